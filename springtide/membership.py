@@ -1,0 +1,87 @@
+"""Who is in the cluster: each process announces itself in Valkey/Redis under a lease, and whoever needs the others lists them.
+
+Nothing here is on a request's path: when Valkey is away, everybody goes on with the members last seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+logger = logging.getLogger(__name__)
+
+Role = Literal["store", "prefill", "decode", "conductor", "gateway"]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process. `address` is its gRPC host:port; `node_id` ties an engine to its store."""
+
+    role: Role
+    member_id: str
+    incarnation: int
+    address: str
+    node_id: str = ""
+    metrics_address: str = ""
+    pid: int = 0
+    details: dict[str, str] = field(default_factory=dict)
+    """Engines: model fingerprint, served name, context length, block_tokens, dtype, bytes_per_token, store address."""
+
+
+class Membership:
+    """Announces at most one member and lists all. Connect errors are logged, retried and never raised to the caller."""
+
+    def __init__(self, url: str, cluster: str, lease_s: float) -> None:
+        self._redis = redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0, decode_responses=True)
+        self._prefix = f"{cluster}:member:"
+        self._lease_s = lease_s
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._announced: Member | None = None
+
+    async def announce(self, member: Member) -> None:
+        """Keeps `member` listed, renewing every third of a lease, until `close`."""
+        self._announced = member
+        await self._put(member)
+        self._heartbeat = asyncio.create_task(self._renew(member), name="membership-heartbeat")
+
+    async def members(self) -> list[Member] | None:
+        """Everybody whose lease holds; None when Valkey cannot be asked just now."""
+        try:
+            keys = [key async for key in self._redis.scan_iter(match=self._prefix + "*", count=1000)]
+            values = await self._redis.mget(keys) if keys else []
+        except (RedisError, OSError, asyncio.TimeoutError) as error:
+            logger.debug("membership cannot be read: %s", error)
+            return None
+        return sorted((Member(**json.loads(value)) for value in values if value), key=lambda member: (member.role, member.member_id))
+
+    async def close(self) -> None:
+        """Stops renewing and withdraws the member."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._heartbeat
+        if self._announced is not None:
+            with contextlib.suppress(RedisError, OSError, asyncio.TimeoutError):
+                await self._redis.delete(self._key(self._announced))
+        await self._redis.aclose()
+
+    def _key(self, member: Member) -> str:
+        return f"{self._prefix}{member.role}:{member.member_id}"
+
+    async def _put(self, member: Member) -> None:
+        try:
+            await self._redis.set(self._key(member), json.dumps(asdict(member)), px=int(self._lease_s * 1000))
+        except (RedisError, OSError, asyncio.TimeoutError) as error:
+            logger.warning("membership of %s cannot be renewed: %s", member.member_id, error)
+
+    async def _renew(self, member: Member) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            await self._put(member)

@@ -1,0 +1,254 @@
+from springtide.rpc import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RejectionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REJECTION_REASON_UNSPECIFIED: _ClassVar[RejectionReason]
+    REJECTION_REASON_TTFT: _ClassVar[RejectionReason]
+    REJECTION_REASON_TBT: _ClassVar[RejectionReason]
+    REJECTION_REASON_NO_PREFILL: _ClassVar[RejectionReason]
+    REJECTION_REASON_NO_DECODE: _ClassVar[RejectionReason]
+    REJECTION_REASON_NO_SLOTS: _ClassVar[RejectionReason]
+    REJECTION_REASON_TOO_LARGE: _ClassVar[RejectionReason]
+
+class AttemptPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ATTEMPT_PHASE_UNSPECIFIED: _ClassVar[AttemptPhase]
+    ATTEMPT_PHASE_PREFILL: _ClassVar[AttemptPhase]
+    ATTEMPT_PHASE_DECODE: _ClassVar[AttemptPhase]
+    ATTEMPT_PHASE_FINISHED: _ClassVar[AttemptPhase]
+    ATTEMPT_PHASE_FAILED: _ClassVar[AttemptPhase]
+REJECTION_REASON_UNSPECIFIED: RejectionReason
+REJECTION_REASON_TTFT: RejectionReason
+REJECTION_REASON_TBT: RejectionReason
+REJECTION_REASON_NO_PREFILL: RejectionReason
+REJECTION_REASON_NO_DECODE: RejectionReason
+REJECTION_REASON_NO_SLOTS: RejectionReason
+REJECTION_REASON_TOO_LARGE: RejectionReason
+ATTEMPT_PHASE_UNSPECIFIED: AttemptPhase
+ATTEMPT_PHASE_PREFILL: AttemptPhase
+ATTEMPT_PHASE_DECODE: AttemptPhase
+ATTEMPT_PHASE_FINISHED: AttemptPhase
+ATTEMPT_PHASE_FAILED: AttemptPhase
+
+class ScheduleRequest(_message.Message):
+    __slots__ = ("context", "block_keys", "num_tokens", "max_new_tokens", "gateway_id", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "debug")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    AVOID_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    DEBUG_FIELD_NUMBER: _ClassVar[int]
+    context: _common_pb2.AttemptContext
+    block_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    num_tokens: int
+    max_new_tokens: int
+    gateway_id: str
+    accepted: bool
+    avoid: _containers.RepeatedScalarFieldContainer[str]
+    ttft_slo_ms: float
+    tbt_slo_ms: float
+    debug: bool
+    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., gateway_id: _Optional[str] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., debug: _Optional[bool] = ...) -> None: ...
+
+class ScheduleReply(_message.Message):
+    __slots__ = ("assignment", "rejection", "estimates")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    REJECTION_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATES_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    rejection: Rejection
+    estimates: _containers.RepeatedCompositeFieldContainer[Estimate]
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., estimates: _Optional[_Iterable[_Union[Estimate, _Mapping]]] = ...) -> None: ...
+
+class InstanceRef(_message.Message):
+    __slots__ = ("instance_id", "address", "node_id", "store_address")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    address: str
+    node_id: str
+    store_address: str
+    def __init__(self, instance_id: _Optional[str] = ..., address: _Optional[str] = ..., node_id: _Optional[str] = ..., store_address: _Optional[str] = ...) -> None: ...
+
+class Assignment(_message.Message):
+    __slots__ = ("attempt_id", "prefill", "decode", "local_blocks", "source", "source_blocks", "predicted_ttft_ms", "predicted_tbt_ms", "ttft_slo_ms", "tbt_slo_ms")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TBT_MS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    prefill: InstanceRef
+    decode: InstanceRef
+    local_blocks: int
+    source: InstanceRef
+    source_blocks: int
+    predicted_ttft_ms: float
+    predicted_tbt_ms: float
+    ttft_slo_ms: float
+    tbt_slo_ms: float
+    def __init__(self, attempt_id: _Optional[str] = ..., prefill: _Optional[_Union[InstanceRef, _Mapping]] = ..., decode: _Optional[_Union[InstanceRef, _Mapping]] = ..., local_blocks: _Optional[int] = ..., source: _Optional[_Union[InstanceRef, _Mapping]] = ..., source_blocks: _Optional[int] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tbt_ms: _Optional[float] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ...) -> None: ...
+
+class Rejection(_message.Message):
+    __slots__ = ("reason", "message", "retry_after_s")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    reason: RejectionReason
+    message: str
+    retry_after_s: float
+    def __init__(self, reason: _Optional[_Union[RejectionReason, str]] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
+
+class Estimate(_message.Message):
+    __slots__ = ("instance_id", "prefix_blocks", "queue_ms", "transfer_ms", "prefill_ms", "ttft_ms", "tbt_ms", "note")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_MS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    prefix_blocks: int
+    queue_ms: float
+    transfer_ms: float
+    prefill_ms: float
+    ttft_ms: float
+    tbt_ms: float
+    note: str
+    def __init__(self, instance_id: _Optional[str] = ..., prefix_blocks: _Optional[int] = ..., queue_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., tbt_ms: _Optional[float] = ..., note: _Optional[str] = ...) -> None: ...
+
+class AdvanceRequest(_message.Message):
+    __slots__ = ("gateway_id", "attempt_id", "phase", "instance_id", "cached_tokens", "output_tokens", "ttft_ms")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    attempt_id: str
+    phase: AttemptPhase
+    instance_id: str
+    cached_tokens: int
+    output_tokens: int
+    ttft_ms: float
+    def __init__(self, gateway_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., instance_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ...) -> None: ...
+
+class AdvanceReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LiveAttempt(_message.Message):
+    __slots__ = ("attempt_id", "prefill_id", "decode_id", "phase", "num_tokens", "cached_tokens")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ID_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    prefill_id: str
+    decode_id: str
+    phase: AttemptPhase
+    num_tokens: int
+    cached_tokens: int
+    def __init__(self, attempt_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., decode_id: _Optional[str] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("gateway_id", "attempts")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    attempts: _containers.RepeatedCompositeFieldContainer[LiveAttempt]
+    def __init__(self, gateway_id: _Optional[str] = ..., attempts: _Optional[_Iterable[_Union[LiveAttempt, _Mapping]]] = ...) -> None: ...
+
+class RenewReply(_message.Message):
+    __slots__ = ("ttl_ms",)
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    ttl_ms: int
+    def __init__(self, ttl_ms: _Optional[int] = ...) -> None: ...
+
+class GetClusterRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class InstanceStatus(_message.Message):
+    __slots__ = ("instance", "role", "ready", "incarnation", "running", "waiting", "queue_ms", "step_ms", "slots_total", "slots_available", "cached_blocks", "seconds_since_report")
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_SINCE_REPORT_FIELD_NUMBER: _ClassVar[int]
+    instance: InstanceRef
+    role: str
+    ready: bool
+    incarnation: int
+    running: int
+    waiting: int
+    queue_ms: float
+    step_ms: float
+    slots_total: int
+    slots_available: int
+    cached_blocks: int
+    seconds_since_report: float
+    def __init__(self, instance: _Optional[_Union[InstanceRef, _Mapping]] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., incarnation: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., seconds_since_report: _Optional[float] = ...) -> None: ...
+
+class ClusterStatus(_message.Message):
+    __slots__ = ("model", "instances", "requests_scheduled", "requests_rejected", "prompt_tokens", "cached_tokens", "attempts_live", "index_blocks", "rejections_by_reason", "ready")
+    class RejectionsByReasonEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_REJECTED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_LIVE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REJECTIONS_BY_REASON_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    instances: _containers.RepeatedCompositeFieldContainer[InstanceStatus]
+    requests_scheduled: int
+    requests_rejected: int
+    prompt_tokens: int
+    cached_tokens: int
+    attempts_live: int
+    index_blocks: int
+    rejections_by_reason: _containers.ScalarMap[str, int]
+    ready: bool
+    def __init__(self, model: _Optional[str] = ..., instances: _Optional[_Iterable[_Union[InstanceStatus, _Mapping]]] = ..., requests_scheduled: _Optional[int] = ..., requests_rejected: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., attempts_live: _Optional[int] = ..., index_blocks: _Optional[int] = ..., rejections_by_reason: _Optional[_Mapping[str, int]] = ..., ready: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,148 @@
+from springtide.rpc import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PrefillCommand(_message.Message):
+    __slots__ = ("start", "abort")
+    START_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    start: PrefillStart
+    abort: AbortAttempt
+    def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., abort: _Optional[_Union[AbortAttempt, _Mapping]] = ...) -> None: ...
+
+class PrefillStart(_message.Message):
+    __slots__ = ("context", "token_ids", "num_prompt_tokens", "sampling", "namespace", "source", "decode_store_address", "decode_store_node_id", "ttft_budget_ms")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_STORE_NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    TTFT_BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
+    context: _common_pb2.AttemptContext
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_prompt_tokens: int
+    sampling: _common_pb2.SamplingParams
+    namespace: bytes
+    source: PrefixSource
+    decode_store_address: str
+    decode_store_node_id: str
+    ttft_budget_ms: float
+    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., source: _Optional[_Union[PrefixSource, _Mapping]] = ..., decode_store_address: _Optional[str] = ..., decode_store_node_id: _Optional[str] = ..., ttft_budget_ms: _Optional[float] = ...) -> None: ...
+
+class PrefixSource(_message.Message):
+    __slots__ = ("node_id", "store_address", "num_blocks")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    store_address: str
+    num_blocks: int
+    def __init__(self, node_id: _Optional[str] = ..., store_address: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
+class AbortAttempt(_message.Message):
+    __slots__ = ("attempt_id",)
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    def __init__(self, attempt_id: _Optional[str] = ...) -> None: ...
+
+class PrefillUpdate(_message.Message):
+    __slots__ = ("done", "failed")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    done: PrefillDone
+    failed: _common_pb2.TokenOutput
+    def __init__(self, done: _Optional[_Union[PrefillDone, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ...) -> None: ...
+
+class PrefillDone(_message.Message):
+    __slots__ = ("output", "cached_tokens", "remote_tokens", "queue_ms", "compute_ms")
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
+    output: _common_pb2.TokenOutput
+    cached_tokens: int
+    remote_tokens: int
+    queue_ms: float
+    compute_ms: float
+    def __init__(self, output: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ...) -> None: ...
+
+class DecodeCommand(_message.Message):
+    __slots__ = ("start", "abort")
+    START_FIELD_NUMBER: _ClassVar[int]
+    ABORT_FIELD_NUMBER: _ClassVar[int]
+    start: DecodeStart
+    abort: AbortAttempt
+    def __init__(self, start: _Optional[_Union[DecodeStart, _Mapping]] = ..., abort: _Optional[_Union[AbortAttempt, _Mapping]] = ...) -> None: ...
+
+class DecodeStart(_message.Message):
+    __slots__ = ("context", "token_ids", "num_prompt_tokens", "sampling", "namespace", "tbt_slo_ms")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    context: _common_pb2.AttemptContext
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_prompt_tokens: int
+    sampling: _common_pb2.SamplingParams
+    namespace: bytes
+    tbt_slo_ms: float
+    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., tbt_slo_ms: _Optional[float] = ...) -> None: ...
+
+class DecodeUpdate(_message.Message):
+    __slots__ = ("outputs",)
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenOutput]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[_common_pb2.TokenOutput, _Mapping]]] = ...) -> None: ...
+
+class WatchLoadRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LoadReport(_message.Message):
+    __slots__ = ("instance_id", "incarnation", "node_id", "running", "waiting", "tokens", "queue_ms", "step_ms", "slots_total", "slots_available", "cost", "max_batch", "attempt_ids")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    STEP_MS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    MAX_BATCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    incarnation: int
+    node_id: str
+    running: int
+    waiting: int
+    tokens: int
+    queue_ms: float
+    step_ms: float
+    slots_total: int
+    slots_available: int
+    cost: CostModel
+    max_batch: int
+    attempt_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CostModel(_message.Message):
+    __slots__ = ("prefill", "decode")
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    prefill: _containers.RepeatedScalarFieldContainer[float]
+    decode: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, prefill: _Optional[_Iterable[float]] = ..., decode: _Optional[_Iterable[float]] = ...) -> None: ...

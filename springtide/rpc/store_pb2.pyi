@@ -1,0 +1,440 @@
+from springtide.rpc import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_DRAM: _ClassVar[Tier]
+    TIER_SSD: _ClassVar[Tier]
+TIER_UNSPECIFIED: Tier
+TIER_DRAM: Tier
+TIER_SSD: Tier
+
+class WatchStoreRequest(_message.Message):
+    __slots__ = ("watcher",)
+    WATCHER_FIELD_NUMBER: _ClassVar[int]
+    watcher: str
+    def __init__(self, watcher: _Optional[str] = ...) -> None: ...
+
+class StoreEvent(_message.Message):
+    __slots__ = ("node_id", "incarnation", "sequence", "snapshot", "stored", "removed")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: int
+    sequence: int
+    snapshot: Snapshot
+    stored: BlocksStored
+    removed: BlocksRemoved
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., stored: _Optional[_Union[BlocksStored, _Mapping]] = ..., removed: _Optional[_Union[BlocksRemoved, _Mapping]] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("keys", "tier", "complete")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    tier: Tier
+    complete: bool
+    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., tier: _Optional[_Union[Tier, str]] = ..., complete: _Optional[bool] = ...) -> None: ...
+
+class BlocksStored(_message.Message):
+    __slots__ = ("keys", "tier")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    tier: Tier
+    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+
+class BlocksRemoved(_message.Message):
+    __slots__ = ("keys", "tier")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    tier: Tier
+    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+
+class LeaseRequest(_message.Message):
+    __slots__ = ("attempt_id", "reader", "keys")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    READER_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    reader: str
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, attempt_id: _Optional[str] = ..., reader: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class LeaseReply(_message.Message):
+    __slots__ = ("lease_id", "handles", "ttl_ms")
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    handles: _containers.RepeatedCompositeFieldContainer[_common_pb2.BlockHandle]
+    ttl_ms: int
+    def __init__(self, lease_id: _Optional[int] = ..., handles: _Optional[_Iterable[_Union[_common_pb2.BlockHandle, _Mapping]]] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class RenewLeaseRequest(_message.Message):
+    __slots__ = ("lease_ids",)
+    LEASE_IDS_FIELD_NUMBER: _ClassVar[int]
+    lease_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lease_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RenewLeaseReply(_message.Message):
+    __slots__ = ("lost",)
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    lost: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lost: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReleaseLeaseRequest(_message.Message):
+    __slots__ = ("lease_id",)
+    LEASE_ID_FIELD_NUMBER: _ClassVar[int]
+    lease_id: int
+    def __init__(self, lease_id: _Optional[int] = ...) -> None: ...
+
+class ReleaseLeaseReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OpenIngestRequest(_message.Message):
+    __slots__ = ("attempt_id", "writer", "writer_incarnation")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    WRITER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    writer: str
+    writer_incarnation: int
+    def __init__(self, attempt_id: _Optional[str] = ..., writer: _Optional[str] = ..., writer_incarnation: _Optional[int] = ...) -> None: ...
+
+class IngestBlock(_message.Message):
+    __slots__ = ("handle", "present")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    handle: _common_pb2.BlockHandle
+    present: bool
+    def __init__(self, handle: _Optional[_Union[_common_pb2.BlockHandle, _Mapping]] = ..., present: _Optional[bool] = ...) -> None: ...
+
+class OpenIngestReply(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedCompositeFieldContainer[IngestBlock]
+    def __init__(self, blocks: _Optional[_Iterable[_Union[IngestBlock, _Mapping]]] = ...) -> None: ...
+
+class CloseIngestRequest(_message.Message):
+    __slots__ = ("attempt_id",)
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    def __init__(self, attempt_id: _Optional[str] = ...) -> None: ...
+
+class CloseIngestReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class IngestNotice(_message.Message):
+    __slots__ = ("attempt_id", "unit", "seal")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    unit: IngestUnit
+    seal: IngestSeal
+    def __init__(self, attempt_id: _Optional[str] = ..., unit: _Optional[_Union[IngestUnit, _Mapping]] = ..., seal: _Optional[_Union[IngestSeal, _Mapping]] = ...) -> None: ...
+
+class IngestUnit(_message.Message):
+    __slots__ = ("layer_begin", "layer_end", "block_begin", "block_end")
+    LAYER_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    LAYER_END_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_END_FIELD_NUMBER: _ClassVar[int]
+    layer_begin: int
+    layer_end: int
+    block_begin: int
+    block_end: int
+    def __init__(self, layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., block_begin: _Optional[int] = ..., block_end: _Optional[int] = ...) -> None: ...
+
+class IngestSeal(_message.Message):
+    __slots__ = ("first_token",)
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    first_token: int
+    def __init__(self, first_token: _Optional[int] = ...) -> None: ...
+
+class StatRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatReply(_message.Message):
+    __slots__ = ("node_id", "incarnation", "slots_total", "slots_free", "slots_cached", "slots_in_use", "slots_quarantined", "lookups_blocks", "hits_blocks", "bytes_read", "bytes_written")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FREE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    HITS_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_READ_FIELD_NUMBER: _ClassVar[int]
+    BYTES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: int
+    slots_total: int
+    slots_free: int
+    slots_cached: int
+    slots_in_use: int
+    slots_quarantined: int
+    lookups_blocks: int
+    hits_blocks: int
+    bytes_read: int
+    bytes_written: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., slots_total: _Optional[int] = ..., slots_free: _Optional[int] = ..., slots_cached: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., slots_quarantined: _Optional[int] = ..., lookups_blocks: _Optional[int] = ..., hits_blocks: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ...) -> None: ...
+
+class EngineCommand(_message.Message):
+    __slots__ = ("hello", "acquire", "reserve", "grow", "commit", "open_hand_over", "push", "seal", "release")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ACQUIRE_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    GROW_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    OPEN_HAND_OVER_FIELD_NUMBER: _ClassVar[int]
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    hello: EngineHello
+    acquire: Acquire
+    reserve: Reserve
+    grow: Grow
+    commit: Commit
+    open_hand_over: OpenHandOver
+    push: Push
+    seal: Seal
+    release: Release
+    def __init__(self, hello: _Optional[_Union[EngineHello, _Mapping]] = ..., acquire: _Optional[_Union[Acquire, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., grow: _Optional[_Union[Grow, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., open_hand_over: _Optional[_Union[OpenHandOver, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., seal: _Optional[_Union[Seal, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+
+class EngineHello(_message.Message):
+    __slots__ = ("instance_id", "incarnation")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    incarnation: int
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class Acquire(_message.Message):
+    __slots__ = ("attempt_id", "keys", "num_blocks", "max_reused_blocks", "source_address", "source_node_id", "source_blocks")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MAX_REUSED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    num_blocks: int
+    max_reused_blocks: int
+    source_address: str
+    source_node_id: str
+    source_blocks: int
+    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ..., max_reused_blocks: _Optional[int] = ..., source_address: _Optional[str] = ..., source_node_id: _Optional[str] = ..., source_blocks: _Optional[int] = ...) -> None: ...
+
+class Reserve(_message.Message):
+    __slots__ = ("attempt_id", "keys", "num_blocks")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    num_blocks: int
+    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
+class Grow(_message.Message):
+    __slots__ = ("attempt_id", "num_blocks")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    num_blocks: int
+    def __init__(self, attempt_id: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("attempt_id", "first_block", "keys")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    first_block: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, attempt_id: _Optional[str] = ..., first_block: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class OpenHandOver(_message.Message):
+    __slots__ = ("attempt_id", "address", "node_id")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    address: str
+    node_id: str
+    def __init__(self, attempt_id: _Optional[str] = ..., address: _Optional[str] = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class Push(_message.Message):
+    __slots__ = ("attempt_id", "layer_begin", "layer_end", "block_begin", "block_end")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    LAYER_END_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_END_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    layer_begin: int
+    layer_end: int
+    block_begin: int
+    block_end: int
+    def __init__(self, attempt_id: _Optional[str] = ..., layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., block_begin: _Optional[int] = ..., block_end: _Optional[int] = ...) -> None: ...
+
+class Seal(_message.Message):
+    __slots__ = ("attempt_id", "first_token")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    first_token: int
+    def __init__(self, attempt_id: _Optional[str] = ..., first_token: _Optional[int] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("attempt_id", "finish_hand_over")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    FINISH_HAND_OVER_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    finish_hand_over: bool
+    def __init__(self, attempt_id: _Optional[str] = ..., finish_hand_over: _Optional[bool] = ...) -> None: ...
+
+class StoreNotice(_message.Message):
+    __slots__ = ("hello", "acquired", "fetch_progress", "fetch_truncated", "reserved", "ingested", "grown", "handed_over", "hand_over_failed", "attempt_failed", "load")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ACQUIRED_FIELD_NUMBER: _ClassVar[int]
+    FETCH_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    INGESTED_FIELD_NUMBER: _ClassVar[int]
+    GROWN_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_FAILED_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FAILED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    hello: StoreHello
+    acquired: Acquired
+    fetch_progress: FetchProgress
+    fetch_truncated: FetchTruncated
+    reserved: Reserved
+    ingested: Ingested
+    grown: Grown
+    handed_over: HandedOver
+    hand_over_failed: HandOverFailed
+    attempt_failed: AttemptFailed
+    load: StoreLoad
+    def __init__(self, hello: _Optional[_Union[StoreHello, _Mapping]] = ..., acquired: _Optional[_Union[Acquired, _Mapping]] = ..., fetch_progress: _Optional[_Union[FetchProgress, _Mapping]] = ..., fetch_truncated: _Optional[_Union[FetchTruncated, _Mapping]] = ..., reserved: _Optional[_Union[Reserved, _Mapping]] = ..., ingested: _Optional[_Union[Ingested, _Mapping]] = ..., grown: _Optional[_Union[Grown, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ..., hand_over_failed: _Optional[_Union[HandOverFailed, _Mapping]] = ..., attempt_failed: _Optional[_Union[AttemptFailed, _Mapping]] = ..., load: _Optional[_Union[StoreLoad, _Mapping]] = ...) -> None: ...
+
+class StoreHello(_message.Message):
+    __slots__ = ("node_id", "incarnation", "num_slots", "address")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: int
+    num_slots: int
+    address: str
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., num_slots: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Acquired(_message.Message):
+    __slots__ = ("attempt_id", "slots", "local_blocks", "remote_blocks")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    local_blocks: int
+    remote_blocks: int
+    def __init__(self, attempt_id: _Optional[str] = ..., slots: _Optional[_Iterable[int]] = ..., local_blocks: _Optional[int] = ..., remote_blocks: _Optional[int] = ...) -> None: ...
+
+class FetchProgress(_message.Message):
+    __slots__ = ("attempt_id", "layers_ready")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_READY_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    layers_ready: int
+    def __init__(self, attempt_id: _Optional[str] = ..., layers_ready: _Optional[int] = ...) -> None: ...
+
+class FetchTruncated(_message.Message):
+    __slots__ = ("attempt_id", "valid_blocks")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    VALID_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    valid_blocks: int
+    def __init__(self, attempt_id: _Optional[str] = ..., valid_blocks: _Optional[int] = ...) -> None: ...
+
+class Reserved(_message.Message):
+    __slots__ = ("attempt_id", "slots", "present_blocks")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    present_blocks: int
+    def __init__(self, attempt_id: _Optional[str] = ..., slots: _Optional[_Iterable[int]] = ..., present_blocks: _Optional[int] = ...) -> None: ...
+
+class Ingested(_message.Message):
+    __slots__ = ("attempt_id", "first_token")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    first_token: int
+    def __init__(self, attempt_id: _Optional[str] = ..., first_token: _Optional[int] = ...) -> None: ...
+
+class Grown(_message.Message):
+    __slots__ = ("attempt_id", "slots")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, attempt_id: _Optional[str] = ..., slots: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class HandedOver(_message.Message):
+    __slots__ = ("attempt_id", "num_bytes")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    num_bytes: int
+    def __init__(self, attempt_id: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+
+class HandOverFailed(_message.Message):
+    __slots__ = ("attempt_id", "failure")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    failure: _common_pb2.Failure
+    def __init__(self, attempt_id: _Optional[str] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class AttemptFailed(_message.Message):
+    __slots__ = ("attempt_id", "failure")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    failure: _common_pb2.Failure
+    def __init__(self, attempt_id: _Optional[str] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class StoreLoad(_message.Message):
+    __slots__ = ("slots_free", "slots_available")
+    SLOTS_FREE_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    slots_free: int
+    slots_available: int
+    def __init__(self, slots_free: _Optional[int] = ..., slots_available: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,64 @@
+"""Logs and metrics, the same in every process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+from prometheus_client import REGISTRY, start_http_server
+
+_CONTEXT_FIELDS = ("request_id", "attempt_id")
+LATENCY_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, role, logger, message, and the request and attempt id when the call gave them as `extra`."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "role": self._role,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry.update(_context(record))
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+class TextFormatter(logging.Formatter):
+    """`12:00:01.234 INFO  prefill-0 engine ready attempt_id=…`"""
+
+    def __init__(self, role: str) -> None:
+        super().__init__(f"%(asctime)s.%(msecs)03d %(levelname)-7s {role} %(message)s", datefmt="%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        context = "".join(f" {name}={value}" for name, value in _context(record).items())
+        head, newline, rest = super().format(record).partition("\n")
+        return head + context + newline + rest
+
+
+def _context(record: logging.LogRecord) -> dict[str, str]:
+    return {name: value for name in _CONTEXT_FIELDS if (value := getattr(record, name, None))}
+
+
+def setup_logging(role: str, level: str = "info", log_format: str = "text") -> None:
+    """Sends every log record of this process to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(role) if log_format == "json" else TextFormatter(role))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def serve_metrics(host: str = "127.0.0.1", port: int = 0) -> str:
+    """Serves the process's Prometheus registry on `http://host:port/metrics` from a daemon thread; returns host:port."""
+    server, _ = start_http_server(port, addr=host, registry=REGISTRY)
+    return f"{host}:{server.server_port}"
