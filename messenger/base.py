@@ -6,6 +6,7 @@ running for it. Each remote slice carries the generation that its granule must h
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +16,37 @@ import numpy as np
 from springtide.errors import SpringtideError
 
 
+class DeadlineExceeded(SpringtideError):
+    """The operation did not end in time. Own memory is at rest; the peer's may still be written until the connection is closed."""
+
+
+class InvalidSlice(SpringtideError):
+    """A slice is empty, outside its region or across granules. Nothing of its batch was moved."""
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """Memory lent to peers. `memory` is writable and `len(generations) * granule` bytes long (uint8 [n]); `generations` (uint64 [granules])
-    is its fence: the owner changes a granule's generation when it gives the granule away, and from then on old handles are stale."""
+    is its fence: the owner changes a granule's generation when it gives the granule away, and from then on old handles are stale.
+
+    The owner changes generations in the event loop that its transports run in: `tcp` then guarantees that not one byte of an old handle
+    lands afterwards. With `shm` the copy of one piece may be under way at that moment in the peer's process, so granules that a live
+    peer may be writing are to be fenced (`Transport.fence`) or acknowledged by the peer before they are given away.
+    """
 
     memory: np.ndarray
     generations: np.ndarray
     granule: int
+
+    def __post_init__(self) -> None:
+        if self.granule < 1:
+            raise ValueError(f"Region.granule must be at least 1 byte, not {self.granule}")
+        if self.memory.dtype != np.uint8 or self.memory.ndim != 1 or not self.memory.flags.c_contiguous:
+            raise ValueError(f"Region.memory must be contiguous uint8 [n], not {self.memory.dtype} {list(self.memory.shape)}")
+        if self.generations.dtype != np.uint64 or self.generations.ndim != 1:
+            raise ValueError(f"Region.generations must be uint64 [granules], not {self.generations.dtype} {list(self.generations.shape)}")
+        if self.memory.nbytes != len(self.generations) * self.granule:
+            raise ValueError(f"Region.memory has {self.memory.nbytes} bytes, not {len(self.generations)} granules of {self.granule}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +61,20 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came of a batch. `failed` maps the index of a slice to its error (StaleHandle); all others are done. A batch that failed as
-    a whole raises instead (PeerLost, DeadlineExceeded)."""
+    """What came of a batch. `num_bytes` were moved; `failed` maps the index of a slice to its error (StaleHandle); all others are done.
+    What a failed slice of a read left in its local bytes is undefined. A batch that failed as a whole raises instead (PeerLost,
+    DeadlineExceeded, InvalidSlice)."""
 
     num_bytes: int
     failed: Mapping[int, SpringtideError] = field(default_factory=dict)
 
 
-class DeadlineExceeded(SpringtideError):
-    """The operation did not end in time; a write may still be landing until its connection is closed."""
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who speaks: a name that people know (the node id) and the incarnation of the process behind it."""
+
+    name: str
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +82,23 @@ class Endpoint:
     """How to reach a listening Messenger. Travels as JSON in the owner's membership record."""
 
     host_id: str
-    """Same for all processes that can share memory (boot id and IPC reach)."""
+    """Same for all processes that can share memory (boot id and mount namespace)."""
     incarnation: int
     addresses: Mapping[str, str]
     """By transport name: `shm` -> Unix socket path, `tcp` -> host:port, `inproc` -> name."""
+
+    def to_json(self) -> str:
+        return json.dumps({"host_id": self.host_id, "incarnation": self.incarnation, "addresses": dict(self.addresses)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Endpoint:
+        """Raises ValueError when `text` is not what `to_json` makes."""
+        fields = json.loads(text)
+        try:
+            addresses = {str(name): str(address) for name, address in fields["addresses"].items()}
+            return cls(host_id=str(fields["host_id"]), incarnation=int(fields["incarnation"]), addresses=addresses)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a Messenger endpoint ({error!r}): {text[:200]}") from error
 
 
 NotifyHandler = Callable[[str, bytes], None]
@@ -64,7 +106,16 @@ NotifyHandler = Callable[[str, bytes], None]
 
 
 class Connection(ABC):
-    """To one peer. Safe for concurrent batches from one event loop. Notifications arrive in the order of their writes."""
+    """To one peer. Safe for concurrent batches from one event loop. Notifications arrive in the order of their writes.
+
+    A batch that misses its deadline closes the connection. A cancelled one is first waited for, a second at most, so that whenever `read`
+    or `write` has ended, however it ended, the own memory of the batch is at rest and belongs to the caller again.
+    """
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """False from the moment that the peer is known to be lost or the connection closed: every later batch raises PeerLost."""
 
     @abstractmethod
     async def read(self, batch: Sequence[Slice], timeout_s: float) -> Completion:
@@ -72,11 +123,13 @@ class Connection(ABC):
 
     @abstractmethod
     async def write(self, batch: Sequence[Slice], timeout_s: float, notify: bytes | None = None) -> Completion:
-        """Here to peer; then, when no slice failed, `notify` is delivered to the peer's handler. `batch` may be empty."""
+        """Here to peer; then, when no slice failed, `notify` is delivered to the peer's handler: exactly once when this returns, at most
+        once when it raises. `batch` may be empty."""
 
     @abstractmethod
     async def close(self) -> None:
-        """After it returns, no byte of an earlier write can land any more."""
+        """After it returns, no byte of an earlier write can land any more (a peer that hangs is given a second to say so; what is then
+        still in its kernel is refused by generation)."""
 
 
 class Transport(ABC):
@@ -85,13 +138,18 @@ class Transport(ABC):
     name: str
 
     @abstractmethod
-    async def listen(self, region: Region, on_notify: NotifyHandler) -> str:
+    async def listen(self, region: Region, identity: Identity, on_notify: NotifyHandler) -> str:
         """Serves `region` to peers; returns the address for `Endpoint.addresses`."""
 
     @abstractmethod
-    async def connect(self, endpoint: Endpoint, region: Region, own_name: str) -> Connection:
-        """`region` is this side's memory, which the slices' local offsets mean; `own_name` is told to the peer's handler."""
+    async def connect(self, endpoint: Endpoint, region: Region, identity: Identity) -> Connection:
+        """`region` is this side's memory, which the slices' local offsets mean; `identity`, this side's too, is told to the peer."""
+
+    @abstractmethod
+    async def fence(self, peer: Identity) -> bool:
+        """Cuts off what `peer` opened to here. True: nothing of its earlier writes can land any more. False: it can (`shm`, where a
+        process that hangs still has the memory mapped)."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Stops serving and closes every connection, both ways."""
+        """Stops serving and closes every connection, both ways. Idempotent."""

@@ -139,7 +139,7 @@ class Estimate(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., prefix_blocks: _Optional[int] = ..., queue_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., tbt_ms: _Optional[float] = ..., note: _Optional[str] = ...) -> None: ...
 
 class AdvanceRequest(_message.Message):
-    __slots__ = ("gateway_id", "attempt_id", "phase", "instance_id", "cached_tokens", "output_tokens", "ttft_ms")
+    __slots__ = ("gateway_id", "attempt_id", "phase", "instance_id", "cached_tokens", "output_tokens", "ttft_ms", "remote_tokens", "fetch_ms")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,8 @@ class AdvanceRequest(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    REMOTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_MS_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     attempt_id: str
     phase: AttemptPhase
@@ -154,7 +156,9 @@ class AdvanceRequest(_message.Message):
     cached_tokens: int
     output_tokens: int
     ttft_ms: float
-    def __init__(self, gateway_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., instance_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ...) -> None: ...
+    remote_tokens: int
+    fetch_ms: float
+    def __init__(self, gateway_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., instance_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., remote_tokens: _Optional[int] = ..., fetch_ms: _Optional[float] = ...) -> None: ...
 
 class AdvanceReply(_message.Message):
     __slots__ = ()

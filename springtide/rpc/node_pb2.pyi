@@ -62,18 +62,20 @@ class PrefillUpdate(_message.Message):
     def __init__(self, done: _Optional[_Union[PrefillDone, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ...) -> None: ...
 
 class PrefillDone(_message.Message):
-    __slots__ = ("output", "cached_tokens", "remote_tokens", "queue_ms", "compute_ms")
+    __slots__ = ("output", "cached_tokens", "remote_tokens", "queue_ms", "compute_ms", "fetch_ms")
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REMOTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_MS_FIELD_NUMBER: _ClassVar[int]
     output: _common_pb2.TokenOutput
     cached_tokens: int
     remote_tokens: int
     queue_ms: float
     compute_ms: float
-    def __init__(self, output: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ...) -> None: ...
+    fetch_ms: float
+    def __init__(self, output: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., fetch_ms: _Optional[float] = ...) -> None: ...
 
 class DecodeCommand(_message.Message):
     __slots__ = ("start", "abort")

@@ -17,6 +17,20 @@ TIER_UNSPECIFIED: Tier
 TIER_DRAM: Tier
 TIER_SSD: Tier
 
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeReply(_message.Message):
+    __slots__ = ("node_id", "incarnation", "endpoint")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: int
+    endpoint: str
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
+
 class WatchStoreRequest(_message.Message):
     __slots__ = ("watcher",)
     WATCHER_FIELD_NUMBER: _ClassVar[int]
@@ -108,14 +122,16 @@ class ReleaseLeaseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class OpenIngestRequest(_message.Message):
-    __slots__ = ("attempt_id", "writer", "writer_incarnation")
+    __slots__ = ("attempt_id", "writer", "writer_incarnation", "writer_address")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
     WRITER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WRITER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     writer: str
     writer_incarnation: int
-    def __init__(self, attempt_id: _Optional[str] = ..., writer: _Optional[str] = ..., writer_incarnation: _Optional[int] = ...) -> None: ...
+    writer_address: str
+    def __init__(self, attempt_id: _Optional[str] = ..., writer: _Optional[str] = ..., writer_incarnation: _Optional[int] = ..., writer_address: _Optional[str] = ...) -> None: ...
 
 class IngestBlock(_message.Message):
     __slots__ = ("handle", "present")
@@ -132,14 +148,30 @@ class OpenIngestReply(_message.Message):
     def __init__(self, blocks: _Optional[_Iterable[_Union[IngestBlock, _Mapping]]] = ...) -> None: ...
 
 class CloseIngestRequest(_message.Message):
+    __slots__ = ("attempt_id", "writer", "writer_incarnation")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    WRITER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    writer: str
+    writer_incarnation: int
+    def __init__(self, attempt_id: _Optional[str] = ..., writer: _Optional[str] = ..., writer_incarnation: _Optional[int] = ...) -> None: ...
+
+class CloseIngestReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CancelHandOverRequest(_message.Message):
     __slots__ = ("attempt_id",)
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     def __init__(self, attempt_id: _Optional[str] = ...) -> None: ...
 
-class CloseIngestReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+class CancelHandOverReply(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
 
 class IngestNotice(_message.Message):
     __slots__ = ("attempt_id", "unit", "seal")

@@ -34,6 +34,11 @@ class StoreStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Describe = channel.unary_unary(
+                '/springtide.v1.Store/Describe',
+                request_serializer=springtide_dot_v1_dot_store__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_store__pb2.DescribeReply.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/springtide.v1.Store/Watch',
                 request_serializer=springtide_dot_v1_dot_store__pb2.WatchStoreRequest.SerializeToString,
@@ -64,6 +69,11 @@ class StoreStub:
                 request_serializer=springtide_dot_v1_dot_store__pb2.CloseIngestRequest.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_store__pb2.CloseIngestReply.FromString,
                 _registered_method=True)
+        self.CancelHandOver = channel.unary_unary(
+                '/springtide.v1.Store/CancelHandOver',
+                request_serializer=springtide_dot_v1_dot_store__pb2.CancelHandOverRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_store__pb2.CancelHandOverReply.FromString,
+                _registered_method=True)
         self.Stat = channel.unary_unary(
                 '/springtide.v1.Store/Stat',
                 request_serializer=springtide_dot_v1_dot_store__pb2.StatRequest.SerializeToString,
@@ -78,6 +88,13 @@ class StoreStub:
 
 class StoreServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def Describe(self, request, context):
+        """Who this store is now, and how to reach its Messenger.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
         """One snapshot (in parts), then every event since, in order. A watcher that lags too far is cut off and asks anew.
@@ -120,6 +137,13 @@ class StoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CancelHandOver(self, request, context):
+        """Asked by the receiving store: stop writing for this attempt. Answers once this incarnation will not write for it any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stat(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -136,6 +160,11 @@ class StoreServicer:
 
 def add_StoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=springtide_dot_v1_dot_store__pb2.DescribeRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_store__pb2.DescribeReply.SerializeToString,
+            ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
                     request_deserializer=springtide_dot_v1_dot_store__pb2.WatchStoreRequest.FromString,
@@ -166,6 +195,11 @@ def add_StoreServicer_to_server(servicer, server):
                     request_deserializer=springtide_dot_v1_dot_store__pb2.CloseIngestRequest.FromString,
                     response_serializer=springtide_dot_v1_dot_store__pb2.CloseIngestReply.SerializeToString,
             ),
+            'CancelHandOver': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelHandOver,
+                    request_deserializer=springtide_dot_v1_dot_store__pb2.CancelHandOverRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_store__pb2.CancelHandOverReply.SerializeToString,
+            ),
             'Stat': grpc.unary_unary_rpc_method_handler(
                     servicer.Stat,
                     request_deserializer=springtide_dot_v1_dot_store__pb2.StatRequest.FromString,
@@ -186,6 +220,33 @@ def add_StoreServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Store:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.Store/Describe',
+            springtide_dot_v1_dot_store__pb2.DescribeRequest.SerializeToString,
+            springtide_dot_v1_dot_store__pb2.DescribeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Watch(request,
@@ -339,6 +400,33 @@ class Store:
             '/springtide.v1.Store/CloseIngest',
             springtide_dot_v1_dot_store__pb2.CloseIngestRequest.SerializeToString,
             springtide_dot_v1_dot_store__pb2.CloseIngestReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelHandOver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.Store/CancelHandOver',
+            springtide_dot_v1_dot_store__pb2.CancelHandOverRequest.SerializeToString,
+            springtide_dot_v1_dot_store__pb2.CancelHandOverReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,97 @@
+"""What the pool answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from springtide.errors import SpringtideError
+from springtide.ids import AttemptId, BlockKey, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """The first `local_blocks` of `slots` hold the prompt's cached prefix and are shared: not to be written."""
+
+    slots: Sequence[Slot]
+    local_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """As Acquired, of a prompt that a peer will write."""
+
+    slots: Sequence[Slot]
+    present_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the writer puts a block, or that it needn't (`present`)."""
+
+    slot: Slot
+    generation: int
+    present: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    lease_id: int
+    slots: Sequence[tuple[Slot, int]]
+    """With their generations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    attempt_id: AttemptId
+    first_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class IngestFailed:
+    """The engine waits in vain: the prompt will not arrive."""
+
+    attempt_id: AttemptId
+    error: SpringtideError
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    sequence: int
+    keys: Sequence[BlockKey]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    sequence: int
+    keys: Sequence[BlockKey]
+
+
+PoolEvent = Stored | Removed
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Every slot is in exactly one of the four states."""
+
+    free: int
+    cached: int
+    """Committed and referenced by nobody: evictable."""
+    in_use: int
+    quarantined: int
+    """Let go by the engine, but a writer may still write them."""
+    leases: int
+    ingests: int
+    """Open ones."""
+
+    @property
+    def available(self) -> int:
+        return self.free + self.cached
+
+    @property
+    def total(self) -> int:
+        return self.free + self.cached + self.in_use + self.quarantined
+
+
+class UnknownAttempt(SpringtideError):
+    """The attempt is not, or no longer, known here."""

@@ -1,0 +1,112 @@
+"""A batch as arrays: checked, neighbours merged, long runs cut into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from messenger.base import Completion, InvalidSlice, Slice
+from springtide.errors import SpringtideError, StaleHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to copy, piece by piece. A run is a maximal row of slices that are neighbours on both sides, in one granule; a run longer
+    than `max_piece` is cut into several pieces."""
+
+    local: np.ndarray
+    """Byte offsets in the own region, int64 [pieces]."""
+    remote: np.ndarray
+    """Byte offsets in the peer's region, int64 [pieces]."""
+    length: np.ndarray
+    """Bytes, int64 [pieces], each in [1, max_piece]."""
+    granule: np.ndarray
+    """Remote granule, int64 [pieces]."""
+    generation: np.ndarray
+    """That the granule must have, uint64 [pieces]."""
+    run: np.ndarray
+    """Which run a piece belongs to, int64 [pieces]."""
+    run_start: np.ndarray
+    """First slice of every run, then the number of slices: int64 [runs + 1]."""
+    slice_length: np.ndarray
+    """Bytes of every slice as it was given, int64 [slices]."""
+
+    @property
+    def num_pieces(self) -> int:
+        return len(self.local)
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.slice_length.sum())
+
+    def stripes(self, max_bytes: int, max_pieces: int) -> Iterator[slice]:
+        """Ranges of pieces that cover the plan in order, each of at most `max_pieces` pieces and some `max_bytes` (below twice that)."""
+        starts = np.cumsum(self.length) - self.length
+        begin = 0
+        while begin < self.num_pieces:
+            end = int(np.searchsorted(starts, starts[begin] + max_bytes))
+            end = min(end, begin + max_pieces)
+            yield slice(begin, end)
+            begin = end
+
+    def completion(self, stale: np.ndarray) -> Completion:
+        """From `stale` (bool [pieces]): a slice failed when any piece of its run did, for they share one granule."""
+        if not stale.any():
+            return Completion(self.num_bytes)
+        failed: dict[int, SpringtideError] = {}
+        for run in np.unique(self.run[stale]):
+            piece = int(np.searchsorted(self.run, run))
+            error = StaleHandle(f"granule {self.granule[piece]} of the peer is no longer of generation {self.generation[piece]}")
+            failed.update(dict.fromkeys(range(int(self.run_start[run]), int(self.run_start[run + 1])), error))
+        return Completion(self.num_bytes - int(self.slice_length[list(failed)].sum()), failed)
+
+
+def make_plan(batch: Sequence[Slice], local_bytes: int, remote_bytes: int, granule: int, max_piece: int) -> Plan:
+    """For regions of `local_bytes` here and `remote_bytes` in granules of `granule` there. Raises InvalidSlice naming the slice."""
+    try:
+        fields = np.array([(s.local_offset, s.remote_offset, s.length) for s in batch], dtype=np.int64).reshape(-1, 3)
+        generation = np.array([s.generation for s in batch], dtype=np.uint64)
+    except OverflowError as error:
+        raise InvalidSlice(f"an offset, length or generation of a slice does not fit 64 bits: {error}") from error
+    local, remote, length = fields[:, 0], fields[:, 1], fields[:, 2]
+    _refuse(batch, length < 1, "length must be at least 1")
+    _refuse(batch, (local < 0) | (local > local_bytes - length), f"local_offset is outside the own region of {local_bytes} bytes")
+    _refuse(batch, (remote < 0) | (remote > remote_bytes - length), f"remote_offset is outside the peer's region of {remote_bytes} bytes")
+    granules = remote // granule
+    _refuse(batch, (remote + length - 1) // granule != granules, f"the slice crosses the end of a granule of {granule} bytes")
+    return _pieces(local, remote, length, granules, generation, max_piece)
+
+
+def _pieces(
+    local: np.ndarray, remote: np.ndarray, length: np.ndarray, granule: np.ndarray, generation: np.ndarray, max_piece: int
+) -> Plan:
+    joins = (
+        (local[1:] == local[:-1] + length[:-1])
+        & (remote[1:] == remote[:-1] + length[:-1])
+        & (granule[1:] == granule[:-1])
+        & (generation[1:] == generation[:-1])
+    )
+    heads = np.flatnonzero(np.concatenate(([True], ~joins))) if len(local) else np.zeros(0, np.int64)
+    run_length = np.add.reduceat(length, heads) if len(heads) else np.zeros(0, np.int64)
+    pieces_in_run = -(-run_length // max_piece)
+    run = np.repeat(np.arange(len(heads)), pieces_in_run)
+    within = (np.arange(len(run)) - np.repeat(np.cumsum(pieces_in_run) - pieces_in_run, pieces_in_run)) * max_piece
+    source = heads[run]
+    return Plan(
+        local=local[source] + within,
+        remote=remote[source] + within,
+        length=np.minimum(run_length[run] - within, max_piece),
+        granule=granule[source],
+        generation=generation[source],
+        run=run,
+        run_start=np.append(heads, len(local)),
+        slice_length=length,
+    )
+
+
+def _refuse(batch: Sequence[Slice], wrong: np.ndarray, reason: str) -> None:
+    if wrong.any():
+        index = int(np.argmax(wrong))
+        raise InvalidSlice(f"slice {index}: {reason}: {batch[index]}")
