@@ -71,25 +71,37 @@ def make_plan(batch: Sequence[Slice], local_bytes: int, remote_bytes: int, granu
     except OverflowError as error:
         raise InvalidSlice(f"an offset, length or generation of a slice does not fit 64 bits: {error}") from error
     local, remote, length = fields[:, 0], fields[:, 1], fields[:, 2]
-    _refuse(batch, length < 1, "length must be at least 1")
-    _refuse(batch, (local < 0) | (local > local_bytes - length), f"local_offset is outside the own region of {local_bytes} bytes")
-    _refuse(batch, (remote < 0) | (remote > remote_bytes - length), f"remote_offset is outside the peer's region of {remote_bytes} bytes")
     granules = remote // granule
-    _refuse(batch, (remote + length - 1) // granule != granules, f"the slice crosses the end of a granule of {granule} bytes")
+    good = (length > 0) & (local >= 0) & (local <= local_bytes - length) & (remote >= 0) & (remote <= remote_bytes - length)
+    good &= (remote + length - 1) // granule == granules
+    if not good.all():
+        index = int(np.argmin(good))
+        raise InvalidSlice(f"slice {index}: {_fault(batch[index], local_bytes, remote_bytes, granule)}: {batch[index]}")
     return _pieces(local, remote, length, granules, generation, max_piece)
 
 
-def _pieces(
-    local: np.ndarray, remote: np.ndarray, length: np.ndarray, granule: np.ndarray, generation: np.ndarray, max_piece: int
-) -> Plan:
+def _fault(piece: Slice, local_bytes: int, remote_bytes: int, granule: int) -> str:
+    if piece.length < 1:
+        return "length must be at least 1"
+    if not 0 <= piece.local_offset <= local_bytes - piece.length:
+        return f"local_offset is outside the own region of {local_bytes} bytes"
+    if not 0 <= piece.remote_offset <= remote_bytes - piece.length:
+        return f"remote_offset is outside the peer's region of {remote_bytes} bytes"
+    return f"the slice crosses the end of a granule of {granule} bytes"
+
+
+def _pieces(local: np.ndarray, remote: np.ndarray, length: np.ndarray, granule: np.ndarray, generation: np.ndarray, max_piece: int) -> Plan:
     joins = (
         (local[1:] == local[:-1] + length[:-1])
         & (remote[1:] == remote[:-1] + length[:-1])
         & (granule[1:] == granule[:-1])
         & (generation[1:] == generation[:-1])
     )
-    heads = np.flatnonzero(np.concatenate(([True], ~joins))) if len(local) else np.zeros(0, np.int64)
-    run_length = np.add.reduceat(length, heads) if len(heads) else np.zeros(0, np.int64)
+    if not joins.any() and length.max(initial=0) <= max_piece:
+        run_start = np.arange(len(local) + 1)
+        return Plan(local, remote, length, granule, generation, run_start[:-1], run_start, length)
+    heads = np.flatnonzero(np.concatenate(([True], ~joins)))
+    run_length = np.add.reduceat(length, heads)
     pieces_in_run = -(-run_length // max_piece)
     run = np.repeat(np.arange(len(heads)), pieces_in_run)
     within = (np.arange(len(run)) - np.repeat(np.cumsum(pieces_in_run) - pieces_in_run, pieces_in_run)) * max_piece
@@ -104,9 +116,3 @@ def _pieces(
         run_start=np.append(heads, len(local)),
         slice_length=length,
     )
-
-
-def _refuse(batch: Sequence[Slice], wrong: np.ndarray, reason: str) -> None:
-    if wrong.any():
-        index = int(np.argmax(wrong))
-        raise InvalidSlice(f"slice {index}: {reason}: {batch[index]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import Callable, Sequence
 
 _MAX_BUFFERS = 1000
@@ -21,7 +22,8 @@ class Vector:
     """Buffers that one message fills or is sent from, with what is left of them."""
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
-        self._buffers = list(buffers)
+        """Empty buffers are left out: no system call could get past them."""
+        self._buffers = [buffer for buffer in buffers if len(buffer)]
         self._next = 0
 
     def window(self) -> list[memoryview]:
@@ -105,6 +107,11 @@ class Stream:
                 since_wait = 0
                 await asyncio.sleep(0)
 
+    def send_with_fd(self, data: bytes, fd: int) -> None:
+        """For a few bytes on a fresh Unix socket, whose buffer takes them at once."""
+        if socket.send_fds(self._sock, [data], [fd]) != len(data):
+            raise ConnectionError("the socket's buffer did not take a header and a file descriptor at once")
+
     async def accept(self) -> socket.socket:
         """For a listening socket."""
         while True:
@@ -126,12 +133,18 @@ class Stream:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
 
+    def discard_unsent(self) -> None:
+        """`close` then resets a TCP connection instead of delivering later what the kernel still holds."""
+        with contextlib.suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
     async def drain(self) -> None:
         """Takes and drops everything until the peer closes."""
         scratch = memoryview(bytearray(1 << 16))
         with contextlib.suppress(OSError):
             while True:
                 await self.receive_into(Vector([scratch]))
+                await asyncio.sleep(0)
 
     def close(self) -> None:
         """Idempotent. Tasks that wait in this stream get a ConnectionError."""

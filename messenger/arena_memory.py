@@ -1,0 +1,189 @@
+"""Memory that processes of one host share through a file descriptor: no name anywhere, gone with the last process that maps it.
+
+Layout: generations, uint64 [num_granules], padded to `data_offset` (a multiple of 4096); then num_granules * granule bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from messenger.base import Region
+from messenger.listener import Listener
+from messenger.stream import Stream
+from springtide.errors import PeerLost, SpringtideError
+
+_PAGE = 4096
+_MADV_POPULATE_WRITE = 23
+_LENGTH = struct.Struct("<I")
+_MAX_HEADER = 1 << 16
+_MAX_SOCKET_PATH = 107
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHeader:
+    """What a process has to know to use the memory behind a file descriptor. Travels as JSON beside it."""
+
+    num_granules: int
+    granule: int
+    incarnation: int
+    data_offset: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.data_offset + self.num_granules * self.granule
+
+
+class SharedMemory:
+    """A mapping of such memory. `region` views it; the views keep the mapping alive for as long as somebody holds one."""
+
+    def __init__(self, fd: int, header: MemoryHeader, populate: bool) -> None:
+        """Takes over `fd`, on failure too. `populate` sets up the page tables (and gets the pages) now instead of at the first touch."""
+        self._fd = fd
+        self.header = header
+        try:
+            self._map = mmap.mmap(fd, header.total_bytes)
+            with contextlib.suppress(OSError):
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            if populate:
+                self._populate()
+        except BaseException:
+            os.close(fd)
+            raise
+        memory = np.frombuffer(self._map, np.uint8, header.num_granules * header.granule, header.data_offset)
+        self.region = Region(memory, np.frombuffer(self._map, np.uint64, header.num_granules), header.granule)
+
+    @classmethod
+    def create(cls, num_granules: int, granule: int, incarnation: int, populate: bool = True) -> SharedMemory:
+        """Zeroed. Peers that map it cannot resize it. Raises SpringtideError when the machine does not have that much."""
+        data_offset = -(-num_granules * 8 // _PAGE) * _PAGE
+        header = MemoryHeader(num_granules, granule, incarnation, data_offset)
+        fd = os.memfd_create("springtide-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, header.total_bytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, header, populate)
+
+    @property
+    def fd(self) -> int:
+        """To hand to others; stays this object's own."""
+        return self._fd
+
+    def close(self) -> None:
+        """Idempotent. Unmaps now, or, where somebody still holds a view, when the last view goes."""
+        if self._fd < 0:
+            return
+        os.close(self._fd)
+        self._fd = -1
+        del self.region
+        with contextlib.suppress(BufferError):
+            self._map.close()
+        del self._map
+
+    def _populate(self) -> None:
+        try:
+            self._map.madvise(_MADV_POPULATE_WRITE)
+        except OSError as error:
+            if error.errno != 22:  # EINVAL: a kernel before 5.14, where pages come at the first touch
+                raise SpringtideError(f"cannot get {self.header.total_bytes} bytes of memory for an arena: {error}") from error
+
+
+def attach(path: Path, populate: bool = True, timeout_s: float = 5.0) -> SharedMemory:
+    """Maps the memory that an FdServer hands out at `path`. Blocks. Raises PeerLost when nobody serves it there."""
+    memory, sock = attach_session(path, populate, timeout_s)
+    sock.close()
+    return memory
+
+
+def attach_session(path: Path, populate: bool, timeout_s: float) -> tuple[SharedMemory, socket.socket]:
+    """As `attach`; the caller also gets the connected socket, which closes when the owner of the memory ends."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(str(path))
+        fd, header = _receive_fd(sock)
+        return SharedMemory(fd, header, populate), sock
+    except (OSError, ValueError) as error:
+        sock.close()
+        raise PeerLost(f"no memory to be had at {path}: {error}") from error
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _receive_fd(sock: socket.socket) -> tuple[int, MemoryHeader]:
+    prefix, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, 1)
+    try:
+        if len(prefix) != _LENGTH.size or len(fds) != 1:
+            raise ConnectionError("the server closed without handing out a file descriptor")
+        (length,) = _LENGTH.unpack(prefix)
+        if length > _MAX_HEADER:
+            raise ValueError(f"a header of {length} bytes, more than {_MAX_HEADER}")
+        text = sock.recv(length, socket.MSG_WAITALL)
+        if len(text) != length:
+            raise ConnectionError("the server closed within the header")
+        header = MemoryHeader(**json.loads(text))
+        if os.fstat(fds[0]).st_size != header.total_bytes:
+            raise ValueError(f"the memory has {os.fstat(fds[0]).st_size} bytes, its header speaks of {header.total_bytes}")
+    except BaseException as error:
+        for fd in fds:
+            os.close(fd)
+        if isinstance(error, TypeError):
+            raise ValueError(f"not a memory header: {error}") from error
+        raise
+    return fds[0], header
+
+
+async def wait_for_end(stream: Stream) -> None:
+    """The session of a peer that only wants the memory."""
+    await stream.drain()
+
+
+class FdServer:
+    """Hands the memory to whoever connects to the Unix socket at `path`, then runs `session` with the connection."""
+
+    def __init__(self, memory: SharedMemory, path: Path, session: Callable[[Stream], Awaitable[None]] = wait_for_end) -> None:
+        self._memory = memory
+        self._path = path
+        self._session = session
+        self._listener: Listener | None = None
+
+    async def start(self) -> None:
+        """Replaces a socket file that a killed process left. Raises OSError when `path` cannot be bound, ValueError when too long."""
+        if len(os.fsencode(self._path)) > _MAX_SOCKET_PATH:
+            raise ValueError(f"the path of a Unix socket has at most {_MAX_SOCKET_PATH} bytes: {self._path}")
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._path.unlink(missing_ok=True)
+            sock.bind(str(self._path))
+            self._path.chmod(0o600)
+            sock.listen(64)
+        except BaseException:
+            sock.close()
+            raise
+        self._listener = Listener(sock, self._serve, str(self._path))
+
+    async def close(self) -> None:
+        """Idempotent. Ends every session; the memory stays its owner's to close."""
+        if self._listener is not None:
+            listener, self._listener = self._listener, None
+            self._path.unlink(missing_ok=True)
+            await listener.close()
+
+    async def _serve(self, stream: Stream) -> None:
+        text = json.dumps(asdict(self._memory.header)).encode()
+        stream.send_with_fd(_LENGTH.pack(len(text)) + text, self._memory.fd)
+        await self._session(stream)

@@ -1,0 +1,60 @@
+"""Accepts connections on a socket and runs one session task for each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+from messenger.stream import Stream
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.2
+
+
+class Listener:
+    """From its making to `close`. A session that fails is logged and touches no other; its stream is closed when it ends."""
+
+    def __init__(self, sock: socket.socket, session: Callable[[Stream], Awaitable[None]], name: str) -> None:
+        """Takes over `sock`, which is bound and listening."""
+        self._listening = Stream(sock)
+        self._session = session
+        self._name = name
+        self._closed = False
+        self._sessions: dict[asyncio.Task[None], Stream] = {}
+        self._accepting = asyncio.create_task(self._accept(), name=f"accept {name}")
+
+    async def close(self) -> None:
+        """Idempotent. Ends every session."""
+        self._closed = True
+        self._listening.close()
+        for stream in self._sessions.values():
+            stream.close()
+        await asyncio.gather(self._accepting, *self._sessions, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        while not self._closed:
+            try:
+                stream = Stream(await self._listening.accept())
+            except OSError as error:
+                if not self._closed:
+                    # Out of file descriptors, for example: peers wait in the backlog meanwhile.
+                    logger.error("%s cannot accept a connection: %s", self._name, error)
+                    await asyncio.sleep(_RETRY_S)
+                continue
+            task = asyncio.create_task(self._serve(stream), name=f"session {self._name}")
+            self._sessions[task] = stream
+            task.add_done_callback(self._sessions.pop)
+
+    async def _serve(self, stream: Stream) -> None:
+        try:
+            await self._session(stream)
+        except OSError as error:
+            if not self._closed:
+                logger.info("a session of %s ended: %s", self._name, error)
+        except Exception:
+            logger.exception("a session of %s failed", self._name)
+        finally:
+            stream.close()

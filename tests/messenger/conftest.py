@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from messenger_support import Node, Workshop
+
+from messenger.base import Connection
+
+
+@pytest.fixture(scope="session")
+def event_loop_policy() -> uvloop.EventLoopPolicy:
+    """The loop that the cluster's processes run in. Peers in processes of their own (messenger_peer.py) run in asyncio's."""
+    return uvloop.EventLoopPolicy()
+
+
+@pytest.fixture(params=["inproc", "shm", "tcp"])
+async def workshop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workshop]:
+    made = Workshop(request.param, tmp_path)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def here(workshop: Workshop) -> Node:
+    return await workshop.node("here")
+
+
+@pytest.fixture
+async def there(workshop: Workshop) -> Node:
+    return await workshop.node("there")
+
+
+@pytest.fixture
+async def connection(here: Node, there: Node) -> Connection:
+    return await here.connect(there.endpoint)

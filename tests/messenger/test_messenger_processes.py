@@ -1,0 +1,148 @@
+"""Peers that die and hang, as processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from messenger_support import GRANULE, NUM_GRANULES, TIMEOUT_S, Node, PeerProcess, Workshop, mappings, open_files, until
+
+from messenger.base import Connection, DeadlineExceeded, Slice
+from springtide.errors import PeerLost
+
+ALL = [Slice(granule * GRANULE, granule * GRANULE, GRANULE, granule + 1) for granule in range(NUM_GRANULES)]
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def here(kind: str, tmp_path: Path) -> AsyncIterator[Node]:
+    workshop = Workshop(kind, tmp_path)
+    yield await workshop.node("here")
+    await workshop.close()
+
+
+@pytest.fixture
+async def peer(kind: str, tmp_path: Path) -> AsyncIterator[PeerProcess]:
+    process = await PeerProcess.start(kind, tmp_path)
+    yield process
+    await process.kill()
+
+
+@pytest.fixture
+async def connection(here: Node, peer: PeerProcess) -> Connection:
+    return await here.connect(peer.endpoint)
+
+
+async def test_bytes_go_to_another_process_and_back(connection: Connection, here: Node) -> None:
+    here.bytes[:] = 3
+    assert (await connection.write(ALL, TIMEOUT_S, notify=b"unit")).num_bytes == here.bytes.nbytes
+    here.bytes[:] = 0
+    assert (await connection.read(ALL, TIMEOUT_S)).num_bytes == here.bytes.nbytes
+    assert (here.bytes == 3).all()
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+async def test_a_peer_killed_in_the_middle_of_a_batch_is_lost(connection: Connection, peer: PeerProcess, operation: str) -> None:
+    moved = 0
+
+    async def without_end() -> None:
+        nonlocal moved
+        while True:
+            move = connection.read if operation == "read" else connection.write
+            moved += (await move(ALL, TIMEOUT_S)).num_bytes
+
+    moving = [asyncio.create_task(without_end()) for _ in range(3)]
+    await until(lambda: moved > 0)
+    peer.signal(signal.SIGKILL)
+    results = await asyncio.gather(*moving, return_exceptions=True)
+    assert [type(result) for result in results] == [PeerLost] * 3
+    assert not connection.is_open
+
+
+async def test_an_idle_connection_notices_that_its_peer_was_killed(connection: Connection, peer: PeerProcess) -> None:
+    await peer.kill()
+    await until(lambda: not connection.is_open)
+
+
+async def test_a_peer_killed_before_it_acknowledges_a_notification_is_lost(connection: Connection, peer: PeerProcess) -> None:
+    await peer.stop()
+    writing = asyncio.create_task(connection.write(ALL[:1], TIMEOUT_S, notify=b"never seen"))
+    await asyncio.sleep(0)
+    await peer.kill()
+    with pytest.raises(PeerLost):
+        await writing
+
+
+async def test_a_peer_that_hangs_costs_the_deadline_and_the_connection(connection: Connection, peer: PeerProcess) -> None:
+    await peer.stop()
+    others = asyncio.create_task(connection.write(ALL[1:2], TIMEOUT_S, notify=b"other"))
+    with pytest.raises(DeadlineExceeded, match=r"0\.2 s"):
+        await connection.write(ALL[:1], 0.2, notify=b"late")
+    assert not connection.is_open
+    with pytest.raises(PeerLost, match="deadline"):
+        await others
+
+
+async def test_a_cancelled_batch_does_not_wait_for_ever_for_a_peer_that_hangs(connection: Connection, peer: PeerProcess) -> None:
+    await peer.stop()
+    writing = asyncio.create_task(connection.write(ALL[:1], 3600, notify=b"late"))
+    await asyncio.sleep(0)
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert not connection.is_open
+
+
+async def test_shared_memory_is_read_without_the_help_of_its_owner(kind: str, connection: Connection, peer: PeerProcess) -> None:
+    await peer.stop()
+    if kind == "shm":
+        assert (await connection.read(ALL, TIMEOUT_S)).num_bytes == NUM_GRANULES * GRANULE
+    else:
+        with pytest.raises(DeadlineExceeded):
+            await connection.read(ALL, 0.2)
+
+
+async def test_a_restarted_peer_is_not_mistaken_for_the_old_one(kind: str, here: Node, peer: PeerProcess, tmp_path: Path) -> None:
+    old = peer.endpoint
+    await peer.kill()
+    with pytest.raises(PeerLost):
+        await here.connect(old)
+    successor = await PeerProcess.start(kind, tmp_path)
+    try:
+        assert (await (await here.connect(successor.endpoint)).read(ALL[:1], TIMEOUT_S)).num_bytes == GRANULE
+        if kind == "shm":
+            with pytest.raises(PeerLost, match="restarted"):
+                await here.connect(old)
+    finally:
+        await successor.kill()
+
+
+async def test_nothing_is_left_after_close(kind: str, peer: PeerProcess, tmp_path: Path) -> None:
+    gc.collect()
+    files, threads = open_files(), set(threading.enumerate())
+    await _live_and_close(Workshop(kind, tmp_path), peer)
+    gc.collect()
+    assert set(open_files().values()) - set(files.values()) == set()
+    assert {thread for thread in set(threading.enumerate()) - threads if thread.name.startswith("messenger")} == set()
+    assert set(os.listdir(tmp_path)) <= {"peer.sock"}  # a killed process cannot remove its socket; its successor does
+    assert "springtide-arena" not in mappings()
+
+
+async def _live_and_close(workshop: Workshop, peer: PeerProcess) -> None:
+    here, back = await workshop.node("here"), await workshop.node("back")
+    lost = await here.connect(peer.endpoint)
+    await lost.read(ALL, TIMEOUT_S)
+    await (await back.connect(here.endpoint)).write(ALL, TIMEOUT_S, notify=b"x")
+    await peer.kill()
+    await until(lambda: not lost.is_open)
+    await workshop.close()
