@@ -17,15 +17,6 @@ class Writer:
     address: str = field(compare=False)
     """Its gRPC host:port."""
 
-    @property
-    def name(self) -> str:
-        return messenger_name(self.node_id, self.incarnation)
-
-
-def messenger_name(node_id: NodeId, incarnation: Incarnation) -> str:
-    """What a store calls itself towards its peers' Messengers: unique to one life of one process."""
-    return f"{node_id}@{incarnation:x}"
-
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -39,7 +30,7 @@ class Unit:
 
 @dataclass(slots=True)
 class Ingest:
-    """Coverage of blocks [present, num_blocks) of one prompt: a bitmap over the layers for each. Blocks before `present` are not written."""
+    """Coverage of blocks [present, num_blocks) of one prompt, each a bitmap over the layers. Blocks before `present` are not written."""
 
     num_layers: int
     num_blocks: int

@@ -1,0 +1,15 @@
+"""`python -m kvstore`: the store process of a node."""
+
+from __future__ import annotations
+
+from kvstore.server.process import serve
+from springtide.process import parse_arguments, run
+
+
+def main() -> None:
+    arguments = parse_arguments("The store of a node: its share of the KV pool.")
+    run("store", arguments, lambda stop: serve(arguments, stop))
+
+
+if __name__ == "__main__":
+    main()

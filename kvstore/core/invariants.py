@@ -1,0 +1,59 @@
+"""What must hold of a pool at every moment. Asserted after each step of the randomised tests; O(slots)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from kvstore.core.attempt import Attempt, Holder
+
+if TYPE_CHECKING:
+    from kvstore.core.index import BlockIndex
+    from kvstore.core.leases import LeaseTable
+    from kvstore.core.ledger import Ledger
+    from kvstore.core.slots import SlotTable
+    from springtide.ids import AttemptId
+
+
+def validate(ledger: Ledger, leases: LeaseTable) -> None:
+    """Raises AssertionError naming what is broken."""
+    attempts = ledger.attempts
+    ledger.index.validate()
+    _each_slot_has_one_owner(ledger.slots, ledger.index, attempts)
+    _references_add_up(ledger.index, leases, attempts)
+    for attempt in attempts.values():
+        _attempt_is_sound(attempt)
+    assert ledger.orphans.keys() == {attempt_id for attempt_id, attempt in attempts.items() if Holder.ENGINE not in attempt.holders}, (
+        "orphans are those whose engine has let go"
+    )
+
+
+def _each_slot_has_one_owner(slots: SlotTable, index: BlockIndex, attempts: dict[AttemptId, Attempt]) -> None:
+    owners = Counter(slots.free())
+    owners.update(block.slot for block in index.blocks())
+    for attempt in attempts.values():
+        private = [place.slot for place in attempt.places if place is not None and place.private]
+        assert attempt.num_private == len(private)
+        owners.update(private)
+    assert set(owners) == set(range(slots.num_slots)), "no slot is lost"
+    assert all(count == 1 for count in owners.values()), "no slot is owned twice"
+
+
+def _references_add_up(index: BlockIndex, leases: LeaseTable, attempts: dict[AttemptId, Attempt]) -> None:
+    references = Counter(id(block) for lease in leases for block in lease.blocks)
+    references.update(id(place.block) for attempt in attempts.values() for place in attempt.places if place is not None and place.block)
+    held = {id(block): block for block in index.blocks()}
+    assert references.keys() <= held.keys(), "what is referenced is held"
+    assert all(block.refs == references[identity] for identity, block in held.items())
+
+
+def _attempt_is_sound(attempt: Attempt) -> None:
+    assert attempt.holders, "an attempt that nobody holds is gone"
+    assert 0 <= attempt.complete <= min(len(attempt.keys), len(attempt.places))
+    for position, place in enumerate(attempt.places):
+        assert (place is not None) == attempt.held(position), "a place is kept exactly as long as somebody holds it"
+        if place is None:
+            continue
+        assert (place.block is not None) == (position < attempt.complete), "final blocks, and only they, are committed"
+        if place.block is not None:
+            assert place.block.key == attempt.keys[position]

@@ -1,0 +1,319 @@
+"""The pool of one node: every rule about who holds which slot.
+
+A slot is free, private to one attempt, or the slot of a committed block; `validate` asserts that it is exactly one of them. All methods are
+synchronous and either do all they say or raise without a trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence, Sequence
+from typing import TYPE_CHECKING
+
+from kvstore.core.attempt import Attempt, Holder, Place
+from kvstore.core.eviction import LRU, EvictionPolicy
+from kvstore.core.index import BlockIndex
+from kvstore.core.ingest import Ingest, Unit, Writer
+from kvstore.core.invariants import validate
+from kvstore.core.leases import Lease, LeaseTable
+from kvstore.core.ledger import Ledger
+from kvstore.core.results import (
+    Acquired,
+    Ingested,
+    IngestFailed,
+    Leased,
+    PoolCounts,
+    PoolEvent,
+    Reserved,
+    Target,
+    UnknownAttempt,
+)
+from kvstore.core.slots import SlotTable
+from springtide.errors import InvalidRequest, PeerLost, SpringtideError
+from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId, Slot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Pool:
+    """`generations` as in SlotTable. Lease ids count from `first_lease_id` on: an incarnation, so that an old one never fits."""
+
+    def __init__(
+        self,
+        generations: MutableSequence[int] | np.ndarray,
+        num_layers: int,
+        *,
+        lease_s: float = 30.0,
+        first_lease_id: int = 1,
+        policy: EvictionPolicy | None = None,
+    ) -> None:
+        self._ledger = Ledger(SlotTable(generations), BlockIndex(policy or LRU()))
+        self._leases = LeaseTable(lease_s, first_lease_id)
+        self._num_layers = num_layers
+
+    # ---- attempts ----
+
+    def acquire(self, attempt_id: AttemptId, keys: Sequence[BlockKey], num_blocks: int, max_reused_blocks: int) -> Acquired:
+        """Slots for a prompt of `num_blocks`: the longest held prefix of `keys` up to `max_reused_blocks`, referenced, and private ones.
+
+        Raises PoolFull, or InvalidRequest when the attempt is known already or the numbers make no sense.
+        """
+        attempt = self._ledger.admit(attempt_id, keys, num_blocks, max_reused_blocks)
+        return Acquired(_slots_of(attempt), attempt.complete)
+
+    def reserve(self, attempt_id: AttemptId, keys: Sequence[BlockKey], num_blocks: int) -> Reserved:
+        """As `acquire`, for a prompt that a peer will write (`open_ingest`)."""
+        attempt = self._ledger.admit(attempt_id, keys, num_blocks, len(keys))
+        attempt.ingest = Ingest(self._num_layers, num_blocks, attempt.complete)
+        return Reserved(_slots_of(attempt), attempt.complete)
+
+    def grow(self, attempt_id: AttemptId, num_blocks: int) -> list[Slot]:
+        """That many more private slots. Raises PoolFull, UnknownAttempt."""
+        attempt = self._ledger.with_engine(attempt_id)
+        slots = self._ledger.allocate(num_blocks)
+        attempt.places += [Place(slot) for slot in slots]
+        attempt.num_private += len(slots)
+        attempt.holders[Holder.ENGINE] = range(len(attempt.places))
+        return slots
+
+    def commit(self, attempt_id: AttemptId, first_block: int, keys: Sequence[BlockKey]) -> None:
+        """Blocks [first_block, first_block + len(keys)) are final in all layers: others find them from now on. Where an equal block is held
+        already, that one stays and this attempt's copy remains private. Repeats change nothing.
+
+        Raises UnknownAttempt, or InvalidRequest when a block before is not final or a key is not the one given before.
+        """
+        attempt = self._ledger.with_engine(attempt_id)
+        if attempt.ingest is not None and not attempt.ingest.complete:
+            raise InvalidRequest(f"commit of {attempt_id}: its prompt has not arrived yet")
+        if Holder.FETCH in attempt.holders:
+            raise InvalidRequest(f"commit of {attempt_id}: its prefix has not arrived yet")
+        end = first_block + len(keys)
+        if first_block > attempt.complete or end > len(attempt.places):
+            raise InvalidRequest(
+                f"commit of blocks [{first_block}, {end}) of {attempt_id}, "
+                f"which has {len(attempt.places)} blocks, the first {attempt.complete} final"
+            )
+        known = attempt.keys[first_block:end]
+        if known != list(keys[: len(known)]):
+            raise InvalidRequest(f"commit of {attempt_id} from block {first_block} on: the keys are not those given before")
+        self._ledger.publish(attempt, end, keys[len(attempt.keys) - first_block :])
+        if attempt.complete < end:
+            raise InvalidRequest(f"commit of {attempt_id}: the key of block {attempt.complete} is that of a block with another parent")
+
+    def release(self, attempt_id: AttemptId) -> None:
+        """The engine will not touch the attempt's slots again. Repeats, and unknown attempts, are no-ops."""
+        self._ledger.let_go(attempt_id, Holder.ENGINE)
+
+    def engine_attempts(self) -> list[AttemptId]:
+        return [attempt_id for attempt_id in self._ledger.attempts if attempt_id not in self._ledger.orphans]
+
+    # ---- transfers by this store ----
+
+    def begin_fetch(self, attempt_id: AttemptId, blocks: range) -> list[Slot]:
+        """The store will write these private blocks of the attempt, until `end_fetch`. Returns their slots. Raises UnknownAttempt."""
+        attempt = self._ledger.with_engine(attempt_id)
+        assert blocks.start == attempt.complete, "a fetch follows the blocks that are there"
+        attempt.holders[Holder.FETCH] = blocks
+        return [place.slot for place in attempt.places[blocks.start : blocks.stop] if place is not None]
+
+    def end_fetch(self, attempt_id: AttemptId, valid_blocks: int) -> None:
+        """Nothing more will be written; the attempt's first `valid_blocks` are there in all layers and become visible."""
+        attempt = self._ledger.attempts.get(attempt_id)
+        if attempt is None or Holder.FETCH not in attempt.holders:
+            return
+        if Holder.ENGINE in attempt.holders and valid_blocks > attempt.complete:
+            self._ledger.publish(attempt, valid_blocks)
+        self._ledger.let_go(attempt_id, Holder.FETCH)
+
+    def begin_hand_over(self, attempt_id: AttemptId) -> list[Slot]:
+        """The store will read every block of the prompt, until `end_hand_over`. Returns their slots. Raises UnknownAttempt."""
+        attempt = self._ledger.with_engine(attempt_id)
+        attempt.holders[Holder.HAND_OVER] = range(len(attempt.places))
+        return _slots_of(attempt)
+
+    def end_hand_over(self, attempt_id: AttemptId) -> None:
+        self._ledger.let_go(attempt_id, Holder.HAND_OVER)
+
+    # ---- ingest: a peer writes ----
+
+    def open_ingest(self, attempt_id: AttemptId, writer: Writer) -> list[Target] | None:
+        """Where `writer` is to put the prompt's blocks; None when the attempt has not been reserved yet. From now on the absent blocks'
+        slots are pinned until the writer closes or is fenced. The same writer may ask again.
+
+        Raises UnknownAttempt when the attempt is over, InvalidRequest when it belongs to another writer or is none to be written.
+        """
+        attempt = self._ledger.attempts.get(attempt_id)
+        if attempt is None:
+            if self._ledger.is_over(attempt_id):
+                raise UnknownAttempt(f"attempt {attempt_id} is over")
+            return None
+        ingest = attempt.ingest
+        if ingest is None:
+            raise InvalidRequest(f"attempt {attempt_id} is not one to be written by a peer")
+        if Holder.ENGINE not in attempt.holders or ingest.closed:
+            raise UnknownAttempt(f"attempt {attempt_id} is over")
+        if ingest.writer is None:
+            ingest.writer = writer
+            attempt.holders[Holder.INGEST] = range(ingest.present, ingest.num_blocks)
+        elif ingest.writer != writer:
+            raise InvalidRequest(f"attempt {attempt_id} is being written by {ingest.writer}, not {writer}")
+        slots = _slots_of(attempt)[: ingest.num_blocks]
+        return [Target(slot, self._ledger.slots.generation(slot), i < ingest.present) for i, slot in enumerate(slots)]
+
+    def cover(self, attempt_id: AttemptId, writer: NodeId, unit: Unit) -> Ingested | IngestFailed | None:
+        """The writer's bytes of `unit` are in place."""
+        found = self._ingesting(attempt_id, writer)
+        if found is None:
+            return None
+        attempt, ingest = found
+        try:
+            ingest.cover(unit)
+        except InvalidRequest as error:
+            return self.fail_ingest(attempt_id, error)
+        return self._complete_ingest(attempt, ingest)
+
+    def seal(self, attempt_id: AttemptId, writer: NodeId, first_token: int) -> Ingested | IngestFailed | None:
+        """The writer has written everything. When it has arrived, the prompt's full blocks become visible."""
+        found = self._ingesting(attempt_id, writer)
+        if found is None:
+            return None
+        attempt, ingest = found
+        ingest.first_token = first_token
+        return self._complete_ingest(attempt, ingest)
+
+    def close_ingest(self, attempt_id: AttemptId, writer: NodeId, incarnation: Incarnation) -> IngestFailed | None:
+        """The writer will not write again. A failure when the engine still waited for it."""
+        found = self._ingesting(attempt_id, writer)
+        if found is None or found[1].writer is None or found[1].writer.incarnation != incarnation:
+            return None
+        missing = found[1].missing_blocks
+        failure = self.fail_ingest(attempt_id, PeerLost(f"{writer} gave up the hand-over with {missing} blocks missing"))
+        self._ledger.let_go(attempt_id, Holder.INGEST)
+        return failure
+
+    def fence(self, writer: Writer) -> None:
+        """It is certain that nothing of the writer can land any more."""
+        for attempt_id in self.ingests_of(writer):
+            self.close_ingest(attempt_id, writer.node_id, writer.incarnation)
+
+    def fail_ingest(self, attempt_id: AttemptId, error: SpringtideError) -> IngestFailed | None:
+        """Tells the engine to wait no longer; the writer may still write, so the slots stay pinned."""
+        attempt = self._ledger.attempts.get(attempt_id)
+        if attempt is None or attempt.ingest is None or attempt.ingest.closed or Holder.ENGINE not in attempt.holders:
+            return None
+        attempt.ingest.closed = True
+        return IngestFailed(attempt_id, error)
+
+    def writers(self) -> set[Writer]:
+        """Everybody who may write here."""
+        return {writer for attempt in self._ledger.attempts.values() if (writer := _open_writer(attempt)) is not None}
+
+    def ingests_of(self, writer: Writer) -> list[AttemptId]:
+        return [attempt_id for attempt_id, attempt in self._ledger.attempts.items() if _open_writer(attempt) == writer]
+
+    def quarantined_ingests(self) -> list[tuple[AttemptId, Writer]]:
+        """Attempts whose engine waits no more, or in vain, but whose writer has not closed."""
+        return [
+            (attempt_id, writer)
+            for attempt_id, attempt in self._ledger.attempts.items()
+            if (writer := _open_writer(attempt)) is not None
+            and (attempt_id in self._ledger.orphans or (attempt.ingest and attempt.ingest.closed))
+        ]
+
+    # ---- leases: a peer reads ----
+
+    def lease(self, reader: str, keys: Sequence[BlockKey], now: float) -> Leased:
+        """References the longest held prefix of `keys`, for `lease_s`. Where nothing is held there is no lease: its id is 0."""
+        blocks = self._ledger.look_up(keys)
+        if not blocks:
+            return Leased(0, [])
+        for block in blocks:
+            self._ledger.index.reference(block)
+        lease = self._leases.add(reader, blocks, now)
+        return Leased(lease.lease_id, [(block.slot, self._ledger.slots.generation(block.slot)) for block in blocks])
+
+    def renew_leases(self, lease_ids: Sequence[int], now: float) -> list[int]:
+        """Returns those that no longer exist."""
+        return [lease_id for lease_id in lease_ids if not self._leases.renew(lease_id, now)]
+
+    def release_lease(self, lease_id: int) -> None:
+        lease = self._leases.remove(lease_id)
+        if lease is not None:
+            self._end_lease(lease)
+
+    def expire_leases(self, now: float) -> int:
+        """Returns how many ended."""
+        expired = self._leases.pop_expired(now)
+        for lease in expired:
+            self._end_lease(lease)
+        return len(expired)
+
+    @property
+    def lease_s(self) -> float:
+        return self._leases.ttl_s
+
+    # ---- watching ----
+
+    def take_events(self) -> list[PoolEvent]:
+        """What happened to the index since the last call; events are numbered from 1 without a gap."""
+        return self._ledger.take_events()
+
+    @property
+    def sequence(self) -> int:
+        """Of the last event."""
+        return self._ledger.sequence
+
+    @property
+    def looked_up_blocks(self) -> int:
+        return self._ledger.looked_up_blocks
+
+    @property
+    def hit_blocks(self) -> int:
+        return self._ledger.hit_blocks
+
+    def held_keys(self) -> list[BlockKey]:
+        """Parents before children; together with `sequence` a snapshot."""
+        return self._ledger.index.keys()
+
+    def counts(self) -> PoolCounts:
+        free, cached = self._ledger.slots.num_free, self._ledger.index.num_unreferenced
+        quarantined = sum(attempt.num_private for attempt in self._ledger.orphans.values() if attempt.quarantined)
+        in_use = self._ledger.slots.num_slots - free - cached - quarantined
+        ingests = sum(_open_writer(attempt) is not None for attempt in self._ledger.attempts.values())
+        return PoolCounts(free, cached, in_use, quarantined, len(self._leases), ingests)
+
+    def validate(self) -> None:
+        """Asserts the invariants; O(slots)."""
+        validate(self._ledger, self._leases)
+        assert self.counts().total == self._ledger.slots.num_slots
+
+    # ---- how it is done ----
+
+    def _ingesting(self, attempt_id: AttemptId, writer: NodeId) -> tuple[Attempt, Ingest] | None:
+        attempt = self._ledger.attempts.get(attempt_id)
+        opened_by = _open_writer(attempt) if attempt is not None else None
+        if attempt is None or attempt.ingest is None or opened_by is None or opened_by.node_id != writer:
+            return None
+        return attempt, attempt.ingest
+
+    def _complete_ingest(self, attempt: Attempt, ingest: Ingest) -> Ingested | None:
+        if ingest.first_token is None or ingest.missing_blocks:
+            return None
+        waiting = Holder.ENGINE in attempt.holders and not ingest.closed
+        ingest.closed = True
+        if waiting:
+            self._ledger.publish(attempt, len(attempt.keys))
+        self._ledger.let_go(attempt.attempt_id, Holder.INGEST)
+        return Ingested(attempt.attempt_id, ingest.first_token) if waiting else None
+
+    def _end_lease(self, lease: Lease) -> None:
+        for block in reversed(lease.blocks):
+            self._ledger.index.dereference(block)
+
+
+def _slots_of(attempt: Attempt) -> list[Slot]:
+    return [place.slot for place in attempt.places if place is not None]
+
+
+def _open_writer(attempt: Attempt) -> Writer | None:
+    return attempt.ingest.writer if attempt.ingest is not None and Holder.INGEST in attempt.holders else None

@@ -1,0 +1,44 @@
+"""The arena's slots by number: which are free, and the generation of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableSequence
+from typing import TYPE_CHECKING
+
+from springtide.ids import Slot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class SlotTable:
+    """`generations` (one per slot) is where peers look to see whether a handle is stale: the arena's own array, or a list. A slot that is
+    given back changes its generation at once, so whoever still has a handle to it is refused from then on."""
+
+    def __init__(self, generations: MutableSequence[int] | np.ndarray) -> None:
+        self._generations = generations
+        self.num_slots = len(generations)
+        for slot in range(self.num_slots):
+            generations[slot] = 1  # so that a handle of zeros never fits
+        self._free = [Slot(slot) for slot in range(self.num_slots - 1, -1, -1)]
+        """Last in, first out: memory that was touched before is used again first."""
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def free(self) -> list[Slot]:
+        return list(self._free)
+
+    def generation(self, slot: Slot) -> int:
+        return int(self._generations[slot])
+
+    def take(self, count: int) -> list[Slot]:
+        """At most `num_free`. The slots are the caller's."""
+        assert count <= len(self._free), "more slots than are free"
+        return [self._free.pop() for _ in range(count)]
+
+    def give_back(self, slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            self._generations[slot] += 1
+            self._free.append(slot)

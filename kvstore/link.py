@@ -1,0 +1,227 @@
+"""The engine's side of its store: the arena, commands, notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import grpc.aio
+import numpy as np
+
+from messenger.arena_memory import SharedMemory, attach
+from messenger.base import DeadlineExceeded
+from springtide.errors import PeerLost
+from springtide.ids import AttemptId, Incarnation, NodeId
+from springtide.rpc import channels
+from springtide.rpc import store_pb2 as pb
+from springtide.rpc.store_pb2_grpc import StoreStub
+
+CONNECT_TIMEOUT_S = 5.0
+NoticeHandler = Callable[[pb.StoreNotice], None]
+LostHandler = Callable[[PeerLost], None]
+
+
+@dataclass(slots=True)
+class _FetchState:
+    layers_ready: int = 0
+    valid_blocks: int | None = None
+    """Once the fetch has ended short."""
+
+
+class FetchBoard:
+    """How far the fetch of each attempt is. Written by the event loop, waited for by the thread that runs the model."""
+
+    def __init__(self) -> None:
+        self._fetches: dict[AttemptId, _FetchState] = {}
+        self._changed = threading.Condition()
+        self._lost: PeerLost | None = None
+
+    def update(self, notice: pb.StoreNotice) -> None:
+        with self._changed:
+            if notice.HasField("acquired") and notice.acquired.remote_blocks:
+                self._fetches[AttemptId(notice.acquired.attempt_id)] = _FetchState()
+            elif notice.HasField("fetch_progress"):
+                state = self._fetches.get(AttemptId(notice.fetch_progress.attempt_id))
+                if state is not None:
+                    state.layers_ready = max(state.layers_ready, notice.fetch_progress.layers_ready)
+            elif notice.HasField("fetch_truncated"):
+                state = self._fetches.get(AttemptId(notice.fetch_truncated.attempt_id))
+                if state is not None:
+                    state.valid_blocks = notice.fetch_truncated.valid_blocks
+            elif notice.HasField("attempt_failed"):
+                self._fetches.pop(AttemptId(notice.attempt_failed.attempt_id), None)
+            else:
+                return
+            self._changed.notify_all()
+
+    def forget(self, attempt_id: AttemptId) -> None:
+        with self._changed:
+            if self._fetches.pop(attempt_id, None) is not None:
+                self._changed.notify_all()
+
+    def lose(self, error: PeerLost) -> None:
+        with self._changed:
+            self._lost = error
+            self._changed.notify_all()
+
+    def wait_layer(self, attempt_id: AttemptId, layer: int, timeout_s: float) -> int | None:
+        """As StoreLink.wait_layer."""
+        deadline = monotonic() + timeout_s
+        with self._changed:
+            while True:
+                if self._lost is not None:
+                    raise self._lost
+                state = self._fetches.get(attempt_id)
+                if state is None:
+                    return None
+                if state.valid_blocks is not None:
+                    return state.valid_blocks
+                if layer < state.layers_ready:
+                    return None
+                if not self._changed.wait(deadline - monotonic()):
+                    raise DeadlineExceeded(f"layer {layer} of the prefix of {attempt_id} did not arrive within {timeout_s:g} s")
+
+
+class StoreLink:
+    """Made by `connect`. When the store is lost, `on_lost` is called once, and what is in the arena is worth nothing any more: whoever needs
+    a store again closes this link and connects anew, to another incarnation with an empty arena."""
+
+    def __init__(
+        self,
+        memory: SharedMemory,
+        hello: pb.StoreHello,
+        channel: grpc.aio.Channel,
+        stream: grpc.aio.StreamStreamCall[pb.EngineCommand, pb.StoreNotice],
+        commands: _Commands,
+        on_notice: NoticeHandler,
+        on_lost: LostHandler,
+    ) -> None:
+        self._memory = memory
+        self._channel = channel
+        self._stream = stream
+        self._commands = commands
+        self._on_notice = on_notice
+        self._on_lost = on_lost
+        self._fetches = FetchBoard()
+        self.arena: np.ndarray = memory.region.memory
+        """uint8 [num_slots * bytes_per_slot], shared with the store: slot s begins at s * bytes_per_slot. Write only slots that an attempt
+        of this engine holds privately."""
+        self.num_slots = hello.num_slots
+        self.node_id = NodeId(hello.node_id)
+        self.incarnation = Incarnation(hello.incarnation)
+        self.address = hello.address
+        """gRPC host:port of the store, for other stores."""
+        self._receiving = asyncio.create_task(self._receive(), name="store notices")
+
+    @classmethod
+    async def connect(
+        cls, store_socket: Path, arena_socket: Path, hello: pb.EngineHello, on_notice: NoticeHandler, on_lost: LostHandler
+    ) -> StoreLink:
+        """`on_notice` and `on_lost` are called in this event loop and must not block. Raises PeerLost when there is no store."""
+        channel = channels.connect(f"unix:{store_socket}")
+        commands = _Commands(pb.EngineCommand(hello=hello))
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                stream = StoreStub(channel).Engine(commands.stream())
+                greeting = await stream.read()
+                if not isinstance(greeting, pb.StoreNotice) or not greeting.HasField("hello"):
+                    raise PeerLost(f"the store at {store_socket} closed at once")
+                memory = await asyncio.to_thread(attach, arena_socket, False)
+        except (grpc.aio.AioRpcError, TimeoutError, PeerLost) as error:
+            await channel.close(None)
+            reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "no answer"
+            raise PeerLost(f"no store at {store_socket}: {reason}") from error
+        if memory.header.incarnation != greeting.hello.incarnation:
+            memory.close()
+            await channel.close(None)
+            raise PeerLost(f"the store at {store_socket} restarted meanwhile")
+        return cls(memory, greeting.hello, channel, stream, commands, on_notice, on_lost)
+
+    def send(self, command: pb.EngineCommand) -> None:
+        """From any thread, without waiting; commands keep their order. After a loss they go nowhere."""
+        if command.HasField("release"):
+            self._fetches.forget(AttemptId(command.release.attempt_id))
+        self._commands.put(command)
+
+    def wait_layer(self, attempt_id: AttemptId, layer: int, timeout_s: float) -> int | None:
+        """Blocks a thread (never the event loop's) until the remote blocks of the attempt are here in this layer.
+
+        Returns None then, and at once where nothing is being fetched. Returns a number of blocks when the fetch ended short: only so many
+        of the prefix are valid, in all layers, and what was computed on the rest is void. Raises DeadlineExceeded; PeerLost with the store.
+        """
+        return self._fetches.wait_layer(attempt_id, layer, timeout_s)
+
+    async def close(self) -> None:
+        """The store releases every attempt of this engine. `on_lost` is not called."""
+        self._receiving.cancel()
+        await asyncio.gather(self._receiving, return_exceptions=True)
+        self._fetches.lose(PeerLost("the link to the store was closed"))
+        self._commands.end()
+        self._stream.cancel()
+        await self._channel.close(None)
+        self._unmap()
+
+    async def _receive(self) -> None:
+        reason = "it closed the stream"
+        try:
+            while isinstance(notice := await self._stream.read(), pb.StoreNotice):
+                self._fetches.update(notice)
+                self._on_notice(notice)
+        except grpc.aio.AioRpcError as error:
+            reason = str(error.details())
+        loss = PeerLost(f"lost the store of {self.node_id}: {reason}")
+        self._fetches.lose(loss)
+        self._commands.end()
+        with contextlib.suppress(Exception):
+            await self._channel.close(None)
+        self._on_lost(loss)
+
+    def _unmap(self) -> None:
+        """The mapping goes with the last view of it, which may be the engine's."""
+        self.arena = np.empty(0, np.uint8)
+        self._memory.close()
+
+
+class _Commands:
+    """What is to be sent, by any thread, and the iterator that gRPC sends from. One wake-up of the loop takes all that has gathered."""
+
+    def __init__(self, first: pb.EngineCommand) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[pb.EngineCommand] = deque((first,))
+        self._wake = asyncio.Event()
+        self._lock = threading.Lock()
+        self._waking = False
+        self._ended = False
+
+    def put(self, command: pb.EngineCommand) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._queue.append(command)
+            if self._waking:
+                return
+            self._waking = True
+        self._loop.call_soon_threadsafe(self._wake.set)
+
+    def end(self) -> None:
+        """In the loop's thread."""
+        with self._lock:
+            self._ended = True
+        self._wake.set()
+
+    async def stream(self) -> AsyncIterator[pb.EngineCommand]:
+        while True:
+            while self._queue:
+                yield self._queue.popleft()
+            if self._ended:
+                return
+            await self._wake.wait()
+            with self._lock:
+                self._waking = False
+            self._wake.clear()

@@ -1,0 +1,180 @@
+"""The store's own engine: its commands, in order, and the notices back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kvstore.core.ingest import Unit
+from kvstore.core.results import UnknownAttempt
+from kvstore.server.failures import failure_of
+from kvstore.server.fetch import Fetch
+from kvstore.server.handover import HandOver
+from kvstore.server.ingests import Ingests
+from kvstore.server.node import Node
+from springtide.errors import SpringtideError
+from springtide.ids import AttemptId, BlockKey, NodeId, Slot
+from springtide.rpc import store_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+
+class Transfers:
+    """What this store is reading or writing for attempts. Outlives the engine that asked for it until it has come to rest."""
+
+    def __init__(self) -> None:
+        self.fetches: dict[AttemptId, Fetch] = {}
+        self.hand_overs: dict[AttemptId, HandOver] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start_fetch(self, attempt_id: AttemptId, fetch: Fetch, on_error: Callable[[BaseException], None]) -> None:
+        self.fetches[attempt_id] = fetch
+        self._start(fetch.run(), lambda: self.fetches.pop(attempt_id, None), on_error)
+
+    def start_hand_over(self, attempt_id: AttemptId, hand_over: HandOver, on_error: Callable[[BaseException], None]) -> None:
+        self.hand_overs[attempt_id] = hand_over
+        self._start(hand_over.run(), lambda: self.hand_overs.pop(attempt_id, None), on_error)
+
+    async def cancel_hand_over(self, attempt_id: AttemptId) -> None:
+        """Returns when nothing will be written for the attempt any more."""
+        hand_over = self.hand_overs.get(attempt_id)
+        if hand_over is not None:
+            hand_over.cancel()
+            await hand_over.ended.wait()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, work: Coroutine[Any, Any, None], forget: Callable[[], object], on_error: Callable[[BaseException], None]) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            forget()
+            if not task.cancelled() and (error := task.exception()) is not None:
+                on_error(error)
+
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(done)
+
+
+class EngineSession:
+    """One engine's stream. `notify` queues a notice for it; after `close` it goes nowhere."""
+
+    def __init__(self, node: Node, transfers: Transfers, ingests: Ingests, instance_id: str) -> None:
+        self._node = node
+        self._transfers = transfers
+        self._ingests = ingests
+        self.instance_id = instance_id
+        self.notices: asyncio.Queue[pb.StoreNotice | None] = asyncio.Queue()
+        """None ends the stream."""
+        self._closed = False
+        self._handlers: dict[str, Callable[[Any], None]] = {
+            "acquire": self._acquire,
+            "reserve": self._reserve,
+            "grow": self._grow,
+            "commit": self._commit,
+            "open_hand_over": self._open_hand_over,
+            "push": self._push,
+            "seal": self._seal,
+            "release": self._release,
+        }
+
+    def notify(self, notice: pb.StoreNotice) -> None:
+        if not self._closed:
+            self.notices.put_nowait(notice)
+
+    def handle(self, command: pb.EngineCommand) -> None:
+        """Never blocks. What cannot be done is said to the engine as AttemptFailed; late messages for attempts that are over are ignored."""
+        if self._closed:
+            return
+        kind = command.WhichOneof("command")
+        handler = self._handlers.get(kind or "")
+        if handler is None:
+            logger.warning("%s sent a command without meaning here: %s", self.instance_id, kind)
+            return
+        message = getattr(command, kind or "")
+        try:
+            handler(message)
+        except UnknownAttempt as error:
+            logger.debug("late %s: %s", kind, error)
+            if kind == "grow":
+                self._fail(message.attempt_id, error)
+        except SpringtideError as error:
+            self._fail(message.attempt_id, error)
+        self._node.changed()
+
+    def close(self) -> None:
+        """The engine is gone, or replaced: its attempts are released, transfers that it had not sealed are cancelled."""
+        if self._closed:
+            return
+        self._closed = True
+        self.notices.put_nowait(None)
+        for attempt_id in self._node.pool.engine_attempts():
+            self._let_go(attempt_id, finish_hand_over=False)
+        self._node.changed()
+
+    def _acquire(self, command: pb.Acquire) -> None:
+        attempt_id, keys = AttemptId(command.attempt_id), [BlockKey(key) for key in command.keys]
+        acquired = self._node.pool.acquire(attempt_id, keys, command.num_blocks, command.max_reused_blocks)
+        wanted = min(command.source_blocks, command.max_reused_blocks, len(keys))
+        elsewhere = command.source_address and NodeId(command.source_node_id) != self._node.options.node_id
+        if elsewhere and wanted > acquired.local_blocks:
+            fetch = Fetch(self._node, self.notify, attempt_id, acquired, keys[:wanted], command.source_address)
+            self._transfers.start_fetch(attempt_id, fetch, lambda error: self._broken(attempt_id, error))
+            return
+        answer = pb.Acquired(attempt_id=attempt_id, slots=acquired.slots, local_blocks=acquired.local_blocks)
+        self.notify(pb.StoreNotice(acquired=answer))
+
+    def _reserve(self, command: pb.Reserve) -> None:
+        attempt_id = AttemptId(command.attempt_id)
+        reserved = self._node.pool.reserve(attempt_id, [BlockKey(key) for key in command.keys], command.num_blocks)
+        answer = pb.Reserved(attempt_id=attempt_id, slots=reserved.slots, present_blocks=reserved.present_blocks)
+        self.notify(pb.StoreNotice(reserved=answer))
+        self._ingests.reserved(attempt_id)
+
+    def _grow(self, command: pb.Grow) -> None:
+        slots: list[Slot] = self._node.pool.grow(AttemptId(command.attempt_id), command.num_blocks)
+        self.notify(pb.StoreNotice(grown=pb.Grown(attempt_id=command.attempt_id, slots=slots)))
+
+    def _commit(self, command: pb.Commit) -> None:
+        self._node.pool.commit(AttemptId(command.attempt_id), command.first_block, [BlockKey(key) for key in command.keys])
+
+    def _open_hand_over(self, command: pb.OpenHandOver) -> None:
+        attempt_id = AttemptId(command.attempt_id)
+        slots = self._node.pool.begin_hand_over(attempt_id)
+        hand_over = HandOver(self._node, self.notify, attempt_id, slots, command.address)
+        self._transfers.start_hand_over(attempt_id, hand_over, lambda error: self._broken(attempt_id, error))
+
+    def _push(self, command: pb.Push) -> None:
+        hand_over = self._transfers.hand_overs.get(AttemptId(command.attempt_id))
+        if hand_over is not None:
+            hand_over.push(Unit(command.layer_begin, command.layer_end, command.block_begin, command.block_end))
+
+    def _seal(self, command: pb.Seal) -> None:
+        hand_over = self._transfers.hand_overs.get(AttemptId(command.attempt_id))
+        if hand_over is not None:
+            hand_over.seal(command.first_token)
+
+    def _release(self, command: pb.Release) -> None:
+        self._let_go(AttemptId(command.attempt_id), command.finish_hand_over)
+
+    def _let_go(self, attempt_id: AttemptId, finish_hand_over: bool) -> None:
+        fetch, hand_over = self._transfers.fetches.get(attempt_id), self._transfers.hand_overs.get(attempt_id)
+        if fetch is not None:
+            fetch.cancel()
+        if hand_over is not None and not (finish_hand_over and hand_over.sealed):
+            hand_over.cancel()
+        self._node.pool.release(attempt_id)
+        self._ingests.reserved(attempt_id)
+        self._ingests.released()
+
+    def _fail(self, attempt_id: str, error: SpringtideError) -> None:
+        self.notify(pb.StoreNotice(attempt_failed=pb.AttemptFailed(attempt_id=attempt_id, failure=failure_of(error))))
+
+    def _broken(self, attempt_id: AttemptId, error: BaseException) -> None:
+        logger.error("a transfer broke", exc_info=error, extra={"attempt_id": attempt_id})
+        self._fail(attempt_id, SpringtideError(f"the store failed in a transfer: {error!r}"))

@@ -1,0 +1,47 @@
+"""Errors on their way through gRPC: from the tree to a status or a Failure message, and back."""
+
+from __future__ import annotations
+
+import grpc
+import grpc.aio
+
+from kvstore.core.results import UnknownAttempt
+from messenger.base import DeadlineExceeded
+from springtide.errors import InvalidRequest, PeerLost, PoolFull, SpringtideError, StaleHandle
+from springtide.rpc import common_pb2 as pb
+
+_STATUS: tuple[tuple[type[SpringtideError], grpc.StatusCode], ...] = (
+    (UnknownAttempt, grpc.StatusCode.NOT_FOUND),
+    (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (PoolFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+)
+_FAILURE: tuple[tuple[type[SpringtideError], pb.FailureCode], ...] = (
+    (UnknownAttempt, pb.FAILURE_CODE_ABORTED),
+    (InvalidRequest, pb.FAILURE_CODE_INVALID),
+    (PoolFull, pb.FAILURE_CODE_POOL_FULL),
+    (PeerLost, pb.FAILURE_CODE_PEER_LOST),
+    (DeadlineExceeded, pb.FAILURE_CODE_PEER_LOST),
+    (StaleHandle, pb.FAILURE_CODE_PEER_LOST),
+)
+
+
+def status_of(error: SpringtideError) -> grpc.StatusCode:
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
+def failure_of(error: SpringtideError) -> pb.Failure:
+    code = next((code for kind, code in _FAILURE if isinstance(error, kind)), pb.FAILURE_CODE_INTERNAL)
+    return pb.Failure(code=code, message=error.message)
+
+
+def error_of(error: grpc.aio.AioRpcError, what: str) -> SpringtideError:
+    """`what` was asked of a peer, and this came back. A status that says nothing of the peer's own means that the peer is lost."""
+    message = f"{what}: {error.details()}"
+    status = error.code()
+    for kind, known in _STATUS:
+        if status == known:
+            return kind(message)
+    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return PeerLost(message)
+    return SpringtideError(message)

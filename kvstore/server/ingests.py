@@ -1,0 +1,140 @@
+"""The receiving side of hand-overs: who asks where to write, what arrives, and who has to be asked to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from kvstore import metrics
+from kvstore.core.ingest import Unit, Writer
+from kvstore.core.results import Ingested, IngestFailed, Target
+from kvstore.server.failures import failure_of
+from kvstore.server.node import Node
+from messenger.router import Messenger
+from springtide.errors import PeerLost
+from springtide.ids import AttemptId, Incarnation, NodeId
+from springtide.rpc import store_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+PROBE_INTERVAL_S = 0.5
+PROBE_TIMEOUT_S = 1.0
+SILENCE_UNTIL_LOST_S = 1.5
+
+
+class Ingests:
+    """`notify` reaches this store's engine."""
+
+    def __init__(self, node: Node, notify: Callable[[pb.StoreNotice], None]) -> None:
+        self._node = node
+        self._notify = notify
+        self._waiting: dict[AttemptId, set[asyncio.Future[None]]] = {}
+        """Writers that asked before the reservation was made."""
+        self._silent_since: dict[Writer, float] = {}
+        self._idle = True
+        """Nobody may write here, so nobody is watched."""
+        self._kick = asyncio.Event()
+
+    async def open(self, attempt_id: AttemptId, writer: Writer) -> list[Target]:
+        """Waits for the engine's reservation; the caller sets the limit. Raises as Pool.open_ingest."""
+        while True:
+            targets = self._node.pool.open_ingest(attempt_id, writer)
+            if targets is not None:
+                if self._idle:
+                    self._kick.set()
+                return targets
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(attempt_id, set()).add(waiter)
+            try:
+                await waiter
+            finally:
+                waiters = self._waiting.get(attempt_id)
+                if waiters is not None:
+                    waiters.discard(waiter)
+                    if not waiters:
+                        del self._waiting[attempt_id]
+
+    def reserved(self, attempt_id: AttemptId) -> None:
+        """Whoever waits for the reservation looks again."""
+        for waiter in self._waiting.pop(attempt_id, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def released(self) -> None:
+        """The engine has let go of attempts; where they are being written, the writer is asked to stop."""
+        if self._node.pool.quarantined_ingests():
+            self._kick.set()
+
+    def on_notify(self, peer: str, payload: bytes) -> None:
+        """A Messenger notification: the bytes that it follows are in place."""
+        try:
+            notice = pb.IngestNotice.FromString(payload)
+        except DecodeError:
+            logger.warning("%s sent %d bytes that are no notice", peer, len(payload))
+            return
+        attempt_id, pool = AttemptId(notice.attempt_id), self._node.pool
+        if notice.HasField("unit"):
+            unit = notice.unit
+            outcome = pool.cover(attempt_id, NodeId(peer), Unit(unit.layer_begin, unit.layer_end, unit.block_begin, unit.block_end))
+        else:
+            outcome = pool.seal(attempt_id, NodeId(peer), notice.seal.first_token)
+        self._tell(outcome)
+
+    def close(self, attempt_id: AttemptId, writer: NodeId, incarnation: Incarnation) -> None:
+        self._tell(self._node.pool.close_ingest(attempt_id, writer, incarnation))
+
+    async def watch_writers(self, messenger: Messenger) -> None:
+        """For ever: asks whoever may write here whether it lives, and to stop where nobody waits for it any more."""
+        while True:
+            writers = self._node.pool.writers()
+            await asyncio.gather(*(self._probe(writer, messenger) for writer in writers))
+            self._silent_since = {writer: since for writer, since in self._silent_since.items() if writer in writers}
+            self._idle = not self._node.pool.writers()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._kick.wait(), None if self._idle else PROBE_INTERVAL_S)
+            self._kick.clear()
+
+    async def _probe(self, writer: Writer, messenger: Messenger) -> None:
+        stub, now = self._node.peers.stub(writer.address), asyncio.get_running_loop().time()
+        try:
+            description = await stub.Describe(pb.DescribeRequest(), timeout=PROBE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if now - self._silent_since.setdefault(writer, now) >= SILENCE_UNTIL_LOST_S:
+                await self._lose(writer, f"{writer.node_id} at {writer.address} does not answer: {error.details()}", messenger)
+            return
+        self._silent_since.pop(writer, None)
+        if description.incarnation != writer.incarnation:
+            await self._lose(writer, f"{writer.node_id} has restarted", messenger)
+            return
+        for attempt_id in [attempt_id for attempt_id, by in self._node.pool.quarantined_ingests() if by == writer]:
+            with contextlib.suppress(grpc.aio.AioRpcError):  # asked again in the next round
+                await stub.CancelHandOver(pb.CancelHandOverRequest(attempt_id=attempt_id), timeout=PROBE_TIMEOUT_S)
+                self.close(attempt_id, writer.node_id, writer.incarnation)
+
+    async def _lose(self, writer: Writer, why: str, messenger: Messenger) -> None:
+        """Tells the engine now. The slots leave quarantine once nothing of the writer can land any more; it may take more rounds."""
+        error = PeerLost(why)
+        failures = [self._node.pool.fail_ingest(attempt_id, error) for attempt_id in self._node.pool.ingests_of(writer)]
+        for failure in failures:
+            self._tell(failure)
+        if await messenger.fence(writer.node_id, writer.incarnation):
+            logger.warning("fenced %s", why)
+            metrics.WRITERS_LOST.inc()
+            self._node.pool.fence(writer)
+            self._node.changed()
+
+    def _tell(self, outcome: Ingested | IngestFailed | None) -> None:
+        self._node.changed()
+        if isinstance(outcome, Ingested):
+            metrics.INGESTED_PROMPTS.labels("complete").inc()
+            self._notify(pb.StoreNotice(ingested=pb.Ingested(attempt_id=outcome.attempt_id, first_token=outcome.first_token)))
+        elif isinstance(outcome, IngestFailed):
+            metrics.INGESTED_PROMPTS.labels("failed").inc()
+            logger.warning("ingest failed: %s", outcome.error, extra={"attempt_id": outcome.attempt_id})
+            self._notify(pb.StoreNotice(attempt_failed=pb.AttemptFailed(attempt_id=outcome.attempt_id, failure=failure_of(outcome.error))))
+            self._kick.set()

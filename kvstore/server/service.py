@@ -1,0 +1,197 @@
+"""The gRPC service `Store`: translates messages, nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from kvstore.core.ingest import Writer
+from kvstore.core.results import PoolEvent, Stored
+from kvstore.server.engine import EngineSession, Transfers
+from kvstore.server.failures import status_of
+from kvstore.server.ingests import Ingests
+from kvstore.server.node import Node
+from kvstore.server.watchers import WatcherLags
+from messenger.base import Endpoint
+from springtide.clock import Clock
+from springtide.errors import SpringtideError
+from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId
+from springtide.rpc import common_pb2
+from springtide.rpc import store_pb2 as pb
+from springtide.rpc.store_pb2_grpc import StoreServicer
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_PART_KEYS = 4096
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class StoreService(StoreServicer):
+    """`on_engine` is told of a new engine's session, and of None when it has gone."""
+
+    def __init__(
+        self,
+        node: Node,
+        transfers: Transfers,
+        ingests: Ingests,
+        endpoint: Endpoint,
+        clock: Clock,
+        on_engine: Callable[[EngineSession | None], None],
+    ) -> None:
+        self._node = node
+        self._transfers = transfers
+        self._ingests = ingests
+        self._endpoint = endpoint
+        self._clock = clock
+        self._on_engine = on_engine
+        self._session: EngineSession | None = None
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:
+        return pb.DescribeReply(node_id=self._node.options.node_id, incarnation=self._node.incarnation, endpoint=self._endpoint.to_json())
+
+    async def Watch(self, request: pb.WatchStoreRequest, context: Context) -> AsyncIterator[pb.StoreEvent]:
+        self._node.publish()
+        subscription = self._node.watchers.subscribe()
+        logger.info("%s watches from event %d on", request.watcher, subscription.sequence)
+        try:
+            keys = subscription.keys
+            for begin in range(0, max(len(keys), 1), SNAPSHOT_PART_KEYS):
+                end = begin + SNAPSHOT_PART_KEYS
+                part = pb.Snapshot(keys=keys[begin:end], tier=pb.TIER_DRAM, complete=end >= len(keys))
+                yield self._event(subscription.sequence, snapshot=part)
+            while True:
+                yield self._translate(await subscription.next())
+        except WatcherLags as error:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, error.message)
+        finally:
+            self._node.watchers.unsubscribe(subscription)
+
+    async def Lease(self, request: pb.LeaseRequest, context: Context) -> pb.LeaseReply:
+        leased = self._node.pool.lease(request.reader, [BlockKey(key) for key in request.keys], self._clock.now())
+        handles = [self._handle(slot, generation) for slot, generation in leased.slots]
+        return pb.LeaseReply(lease_id=leased.lease_id, handles=handles, ttl_ms=int(self._node.pool.lease_s * 1000))
+
+    async def RenewLease(self, request: pb.RenewLeaseRequest, context: Context) -> pb.RenewLeaseReply:
+        return pb.RenewLeaseReply(lost=self._node.pool.renew_leases(request.lease_ids, self._clock.now()))
+
+    async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, context: Context) -> pb.ReleaseLeaseReply:
+        self._node.pool.release_lease(request.lease_id)
+        return pb.ReleaseLeaseReply()
+
+    async def OpenIngest(self, request: pb.OpenIngestRequest, context: Context) -> pb.OpenIngestReply:
+        writer = Writer(NodeId(request.writer), Incarnation(request.writer_incarnation), request.writer_address)
+        targets = await _or_abort(self._ingests.open(AttemptId(request.attempt_id), writer), context)
+        blocks = [pb.IngestBlock(handle=self._handle(target.slot, target.generation), present=target.present) for target in targets]
+        return pb.OpenIngestReply(blocks=blocks)
+
+    async def CloseIngest(self, request: pb.CloseIngestRequest, context: Context) -> pb.CloseIngestReply:
+        self._ingests.close(AttemptId(request.attempt_id), NodeId(request.writer), Incarnation(request.writer_incarnation))
+        return pb.CloseIngestReply()
+
+    async def CancelHandOver(self, request: pb.CancelHandOverRequest, context: Context) -> pb.CancelHandOverReply:
+        await self._transfers.cancel_hand_over(AttemptId(request.attempt_id))
+        return pb.CancelHandOverReply(incarnation=self._node.incarnation)
+
+    async def Stat(self, request: pb.StatRequest, context: Context) -> pb.StatReply:
+        counts, pool = self._node.pool.counts(), self._node.pool
+        return pb.StatReply(
+            node_id=self._node.options.node_id,
+            incarnation=self._node.incarnation,
+            slots_total=counts.total,
+            slots_free=counts.free,
+            slots_cached=counts.cached,
+            slots_in_use=counts.in_use,
+            slots_quarantined=counts.quarantined,
+            lookups_blocks=pool.looked_up_blocks,
+            hits_blocks=pool.hit_blocks,
+            bytes_read=self._node.bytes_read,
+            bytes_written=self._node.bytes_written,
+        )
+
+    async def Engine(self, requests: AsyncIterator[pb.EngineCommand], context: Context) -> AsyncIterator[pb.StoreNotice]:
+        hello = await anext(aiter(requests), None)
+        if hello is None or not hello.HasField("hello"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an engine's first command is EngineHello")
+            return
+        session = self._begin(hello.hello.instance_id)
+        commands = asyncio.create_task(_take_in(requests, session), name="engine commands")
+        try:
+            yield self._hello()
+            while (notice := await session.notices.get()) is not None:
+                yield notice
+        finally:
+            commands.cancel()
+            self._end(session)
+
+    def _begin(self, instance_id: str) -> EngineSession:
+        if self._session is not None:
+            logger.warning("engine %s takes the place of %s", instance_id, self._session.instance_id)
+            self._session.close()
+        logger.info("engine %s connected", instance_id)
+        self._session = EngineSession(self._node, self._transfers, self._ingests, instance_id)
+        self._on_engine(self._session)
+        return self._session
+
+    def _end(self, session: EngineSession) -> None:
+        session.close()
+        logger.info("engine %s disconnected", session.instance_id)
+        if self._session is session:
+            self._session = None
+            self._on_engine(None)
+
+    def _hello(self) -> pb.StoreNotice:
+        options = self._node.options
+        return pb.StoreNotice(
+            hello=pb.StoreHello(
+                node_id=options.node_id, incarnation=self._node.incarnation, num_slots=options.num_slots, address=self._node.address
+            )
+        )
+
+    def _handle(self, slot: int, generation: int) -> common_pb2.BlockHandle:
+        return common_pb2.BlockHandle(
+            node_id=self._node.options.node_id, incarnation=self._node.incarnation, slot=slot, generation=generation
+        )
+
+    def _translate(self, event: PoolEvent) -> pb.StoreEvent:
+        if isinstance(event, Stored):
+            return self._event(event.sequence, stored=pb.BlocksStored(keys=event.keys, tier=pb.TIER_DRAM))
+        return self._event(event.sequence, removed=pb.BlocksRemoved(keys=event.keys, tier=pb.TIER_DRAM))
+
+    def _event(
+        self,
+        sequence: int,
+        *,
+        snapshot: pb.Snapshot | None = None,
+        stored: pb.BlocksStored | None = None,
+        removed: pb.BlocksRemoved | None = None,
+    ) -> pb.StoreEvent:
+        return pb.StoreEvent(
+            node_id=self._node.options.node_id,
+            incarnation=self._node.incarnation,
+            sequence=sequence,
+            snapshot=snapshot,
+            stored=stored,
+            removed=removed,
+        )
+
+
+async def _take_in(requests: AsyncIterator[pb.EngineCommand], session: EngineSession) -> None:
+    with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+        async for command in requests:
+            session.handle(command)
+    session.close()
+
+
+async def _or_abort(work: Awaitable[T], context: Context) -> T:
+    try:
+        return await work
+    except SpringtideError as error:
+        await context.abort(status_of(error), error.message)
+        raise

@@ -1,0 +1,161 @@
+"""A store: arena, pool, Messenger and gRPC service put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import numpy as np
+
+from kvstore import metrics
+from kvstore.core.pool import Pool
+from kvstore.core.results import PoolCounts
+from kvstore.server.engine import EngineSession, Transfers
+from kvstore.server.ingests import Ingests
+from kvstore.server.node import Node, StoreOptions
+from kvstore.server.peers import Peers
+from kvstore.server.service import StoreService
+from messenger.arena_memory import FdServer, SharedMemory
+from messenger.base import Endpoint, Slice, Transport
+from messenger.router import Messenger
+from messenger.shm import ShmTransport
+from messenger.tcp import TcpTransport
+from springtide.clock import MonotonicClock
+from springtide.errors import SpringtideError
+from springtide.ids import AttemptId, new_incarnation
+from springtide.rpc import channels
+from springtide.rpc import store_pb2 as pb
+from springtide.rpc.store_pb2_grpc import add_StoreServicer_to_server
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.1
+STOP_GRACE_S = 0.5
+SELF_TEST_BYTES = 64 << 10
+
+
+class Store:
+    """Owns everything that it makes; `close` leaves neither process, socket nor memory behind."""
+
+    def __init__(self, options: StoreOptions) -> None:
+        """Takes the arena's memory (address space; pages come at their first touch). Raises SpringtideError when it cannot be had."""
+        self.options = options
+        self.incarnation = new_incarnation()
+        self._clock = MonotonicClock()
+        self._arena = SharedMemory.create(options.num_slots, options.spec.bytes_per_slot, self.incarnation, populate=False)
+        self.pool = Pool(self._arena.region.generations, options.spec.layers, lease_s=options.lease_s, first_lease_id=self.incarnation)
+        self._arena_server = None if "shm" in options.transports else FdServer(self._arena, options.arena_socket)
+        self._messenger = Messenger(
+            [self._transport(name) for name in options.transports], self._arena.region, options.node_id, self.incarnation, self._on_notify
+        )
+        self.node = Node(options, self.incarnation, self.pool, Peers(self._messenger))
+        self._transfers = Transfers()
+        self._ingests = Ingests(self.node, self._notify_engine)
+        self._session: EngineSession | None = None
+        self._server = channels.new_server()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._last_load: pb.StoreLoad | None = None
+
+    @property
+    def address(self) -> str:
+        """gRPC host:port."""
+        return self.node.address
+
+    async def start(self) -> Endpoint:
+        """Serves peers and the engine once it has passed a transfer to itself. Raises OSError, ValueError or SpringtideError."""
+        endpoint = await self._messenger.start()
+        if self._arena_server is not None:
+            await self._arena_server.start()
+        await self._self_test(endpoint)
+        service = StoreService(self.node, self._transfers, self._ingests, endpoint, self._clock, self._set_session)
+        add_StoreServicer_to_server(service, self._server)
+        self.node.address = self._listen()
+        await self._server.start()
+        self._tasks = [
+            asyncio.create_task(self._ingests.watch_writers(self._messenger), name="watch writers"),
+            asyncio.create_task(self._tick(), name="store tick"),
+        ]
+        logger.info("store serves %d slots of %d bytes at %s", self.options.num_slots, self.options.spec.bytes_per_slot, self.address)
+        return endpoint
+
+    async def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._transfers.close()
+        await self._server.stop(STOP_GRACE_S)
+        await self.node.peers.close()
+        await self._messenger.close()
+        if self._arena_server is not None:
+            await self._arena_server.close()
+        self._arena.close()
+        self.options.store_socket.unlink(missing_ok=True)
+
+    def _listen(self) -> str:
+        host = f"[{self.options.bind_host}]" if ":" in self.options.bind_host else self.options.bind_host
+        port = self._server.add_insecure_port(f"{host}:0")
+        self.options.store_socket.unlink(missing_ok=True)  # of a process that was killed
+        self._server.add_insecure_port(f"unix:{self.options.store_socket}")
+        return f"{host}:{port}"
+
+    def _transport(self, name: str) -> Transport:
+        if name == "shm":
+            return ShmTransport(self._arena, self.options.arena_socket)
+        return TcpTransport(self.options.bind_host)
+
+    def _on_notify(self, peer: str, payload: bytes) -> None:
+        self._ingests.on_notify(peer, payload)
+
+    def _notify_engine(self, notice: pb.StoreNotice) -> None:
+        if self._session is not None:
+            self._session.notify(notice)
+
+    def _set_session(self, session: EngineSession | None) -> None:
+        self._session = session
+        self._last_load = None
+
+    async def _self_test(self, endpoint: Endpoint) -> None:
+        """Writes from one slot to another by Messenger and compares. Raises SpringtideError when that does not work."""
+        attempt, size = AttemptId("self-test"), min(self.options.spec.bytes_per_slab, SELF_TEST_BYTES)
+        source, target = self.pool.acquire(attempt, [], 2, 0).slots
+        memory, stride = self._arena.region.memory, self.options.spec.bytes_per_slot
+        pattern = np.random.default_rng(self.incarnation).integers(0, 256, size, dtype=np.uint8)
+        memory[source * stride : source * stride + size] = pattern
+        try:
+            connection = await self._messenger.connect(endpoint)
+            generation = int(self._arena.region.generations[target])
+            completion = await connection.write([Slice(source * stride, target * stride, size, generation)], 5.0)
+            await connection.close()
+        finally:
+            self.pool.release(attempt)
+        if completion.failed or not np.array_equal(memory[target * stride : target * stride + size], pattern):
+            raise SpringtideError(f"the self-test transfer of {size} bytes over {'/'.join(self.options.transports)} failed")
+
+    async def _tick(self) -> None:
+        """For ever: ends leases whose time is over, and shows how full the pool is."""
+        looked_up = hit = 0
+        while True:
+            metrics.LEASES_EXPIRED.inc(self.pool.expire_leases(self._clock.now()))
+            counts = self.pool.counts()
+            self._show(counts)
+            self._count_lookups(self.pool.looked_up_blocks - looked_up, self.pool.hit_blocks - hit)
+            looked_up, hit = self.pool.looked_up_blocks, self.pool.hit_blocks
+            load = pb.StoreLoad(slots_free=counts.free, slots_available=counts.available)
+            if load != self._last_load:
+                self._last_load = load
+                self._notify_engine(pb.StoreNotice(load=load))
+            await asyncio.sleep(TICK_S)
+
+    def _show(self, counts: PoolCounts) -> None:
+        for state in ("free", "cached", "in_use", "quarantined"):
+            metrics.SLOTS.labels("dram", state).set(getattr(counts, state))
+        metrics.LEASES.set(counts.leases)
+        metrics.INGESTS.set(counts.ingests)
+
+    def _count_lookups(self, looked_up: int, hit: int) -> None:
+        metrics.LOOKUPS.inc(looked_up)
+        metrics.HITS.inc(hit)
+        metrics.LOOKUP_TOKENS.inc(looked_up * self.options.spec.block_tokens)
+        metrics.HIT_TOKENS.inc(hit * self.options.spec.block_tokens)

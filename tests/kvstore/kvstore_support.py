@@ -1,0 +1,171 @@
+"""Parts that the kvstore tests build from."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from kvstore.link import StoreLink
+from springtide.blocks import block_keys, namespace_root
+from springtide.errors import PeerLost
+from springtide.ids import BlockKey, new_id, new_incarnation
+from springtide.kvspec import KVSpec
+from springtide.modelinfo import ModelInfo
+from springtide.rpc import channels
+from springtide.rpc import store_pb2 as pb
+from springtide.rpc.store_pb2_grpc import StoreStub
+
+ROOT = namespace_root("a model", "bfloat16", 8)
+MODEL = ModelInfo(
+    path="", name="tiny", architecture="llama", fingerprint="f", context_length=4096, layers=4, kv_heads=2, head_dim=64, vocab_size=100,
+    eos_token_ids=(2,),
+)  # fmt: skip
+SPEC: KVSpec = MODEL.kv_spec("bfloat16", 8)
+WAIT_S = 20.0
+
+
+def keys_of(*labels: int) -> list[BlockKey]:
+    """A chain of keys: the same labels, the same keys."""
+    return block_keys(ROOT, labels, 1)
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """Waits for a condition that other tasks or processes bring about."""
+    async with asyncio.timeout(WAIT_S):
+        while not (result := condition()):
+            await asyncio.sleep(0.005)
+        return result
+
+
+class StoreProcess:
+    """`python -m kvstore` of one node."""
+
+    def __init__(self, run_dir: Path, node_id: str, *, transports: Sequence[str] = ("shm", "tcp"), num_slots: int = 32, **kv: Any) -> None:
+        self.run_dir, self.node_id = run_dir, node_id
+        config = run_dir / f"{node_id}.yaml"
+        settings = {"block_tokens": SPEC.block_tokens, "arena_size": num_slots * SPEC.bytes_per_slot, "transports": list(transports), **kv}
+        config.write_text(yaml.safe_dump({"kv": settings}))
+        MODEL.save(run_dir / "model.json")
+        arguments = ["--config", config, "--model-info", run_dir / "model.json", "--run-dir", run_dir, "--node-id", node_id]
+        self.log = run_dir / f"{node_id}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen([sys.executable, "-m", "kvstore", *map(str, arguments)], stdout=log, stderr=log)
+
+    @property
+    def store_socket(self) -> Path:
+        return self.run_dir / f"{self.node_id}.store.sock"
+
+    @property
+    def arena_socket(self) -> Path:
+        return self.run_dir / f"{self.node_id}.arena.sock"
+
+    async def engine(self) -> Engine:
+        """A new engine, as soon as the store serves."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                try:
+                    return await Engine.connect(self)
+                except PeerLost:
+                    assert self.process.poll() is None, self.log.read_text()
+                    await asyncio.sleep(0.02)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        if self.process.poll() is None:
+            os.kill(self.process.pid, number)
+
+
+class Engine:
+    """An engine's behaviour towards its store, without a model: block contents are derived from keys."""
+
+    def __init__(self) -> None:
+        self.notices: list[pb.StoreNotice] = []
+        self.lost: list[PeerLost] = []
+        self.link: StoreLink
+
+    @classmethod
+    async def connect(cls, store: StoreProcess) -> Engine:
+        engine = cls()
+        hello = pb.EngineHello(instance_id=store.node_id, incarnation=new_incarnation())
+        engine.link = await StoreLink.connect(store.store_socket, store.arena_socket, hello, engine.notices.append, engine.lost.append)
+        engine._channel = channels.connect(engine.link.address)
+        engine.stub = StoreStub(engine._channel)
+        return engine
+
+    def send(self, **command: Any) -> None:
+        self.link.send(pb.EngineCommand(**command))
+
+    async def notice(self, kind: str, attempt_id: str) -> Any:
+        """The next notice of that kind about the attempt; fails at once when the attempt failed instead."""
+
+        def find() -> Any:
+            for notice in self.notices:
+                found = notice.WhichOneof("notice")
+                message = getattr(notice, found)
+                if getattr(message, "attempt_id", None) != attempt_id or found not in (kind, "attempt_failed"):
+                    continue
+                assert found == kind, message
+                self.notices.remove(notice)
+                return message
+            return None
+
+        return await until(find)
+
+    async def acquire(self, keys: Sequence[BlockKey], num_blocks: int, source: Engine | None = None, attempt_id: str = "") -> pb.Acquired:
+        attempt_id = attempt_id or new_id("attempt")
+        command = pb.Acquire(attempt_id=attempt_id, keys=keys, num_blocks=num_blocks, max_reused_blocks=num_blocks - 1)
+        if source is not None:
+            command.source_address, command.source_node_id = source.link.address, source.link.node_id
+            command.source_blocks = len(keys)
+        self.send(acquire=command)
+        return await self.notice("acquired", attempt_id)
+
+    async def reserve(self, keys: Sequence[BlockKey], num_blocks: int, attempt_id: str) -> pb.Reserved:
+        self.send(reserve=pb.Reserve(attempt_id=attempt_id, keys=keys, num_blocks=num_blocks))
+        return await self.notice("reserved", attempt_id)
+
+    async def cache(self, keys: Sequence[BlockKey]) -> None:
+        """Computes and keeps these blocks in the pool."""
+        acquired = await self.acquire(keys, len(keys) + 1)
+        for key, slot in zip(keys, acquired.slots, strict=False):
+            self.slot(slot)[:] = contents(key)
+        self.commit(acquired.attempt_id, 0, keys)
+        self.release(acquired.attempt_id)
+
+    def commit(self, attempt_id: str, first_block: int, keys: Sequence[BlockKey]) -> None:
+        self.send(commit=pb.Commit(attempt_id=attempt_id, first_block=first_block, keys=keys))
+
+    def release(self, attempt_id: str, finish_hand_over: bool = False) -> None:
+        self.send(release=pb.Release(attempt_id=attempt_id, finish_hand_over=finish_hand_over))
+
+    def slot(self, slot: int) -> np.ndarray:
+        """uint8 [layers, bytes_per_slab]"""
+        return self.link.arena[slot * SPEC.bytes_per_slot : (slot + 1) * SPEC.bytes_per_slot].reshape(SPEC.layers, -1)
+
+    async def stat(self) -> pb.StatReply:
+        return await self.stub.Stat(pb.StatRequest(), timeout=WAIT_S)
+
+    async def stat_until(self, condition: Callable[[pb.StatReply], bool]) -> pb.StatReply:
+        async with asyncio.timeout(WAIT_S):
+            while not condition(stat := await self.stat()):
+                await asyncio.sleep(0.02)
+            return stat
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+        await self.link.close()
+
+
+def contents(key: bytes) -> np.ndarray:
+    """What the block of this key holds: uint8 [layers, bytes_per_slab]."""
+    seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+    return np.random.default_rng(seed).integers(0, 256, (SPEC.layers, SPEC.bytes_per_slab), dtype=np.uint8)
