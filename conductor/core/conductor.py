@@ -1,0 +1,228 @@
+"""The Conductor as a pure machine: one event in, the actions to do out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from conductor.core.decision import Outcome, Placement, Reason, Rejection
+from conductor.core.events import (
+    Action,
+    Advance,
+    Assignment,
+    Event,
+    Forgot,
+    InstanceDown,
+    InstanceUp,
+    LiveAttempt,
+    LoadReported,
+    Phase,
+    PrefillFinished,
+    Renew,
+    Reply,
+    RequestSnapshot,
+    Role,
+    Schedule,
+    Source,
+    StoreDown,
+    StoreRemoved,
+    StoreSnapshot,
+    StoreStored,
+    StoreUp,
+    Tick,
+)
+from conductor.core.prefix_index import PrefixIndex
+from conductor.core.scheduler import Scheduler, decide
+from conductor.core.settings import ConductorSettings
+from conductor.core.state import Attempt, ClusterState
+from conductor.core.transfer import TransferModel
+from springtide.blocks import blocks_for
+from springtide.ids import GatewayId, NodeId
+
+_SWEPT_A_TICK = 50_000
+"""Table entries cleaned at a time, some 20 ms."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Since this Conductor started."""
+
+    scheduled: int = 0
+    rejected: Counter[Reason] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def decided(self) -> int:
+        return self.scheduled + self.rejected.total()
+
+
+class ConductorCore:
+    def __init__(self, settings: ConductorSettings) -> None:
+        self.settings = settings
+        self.index = PrefixIndex()
+        self.state = ClusterState(settings.chunk_tokens)
+        self.transfers = TransferModel(settings.transfer_bytes_per_s)
+        self.totals = Totals()
+        self.scheduler = Scheduler(settings, self.index, self.state, self.transfers)
+        self._store_addresses: dict[NodeId, str] = {}
+        self._snapshots_asked: set[NodeId] = set()
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """Takes the event in and returns what is to be done. `now`: seconds on a monotonic clock, never decreasing."""
+        match event:
+            case Schedule():
+                return [self._schedule(event, now)]
+            case Advance():
+                return self._advance(event, now)
+            case Renew():
+                self._renew(event, now)
+            case LoadReported(instance_id, incarnation, load):
+                self.state.report(instance_id, incarnation, load, now)
+            case StoreStored(node_id, incarnation, sequence, keys, tier):
+                return self._in_order(node_id, self.index.stored(node_id, incarnation, sequence, keys, tier))
+            case StoreRemoved(node_id, incarnation, sequence, keys, tier):
+                return self._in_order(node_id, self.index.removed(node_id, incarnation, sequence, keys, tier))
+            case StoreSnapshot(node_id, incarnation, sequence, keys, tier, complete):
+                self.index.snapshot(node_id, incarnation, sequence, keys, tier, complete)
+                if complete:
+                    self._snapshots_asked.discard(node_id)
+            case StoreUp(node_id, address):
+                self._store_addresses[node_id] = address
+            case StoreDown(node_id):
+                self.index.forget(node_id)
+                self.transfers.forget(node_id)
+                self._store_addresses.pop(node_id, None)
+                self._snapshots_asked.discard(node_id)
+            case InstanceUp(ref, incarnation):
+                self.state.instance_up(ref, incarnation, now)
+            case InstanceDown(instance_id, incarnation):
+                self.state.instance_down(instance_id, incarnation, now)
+            case Tick():
+                return self._tick(now)
+        return []
+
+    @property
+    def ready(self) -> bool:
+        """Whether at least one prefill instance and one decode node can take requests."""
+        return all(any(self.scheduler.ready(instance) for instance in self.state.of_role(role)) for role in Role)
+
+    def validate(self) -> None:
+        """Asserts the invariants of all parts. For tests; it looks at everything."""
+        self.index.validate()
+        self.state.validate()
+        self.transfers.validate({key for key, attempt in self.state.attempts.items() if attempt.phase is Phase.PREFILL})
+
+    # ---- attempts ----
+
+    def _schedule(self, request: Schedule, now: float) -> Reply:
+        # A gateway that asks again did not get the first answer: that placement counts no more.
+        self.state.remove(request.attempt_id)
+        self.transfers.end(request.attempt_id)
+        alternatives = self.scheduler.estimate(request, self.totals.decided, now)
+        outcome = decide(alternatives)
+        self._count(outcome)
+        assignment = None
+        if isinstance(outcome, Placement):
+            source = self._source(outcome)
+            assignment = Assignment(
+                attempt_id=request.attempt_id,
+                prefill=self.state.instances[outcome.prefill.instance_id].ref,
+                decode=self.state.instances[outcome.decode.instance_id].ref,
+                local_blocks=outcome.prefill.local_blocks,
+                source=source,
+                predicted_ttft_ms=outcome.prefill.ttft_ms,
+                predicted_tbt_ms=outcome.decode.tbt_ms,
+                ttft_slo_ms=alternatives.ttft_slo_ms,
+                tbt_slo_ms=alternatives.tbt_slo_ms,
+            )
+            self.state.place(
+                Attempt(
+                    attempt_id=request.attempt_id,
+                    gateway_id=request.gateway_id,
+                    prefill_id=outcome.prefill.instance_id,
+                    decode_id=outcome.decode.instance_id,
+                    phase=Phase.PREFILL,
+                    num_tokens=request.num_tokens,
+                    num_blocks=alternatives.num_blocks,
+                    prefill_ms=outcome.prefill.prefill_ms,
+                    predicted_ttft_ms=outcome.prefill.ttft_ms,
+                    renewed_at=now,
+                )
+            )
+            if source is not None:
+                self.transfers.begin(request.attempt_id, source.node_id, assignment.prefill.node_id)
+        return Reply(request.attempt_id, outcome, alternatives, assignment)
+
+    def _source(self, placement: Placement) -> Source | None:
+        node_id = placement.prefill.source_id
+        if node_id is None:
+            return None
+        return Source(node_id, self._store_addresses[node_id], placement.prefill.source_blocks)
+
+    def _count(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Rejection):
+            self.totals.rejected[outcome.reason] += 1
+        else:
+            self.totals.scheduled += 1
+
+    def _advance(self, event: Advance, now: float) -> list[Action]:
+        attempt = self.state.attempts.get(event.attempt_id)
+        if attempt is None:
+            return []
+        attempt.renewed_at = now
+        if event.phase.over:
+            self.transfers.end(event.attempt_id)
+            self.state.finish(event.attempt_id, event.output_tokens if event.phase is Phase.FINISHED else 0, now)
+            return []
+        if event.phase is not Phase.DECODE or attempt.phase is Phase.DECODE:
+            return []
+        self.transfers.end(event.attempt_id, event.remote_tokens * self.settings.bytes_per_token, event.fetch_ms)
+        self.state.prefill_over(attempt)
+        self.totals.prompt_tokens += attempt.num_tokens
+        self.totals.cached_tokens += event.cached_tokens
+        return [PrefillFinished(event.attempt_id, attempt.predicted_ttft_ms, event.ttft_ms, attempt.num_tokens, event.cached_tokens)]
+
+    def _renew(self, event: Renew, now: float) -> None:
+        for live in event.attempts:
+            known = self.state.attempts.get(live.attempt_id)
+            if known is None:
+                if not live.phase.over and not self.state.is_over(live.attempt_id):
+                    self.state.place(self._relearnt(live, event.gateway_id, now))
+                continue
+            known.renewed_at = now
+            if live.phase is Phase.DECODE and known.phase is Phase.PREFILL:
+                self.transfers.end(live.attempt_id)
+                self.state.prefill_over(known)
+
+    def _relearnt(self, live: LiveAttempt, gateway_id: GatewayId, now: float) -> Attempt:
+        """An attempt that another Conductor, or this one before its restart, placed."""
+        prefill = self.state.instances.get(live.prefill_id)
+        cost = prefill.load.prefill_cost if prefill is not None else None
+        return Attempt(
+            attempt_id=live.attempt_id,
+            gateway_id=gateway_id,
+            prefill_id=live.prefill_id,
+            decode_id=live.decode_id,
+            phase=live.phase,
+            num_tokens=live.num_tokens,
+            num_blocks=blocks_for(live.num_tokens + 1, self.settings.block_tokens),
+            prefill_ms=self.state.prefill_ms(cost, live.num_tokens - live.cached_tokens, live.cached_tokens) if cost is not None else 0.0,
+            predicted_ttft_ms=0.0,
+            renewed_at=now,
+        )
+
+    # ---- stores and time ----
+
+    def _in_order(self, node_id: NodeId, in_order: bool) -> list[Action]:
+        if in_order or node_id in self._snapshots_asked:
+            return []
+        self._snapshots_asked.add(node_id)
+        return [RequestSnapshot(node_id)]
+
+    def _tick(self, now: float) -> list[Action]:
+        silent = self.state.expire(now, self.settings.lease_s)
+        for attempt_id in silent:
+            self.transfers.end(attempt_id)
+        self.index.sweep(_SWEPT_A_TICK)
+        return [Forgot(tuple(silent))] if silent else []

@@ -1,0 +1,270 @@
+"""What happens to the Conductor (events) and what it wants done (actions)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from conductor.core.decision import Alternatives, Outcome
+from springtide.cost import DecodeCost, PrefillCost
+from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
+
+
+class Tier(Enum):
+    DRAM = "dram"
+    SSD = "ssd"
+
+
+class Phase(IntEnum):
+    """How far an attempt is. It only ever grows: a message that would lower it is late."""
+
+    PREFILL = 1
+    DECODE = 2
+    FINISHED = 3
+    FAILED = 4
+
+    @property
+    def over(self) -> bool:
+        return self >= Phase.FINISHED
+
+
+class Role(Enum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRef:
+    """`address` and `store_address` are gRPC host:port; the store is that of the instance's own node."""
+
+    instance_id: InstanceId
+    role: Role
+    address: str
+    node_id: NodeId
+    store_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an instance last told of itself: springtide.v1.LoadReport."""
+
+    running: int = 0
+    waiting: int = 0
+    tokens: int = 0
+    queue_ms: float = 0.0
+    step_ms: float = 0.0
+    slots_total: int = 0
+    slots_available: int = 0
+    max_batch: int = 0
+    attempt_ids: frozenset[AttemptId] = frozenset()
+    prefill_cost: PrefillCost | None = None
+    decode_cost: DecodeCost | None = None
+
+
+# ---- events ----
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A gateway asks where to run an attempt. `block_keys` are those of every full block; an objective of 0 means the cluster's."""
+
+    attempt_id: AttemptId
+    request_id: RequestId
+    gateway_id: GatewayId
+    block_keys: Sequence[BlockKey]
+    num_tokens: int
+    max_new_tokens: int
+    accepted: bool = False
+    avoid: frozenset[InstanceId] = frozenset()
+    ttft_slo_ms: float = 0.0
+    tbt_slo_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1:
+            raise ValueError(f"num_tokens must be at least 1, not {self.num_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """An attempt reached `phase`. `fetch_ms` is the time it took to fetch `remote_tokens` from the source; 0 when nothing was fetched."""
+
+    attempt_id: AttemptId
+    phase: Phase
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    ttft_ms: float = 0.0
+    remote_tokens: int = 0
+    fetch_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveAttempt:
+    attempt_id: AttemptId
+    prefill_id: InstanceId
+    decode_id: InstanceId
+    phase: Phase
+    num_tokens: int
+    cached_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cached_tokens < self.num_tokens:
+            raise ValueError(f"cached_tokens must be in [0, num_tokens), not {self.cached_tokens} of {self.num_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    gateway_id: GatewayId
+    attempts: Sequence[LiveAttempt]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceUp:
+    """The load stream of this incarnation is up."""
+
+    ref: InstanceRef
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDown:
+    """Its load stream is lost, or it withdrew. A no-op for any other incarnation than the one that is up."""
+
+    instance_id: InstanceId
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReported:
+    instance_id: InstanceId
+    incarnation: int
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUp:
+    """A watch of the store was opened; its snapshot is to come. `address` is its gRPC host:port."""
+
+    node_id: NodeId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDown:
+    """The watch is lost: what the store holds cannot be relied upon."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSnapshot:
+    """One part of a snapshot; `sequence` is that of the last event it includes, `complete` marks the last part."""
+
+    node_id: NodeId
+    incarnation: int
+    sequence: int
+    keys: Sequence[BlockKey]
+    tier: Tier
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStored:
+    node_id: NodeId
+    incarnation: int
+    sequence: int
+    keys: Sequence[BlockKey]
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRemoved:
+    node_id: NodeId
+    incarnation: int
+    sequence: int
+    keys: Sequence[BlockKey]
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time went by: leases are checked and forgotten contents swept. About once a second."""
+
+
+Event = (
+    Schedule
+    | Advance
+    | Renew
+    | InstanceUp
+    | InstanceDown
+    | LoadReported
+    | StoreUp
+    | StoreDown
+    | StoreSnapshot
+    | StoreStored
+    | StoreRemoved
+    | Tick
+)
+
+
+# ---- actions ----
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A store from which to fetch: its first `num_blocks` blocks of the prompt, of which the prefill node has some itself."""
+
+    node_id: NodeId
+    store_address: str
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    attempt_id: AttemptId
+    prefill: InstanceRef
+    decode: InstanceRef
+    local_blocks: int
+    source: Source | None
+    predicted_ttft_ms: float
+    predicted_tbt_ms: float
+    ttft_slo_ms: float
+    tbt_slo_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a Schedule: exactly one each. `assignment` is absent when `outcome` is a Rejection."""
+
+    attempt_id: AttemptId
+    outcome: Outcome
+    alternatives: Alternatives
+    assignment: Assignment | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSnapshot:
+    """Events of this store were missed: watch it anew."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFinished:
+    """What was predicted and what came, to keep score of the predictions."""
+
+    attempt_id: AttemptId
+    predicted_ttft_ms: float
+    actual_ttft_ms: float
+    prompt_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forgot:
+    """Attempts whose gateway was silent for a lease."""
+
+    attempt_ids: tuple[AttemptId, ...]
+
+
+Action = Reply | RequestSnapshot | PrefillFinished | Forgot

@@ -1,0 +1,210 @@
+"""What the Conductor knows of the cluster: instances with their load, and the attempts it placed on them.
+
+An instance reports its own work; what was placed on it since it made the report is added from here. `LoadReport.attempt_ids` says which
+attempts a report includes, so that none is counted twice or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from conductor.core.events import InstanceRef, Load, Phase, Role
+from springtide.cost import PrefillCost
+from springtide.ids import AttemptId, GatewayId, InstanceId
+
+_INITIAL_OUTPUT_TOKENS = 128.0
+_OUTPUT_SMOOTHING = 0.05
+
+
+@dataclass(slots=True)
+class Attempt:
+    attempt_id: AttemptId
+    gateway_id: GatewayId
+    prefill_id: InstanceId
+    decode_id: InstanceId
+    phase: Phase
+    num_tokens: int
+    num_blocks: int
+    """Slots that the prompt and the first output token need at the decode node."""
+    prefill_ms: float
+    """Predicted time of computing what is not cached."""
+    predicted_ttft_ms: float
+    """0 when another Conductor placed it."""
+    renewed_at: float
+
+
+@dataclass(slots=True)
+class Instance:
+    """One instance as it was last seen. When it is down it is remembered for a lease, for a broken stream may come back."""
+
+    ref: InstanceRef
+    incarnation: int
+    up: bool = True
+    load: Load = field(default_factory=Load)
+    changed_at: float = 0.0
+    """When `load` arrived or, while it is down, since when it is."""
+    unreported: dict[AttemptId, Attempt] = field(default_factory=dict)
+    """Placed here, and in no report yet."""
+    arriving: dict[AttemptId, Attempt] = field(default_factory=dict)
+    """Decode only: placed here and not yet in the batch of which the latest report tells."""
+
+    def queue_ms(self, now: float) -> float:
+        """EstimatePrefillQueueTime of Algorithm 1: what the report still leaves to do by now, and what was placed since."""
+        left = self.load.queue_ms - 1000.0 * (now - self.changed_at)
+        queue = left if left > 0 else 0.0
+        if self.unreported:
+            queue += sum(attempt.prefill_ms for attempt in self.unreported.values())
+        return queue
+
+    def tbt_ms(self, more_tokens: int) -> tuple[float, int]:
+        """Predicted time between tokens, and the batch, once everything promised and one more attempt of `more_tokens` are in it.
+
+        Attempts beyond the largest batch take turns with the others, which stretches everybody's mean.
+        """
+        cost = self.load.decode_cost
+        assert cost is not None, f"{self.ref.instance_id} has reported no decode cost"
+        batch, context = self.load.running + 1, self.load.tokens + more_tokens
+        if self.arriving:
+            batch += len(self.arriving)
+            context += sum(attempt.num_tokens for attempt in self.arriving.values())
+        largest = self.load.max_batch or batch
+        if batch <= largest:
+            return cost.predict_ms(batch, context), batch
+        turns = batch / largest
+        return cost.predict_ms(largest, int(context / turns)) * turns, batch
+
+    def slots_free(self) -> int:
+        """Slots at the instance's store, less those that attempts placed since the report will take."""
+        free = self.load.slots_available
+        if self.unreported:
+            free -= sum(attempt.num_blocks for attempt in self.unreported.values())
+        return free
+
+    def report(self, load: Load, now: float) -> None:
+        self.load, self.changed_at = load, now
+        for attempt_id in load.attempt_ids & self.unreported.keys():
+            del self.unreported[attempt_id]
+        for attempt in [attempt for attempt in self.arriving.values() if attempt.phase is not Phase.PREFILL]:
+            del self.arriving[attempt.attempt_id]
+
+
+class ClusterState:
+    """Instances and live attempts."""
+
+    def __init__(self, chunk_tokens: int) -> None:
+        self.instances: dict[InstanceId, Instance] = {}
+        self.attempts: dict[AttemptId, Attempt] = {}
+        self.mean_output_tokens = _INITIAL_OUTPUT_TOKENS
+        self._over: dict[AttemptId, float] = {}
+        self._chunk_tokens = chunk_tokens
+
+    def prefill_ms(self, cost: PrefillCost, new_tokens: int, cached_tokens: int) -> float:
+        """EstimatePrefillExecutionTime of Algorithm 1, every chunk paying the fixed part of the cost."""
+        more_chunks = (new_tokens - 1) // self._chunk_tokens
+        return cost.predict_ms(new_tokens, cached_tokens) + cost.fixed_ms * more_chunks
+
+    # ---- instances ----
+
+    def instance_up(self, ref: InstanceRef, incarnation: int, now: float) -> None:
+        """A stream that came back finds its instance as it was left. Another incarnation starts with no work; one never seen takes up the
+        attempts that gateways said are there (this Conductor has restarted)."""
+        known = self.instances.get(ref.instance_id)
+        if known is not None and known.incarnation == incarnation:
+            known.ref, known.up, known.changed_at = ref, True, now
+            return
+        instance = self.instances[ref.instance_id] = Instance(ref, incarnation, changed_at=now)
+        if known is None:
+            for attempt in self.attempts.values():
+                self._count_work(instance, attempt)
+
+    def instance_down(self, instance_id: InstanceId, incarnation: int, now: float) -> None:
+        instance = self.instances.get(instance_id)
+        if instance is not None and instance.incarnation == incarnation and instance.up:
+            instance.up, instance.changed_at = False, now
+
+    def report(self, instance_id: InstanceId, incarnation: int, load: Load, now: float) -> None:
+        instance = self.instances.get(instance_id)
+        if instance is not None and instance.incarnation == incarnation and instance.up:
+            instance.report(load, now)
+
+    # ---- attempts ----
+
+    def place(self, attempt: Attempt) -> None:
+        """The attempt is live, and its work counts where it was placed."""
+        self.remove(attempt.attempt_id)
+        self._over.pop(attempt.attempt_id, None)
+        self.attempts[attempt.attempt_id] = attempt
+        for instance_id in (attempt.prefill_id, attempt.decode_id):
+            instance = self.instances.get(instance_id)
+            if instance is not None:
+                self._count_work(instance, attempt)
+
+    def is_over(self, attempt_id: AttemptId) -> bool:
+        """Whether the attempt ended within the last lease."""
+        return attempt_id in self._over
+
+    def prefill_over(self, attempt: Attempt) -> None:
+        """The first token is out. The decode node's next report tells of a batch with the attempt in it."""
+        attempt.phase = Phase.DECODE
+        prefill = self.instances.get(attempt.prefill_id)
+        if prefill is not None:
+            prefill.unreported.pop(attempt.attempt_id, None)
+
+    def finish(self, attempt_id: AttemptId, output_tokens: int, now: float) -> None:
+        """The attempt is over; a late message about it will not bring it back."""
+        self.remove(attempt_id)
+        self._over[attempt_id] = now
+        if output_tokens > 0:
+            self.mean_output_tokens += _OUTPUT_SMOOTHING * (output_tokens - self.mean_output_tokens)
+
+    def remove(self, attempt_id: AttemptId) -> None:
+        attempt = self.attempts.pop(attempt_id, None)
+        if attempt is None:
+            return
+        for instance in (self.instances.get(attempt.prefill_id), self.instances.get(attempt.decode_id)):
+            if instance is not None:
+                instance.unreported.pop(attempt_id, None)
+                instance.arriving.pop(attempt_id, None)
+
+    def expire(self, now: float, lease_s: float) -> list[AttemptId]:
+        """Forgets whatever was silent for a lease: attempts (returned), instances that stayed down, and that an attempt was over."""
+        silent = [attempt_id for attempt_id, attempt in self.attempts.items() if now - attempt.renewed_at > lease_s]
+        for attempt_id in silent:
+            self.remove(attempt_id)
+        gone = [key for key, instance in self.instances.items() if not instance.up and now - instance.changed_at > lease_s]
+        for instance_id in gone:
+            del self.instances[instance_id]
+        for attempt_id in [attempt_id for attempt_id, ended_at in self._over.items() if now - ended_at > lease_s]:
+            del self._over[attempt_id]
+        return silent
+
+    def of_role(self, role: Role) -> Iterable[Instance]:
+        return (instance for instance in self.instances.values() if instance.ref.role is role)
+
+    def _count_work(self, instance: Instance, attempt: Attempt) -> None:
+        """Adds to `instance` what the attempt, if it was placed there, means beyond the instance's own report."""
+        in_prefill = attempt.phase is Phase.PREFILL
+        reported = attempt.attempt_id in instance.load.attempt_ids
+        if instance.ref.role is Role.PREFILL:
+            if attempt.prefill_id == instance.ref.instance_id and in_prefill and not reported:
+                instance.unreported[attempt.attempt_id] = attempt
+        elif attempt.decode_id == instance.ref.instance_id:
+            if not reported:
+                instance.unreported[attempt.attempt_id] = attempt
+            if in_prefill or not reported:
+                instance.arriving[attempt.attempt_id] = attempt
+
+    def validate(self) -> None:
+        """Asserts that no work is counted for an attempt that is over, elsewhere, or not what it was placed for."""
+        assert not self.attempts.keys() & self._over.keys(), "an attempt is live and over"
+        for instance_id, instance in self.instances.items():
+            for attempt_id, attempt in [*instance.unreported.items(), *instance.arriving.items()]:
+                assert self.attempts.get(attempt_id) is attempt, f"{instance_id} counts {attempt_id}, which is not live"
+                place = attempt.prefill_id if instance.ref.role is Role.PREFILL else attempt.decode_id
+                assert place == instance_id, f"{attempt_id} is counted at {instance_id}, not {place}"
+            if instance.ref.role is Role.PREFILL:
+                assert not instance.arriving, f"{instance_id} is no decode node"
+                assert all(attempt.phase is Phase.PREFILL for attempt in instance.unreported.values()), "a finished prefill is queued"
+        for attempt in self.attempts.values():
+            assert not attempt.phase.over, f"{attempt.attempt_id} is over and live"

@@ -1,0 +1,258 @@
+"""What the gateway's core is told (events) and what it wants done (actions)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from springtide.errors import SpringtideError
+from springtide.ids import AttemptId, InstanceId, NodeId, RequestId
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import conductor_pb2 as conductor_pb
+from springtide.sampling import SampledToken, SamplingParams
+
+Side = Literal["prefill", "decode"]
+Finish = Literal["stop", "length"]
+Phase = Literal["prefill", "decode", "finished", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One prompt, one output: what is scheduled. An API request with several choices has as many generations."""
+
+    request_id: RequestId
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    tenant: str = ""
+    priority: int = 0
+    traceparent: str = ""
+    accepted: bool = False
+    """Belongs to a request that the Conductor has accepted already (a further choice of it): never rejected for load."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise ValueError("Generation.prompt_ids must hold at least one token")
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    instance_id: InstanceId
+    address: str
+    node_id: NodeId
+    store_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Where an attempt runs; fields as in `proto/springtide/v1/conductor.proto`."""
+
+    attempt_id: AttemptId
+    prefill: Instance
+    decode: Instance
+    source: Instance | None = None
+    source_blocks: int = 0
+    predicted_ttft_ms: float = 0.0
+    ttft_slo_ms: float = 0.0
+    tbt_slo_ms: float = 0.0
+
+
+# ---- events ----
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A valid request: from now on the core owes it one terminal reply."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    attempt_id: AttemptId
+    reason: conductor_pb.RejectionReason
+    message: str
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerUnreachable:
+    attempt_id: AttemptId
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Tokens of an attempt; `position` is the output position of the first, counted from the end of the original prompt."""
+
+    attempt_id: AttemptId
+    position: int
+    tokens: tuple[SampledToken, ...]
+    finish: Finish | None = None
+
+    @property
+    def end(self) -> int:
+        return self.position + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
+    output: Output
+    cached_tokens: int
+    remote_tokens: int = 0
+    """Of the cached ones, those that came from another node, which took `fetch_ms`."""
+    fetch_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOutput:
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    attempt_id: AttemptId
+    side: Side
+    code: pb.FailureCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost:
+    """The session with an instance is over, and with it what ran there for these attempts. `connected` is False when it never came to be."""
+
+    side: Side
+    instance_id: InstanceId
+    attempt_ids: tuple[AttemptId, ...]
+    connected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StopStringHit:
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """This gateway ends: every request that it owns, or is still given, is answered at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event = (
+    Arrived
+    | Assigned
+    | Rejected
+    | SchedulerUnreachable
+    | PrefillDone
+    | DecodeOutput
+    | AttemptFailed
+    | SessionLost
+    | StopStringHit
+    | ClientGone
+    | Shutdown
+    | Tick
+)
+
+# ---- actions ----
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Ask the Conductor where this attempt is to run. Asking again for the same attempt replaces what it answered before."""
+
+    attempt_id: AttemptId
+    generation: Generation
+    token_ids: tuple[int, ...]
+    """The prompt and every output token received so far."""
+    accepted: bool
+    avoid: tuple[InstanceId, ...]
+
+    @property
+    def max_new_tokens(self) -> int:
+        return self.generation.sampling.max_tokens - (len(self.token_ids) - len(self.generation.prompt_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class StartDecode:
+    generation: Generation
+    token_ids: tuple[int, ...]
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class StartPrefill:
+    generation: Generation
+    token_ids: tuple[int, ...]
+    assignment: Assignment
+    ttft_budget_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Whatever this side still does or holds for the attempt is to be given up."""
+
+    side: Side
+    instance_id: InstanceId
+    attempt_id: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """The next output tokens, each position exactly once and in order."""
+
+    request_id: RequestId
+    tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Tell the Conductor. After `finished` or `failed` nothing of the attempt is of interest any more."""
+
+    attempt_id: AttemptId
+    phase: Phase
+    instance_id: str = ""
+    """Who failed, if known."""
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    ttft_ms: float = 0.0
+    remote_tokens: int = 0
+    fetch_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    reason: Finish
+    cached_tokens: int
+    """Prompt tokens that the first attempt found in the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    error: SpringtideError
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The client went away; nobody reads this reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    request_id: RequestId
+    reply: Finished | Failed | Cancelled
+
+
+Action = Schedule | StartDecode | StartPrefill | Abort | Emit | Advance | Terminal

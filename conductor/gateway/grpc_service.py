@@ -1,0 +1,158 @@
+"""The public gRPC API: `springtide.v1.Inference`, over the same path as the HTTP one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from conductor.gateway import metrics
+from conductor.gateway.backend import Backend
+from conductor.gateway.prepare import COMPLETION_MAX_TOKENS
+from conductor.gateway.reply import Delta, Usage, Work
+from conductor.gateway.schema import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from springtide.errors import InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unavailable
+from springtide.ids import new_id
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import inference_pb2, inference_pb2_grpc
+
+_ENDPOINT = "grpc/Generate"
+_FINISHES = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
+_CODES: dict[type[SpringtideError], grpc.StatusCode] = {
+    ModelNotFound: grpc.StatusCode.NOT_FOUND,
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+async def add_services(server: grpc.aio.Server, backend: Backend) -> None:
+    """Inference, with health and reflection beside it."""
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(backend), server)
+    name = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+    servicer = health.aio.HealthServicer()
+    for service in ("", name):
+        await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def ListModels(self, request: inference_pb2.ListModelsRequest, context: Context) -> inference_pb2.ListModelsReply:
+        preparer = self._backend.preparer
+        return inference_pb2.ListModelsReply(
+            models=[inference_pb2.ModelCard(id=preparer.model_name, context_length=preparer.context_length)]
+        )
+
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> AsyncIterator[inference_pb2.GenerateChunk]:
+        status = grpc.StatusCode.CANCELLED
+        metrics.IN_FLIGHT.labels(_ENDPOINT).inc()
+        try:
+            async for chunk in self._generate(request, context):
+                yield chunk
+            status = grpc.StatusCode.OK
+        except SpringtideError as error:
+            status = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+            await _abort(context, status, error)
+        finally:
+            metrics.IN_FLIGHT.labels(_ENDPOINT).dec()
+            metrics.REQUESTS.labels(_ENDPOINT, status.name).inc()
+            if status is grpc.StatusCode.CANCELLED:
+                metrics.DISCONNECTS.labels(_ENDPOINT).inc()
+
+    async def _generate(self, request: inference_pb2.GenerateRequest, context: Context) -> AsyncIterator[inference_pb2.GenerateChunk]:
+        reply = self._backend.start(await self._prepare(request, context))
+        try:
+            async for batch in reply.batches():
+                for delta in batch:
+                    yield _chunk(reply.request_id, delta, reply.usage if delta.finish is not None else None)
+        finally:
+            # However it ends, also when grpc cancels this call because its client is gone.
+            reply.close()
+
+    async def _prepare(self, request: inference_pb2.GenerateRequest, context: Context) -> Work:
+        preparer = self._backend.preparer
+        preparer.check_model(request.model)
+        if len(request.stop) > MAX_STOP_STRINGS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in request.stop):
+            raise InvalidRequest(f"stop may hold at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters", param="stop")
+        wanted = request.sampling
+        if wanted.HasField("logprobs") and wanted.logprobs > MAX_LOGPROBS:
+            raise InvalidRequest(f"sampling.logprobs must be at most {MAX_LOGPROBS}, not {wanted.logprobs}", param="sampling.logprobs")
+        kind = request.WhichOneof("prompt")
+        if kind == "chat":
+            tokens = await preparer.chat_tokens([(message.role, message.content) for message in request.chat.messages])
+        elif kind == "text":
+            tokens = await preparer.prompt_tokens(request.text, "text")
+        elif kind == "tokens":
+            tokens = await preparer.prompt_tokens(tuple(request.tokens.token_ids), "tokens")
+        else:
+            raise InvalidRequest("prompt is required: one of text, tokens and chat", param="prompt")
+        sampling = preparer.sampling(
+            [tokens],
+            max_tokens=wanted.max_tokens or None,
+            default_max_tokens=preparer.context_length if kind == "chat" else COMPLETION_MAX_TOKENS,
+            prompt_field="prompt",
+            values=_sampling_values(wanted),
+        )
+        headers = dict(context.invocation_metadata() or ())
+        return Work(
+            request_id=new_id("gen"),
+            prompts=(tokens,),
+            n=1,
+            sampling=sampling,
+            stop=tuple(request.stop),
+            tenant=request.tenant,
+            priority=request.priority,
+            traceparent=str(headers.get("traceparent", "")),
+        )
+
+
+def _sampling_values(wanted: pb.SamplingParams) -> dict[str, Any]:
+    return {
+        "temperature": wanted.temperature,
+        "top_k": wanted.top_k,
+        "top_p": wanted.top_p or 1.0,
+        "min_p": wanted.min_p,
+        "seed": wanted.seed or None,
+        "repetition_penalty": wanted.repetition_penalty or 1.0,
+        "presence_penalty": wanted.presence_penalty,
+        "frequency_penalty": wanted.frequency_penalty,
+        "stop_token_ids": tuple(wanted.stop_token_ids),
+        "ignore_eos": wanted.ignore_eos,
+        "logprobs": wanted.logprobs if wanted.HasField("logprobs") else None,
+        "logit_bias": dict(wanted.logit_bias),
+    }
+
+
+def _chunk(request_id: str, delta: Delta, usage: Usage | None) -> inference_pb2.GenerateChunk:
+    chunk = inference_pb2.GenerateChunk(
+        request_id=request_id,
+        text=delta.text,
+        token_ids=[placed.token.token_id for placed in delta.tokens],
+        logprobs=[logprobs for placed in delta.tokens if (logprobs := placed.token.logprobs_proto()) is not None],
+    )
+    if delta.finish is not None:
+        chunk.finish_reason = _FINISHES[delta.finish]
+    if usage is not None:
+        chunk.usage.prompt_tokens = usage.prompt_tokens
+        chunk.usage.completion_tokens = usage.completion_tokens
+        chunk.usage.cached_tokens = usage.cached_tokens
+    return chunk
+
+
+async def _abort(context: Context, status: grpc.StatusCode, error: SpringtideError) -> NoReturn:
+    trailers: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, Overloaded):
+        trailers = (("retry-after", str(max(1, math.ceil(error.retry_after_s)))),)
+    await context.abort(status, error.message, trailing_metadata=trailers)
+    raise AssertionError("abort does not return")

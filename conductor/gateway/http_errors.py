@@ -1,0 +1,90 @@
+"""Every error in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from conductor.gateway import metrics
+from springtide.errors import InvalidRequest, Overloaded, SpringtideError
+
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def error_body(error: SpringtideError) -> dict[str, Any]:
+    return {"error": {"message": error.message, "type": error.openai_type, "param": error.param, "code": error.code}}
+
+
+def error_response(error: SpringtideError) -> JSONResponse:
+    headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))} if isinstance(error, Overloaded) else None
+    return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(SpringtideError, _on_springtide_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_body)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+async def _on_springtide_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, SpringtideError)
+    return error_response(error)
+
+
+async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    metrics.REQUESTS.labels(request.url.path, "400").inc()
+    return error_response(explain(error.errors()[0]))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    what = f"{error.detail}: {request.method} {request.url.path}"
+    body = {"error": {"message": what, "type": "invalid_request_error", "param": None, "code": _HTTP_CODES.get(error.status_code)}}
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+
+
+async def _on_bug(_: Request, error: Exception) -> JSONResponse:
+    # Starlette raises it again afterwards, so that the server logs it with its traceback.
+    return error_response(SpringtideError("internal error; the server's log has more", code="internal_error"))
+
+
+def explain(problem: dict[str, Any]) -> InvalidRequest:
+    """One of pydantic's problems, in words that name the field and the value."""
+    location: Sequence[str | int] = problem["loc"][1:]
+    kind, message = problem["type"], problem["msg"]
+    if kind == "json_invalid":
+        return InvalidRequest(f"the body is not valid JSON: {problem['ctx']['error']} at character {location[0]}", code="invalid_json")
+    param = _dotted(location)
+    if not param:
+        return _explain_whole(kind, message)
+    if kind == "extra_forbidden":
+        return InvalidRequest(f"{param} is not a field that this server supports", param=param, code="unknown_parameter")
+    if kind == "missing":
+        return InvalidRequest(f"{param} is required", param=param, code="missing_required_parameter")
+    if kind in ("value_error", "assertion_error"):
+        return InvalidRequest(f"{param} {message.removeprefix('Value error, ')}", param=param, code="invalid_value")
+    value = problem.get("input")
+    shown = f", not {value!r}" if isinstance(value, (str, int, float, bool, type(None))) and len(repr(value)) < 100 else ""
+    return InvalidRequest(f"{param}: {message[:1].lower()}{message[1:]}{shown}", param=param, code="invalid_value")
+
+
+def _explain_whole(kind: str, message: str) -> InvalidRequest:
+    if kind == "value_error":
+        text = message.removeprefix("Value error, ")
+        return InvalidRequest(text, param=text.split()[0], code="invalid_value")
+    return InvalidRequest("the body must be a JSON object, sent with content-type application/json", code="invalid_body")
+
+
+def _dotted(location: Sequence[str | int]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

@@ -1,0 +1,19 @@
+"""What the gateway tells Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from springtide.telemetry import LATENCY_BUCKETS_S
+
+REQUESTS = Counter("springtide_gateway_requests_total", "API requests answered.", ["endpoint", "status"])
+IN_FLIGHT = Gauge("springtide_gateway_requests_in_flight", "API requests being answered.", ["endpoint"])
+DISCONNECTS = Counter("springtide_gateway_client_disconnects_total", "API requests whose client went away first.", ["endpoint"])
+TTFT_SECONDS = Histogram("springtide_gateway_ttft_seconds", "From a generation's arrival to its first token.", buckets=LATENCY_BUCKETS_S)
+TBT_SECONDS = Histogram("springtide_gateway_tbt_seconds", "Between two tokens of a generation.", buckets=LATENCY_BUCKETS_S)
+PROMPT_TOKENS = Counter("springtide_gateway_prompt_tokens_total", "Prompt tokens of the generations that finished.")
+OUTPUT_TOKENS = Counter("springtide_gateway_output_tokens_total", "Output tokens sent on.")
+CACHED_TOKENS = Counter("springtide_gateway_cached_tokens_total", "Of them, those found in the pool by the first attempt.")
+RESCHEDULES = Counter("springtide_gateway_reschedules_total", "Attempts beyond a generation's first.")
+FAILED_ATTEMPTS = Counter("springtide_gateway_failed_attempts_total", "Attempts that failed, by instance at fault (empty: unknown).", ["instance"])
+TERMINALS = Counter("springtide_gateway_generations_total", "Generations ended, by how.", ["outcome"])

@@ -1,0 +1,230 @@
+"""The OpenAI-compatible request bodies. A field that cannot be honoured is refused by name; nothing is ignored silently.
+
+Fields that exist in OpenAI's API but have no meaning here are accepted at the values that ask for nothing (`_Neutral`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+INT32 = (-(1 << 31), (1 << 31) - 1)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def _neutral(*allowed: Any) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if value is None or any(value == neutral and type(value) is type(neutral) for neutral in allowed):
+            return value
+        choices = " or ".join(["null", *(repr(neutral).lower() if isinstance(neutral, bool) else repr(neutral) for neutral in allowed)])
+        raise ValueError(f"is not supported by this server; leave it out (or send {choices})")
+
+    return check
+
+
+def _stop_strings(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return ()
+    if not isinstance(stops, (list, tuple)) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("must be a string or a list of strings")
+    if len(stops) > MAX_STOP_STRINGS:
+        raise ValueError(f"may hold at most {MAX_STOP_STRINGS} strings, not {len(stops)}")
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_LENGTH:
+            raise ValueError(f"strings must have 1 to {MAX_STOP_LENGTH} characters, not {len(stop)}")
+    return tuple(stops)
+
+
+def _logit_bias(value: Any) -> Any:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ValueError("must map token ids to numbers")
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        if not str(key).isdecimal():
+            raise ValueError(f"keys must be token ids, not {key!r}")
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -100 <= bias <= 100:
+            raise ValueError(f"values must be between -100 and 100, not {bias!r}")
+        biases[int(key)] = float(bias)
+    return biases
+
+
+Prompt = str | tuple[int, ...]
+
+
+def _prompts(value: Any) -> tuple[Prompt, ...]:
+    """One prompt or several, each as text or as token ids."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, (list, tuple)) and value:
+        if all(isinstance(entry, str) for entry in value):
+            return tuple(value)
+        if _is_token_ids(value):
+            return (tuple(value),)
+        if all(isinstance(entry, list) and entry and _is_token_ids(entry) for entry in value):
+            return tuple(tuple(entry) for entry in value)
+    raise ValueError("must be a string, a list of strings, a list of token ids, or a list of such lists, and not empty")
+
+
+def _is_token_ids(value: Any) -> bool:
+    return all(isinstance(token, int) and not isinstance(token, bool) for token in value)
+
+
+def _content(value: Any) -> Any:
+    """The text of a message: a string, or a list of text parts, which are joined by line breaks."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string or a list of text parts")
+    texts = []
+    for number, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise ValueError(f"part {number} is of type {kind!r}; this model reads only 'text'")
+        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+            raise ValueError(f"part {number} must be an object of 'type' and 'text', the latter a string")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _default_when_null(default: Any) -> BeforeValidator:
+    return BeforeValidator(lambda value: default if value is None else value)
+
+
+def _finite_int(value: int) -> int:
+    if not -(1 << 63) <= value < 1 << 64:
+        raise ValueError("must be a 64-bit integer")
+    return value
+
+
+Neutral = Annotated[Any, AfterValidator(_neutral())]
+NeutralFalse = Annotated[Any, AfterValidator(_neutral(False))]
+NeutralList = Annotated[Any, AfterValidator(_neutral([]))]
+NeutralObject = Annotated[Any, AfterValidator(_neutral({}))]
+Stop = Annotated[tuple[str, ...], BeforeValidator(_stop_strings)]
+Seed = Annotated[int, AfterValidator(_finite_int)]
+
+
+class StreamOptions(_Body):
+    include_usage: Annotated[bool, _default_when_null(False)] = False
+    include_obfuscation: NeutralFalse = None
+
+
+class Message(_Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_content)]
+    name: Neutral = None
+    refusal: Neutral = None
+    annotations: NeutralList = None
+    audio: Neutral = None
+    tool_calls: NeutralList = None
+    function_call: Neutral = None
+
+
+class _Common(_Body):
+    """What chat and plain completions have in common, vLLM's extras included."""
+
+    model: str
+    stream: Annotated[bool, _default_when_null(False)] = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, _default_when_null(1), Field(ge=1, le=MAX_CHOICES)] = 1
+    stop: Stop = ()
+    seed: Seed | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, _default_when_null(1.0)] = 1.0
+    top_p: Annotated[float, _default_when_null(1.0)] = 1.0
+    presence_penalty: Annotated[float, _default_when_null(0.0)] = 0.0
+    frequency_penalty: Annotated[float, _default_when_null(0.0)] = 0.0
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = Field(default_factory=dict)
+    user: str | None = None
+    """Says who the end user is; there is nothing to be done with it."""
+
+    ignore_eos: Annotated[bool, _default_when_null(False)] = False
+    top_k: Annotated[int, _default_when_null(0), Field(ge=-1, lt=1 << 32)] = 0
+    min_p: Annotated[float, _default_when_null(0.0)] = 0.0
+    repetition_penalty: Annotated[float, _default_when_null(1.0)] = 1.0
+    stop_token_ids: Annotated[list[int], _default_when_null([])] = Field(default_factory=list)
+    priority: Annotated[int, _default_when_null(0), Field(ge=INT32[0], le=INT32[1])] = 0
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> _Common:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options may only be set when stream is true")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class ChatCompletionRequest(_Common):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: Annotated[bool, _default_when_null(False)] = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    """A hint for finding cached prefixes, which are found by content here."""
+
+    tools: NeutralList = None
+    tool_choice: Annotated[Any, AfterValidator(_neutral("none", "auto"))] = None
+    parallel_tool_calls: bool | None = None
+    functions: NeutralList = None
+    function_call: Annotated[Any, AfterValidator(_neutral("none", "auto"))] = None
+    response_format: Annotated[Any, AfterValidator(_neutral({"type": "text"}))] = None
+    service_tier: Annotated[Any, AfterValidator(_neutral("auto", "default"))] = None
+    modalities: Annotated[Any, AfterValidator(_neutral(["text"]))] = None
+    store: NeutralFalse = None
+    metadata: NeutralObject = None
+    audio: Neutral = None
+    prediction: Neutral = None
+    reasoning_effort: Neutral = None
+    verbosity: Neutral = None
+    web_search_options: Neutral = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ChatCompletionRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs may only be set when logprobs is true")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise ValueError(f"max_tokens ({self.max_tokens}) and max_completion_tokens ({self.max_completion_tokens}) contradict each other")
+        return self
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """None when log-probabilities are not wanted."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+
+class CompletionRequest(_Common):
+    prompt: Annotated[Any, BeforeValidator(_prompts)]
+    """After validation `tuple[Prompt, ...]`."""
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: int | None = None
+    echo: NeutralFalse = None
+    suffix: Annotated[Any, AfterValidator(_neutral(""))] = None
+
+    @model_validator(mode="after")
+    def _best_of_is_n(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of != self.n:
+            raise ValueError(f"best_of must equal n ({self.n}) or be left out, not {self.best_of}: choices are not ranked")
+        return self
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        return self.logprobs

@@ -1,0 +1,108 @@
+"""What the gateway's core remembers of a request and of the attempt that runs it, and the limits it keeps to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from conductor.gateway.events import Assignment, Generation, Output, Phase, Side
+from springtide.ids import AttemptId, InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_attempts: int = 6
+    """Consecutive attempts without a token from the decode side, after which a request is given up."""
+    capacity_wait_s: float = 60.0
+    """How long an accepted request waits for instances to come back."""
+    arrival_wait_s: float = 30.0
+    """The same for a request that has not been accepted yet."""
+    scheduler_wait_s: float = 10.0
+    """How long a request that has not been accepted yet waits for the Conductor to come back."""
+    retry_base_s: float = 0.3
+    """Pause before the third attempt without progress; doubles with each further one. The second follows at once."""
+    retry_max_s: float = 4.0
+    silence_s: float = 300.0
+    """An attempt that has said nothing for so long, beyond ten times its predicted TTFT, is taken for lost: its node answers keep-alives
+    but does not work."""
+
+
+@dataclass(slots=True)
+class AttemptState:
+    assignment: Assignment
+    base: int
+    """Output position of its first token."""
+    num_tokens: int
+    started_at: float
+    heard_at: float
+    prefill_open: bool = True
+    """The prefill side may still fail it: true until the decode side's first token shows that the hand-over is complete."""
+    decode_open: bool = True
+    first_token_seen: bool = False
+    progressed: bool = False
+    """The decode side has delivered."""
+    cached_tokens: int = 0
+    held: list[Output] = field(default_factory=list)
+    """Of the decode side, ahead of the first token: that one comes over another connection and may be overtaken."""
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        return self.assignment.attempt_id
+
+    @property
+    def phase(self) -> Phase:
+        return "decode" if self.first_token_seen else "prefill"
+
+    def instance_of(self, side: Side) -> InstanceId:
+        return (self.assignment.prefill if side == "prefill" else self.assignment.decode).instance_id
+
+    def close(self, side: Side) -> None:
+        """That side has ended the attempt by itself: it needs no abort."""
+        if side == "prefill":
+            self.prefill_open = False
+        else:
+            self.decode_open = False
+
+
+@dataclass(slots=True)
+class RequestState:
+    """Exactly one of `asked`, `retry_at` and `attempt` is set: it is being scheduled, waits to be, or runs."""
+
+    generation: Generation
+    arrived_at: float
+    accepted: bool
+    tokens: list[int] = field(default_factory=list)
+    tries: int = 0
+    asked: AttemptId | None = None
+    """The attempt for which the Conductor's answer is awaited."""
+    unanswered: bool = False
+    """The Conductor was asked but not heard: it may have placed the current try."""
+    retry_at: float | None = None
+    attempt: AttemptState | None = None
+    fruitless: int = 0
+    """Consecutive attempts without progress."""
+    avoid: tuple[InstanceId, ...] = ()
+    refused_at_door: bool = False
+    waiting_since: float | None = None
+    """When it was first found that there is nobody to run it; None again with the next token."""
+    cached_tokens: int | None = None
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        """Of the current try: unique, as request ids are."""
+        return AttemptId(f"{self.generation.request_id}.{self.tries}")
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return (*self.generation.prompt_ids, *self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveAttempt:
+    """What the Conductor is told of a running attempt when the gateway renews its lease."""
+
+    attempt_id: AttemptId
+    prefill_id: InstanceId
+    decode_id: InstanceId
+    phase: Phase
+    num_tokens: int
+    cached_tokens: int

@@ -1,0 +1,59 @@
+"""What the Conductor tells Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from conductor.core.conductor import ConductorCore
+from conductor.core.decision import Rejection
+from conductor.core.events import PrefillFinished, Reply, Role
+
+DECISIONS = Counter("springtide_conductor_decisions_total", "Requests scheduled or rejected.", ["outcome"])
+REJECTIONS = Counter("springtide_conductor_rejections_total", "Requests rejected, by reason.", ["reason"])
+DECISION_SECONDS = Histogram(
+    "springtide_conductor_decision_seconds",
+    "Time to decide on one request.",
+    buckets=(2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.1),
+)
+PROMPT_TOKENS = Counter("springtide_conductor_prompt_tokens_total", "Prompt tokens of scheduled requests.")
+MATCHED_TOKENS = Counter("springtide_conductor_matched_tokens_total", "Prompt tokens predicted to be reused, by where they lie.", ["where"])
+PLACEMENTS = Counter("springtide_conductor_placements_total", "Placements by the branch of Algorithm 1 that made them.", ["branch"])
+TTFT_ERROR_SECONDS = Histogram(
+    "springtide_conductor_ttft_error_seconds",
+    "Actual less predicted time to first token.",
+    buckets=(-10, -5, -2, -1, -0.5, -0.2, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+)
+INDEX_BLOCKS = Gauge("springtide_conductor_index_blocks", "Entries of the prefix index.")
+INSTANCES = Gauge("springtide_conductor_instances", "Known instances.", ["role", "ready"])
+ATTEMPTS = Gauge("springtide_conductor_attempts", "Attempts under way.")
+SNAPSHOTS_REQUESTED = Counter("springtide_conductor_snapshots_requested_total", "Times that events of a store were missed.", ["node"])
+
+
+def observe_reply(reply: Reply, seconds: float, block_tokens: int, num_tokens: int) -> None:
+    DECISION_SECONDS.observe(seconds)
+    if isinstance(reply.outcome, Rejection):
+        DECISIONS.labels("rejected").inc()
+        REJECTIONS.labels(reply.outcome.reason.value).inc()
+        return
+    prefill = reply.outcome.prefill
+    DECISIONS.labels("scheduled").inc()
+    PLACEMENTS.labels(prefill.branch).inc()
+    PROMPT_TOKENS.inc(num_tokens)
+    MATCHED_TOKENS.labels("local").inc(prefill.local_blocks * block_tokens)
+    if prefill.source_id is not None:
+        MATCHED_TOKENS.labels("remote").inc((prefill.source_blocks - prefill.local_blocks) * block_tokens)
+
+
+def observe_prefill(finished: PrefillFinished) -> None:
+    # Attempts that another Conductor placed carry no prediction.
+    if finished.predicted_ttft_ms > 0 and finished.actual_ttft_ms > 0:
+        TTFT_ERROR_SECONDS.observe((finished.actual_ttft_ms - finished.predicted_ttft_ms) / 1000.0)
+
+
+def observe_cluster(core: ConductorCore) -> None:
+    INDEX_BLOCKS.set(len(core.index))
+    ATTEMPTS.set(len(core.state.attempts))
+    for role in Role:
+        ready = [core.scheduler.ready(instance) for instance in core.state.of_role(role)]
+        INSTANCES.labels(role.value, "true").set(sum(ready))
+        INSTANCES.labels(role.value, "false").set(len(ready) - sum(ready))

@@ -1,0 +1,1 @@
+"""The Conductor's process: follows the cluster, answers gateways, and leaves every decision to conductor.core."""

@@ -1,0 +1,85 @@
+"""Follows the cluster's membership and keeps one watcher for each store and engine in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from conductor.server.service import CoreRunner
+from conductor.server.watch import LoadWatcher, StoreWatcher, Watcher
+from springtide.membership import Member, Membership
+
+logger = logging.getLogger(__name__)
+
+_POLLS_A_LEASE = 5
+_LEAST_SILENCE_S = 3.0
+"""Engines report at least once a second."""
+
+
+class ClusterFollower:
+    """Valkey says whom to watch; only the watch itself says who is alive.
+
+    While Valkey is away nobody is dropped. A member that a readable list lacks is dropped once its stream is gone too, or after a lease: a
+    Valkey that restarted empty lists everybody again within a third of that, while an engine that withdrew stays unlisted.
+    """
+
+    def __init__(self, membership: Membership, runner: CoreRunner, lease_s: float, fingerprint: str) -> None:
+        self._membership = membership
+        self._runner = runner
+        self._lease_s = lease_s
+        self._fingerprint = fingerprint
+        self._watchers: dict[tuple[str, str], Watcher] = {}
+        self._refused: set[tuple[str, int]] = set()
+
+    async def run(self) -> None:
+        """Until cancelled; then every watcher is stopped."""
+        try:
+            while True:
+                members = await self._membership.members()
+                if members is not None:
+                    await self._reconcile([member for member in members if self._concerns_us(member)])
+                await asyncio.sleep(self._lease_s / _POLLS_A_LEASE)
+        finally:
+            for watcher in self._watchers.values():
+                await watcher.stop()
+
+    async def _reconcile(self, members: list[Member]) -> None:
+        listed: dict[tuple[str, str], Member] = {(member.role, member.member_id): member for member in members}
+        for key, member in listed.items():
+            watcher = self._watchers.get(key)
+            if watcher is not None and (watcher.member.incarnation, watcher.member.address) != (member.incarnation, member.address):
+                await watcher.stop()
+                watcher = None
+            if watcher is None:
+                watcher = self._watchers[key] = self._watch(member)
+            watcher.missing_since = None
+        for key in [key for key in self._watchers if key not in listed]:
+            if self._is_gone(self._watchers[key]):
+                await self._watchers.pop(key).stop()
+
+    def _is_gone(self, watcher: Watcher) -> bool:
+        now = self._runner.clock.now()
+        if watcher.missing_since is None:
+            watcher.missing_since = now
+        return not watcher.connected or now - watcher.missing_since > self._lease_s
+
+    def _watch(self, member: Member) -> Watcher:
+        if member.role == "store":
+            return StoreWatcher(member, self._runner)
+        return LoadWatcher(member, self._runner, silence_s=max(self._lease_s, _LEAST_SILENCE_S))
+
+    def _concerns_us(self, member: Member) -> bool:
+        if member.role == "store":
+            return True
+        if member.role not in ("prefill", "decode"):
+            return False
+        problem = ""
+        if not member.details.get("store_address"):
+            problem = "announces no details.store_address"
+        elif member.details.get("fingerprint", self._fingerprint) != self._fingerprint:
+            problem = f"serves a model with fingerprint {member.details['fingerprint']}, not {self._fingerprint}"
+        identity = (member.member_id, member.incarnation)
+        if problem and identity not in self._refused:
+            self._refused.add(identity)
+            logger.error("%s %s %s: it is left out", member.role, member.member_id, problem)
+        return not problem

@@ -1,0 +1,159 @@
+"""One open stream for each member: what a store holds, how an engine is doing. Loss is told to the core at once; opening is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+
+import grpc
+import grpc.aio
+
+from conductor.core.events import InstanceDown, InstanceRef, InstanceUp, LoadReported, RequestSnapshot, Role, StoreDown, StoreUp
+from conductor.server import wire
+from conductor.server.service import CoreRunner
+from springtide.ids import InstanceId, NodeId
+from springtide.membership import Member
+from springtide.rpc.channels import connect
+from springtide.rpc.node_pb2 import LoadReport, WatchLoadRequest
+from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
+from springtide.rpc.store_pb2 import WatchStoreRequest
+from springtide.rpc.store_pb2_grpc import StoreStub
+
+logger = logging.getLogger(__name__)
+
+_FIRST_DELAY_S = 0.1
+_LONGEST_DELAY_S = 2.0
+_CUT_OFF = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.ABORTED}
+"""Codes with which a living store ends a watch that lagged too far behind."""
+
+
+class Watcher(ABC):
+    """Follows one incarnation of one member until it is stopped."""
+
+    def __init__(self, member: Member, runner: CoreRunner) -> None:
+        self.member = member
+        self.connected = False
+        self.missing_since: float | None = None
+        """Since when the membership lists, where they could be read, lack the member."""
+        self._runner = runner
+        self._task = asyncio.create_task(self._run(), name=f"watch-{member.role}-{member.member_id}")
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    @abstractmethod
+    async def _follow(self, channel: grpc.aio.Channel) -> None:
+        """Opens the stream and feeds what comes. Returns when it should be opened anew with nothing lost, raises when it is lost."""
+
+    @abstractmethod
+    def _lost(self) -> None:
+        """Tells the core."""
+
+    async def _run(self) -> None:
+        delay_s = _FIRST_DELAY_S
+        try:
+            while True:
+                try:
+                    async with connect(self.member.address) as channel:
+                        while True:
+                            await self._follow(channel)
+                            await asyncio.sleep(_FIRST_DELAY_S)
+                except grpc.aio.AioRpcError as error:
+                    reason = f"{error.code().name} {error.details()}"
+                except (TimeoutError, ConnectionError) as error:
+                    reason = f"{type(error).__name__} {error}"
+                except Exception as error:
+                    # Whatever one member sends, the others are still followed, and so is it when it comes to its senses.
+                    logger.exception("%s %s sent what cannot be taken in", self.member.role, self.member.member_id)
+                    reason = f"{type(error).__name__} {error}"
+                delay_s = _FIRST_DELAY_S if self.connected else min(delay_s * 2, _LONGEST_DELAY_S)
+                self._disconnect(reason)
+                await asyncio.sleep(delay_s)
+        finally:
+            self._disconnect("no longer followed", logging.INFO)
+
+    def _connect(self) -> None:
+        if not self.connected:
+            self.connected = True
+            logger.info("%s %s at %s is connected", self.member.role, self.member.member_id, self.member.address)
+
+    def _disconnect(self, reason: str, level: int = logging.WARNING) -> None:
+        if not self.connected:
+            level = logging.DEBUG
+        logger.log(level, "%s %s at %s is not connected: %s", self.member.role, self.member.member_id, self.member.address, reason)
+        if self.connected:
+            self.connected = False
+            self._lost()
+
+
+class StoreWatcher(Watcher):
+    """Store.Watch: a snapshot, then events in order. When some were missed, it is opened anew while the old knowledge goes on serving."""
+
+    @property
+    def _node_id(self) -> NodeId:
+        return NodeId(self.member.node_id or self.member.member_id)
+
+    async def _follow(self, channel: grpc.aio.Channel) -> None:
+        call = StoreStub(channel).Watch(WatchStoreRequest(watcher="conductor"))
+        try:
+            async for message in call:
+                if not self.connected:
+                    self._runner.feed(StoreUp(self._node_id, self.member.address))
+                    self._connect()
+                if any(isinstance(action, RequestSnapshot) for action in self._runner.feed(wire.store_event(message))):
+                    return
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _CUT_OFF:
+                return
+            raise
+        finally:
+            call.cancel()
+        raise ConnectionError("the store ended the stream")
+
+    def _lost(self) -> None:
+        self._runner.feed(StoreDown(self._node_id))
+
+
+class LoadWatcher(Watcher):
+    """WatchLoad of an engine. The instance is up while reports of the announced incarnation come, at least one within `silence_s`."""
+
+    def __init__(self, member: Member, runner: CoreRunner, silence_s: float) -> None:
+        self._silence_s = silence_s
+        self._ref = InstanceRef(
+            instance_id=InstanceId(member.member_id),
+            role=Role(member.role),
+            address=member.address,
+            node_id=NodeId(member.node_id),
+            store_address=member.details["store_address"],
+        )
+        super().__init__(member, runner)
+
+    async def _follow(self, channel: grpc.aio.Channel) -> None:
+        stub = PrefillNodeStub(channel) if self._ref.role is Role.PREFILL else DecodeNodeStub(channel)
+        call = stub.WatchLoad(WatchLoadRequest())
+        try:
+            async with asyncio.timeout(self._silence_s) as silence:
+                async for report in call:
+                    silence.reschedule(asyncio.get_running_loop().time() + self._silence_s)
+                    self._take(report)
+            raise ConnectionError("the engine ended the stream")
+        finally:
+            call.cancel()
+
+    def _take(self, report: LoadReport) -> None:
+        if report.incarnation != self.member.incarnation:
+            # It lost its store and begins anew: what was announced is no more, and its next announcement is on the way.
+            self._disconnect(f"it is now incarnation {report.incarnation}")
+            return
+        load = wire.load(report)
+        if not self.connected:
+            self._runner.feed(InstanceUp(self._ref, self.member.incarnation))
+            self._connect()
+        self._runner.feed(LoadReported(self._ref.instance_id, self.member.incarnation, load))
+
+    def _lost(self) -> None:
+        self._runner.feed(InstanceDown(self._ref.instance_id, self.member.incarnation))

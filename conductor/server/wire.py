@@ -1,0 +1,256 @@
+"""Between the messages of springtide.v1 and the core's events and actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from conductor.core.conductor import ConductorCore
+from conductor.core.decision import Alternatives, Reason, Rejection
+from conductor.core.events import (
+    Advance,
+    Assignment,
+    Event,
+    InstanceRef,
+    LiveAttempt,
+    Load,
+    Phase,
+    Renew,
+    Reply,
+    Schedule,
+    StoreRemoved,
+    StoreSnapshot,
+    StoreStored,
+    Tier,
+)
+from conductor.core.state import Instance
+from springtide.blocks import KEY_BYTES
+from springtide.cost import DecodeCost, PrefillCost
+from springtide.errors import InvalidRequest
+from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
+from springtide.rpc import conductor_pb2, node_pb2, store_pb2
+
+_TIERS = {store_pb2.TIER_DRAM: Tier.DRAM, store_pb2.TIER_SSD: Tier.SSD}
+_REASONS = {
+    Reason.TTFT: conductor_pb2.REJECTION_REASON_TTFT,
+    Reason.TBT: conductor_pb2.REJECTION_REASON_TBT,
+    Reason.NO_PREFILL: conductor_pb2.REJECTION_REASON_NO_PREFILL,
+    Reason.NO_DECODE: conductor_pb2.REJECTION_REASON_NO_DECODE,
+    Reason.NO_SLOTS: conductor_pb2.REJECTION_REASON_NO_SLOTS,
+    Reason.TOO_LARGE: conductor_pb2.REJECTION_REASON_TOO_LARGE,
+}
+
+
+# ---- what gateways ask ----
+
+
+def schedule_event(request: conductor_pb2.ScheduleRequest, block_tokens: int) -> Schedule:
+    """Raises InvalidRequest, naming the field, when the request does not make sense."""
+    if not request.context.attempt_id:
+        raise InvalidRequest("context.attempt_id is empty: the gateway names each attempt", param="context.attempt_id")
+    if request.num_tokens < 1:
+        raise InvalidRequest("num_tokens is 0: there is nothing to prefill", param="num_tokens")
+    full_blocks = request.num_tokens // block_tokens
+    if len(request.block_keys) != full_blocks:
+        raise InvalidRequest(
+            f"block_keys has {len(request.block_keys)} keys; {request.num_tokens} tokens have {full_blocks} full blocks of {block_tokens}",
+            param="block_keys",
+        )
+    if any(len(key) != KEY_BYTES for key in request.block_keys):
+        raise InvalidRequest(f"block_keys must have {KEY_BYTES} bytes each", param="block_keys")
+    for name in ("ttft_slo_ms", "tbt_slo_ms"):
+        if getattr(request, name) < 0:
+            raise InvalidRequest(f"{name} must not be negative, but is {getattr(request, name)}", param=name)
+    return Schedule(
+        attempt_id=AttemptId(request.context.attempt_id),
+        request_id=RequestId(request.context.request_id),
+        gateway_id=GatewayId(request.gateway_id),
+        block_keys=_keys(request.block_keys),
+        num_tokens=request.num_tokens,
+        max_new_tokens=request.max_new_tokens,
+        accepted=request.accepted,
+        avoid=frozenset(InstanceId(instance_id) for instance_id in request.avoid),
+        ttft_slo_ms=request.ttft_slo_ms,
+        tbt_slo_ms=request.tbt_slo_ms,
+    )
+
+
+def advance_event(request: conductor_pb2.AdvanceRequest) -> Advance:
+    return Advance(
+        attempt_id=AttemptId(request.attempt_id),
+        phase=Phase(request.phase or Phase.PREFILL),
+        cached_tokens=request.cached_tokens,
+        output_tokens=request.output_tokens,
+        ttft_ms=request.ttft_ms,
+        remote_tokens=request.remote_tokens,
+        fetch_ms=request.fetch_ms,
+    )
+
+
+def renew_event(request: conductor_pb2.RenewRequest) -> Renew:
+    return Renew(GatewayId(request.gateway_id), [_live_attempt(attempt) for attempt in request.attempts])
+
+
+def _live_attempt(attempt: conductor_pb2.LiveAttempt) -> LiveAttempt:
+    num_tokens = max(attempt.num_tokens, 1)
+    return LiveAttempt(
+        attempt_id=AttemptId(attempt.attempt_id),
+        prefill_id=InstanceId(attempt.prefill_id),
+        decode_id=InstanceId(attempt.decode_id),
+        phase=Phase(attempt.phase or Phase.PREFILL),
+        num_tokens=num_tokens,
+        cached_tokens=min(attempt.cached_tokens, num_tokens - 1),
+    )
+
+
+# ---- what they are told ----
+
+
+def schedule_reply(reply: Reply, debug: bool) -> conductor_pb2.ScheduleReply:
+    message = conductor_pb2.ScheduleReply(estimates=_estimates(reply.alternatives) if debug else [])
+    if reply.assignment is not None:
+        message.assignment.CopyFrom(_assignment(reply.assignment))
+    elif isinstance(reply.outcome, Rejection):
+        message.rejection.CopyFrom(
+            conductor_pb2.Rejection(
+                reason=_REASONS[reply.outcome.reason], message=reply.outcome.message, retry_after_s=reply.outcome.retry_after_s
+            )
+        )
+    return message
+
+
+def _assignment(assignment: Assignment) -> conductor_pb2.Assignment:
+    message = conductor_pb2.Assignment(
+        attempt_id=assignment.attempt_id,
+        prefill=_ref(assignment.prefill),
+        decode=_ref(assignment.decode),
+        local_blocks=assignment.local_blocks,
+        predicted_ttft_ms=assignment.predicted_ttft_ms,
+        predicted_tbt_ms=assignment.predicted_tbt_ms,
+        ttft_slo_ms=assignment.ttft_slo_ms,
+        tbt_slo_ms=assignment.tbt_slo_ms,
+    )
+    if assignment.source is not None:
+        message.source.node_id = assignment.source.node_id
+        message.source.store_address = assignment.source.store_address
+        message.source_blocks = assignment.source.num_blocks
+    return message
+
+
+def _ref(ref: InstanceRef) -> conductor_pb2.InstanceRef:
+    return conductor_pb2.InstanceRef(instance_id=ref.instance_id, address=ref.address, node_id=ref.node_id, store_address=ref.store_address)
+
+
+def _estimates(alternatives: Alternatives) -> list[conductor_pb2.Estimate]:
+    prefills = [
+        conductor_pb2.Estimate(
+            instance_id=e.instance_id,
+            prefix_blocks=e.local_blocks,
+            queue_ms=e.queue_ms,
+            transfer_ms=e.transfer_ms,
+            prefill_ms=e.prefill_ms,
+            ttft_ms=e.ttft_ms,
+            note=f"fetch {e.source_blocks - e.local_blocks} blocks from {e.source_id}" if e.source_id is not None else e.branch,
+        )
+        for e in alternatives.prefills
+    ]
+    decodes = [
+        conductor_pb2.Estimate(
+            instance_id=e.instance_id,
+            prefix_blocks=e.prefix_blocks,
+            tbt_ms=e.tbt_ms,
+            note=f"batch {e.batch}, {e.slots_free} of {e.slots_total} slots free",
+        )
+        for e in alternatives.decodes
+    ]
+    return prefills + decodes
+
+
+def cluster_status(core: ConductorCore, model: str, now: float) -> conductor_pb2.ClusterStatus:
+    instances = sorted(core.state.instances.values(), key=lambda instance: (instance.ref.role.value, instance.ref.instance_id))
+    return conductor_pb2.ClusterStatus(
+        model=model,
+        instances=[_instance_status(core, instance, now) for instance in instances],
+        requests_scheduled=core.totals.scheduled,
+        requests_rejected=core.totals.rejected.total(),
+        prompt_tokens=core.totals.prompt_tokens,
+        cached_tokens=core.totals.cached_tokens,
+        attempts_live=len(core.state.attempts),
+        index_blocks=len(core.index),
+        rejections_by_reason={reason.value: count for reason, count in core.totals.rejected.items()},
+        ready=core.ready,
+    )
+
+
+def _instance_status(core: ConductorCore, instance: Instance, now: float) -> conductor_pb2.InstanceStatus:
+    load = instance.load
+    return conductor_pb2.InstanceStatus(
+        instance=_ref(instance.ref),
+        role=instance.ref.role.value,
+        ready=core.scheduler.ready(instance),
+        incarnation=instance.incarnation,
+        running=load.running,
+        waiting=load.waiting,
+        queue_ms=instance.queue_ms(now),
+        step_ms=load.step_ms,
+        slots_total=load.slots_total,
+        slots_available=load.slots_available,
+        cached_blocks=core.index.blocks_of(instance.ref.node_id),
+        seconds_since_report=now - instance.changed_at,
+    )
+
+
+# ---- what nodes tell ----
+
+
+def store_event(message: store_pb2.StoreEvent) -> Event:
+    """Raises ValueError when the message is no event that is known."""
+    node_id = NodeId(message.node_id)
+    match message.WhichOneof("event"):
+        case "snapshot":
+            keys = _keys(message.snapshot.keys)
+            # An empty store's snapshot needs no tier.
+            tier = _tier(message.snapshot.tier) if keys else Tier.DRAM
+            return StoreSnapshot(node_id, message.incarnation, message.sequence, keys, tier, message.snapshot.complete)
+        case "stored":
+            return StoreStored(node_id, message.incarnation, message.sequence, _keys(message.stored.keys), _tier(message.stored.tier))
+        case "removed":
+            keys = _keys(message.removed.keys)
+            return StoreRemoved(node_id, message.incarnation, message.sequence, keys, _tier(message.removed.tier))
+        case other:
+            raise ValueError(f"store {message.node_id} sent an event of the unknown kind {other}")
+
+
+def _tier(tier: store_pb2.Tier) -> Tier:
+    if tier not in _TIERS:
+        raise ValueError(f"a store's event names the unknown tier {tier}")
+    return _TIERS[tier]
+
+
+def _keys(keys: Iterable[bytes]) -> list[BlockKey]:
+    # Not BlockKey(key) for each: a long prompt has thousands.
+    return cast("list[BlockKey]", list(keys))
+
+
+def load(report: node_pb2.LoadReport) -> Load:
+    """Raises ValueError when a cost model has the wrong number of coefficients."""
+    return Load(
+        running=report.running,
+        waiting=report.waiting,
+        tokens=report.tokens,
+        queue_ms=report.queue_ms,
+        step_ms=report.step_ms,
+        slots_total=report.slots_total,
+        slots_available=report.slots_available,
+        max_batch=report.max_batch,
+        attempt_ids=frozenset(AttemptId(attempt_id) for attempt_id in report.attempt_ids),
+        prefill_cost=PrefillCost(*_three(report, "prefill")) if report.cost.prefill else None,
+        decode_cost=DecodeCost(*_three(report, "decode")) if report.cost.decode else None,
+    )
+
+
+def _three(report: node_pb2.LoadReport, name: str) -> tuple[float, float, float]:
+    coefficients = tuple(getattr(report.cost, name))
+    if len(coefficients) != 3:
+        raise ValueError(f"LoadReport.cost.{name} of {report.instance_id} must have 3 coefficients, not {len(coefficients)}")
+    return coefficients

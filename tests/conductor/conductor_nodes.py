@@ -1,0 +1,130 @@
+"""Nodes as the Conductor's server sees them: the two services it watches, over real sockets, with contents that a test sets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from springtide.ids import new_incarnation
+from springtide.membership import Member, Membership
+from springtide.rpc import common_pb2, conductor_pb2, node_pb2, node_pb2_grpc, store_pb2, store_pb2_grpc
+from springtide.rpc.channels import new_server
+
+COSTS = {
+    "prefill": node_pb2.CostModel(prefill=[0.0, 1.0, 0.0]),
+    "decode": node_pb2.CostModel(decode=[10.0, 1.0, 0.01]),
+}
+
+
+class Store(store_pb2_grpc.StoreServicer):
+    """Holds `keys`; every event reaches every watcher, unless the test drops it on the way."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self.incarnation = new_incarnation()
+        self.keys: list[bytes] = []
+        self.sequence = 0
+        self.watches = 0
+        self._queues: set[asyncio.Queue[store_pb2.StoreEvent]] = set()
+
+    async def Watch(self, request: store_pb2.WatchStoreRequest, context: Any) -> AsyncIterator[store_pb2.StoreEvent]:
+        queue: asyncio.Queue[store_pb2.StoreEvent] = asyncio.Queue()
+        self._queues.add(queue)
+        self.watches += 1
+        yield self._event(snapshot=store_pb2.Snapshot(keys=self.keys, tier=store_pb2.TIER_DRAM, complete=True))
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._queues.discard(queue)
+
+    def store(self, keys: Sequence[bytes], dropped: bool = False) -> None:
+        self.keys += keys
+        self.sequence += 1
+        event = self._event(stored=store_pb2.BlocksStored(keys=keys, tier=store_pb2.TIER_DRAM))
+        for queue in () if dropped else self._queues:
+            queue.put_nowait(event)
+
+    def _event(self, **kind: Any) -> store_pb2.StoreEvent:
+        return store_pb2.StoreEvent(node_id=self.node_id, incarnation=self.incarnation, sequence=self.sequence, **kind)
+
+
+class Engine(node_pb2_grpc.PrefillNodeServicer):
+    """Reports what `load` says, at once when it is told to and several times a second. Prefill and decode nodes report alike."""
+
+    def __init__(self, instance_id: str, role: str) -> None:
+        self.incarnation = new_incarnation()
+        self.load: dict[str, Any] = {}
+        self._role = role
+        self._instance_id = instance_id
+        self._changed = asyncio.Event()
+
+    async def WatchLoad(self, request: node_pb2.WatchLoadRequest, context: Any) -> AsyncIterator[node_pb2.LoadReport]:
+        while True:
+            yield node_pb2.LoadReport(
+                instance_id=self._instance_id,
+                incarnation=self.incarnation,
+                node_id=self._instance_id,
+                **{"slots_total": 1000, "slots_available": 1000, "max_batch": 8, "cost": COSTS[self._role], **self.load},
+            )
+            try:
+                await asyncio.wait_for(self._changed.wait(), 0.2)
+            except asyncio.TimeoutError:
+                continue
+            self._changed.clear()
+
+    def report(self, **load: Any) -> None:
+        self.load = load
+        self._changed.set()
+
+
+class Node:
+    """A store and an engine, each with its own gRPC server and membership, like the two processes of a node."""
+
+    def __init__(self, name: str, role: Any, redis_url: str, cluster: str, lease_s: float) -> None:
+        self.name, self.role = name, role
+        self.store, self.engine = Store(name), Engine(name, role)
+        self._membership = [Membership(redis_url, cluster, lease_s) for _ in range(2)]
+        self._servers = [new_server(), new_server()]
+
+    async def start(self, **details: str) -> None:
+        store_server, engine_server = self._servers
+        store_pb2_grpc.add_StoreServicer_to_server(self.store, store_server)
+        if self.role == "prefill":
+            node_pb2_grpc.add_PrefillNodeServicer_to_server(self.engine, engine_server)
+        else:
+            node_pb2_grpc.add_DecodeNodeServicer_to_server(self.engine, engine_server)  # type: ignore[arg-type]
+        self.store_address, self.engine_address = [f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}" for server in self._servers]
+        for server in self._servers:
+            await server.start()
+        await self._membership[0].announce(Member("store", self.name, self.store.incarnation, self.store_address, self.name))
+        await self.announce_engine(**details)
+
+    async def announce_engine(self, **details: str) -> None:
+        details = {"store_address": self.store_address, **details}
+        await self._membership[1].announce(
+            Member(self.role, self.name, self.engine.incarnation, self.engine_address, self.name, details=details)
+        )
+
+    async def withdraw_engine(self, membership: Membership) -> None:
+        """The engine is no longer listed; its process and its streams live on."""
+        await self._membership[1].close()
+        self._membership[1] = membership
+
+    async def kill_engine(self) -> None:
+        await self._servers[1].stop(None)
+
+    async def kill_store(self) -> None:
+        await self._servers[0].stop(None)
+
+    async def close(self) -> None:
+        for membership in self._membership:
+            await membership.close()
+        for server in self._servers:
+            await server.stop(None)
+
+
+def schedule_request(attempt: str, keys: Sequence[bytes], num_tokens: int, **fields: Any) -> conductor_pb2.ScheduleRequest:
+    context = common_pb2.AttemptContext(request_id="request", attempt_id=attempt)
+    return conductor_pb2.ScheduleRequest(context=context, block_keys=keys, num_tokens=num_tokens, gateway_id="gateway-0", **fields)

@@ -1,0 +1,239 @@
+"""The core as a whole: its life with attempts, and its invariants under random orders of events."""
+
+from __future__ import annotations
+
+from conductor_support import ask, assigned, bring_up, hold, idle, keys_of, make_core, ref, report, request
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from conductor.core.decision import Placement
+from conductor.core.events import (
+    Advance,
+    Event,
+    Forgot,
+    InstanceDown,
+    InstanceUp,
+    LiveAttempt,
+    LoadReported,
+    Phase,
+    PrefillFinished,
+    Renew,
+    Reply,
+    RequestSnapshot,
+    Role,
+    StoreDown,
+    StoreRemoved,
+    StoreSnapshot,
+    StoreStored,
+    StoreUp,
+    Tick,
+    Tier,
+)
+from springtide.ids import AttemptId, GatewayId, InstanceId, NodeId
+
+GATEWAY = GatewayId("gateway-0")
+
+
+def live(attempt: str, phase: Phase = Phase.PREFILL, num_tokens: int = 401) -> LiveAttempt:
+    return LiveAttempt(AttemptId(attempt), InstanceId("p0"), InstanceId("d0"), phase, num_tokens)
+
+
+def test_late_repeated_and_unknown_reports_of_an_attempt_change_nothing() -> None:
+    core = make_core()
+    assigned(core, request("a"))
+    first = Advance(AttemptId("a"), Phase.DECODE, cached_tokens=0, ttft_ms=400)
+    assert core.handle(first, 0.4) == [PrefillFinished(AttemptId("a"), 401.0, 400, 401, 0)]
+    for late in (first, Advance(AttemptId("a"), Phase.PREFILL), Advance(AttemptId("stranger"), Phase.FINISHED)):
+        assert core.handle(late, 0.5) == []
+    core.handle(Advance(AttemptId("a"), Phase.FINISHED, output_tokens=5), 1.0)
+    assert core.handle(Advance(AttemptId("a"), Phase.DECODE), 1.1) == []
+    assert core.state.attempts == {}
+    assert (core.totals.prompt_tokens, core.totals.cached_tokens) == (401, 0)
+
+
+def test_a_late_renewal_does_not_bring_a_finished_attempt_back() -> None:
+    core = make_core()
+    assigned(core, request("a"))
+    core.handle(Advance(AttemptId("a"), Phase.FINISHED), 1.0)
+    core.handle(Renew(GATEWAY, [live("a")]), 1.1)
+    assert core.state.attempts == {}
+
+
+def test_attempts_are_forgotten_when_their_gateway_is_silent_for_a_lease() -> None:
+    core = make_core()
+    assigned(core, request("kept"))
+    assigned(core, request("silent"))
+    core.handle(Renew(GATEWAY, [live("kept")]), 20.0)
+    assert core.handle(Tick(), 29.0) == []
+    assert core.handle(Tick(), 31.0) == [Forgot((AttemptId("silent"),))]
+    assert list(core.state.attempts) == ["kept"]
+    core.validate()
+
+
+def test_a_gateway_that_asks_again_is_answered_again_and_counted_once() -> None:
+    core = make_core(prefills=["p0"])
+    assigned(core, request("a"))
+    assigned(core, request("a"))
+    assert core.state.instances[InstanceId("p0")].queue_ms(0.0) == 401
+    core.validate()
+
+
+def test_a_restarted_conductor_learns_what_runs_from_renewals() -> None:
+    core = make_core(prefills=["p0"])
+    core.handle(Renew(GATEWAY, [live("a"), live("b", Phase.DECODE)]), 0.1)
+    (prefill,), (decode,) = (getattr(ask(core, request("c"), now=0.1).alternatives, side) for side in ("prefills", "decodes"))
+    assert prefill.queue_ms == 401
+    assert decode.batch == 3
+    core.validate()
+
+
+def test_a_restarted_conductor_may_hear_of_attempts_before_it_sees_their_instances() -> None:
+    core = make_core(prefills=[], decodes=[])
+    core.handle(Renew(GATEWAY, [live("a")]), 0.1)
+    bring_up(core, "p0", Role.PREFILL)
+    core.handle(StoreUp(NodeId("d0"), "d0:2"), 0.1)
+    hold(core, "d0", [])
+    core.handle(InstanceUp(ref("d0", Role.DECODE), 1), 0.2)
+    report(core, "d0", Role.DECODE, now=0.2, attempt_ids=frozenset({AttemptId("a")}))
+    assert ask(core, request("b"), now=0.2).alternatives.decodes[0].batch == 2
+    core.validate()
+
+
+def test_a_restarted_instance_starts_without_the_work_of_its_last_life() -> None:
+    core = make_core(prefills=["p0"])
+    assigned(core, request("a"))
+    core.handle(InstanceDown(InstanceId("p0"), 1), 1.0)
+    bring_up(core, "p0", Role.PREFILL, incarnation=2, now=2.0)
+    assert ask(core, request("b"), now=2.0).alternatives.prefills[0].queue_ms == 0
+    core.validate()
+
+
+def test_a_broken_stream_that_comes_back_finds_its_work_again() -> None:
+    core = make_core(prefills=["p0"])
+    assigned(core, request("a"))
+    core.handle(InstanceDown(InstanceId("p0"), 1), 1.0)
+    bring_up(core, "p0", Role.PREFILL, incarnation=1, now=1.2)
+    assert ask(core, request("b"), now=1.2).alternatives.prefills[0].queue_ms == 401
+
+
+def test_news_of_another_incarnation_is_not_believed() -> None:
+    core = make_core(prefills=["p0"])
+    core.handle(LoadReported(InstanceId("p0"), 7, idle(Role.PREFILL, queue_ms=1e6)), 1.0)
+    core.handle(InstanceDown(InstanceId("p0"), 7), 1.0)
+    assert ask(core, request("a"), now=1.0).alternatives.prefills[0].queue_ms == 0
+
+
+def test_an_instance_that_stays_away_is_forgotten_after_a_lease() -> None:
+    core = make_core()
+    core.handle(InstanceDown(InstanceId("p1"), 1), 1.0)
+    core.handle(Tick(), 30.0)
+    assert InstanceId("p1") in core.state.instances
+    core.handle(Tick(), 32.0)
+    assert InstanceId("p1") not in core.state.instances
+
+
+def test_missed_store_events_ask_for_one_snapshot() -> None:
+    core = make_core()
+    missed = StoreStored(NodeId("p0"), 1, 5, keys_of(3), Tier.DRAM)
+    assert core.handle(missed, 0.0) == [RequestSnapshot(NodeId("p0"))]
+    assert core.handle(missed, 0.0) == []
+    assert core.ready
+    hold(core, "p0", keys_of(3), sequence=5)
+    assert core.handle(StoreRemoved(NodeId("p0"), 1, 6, keys_of(1), Tier.DRAM), 0.0) == []
+    assert core.handle(StoreRemoved(NodeId("p0"), 1, 9, keys_of(1), Tier.DRAM), 0.0) == [RequestSnapshot(NodeId("p0"))]
+
+
+INSTANCES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
+
+
+class RandomEvents(RuleBasedStateMachine):
+    """Any event may follow any other; the core answers each Schedule once and never counts work that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = make_core(prefills=[], decodes=[], ttft_slo_ms=1500)
+        self.now = 0.0
+        self.replies = 0
+        self.asked = 0
+
+    attempts = st.sampled_from([AttemptId(f"a{number}") for number in range(6)])
+    names = st.sampled_from(sorted(INSTANCES))
+    incarnations = st.integers(1, 2)
+    blocks = st.integers(0, 12)
+
+    def feed(self, event: Event) -> None:
+        actions = self.core.handle(event, self.now)
+        replies = [action for action in actions if isinstance(action, Reply)]
+        self.replies += len(replies)
+        for reply in replies:
+            assert (reply.assignment is not None) == isinstance(reply.outcome, Placement)
+            assert (reply.assignment is not None) == (reply.attempt_id in self.core.state.attempts)
+
+    @rule(attempt=attempts, num_tokens=st.integers(1, 60), accepted=st.booleans(), avoid=st.sets(names))
+    def schedule(self, attempt: AttemptId, num_tokens: int, accepted: bool, avoid: set[str]) -> None:
+        self.asked += 1
+        self.feed(request(attempt, num_tokens, accepted=accepted, avoid=frozenset(map(InstanceId, avoid))))
+
+    @rule(attempt=attempts, phase=st.sampled_from(Phase), remote=st.integers(0, 40), fetch_ms=st.sampled_from([0.0, 0.5, 30.0]))
+    def advance(self, attempt: AttemptId, phase: Phase, remote: int, fetch_ms: float) -> None:
+        self.feed(Advance(attempt, phase, remote_tokens=remote, fetch_ms=fetch_ms, output_tokens=3))
+
+    @rule(names_of=st.lists(st.tuples(attempts, st.sampled_from(["p0", "p1"]), st.sampled_from(["d0", "d1"]), st.sampled_from(Phase))))
+    def renew(self, names_of: list[tuple[AttemptId, str, str, Phase]]) -> None:
+        self.feed(Renew(GATEWAY, [LiveAttempt(a, InstanceId(p), InstanceId(d), phase, 30) for a, p, d, phase in names_of]))
+
+    @rule(name=names, incarnation=incarnations)
+    def up(self, name: str, incarnation: int) -> None:
+        self.feed(InstanceUp(ref(name, INSTANCES[name]), incarnation))
+
+    @rule(name=names, incarnation=incarnations)
+    def down(self, name: str, incarnation: int) -> None:
+        self.feed(InstanceDown(InstanceId(name), incarnation))
+
+    @rule(
+        name=names,
+        incarnation=incarnations,
+        ids=st.frozensets(attempts),
+        queue_ms=st.sampled_from([0.0, 100.0, 2000.0]),
+        slots=st.sampled_from([3, 10, 1000]),
+    )
+    def load(self, name: str, incarnation: int, ids: frozenset[AttemptId], queue_ms: float, slots: int) -> None:
+        load = idle(INSTANCES[name], queue_ms=queue_ms, attempt_ids=ids, slots_total=slots, slots_available=slots, running=len(ids))
+        self.feed(LoadReported(InstanceId(name), incarnation, load))
+
+    @rule(name=names, incarnation=incarnations, sequence=st.integers(0, 3), blocks=blocks, complete=st.booleans())
+    def snapshot(self, name: str, incarnation: int, sequence: int, blocks: int, complete: bool) -> None:
+        self.feed(StoreUp(NodeId(name), f"{name}:2"))
+        self.feed(StoreSnapshot(NodeId(name), incarnation, sequence, keys_of(blocks), Tier.DRAM, complete))
+
+    @rule(name=names, incarnation=incarnations, sequence=st.integers(0, 6), blocks=blocks, stored=st.booleans())
+    def store_event(self, name: str, incarnation: int, sequence: int, blocks: int, stored: bool) -> None:
+        kind = StoreStored if stored else StoreRemoved
+        self.feed(kind(NodeId(name), incarnation, sequence, keys_of(blocks), Tier.DRAM))
+
+    @rule(name=names)
+    def store_down(self, name: str) -> None:
+        self.feed(StoreDown(NodeId(name)))
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 20.0]))
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self.feed(Tick())
+
+    @invariant()
+    def holds(self) -> None:
+        self.core.validate()
+        assert self.replies == self.asked == self.core.totals.decided
+
+    def teardown(self) -> None:
+        """In the end nothing is left of attempts that nobody speaks of any more."""
+        self.now += 61.0
+        self.feed(Tick())
+        self.core.validate()
+        assert not self.core.state.attempts
+        assert all(not instance.unreported and not instance.arriving for instance in self.core.state.instances.values())
+
+
+RandomEvents.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestRandomEvents = RandomEvents.TestCase

