@@ -1,0 +1,39 @@
+"""What happens to a decode node (beside what `node_runtime` tells either kind of engine)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from node_runtime import storage
+from node_runtime.events import Abort, SessionEnded, Tick
+from node_runtime.requests import Request
+from springtide.sampling import SampledToken
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A gateway's session wants every token of the attempt after its first, which the prefill side samples."""
+
+    session: int
+    request: Request
+    tbt_slo_ms: float
+    """Objective checked at the door; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """`sampled[i]` belongs to row i of the step."""
+
+    step_id: int
+    sampled: Sequence[SampledToken]
+    elapsed_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    step_id: int
+    message: str
+
+
+Event = Start | Abort | SessionEnded | StepDone | StepFailed | Tick | storage.StoreUp | storage.StoreLost | storage.Notice

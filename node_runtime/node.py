@@ -1,0 +1,162 @@
+"""The loop of an engine server: receive, decide, act. What a prefill and a decode server do alike."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterable, AsyncIterator
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc.aio
+
+from engine.runner import ModelRunner
+from kvstore.link import StoreLink
+from node_runtime import load, storage
+from node_runtime.events import Abort, SessionEnded, Tick
+from node_runtime.model_thread import ModelThread
+from node_runtime.requests import Request, parse_request
+from node_runtime.sessions import Sessions
+from springtide.clock import Clock
+from springtide.errors import InvalidRequest, PeerLost
+from springtide.ids import Incarnation
+from springtide.modelinfo import ModelInfo
+from springtide.rpc import common_pb2, node_pb2, store_pb2
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.25
+
+ActionT = TypeVar("ActionT")
+StartT = TypeVar("StartT", node_pb2.PrefillStart, node_pb2.DecodeStart)
+UpdateT = TypeVar("UpdateT", node_pb2.PrefillUpdate, node_pb2.DecodeUpdate)
+
+
+class Core(Protocol[ActionT]):
+    """Decides. Free of I/O and clock."""
+
+    def handle(self, event: Any, now: float) -> list[ActionT]: ...
+
+
+class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
+    """Everything here runs in one event loop; the model runs on `thread`. `link` is None while there is no store."""
+
+    def __init__(self, core: Core[ActionT], info: ModelInfo, runner: ModelRunner, thread: ModelThread, clock: Clock) -> None:
+        self.link: StoreLink | None = None
+        self.incarnation = Incarnation(0)
+        self.store_load = storage.StoreLoad(0, 0)
+        self.runner = runner
+        self.thread = thread
+        self.sessions: Sessions[Any, UpdateT] = Sessions(self._on_command, lambda session: self.tell(SessionEnded(session)))
+        self._core = core
+        self._info = info
+        self._clock = clock
+        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Until cancelled. What the core decides wrongly is an error of this process: it ends, and is started afresh."""
+        ticking = asyncio.create_task(self._tick(), name="tick")
+        try:
+            while True:
+                event = await self._inbox.get()
+                for action in self._core.handle(event, self._clock.now()):
+                    self._act(action)
+                self.handled(event)
+        finally:
+            ticking.cancel()
+
+    def tell(self, event: Any) -> None:
+        self._inbox.put_nowait(event)
+
+    def _act(self, action: ActionT) -> None:
+        if not isinstance(action, storage.Order):
+            self.perform(action)
+        elif self.link is not None:
+            self.link.send(storage.to_command(action))
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tell(Tick())
+
+    # ---- the kind's own ----
+
+    @abstractmethod
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the kind's service."""
+
+    @abstractmethod
+    def perform(self, action: ActionT) -> None:
+        """Does what is not an order to the store. Must not block."""
+
+    @abstractmethod
+    def handled(self, event: Any) -> None:
+        """For the metrics: the core has taken this in, and its actions are under way."""
+
+    @abstractmethod
+    def start_event(self, session: int, start: StartT, request: Request) -> Any:
+        """The event of a start that has been checked."""
+
+    @abstractmethod
+    def failed_update(self, output: common_pb2.TokenOutput) -> UpdateT: ...
+
+    @abstractmethod
+    def report(self) -> node_pb2.LoadReport:
+        """Without what `load_report` fills in."""
+
+    # ---- gateways and watchers ----
+
+    def session(self, commands: AsyncIterable[Any]) -> AsyncIterator[UpdateT]:
+        return self.sessions.serve(commands)
+
+    def watch_load(self) -> AsyncIterator[node_pb2.LoadReport]:
+        return load.watch(self.load_report, self._clock)
+
+    def load_report(self) -> node_pb2.LoadReport:
+        report = self.report()
+        report.incarnation = self.incarnation
+        report.slots_total = self.link.num_slots if self.link is not None else 0
+        report.slots_available = self.store_load.slots_available
+        return report
+
+    def _on_command(self, session: int, command: node_pb2.PrefillCommand | node_pb2.DecodeCommand) -> None:
+        match command.WhichOneof("command"):
+            case "start":
+                self._start(session, command.start)
+            case "abort":
+                self.tell(Abort(command.abort.attempt_id))
+            case other:
+                logger.warning("a gateway sent a command without meaning here: %s", other)
+
+    def _start(self, session: int, start: Any) -> None:
+        try:
+            request = parse_request(start, self._info, self.runner.kv_spec.block_tokens)
+        except InvalidRequest as error:
+            failure = common_pb2.Failure(code=common_pb2.FAILURE_CODE_INVALID, message=error.message)
+            output = common_pb2.TokenOutput(attempt_id=start.context.attempt_id, failure=failure)
+            self.sessions.send(session, self.failed_update(output))
+            return
+        logger.debug("start", extra={"request_id": request.request_id, "attempt_id": request.attempt_id})
+        self.tell(self.start_event(session, start, request))
+
+    # ---- store ----
+
+    def on_notice(self, notice: store_pb2.StoreNotice) -> None:
+        event = storage.from_notice(notice)
+        if isinstance(event, storage.StoreLoad):
+            self.store_load = event
+        if event is not None:
+            self.tell(event)
+
+    async def attach(self, link: StoreLink, incarnation: Incarnation) -> None:
+        """The engine computes in the link's arena from now on: once the model's thread has left the one before."""
+        await self.thread.run(self.runner.set_arena, link.arena, link.num_slots)
+        self.link, self.incarnation = link, incarnation
+        self.store_load = storage.StoreLoad(link.num_slots, link.num_slots)
+        self.tell(storage.StoreUp(link.num_slots))
+
+    def detach(self, error: PeerLost) -> None:
+        """The store is gone, and every slot with it. A pass under way ends on memory that stays mapped until then."""
+        self.link = None
+        self.store_load = storage.StoreLoad(0, 0)
+        self.tell(storage.StoreLost(error.message))

@@ -1,0 +1,43 @@
+"""What the core wants done (beside the orders to the store in `node_runtime.storage`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.base import SamplingRow, SequenceChunk
+from node_runtime import storage
+from springtide.rpc import node_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One attempt's chunk. `sampling` is set when the chunk ends the prompt."""
+
+    attempt_id: str
+    chunk: SequenceChunk
+    sampling: SamplingRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPass:
+    """Run the model once over all rows, on its thread, and answer with PassDone, PassInterrupted or PassFailed.
+
+    Each of `pushes` is to be ordered from the store as soon as its last layer is computed; they are sorted by it.
+    `awaits`: the attempt, alone in the pass, whose prefix still arrives: its slabs of a layer must be waited for before the layer runs.
+    """
+
+    pass_id: int
+    rows: tuple[Row, ...]
+    pushes: tuple[storage.Push, ...]
+    awaits: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """To the gateway of the session."""
+
+    session: int
+    update: node_pb2.PrefillUpdate
+
+
+Action = storage.Order | RunPass | Reply

@@ -1,0 +1,364 @@
+"""The prefill group's decisions: `handle(event, now)` returns what is to be done.
+
+Ownership of slots: from Acquired to Release they are this engine's to read, and from `reused_blocks` on to write. While a pass runs on them
+their Release is held back until the pass has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from node_runtime import events, storage
+from node_runtime.slotqueue import SlotQueue
+from prefill_node.core import events as ev
+from prefill_node.core import passes, replies
+from prefill_node.core.actions import Action, RunPass
+from prefill_node.core.attempt import Attempt
+from prefill_node.core.pushing import LayerGroups
+from prefill_node.core.schedule import Policy
+from springtide.rpc import common_pb2 as pb
+from springtide.sampling import SampledToken, token_output
+
+MIN_SLOT_WAIT_S, MAX_SLOT_WAIT_S = 5.0, 60.0
+"""A full pool is waited for as long as the TTFT budget lasts, within these bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`tokens`: prompt left to compute. `queue_ms`: predicted time until everything accepted is computed."""
+
+    running: int
+    waiting: int
+    tokens: int
+    queue_ms: float
+    attempt_ids: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Pass:
+    """The pass under way. `discarded`: attempts whose prefix was truncated since. `releases`: of attempts that ended since."""
+
+    run: RunPass
+    discarded: set[str] = field(default_factory=set)
+    releases: dict[str, storage.Release] = field(default_factory=dict)
+
+    def runs(self, attempt_id: str) -> bool:
+        return any(row.attempt_id == attempt_id for row in self.run.rows)
+
+
+class PrefillCore:
+    def __init__(self, policy: Policy, groups: LayerGroups, block_tokens: int, eos_token_ids: Collection[int]) -> None:
+        self._policy = policy
+        self._groups = groups
+        self._block_tokens = block_tokens
+        self._eos_token_ids = eos_token_ids
+        self._attempts: dict[str, Attempt] = {}
+        self._slot_queue = SlotQueue()
+        self._num_slots: int | None = None
+        self._slots_available = 0
+        self._pass: _Pass | None = None
+        self._next_pass_id = 0
+        self._out: list[Action] = []
+
+    def handle(self, event: ev.Event, now: float) -> list[Action]:
+        """Late, duplicate and unknown messages change nothing."""
+        match event:
+            case ev.Start():
+                self._start(event, now)
+            case events.Abort(attempt_id):
+                self._abort(attempt_id)
+            case events.SessionEnded(session):
+                for attempt in [a for a in self._attempts.values() if a.session == session]:
+                    self._abort(attempt.attempt_id)
+            case ev.PassDone() | ev.PassInterrupted() | ev.PassFailed():
+                self._pass_ended(event)
+            case events.Tick():
+                pass
+            case storage.StoreUp(num_slots):
+                self._num_slots = self._slots_available = num_slots
+            case storage.StoreLost(reason):
+                self._store_lost(reason)
+            case storage.StoreLoad():
+                self._slots_available = event.slots_available
+            case _:
+                self._notice(event, now)
+        self._wait_for_slots(now)
+        self._launch(now)
+        actions, self._out = self._out, []
+        return actions
+
+    def load(self) -> Load:
+        computing = [attempt for attempt in self._attempts.values() if attempt.phase != "handing-over"]
+        running = sum(attempt.phase == "running" for attempt in computing)
+        queue_ms = sum(self._policy.work_ms(a.request.num_tokens, self._expected_prefix(a)) for a in computing)
+        tokens = sum(attempt.remaining_tokens for attempt in computing)
+        return Load(running, len(computing) - running, tokens, queue_ms, tuple(self._attempts))
+
+    def validate(self) -> None:
+        """Asserts the invariants."""
+        block = self._block_tokens
+        for attempt in self._attempts.values():
+            assert (attempt.phase == "waiting") <= (attempt.attempt_id in self._slot_queue)
+            if attempt.phase == "running":
+                assert attempt.attempt_id not in self._slot_queue
+                assert len(attempt.slots) == attempt.request.num_blocks
+                assert attempt.local_blocks <= attempt.reused_blocks <= len(attempt.request.keys)
+                assert attempt.reused_blocks * block <= attempt.computed < attempt.request.num_tokens
+                assert attempt.pushed_blocks * block <= attempt.computed
+                assert attempt.committed_blocks * block <= attempt.computed
+        assert all(attempt_id in self._attempts for attempt_id in self._slot_queue)
+        if self._num_slots is None:
+            assert not self._attempts
+        if self._pass is not None:
+            assert not any(attempt_id in self._attempts for attempt_id in self._pass.releases)
+            assert sum(len(row.chunk.token_ids) for row in self._pass.run.rows) <= self._policy.chunk_tokens
+
+    # ---- gateways ----
+
+    def _start(self, start: ev.Start, now: float) -> None:
+        request = start.request
+        attempt_id = request.attempt_id
+        if attempt_id in self._attempts or (self._pass is not None and attempt_id in self._pass.releases):
+            return
+        if self._num_slots is None:
+            self._refuse(start, pb.FAILURE_CODE_PEER_LOST, "the node's store is away")
+            return
+        if request.num_blocks > self._num_slots:
+            self._refuse(
+                start, pb.FAILURE_CODE_INVALID, f"the prompt needs {request.num_blocks} blocks, the arena has {self._num_slots} slots"
+            )
+            return
+        attempt = self._attempts[attempt_id] = Attempt(start, arrived_at=now)
+        if self._slot_queue:
+            self._slot_queue.wait(attempt_id, request.num_blocks, _slot_deadline(attempt))
+        else:
+            self._acquire(attempt)
+
+    def _refuse(self, start: ev.Start, code: pb.FailureCode, message: str) -> None:
+        self._out.append(replies.failed(start.session, start.request.attempt_id, replies.failure(code, message)))
+
+    def _abort(self, attempt_id: str) -> None:
+        attempt = self._attempts.get(attempt_id)
+        if attempt is not None:
+            self._forget(attempt)
+
+    # ---- store ----
+
+    def _acquire(self, attempt: Attempt) -> None:
+        attempt.phase = "acquiring"
+        request, start = attempt.request, attempt.start
+        # The last token is always computed: its logits are what is asked for.
+        reusable = (request.num_tokens - 1) // self._block_tokens
+        self._out.append(
+            storage.Acquire(
+                attempt_id=attempt.attempt_id,
+                keys=request.keys,
+                num_blocks=request.num_blocks,
+                max_reused_blocks=reusable,
+                source_address=start.source_address,
+                source_node_id=start.source_node_id,
+                source_blocks=start.source_blocks,
+            )
+        )
+
+    def _notice(self, notice: storage.Notice, now: float) -> None:
+        if isinstance(notice, storage.StoreLoad):
+            return
+        attempt = self._attempts.get(notice.attempt_id)
+        if attempt is None:
+            return
+        match notice:
+            case storage.Acquired() if attempt.phase == "acquiring":
+                self._acquired(attempt, notice)
+            case storage.FetchProgress(_, layers) if attempt.fetching:
+                attempt.layers_arrived = max(attempt.layers_arrived, layers)
+                attempt.fetching = layers < self._groups.layers
+                attempt.stalled = attempt.stalled and attempt.fetching
+                self._push_prefix(attempt)
+            case storage.FetchTruncated(_, valid_blocks) if attempt.phase == "running":
+                self._truncated(attempt, valid_blocks)
+            case storage.HandedOver() if attempt.phase == "handing-over":
+                del self._attempts[attempt.attempt_id]
+            case storage.HandOverFailed(_, failure) if attempt.phase == "handing-over":
+                self._out.append(replies.failed(attempt.session, attempt.attempt_id, failure))
+                del self._attempts[attempt.attempt_id]
+            case storage.HandOverFailed(_, failure):
+                self._fail(attempt, failure)
+            case storage.AttemptFailed(_, failure) if failure.code == pb.FAILURE_CODE_POOL_FULL and attempt.phase == "acquiring":
+                attempt.phase = "waiting"
+                self._slots_available = min(self._slots_available, attempt.request.num_blocks - 1)
+                self._slot_queue.refused(attempt.attempt_id, attempt.request.num_blocks, _slot_deadline(attempt), now)
+            case storage.AttemptFailed(_, failure):
+                self._fail(attempt, failure)
+
+    def _acquired(self, attempt: Attempt, notice: storage.Acquired) -> None:
+        self._slot_queue.leave(attempt.attempt_id)
+        attempt.phase = "running"
+        attempt.slots = notice.slots
+        attempt.local_blocks = notice.local_blocks
+        attempt.reused_blocks = attempt.committed_blocks = notice.local_blocks + notice.remote_blocks
+        attempt.fetching = notice.remote_blocks > 0
+        self._set_computed(attempt)
+        start = attempt.start
+        self._out.append(storage.OpenHandOver(attempt.attempt_id, start.decode_store_address, start.decode_store_node_id))
+        self._push_prefix(attempt)
+
+    def _set_computed(self, attempt: Attempt) -> None:
+        """Computation begins after the reused prefix."""
+        attempt.computed = attempt.reused_blocks * self._block_tokens
+        attempt.work_ms = self._policy.work_ms(attempt.request.num_tokens, attempt.computed)
+        attempt.due_at = self._policy.due_at(attempt.arrived_at, attempt.work_ms, attempt.start.ttft_budget_ms)
+
+    def _push_prefix(self, attempt: Attempt) -> None:
+        """Hands over what is readable of the reused prefix, unless the whole prompt goes in one unit at the end."""
+        if attempt.phase != "running" or self._groups.in_one_unit(attempt.request.num_blocks):
+            return
+        local, reused = attempt.local_blocks, attempt.reused_blocks
+        if attempt.pushed_blocks < local:
+            self._out += self._groups.units(attempt.attempt_id, attempt.pushed_blocks, local)
+            attempt.pushed_blocks = local
+        remote = self._groups.units(attempt.attempt_id, local, reused, attempt.pushed_layers, attempt.layers_arrived, whole=False)
+        for push in remote:
+            self._out.append(push)
+            attempt.pushed_layers = push.layer_end
+        if not attempt.fetching:
+            attempt.pushed_blocks = max(attempt.pushed_blocks, reused)
+
+    def _truncated(self, attempt: Attempt, valid_blocks: int) -> None:
+        if valid_blocks < attempt.reused_blocks:
+            attempt.truncate(valid_blocks, self._block_tokens)
+            self._set_computed(attempt)
+            if self._pass is not None and self._pass.runs(attempt.attempt_id):
+                self._pass.discarded.add(attempt.attempt_id)
+        attempt.fetching = attempt.stalled = False
+        attempt.pushed_layers = 0
+        attempt.layers_arrived = self._groups.layers
+        self._push_prefix(attempt)
+
+    def _wait_for_slots(self, now: float) -> None:
+        for attempt_id in self._slot_queue.expired(now):
+            attempt = self._attempts[attempt_id]
+            waited = now - attempt.arrived_at
+            message = f"no {attempt.request.num_blocks} slots came free within {waited:.1f} s"
+            self._fail(attempt, replies.failure(pb.FAILURE_CODE_POOL_FULL, message))
+        head = self._slot_queue.next_to_ask(self._slots_available, now)
+        if head is not None:
+            self._acquire(self._attempts[head])
+
+    def _store_lost(self, reason: str) -> None:
+        self._num_slots = None
+        self._slots_available = 0
+        self._slot_queue.clear()
+        for attempt in self._attempts.values():
+            self._out.append(replies.failed(attempt.session, attempt.attempt_id, replies.failure(pb.FAILURE_CODE_PEER_LOST, reason)))
+        if self._pass is not None:
+            # There is nobody left to release to; the pass's own memory stays mapped until it has ended.
+            self._pass.discarded.update(row.attempt_id for row in self._pass.run.rows)
+            self._pass.releases.clear()
+        self._attempts.clear()
+
+    # ---- passes ----
+
+    def _launch(self, now: float) -> None:
+        if self._pass is not None or self._num_slots is None:
+            return
+        chosen = self._policy.choose(self._attempts.values(), now)
+        if not chosen:
+            return
+        run = passes.build(self._next_pass_id, chosen, self._groups, self._block_tokens)
+        self._next_pass_id += 1
+        for attempt, _ in chosen:
+            attempt.first_pass_at = now if attempt.first_pass_at is None else attempt.first_pass_at
+        self._pass = _Pass(run)
+        self._out.append(run)
+
+    def _pass_ended(self, event: ev.PassDone | ev.PassInterrupted | ev.PassFailed) -> None:
+        ended = self._pass
+        if ended is None or ended.run.pass_id != event.pass_id:
+            return
+        self._pass = None
+        self._out += ended.releases.values()
+        for i, row in enumerate(ended.run.rows):
+            attempt = self._attempts.get(row.attempt_id)
+            if attempt is None or row.attempt_id in ended.releases:
+                continue
+            match event:
+                case ev.PassFailed(_, message):
+                    self._fail(attempt, replies.failure(pb.FAILURE_CODE_INTERNAL, message))
+                case ev.PassInterrupted(_, overdue):
+                    self._interrupted(attempt, overdue)
+                case ev.PassDone(_, sampled, elapsed_ms):
+                    attempt.compute_ms += elapsed_ms
+                    if row.attempt_id not in ended.discarded:
+                        self._advance(attempt, len(row.chunk.token_ids), sampled[i])
+
+    def _interrupted(self, attempt: Attempt, overdue: bool) -> None:
+        if overdue:
+            self._fail(attempt, replies.failure(pb.FAILURE_CODE_PEER_LOST, "the prefix did not arrive from its source in time"))
+        else:
+            attempt.stalled = attempt.fetching
+
+    def _advance(self, attempt: Attempt, num_tokens: int, sampled: SampledToken | None) -> None:
+        attempt.computed += num_tokens
+        attempt.pushed_blocks = max(
+            attempt.pushed_blocks, passes.pushable_blocks(attempt, attempt.computed, self._groups, self._block_tokens)
+        )
+        if attempt.fetching:
+            # The pass has waited for every layer of the prefix, though the store's word of it has not been handled here yet.
+            attempt.layers_arrived, attempt.fetching = self._groups.layers, False
+            self._push_prefix(attempt)
+        self._commit(attempt)
+        if attempt.remaining_tokens == 0:
+            assert sampled is not None, "the pass that ends a prompt samples its next token"
+            self._finish(attempt, sampled)
+
+    def _commit(self, attempt: Attempt) -> None:
+        complete = attempt.computed // self._block_tokens
+        if complete > attempt.committed_blocks:
+            keys = attempt.request.keys[attempt.committed_blocks : complete]
+            self._out.append(storage.Commit(attempt.attempt_id, attempt.committed_blocks, keys))
+            attempt.committed_blocks = complete
+
+    def _finish(self, attempt: Attempt, sampled: SampledToken) -> None:
+        request = attempt.request
+        output = token_output(attempt.attempt_id, sampled, request.first_position, request.params, self._eos_token_ids)
+        self._out.append(replies.done(attempt, output, self._block_tokens))
+        if output.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
+            # Nothing is left to decode: the gateway aborts the decode side, and the hand-over with it.
+            self._forget(attempt)
+            return
+        self._out.append(storage.Seal(attempt.attempt_id, sampled.token_id))
+        self._out.append(storage.Release(attempt.attempt_id, finish_hand_over=True))
+        attempt.phase = "handing-over"
+
+    # ---- ends ----
+
+    def _fail(self, attempt: Attempt, why: pb.Failure) -> None:
+        self._out.append(replies.failed(attempt.session, attempt.attempt_id, why))
+        self._forget(attempt)
+
+    def _forget(self, attempt: Attempt) -> None:
+        """Gives its slots back, now or when the pass that uses them has ended. A hand-over under way is cancelled."""
+        attempt_id = attempt.attempt_id
+        del self._attempts[attempt_id]
+        self._slot_queue.leave(attempt_id)
+        if attempt.phase == "waiting":
+            return
+        release = storage.Release(attempt_id)
+        if self._pass is not None and self._pass.runs(attempt_id):
+            self._pass.releases[attempt_id] = release
+        else:
+            self._out.append(release)
+
+    def _expected_prefix(self, attempt: Attempt) -> int:
+        """Tokens that are computed already or, before the slots are there, can be read at the source."""
+        if attempt.phase == "running":
+            return attempt.computed
+        return min(attempt.start.source_blocks * self._block_tokens, attempt.request.num_tokens - 1)
+
+
+def _slot_deadline(attempt: Attempt) -> float:
+    budget_ms = attempt.start.ttft_budget_ms
+    allowed_s = min(max(budget_ms / 1000, MIN_SLOT_WAIT_S), MAX_SLOT_WAIT_S) if budget_ms > 0 else MAX_SLOT_WAIT_S
+    return attempt.arrived_at + allowed_s

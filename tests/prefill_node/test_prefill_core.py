@@ -1,0 +1,398 @@
+"""The prefill core: single stories, and random orders of events."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node_runtime import events, storage
+from node_runtime.storage import Acquire, Acquired, AttemptFailed, Commit, FetchProgress, FetchTruncated, OpenHandOver, Push, Release, Seal
+from prefill_node.core import PrefillCore
+from prefill_node.core import events as ev
+from prefill_node.core.actions import Action, Reply, RunPass
+from prefill_node.core.pushing import LayerGroups
+from prefill_node.core.schedule import Policy
+from springtide.cost import PrefillCost
+from springtide.rpc import common_pb2 as pb
+from springtide.sampling import SampledToken
+from tests.support.node_core import BLOCK_TOKENS, EOS, INFO, StoreLedger, failure, make_request
+
+CHUNK_TOKENS = 16
+NUM_SLOTS = 24
+
+
+def new_core(unit_bytes: int = 150) -> PrefillCore:
+    """Blocks of 8 tokens, 4 layers, slabs of 100 bytes."""
+    policy = Policy(PrefillCost(1.0, 0.1, 0.0), CHUNK_TOKENS)
+    return PrefillCore(policy, LayerGroups(INFO.layers, 100, unit_bytes), BLOCK_TOKENS, {EOS})
+
+
+def start(name: str, num_tokens: int, *, session: int = 1, source_blocks: int = 0, max_tokens: int = 8, budget_ms: float = 0.0) -> ev.Start:
+    request = make_request(name, num_tokens, max_tokens=max_tokens)
+    source = ("source:1", "prefill-1", source_blocks) if source_blocks else ("", "", 0)
+    return ev.Start(session, request, "decode:1", "decode-0", budget_ms, *source)
+
+
+class Node:
+    """A core that is connected, with one call per event."""
+
+    def __init__(self, core: PrefillCore | None = None) -> None:
+        self.core = core or new_core()
+        self.now = 0.0
+        self.tell(storage.StoreUp(NUM_SLOTS))
+
+    def tell(self, event: ev.Event) -> list[Action]:
+        actions = self.core.handle(event, self.now)
+        self.core.validate()
+        return actions
+
+    def run_passes(self, actions: list[Action], token: int = 7) -> list[Action]:
+        """Answers every pass, also those that follow, until there is none; returns all actions."""
+        seen = list(actions)
+        while run := next((action for action in actions if isinstance(action, RunPass)), None):
+            sampled = [SampledToken(token) if row.sampling else None for row in run.rows]
+            actions = self.tell(ev.PassDone(run.pass_id, sampled, 5.0))
+            seen += actions
+        return seen
+
+
+def only(actions: list[Action], kind: type) -> list:  # type: ignore[type-arg]
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def slots(n: int) -> tuple[int, ...]:
+    return tuple(range(n))
+
+
+def test_a_prompt_is_acquired_computed_committed_pushed_sealed_and_released() -> None:
+    node = Node()
+    begin = start("a", 37)
+    assert node.tell(begin) == [Acquire("a", begin.request.keys, 5, 4)]
+    actions = node.run_passes(node.tell(Acquired("a", slots(5), 0, 0)))
+    assert [len(row.chunk.token_ids) for run in only(actions, RunPass) for row in run.rows] == [16, 16, 5]
+    assert [run.pushes for run in only(actions, RunPass)] == [
+        tuple(Push("a", layer, layer + 1, begin, end) for layer in range(4)) for begin, end in ((0, 2), (2, 4))
+    ] + [(Push("a", 0, 2, 4, 5), Push("a", 2, 4, 4, 5))]
+    assert [(commit.first_block, len(commit.keys)) for commit in only(actions, Commit)] == [(0, 2), (2, 2)]
+    done = only(actions, Reply)[0].update.done
+    assert list(done.output.token_ids) == [7] and done.output.position == 0 and done.cached_tokens == 0 and done.compute_ms == 15.0
+    assert actions[-2:] == [Seal("a", 7), Release("a", finish_hand_over=True)]
+    assert node.tell(storage.HandedOver("a", 1)) == [] and node.core.load().attempt_ids == ()
+
+
+def test_the_cached_prefix_is_pushed_at_once_and_reported() -> None:
+    node = Node()
+    node.tell(start("a", 33))
+    actions = node.tell(Acquired("a", slots(5), 3, 0))
+    assert actions[:1] == [OpenHandOver("a", "decode:1", "decode-0")]
+    assert only(actions, Push) == [Push("a", layer, layer + 1, 0, 3) for layer in range(4)]
+    run = only(actions, RunPass)[0]
+    assert run.rows[0].chunk.start == 24 and len(run.rows[0].chunk.token_ids) == 9
+    done = only(node.run_passes(actions), Reply)[0].update.done
+    assert (done.cached_tokens, done.remote_tokens) == (24, 0)
+
+
+def test_a_short_prompt_goes_in_one_unit_at_the_end() -> None:
+    node = Node(new_core(unit_bytes=4000))
+    node.tell(start("a", 37))
+    actions = node.run_passes(node.tell(Acquired("a", slots(5), 2, 0)))
+    assert only(actions, Push) == []
+    assert [run.pushes for run in only(actions, RunPass)] == [(), (Push("a", 0, 4, 0, 5),)]
+
+
+def test_a_prefix_that_arrives_is_waited_for_layer_by_layer_and_pushed_on() -> None:
+    node = Node()
+    node.tell(start("a", 33, source_blocks=4))
+    assert only(node.tell(Acquired("a", slots(5), 1, 3)), RunPass) == []
+    actions = node.tell(FetchProgress("a", 2))
+    assert only(actions, Push) == [Push("a", 0, 1, 1, 4), Push("a", 1, 2, 1, 4)]
+    run = only(actions, RunPass)[0]
+    assert run.awaits == "a" and run.rows[0].chunk.start == 32
+    assert only(node.tell(FetchProgress("a", 4)), Push) == [Push("a", 2, 3, 1, 4), Push("a", 3, 4, 1, 4)]
+    done = only(node.run_passes([run]), Reply)[0].update.done
+    assert (done.cached_tokens, done.remote_tokens) == (32, 24)
+
+
+def test_a_truncated_fetch_is_recomputed_from_the_valid_prefix() -> None:
+    node = Node()
+    node.tell(start("a", 33, source_blocks=4))
+    node.tell(Acquired("a", slots(5), 1, 3))
+    first = only(node.tell(FetchProgress("a", 2)), RunPass)[0]
+    assert only(node.tell(ev.PassInterrupted(first.pass_id, overdue=False)), RunPass) == []
+    actions = node.run_passes(node.tell(FetchTruncated("a", 2)))
+    assert [row.chunk.start for run in only(actions, RunPass) for row in run.rows] == [16, 32]
+    assert [(commit.first_block, len(commit.keys)) for commit in only(actions, Commit)] == [(2, 2)]
+    pushed = {
+        (layer, block)
+        for push in only(actions, Push) + [p for run in only(actions, RunPass) for p in run.pushes]
+        for layer in range(push.layer_begin, push.layer_end)
+        for block in range(push.block_begin, push.block_end)
+    }
+    assert {(layer, block) for layer in range(4) for block in range(1, 5)} <= pushed
+    done = only(actions, Reply)[0].update.done
+    assert (done.cached_tokens, done.remote_tokens) == (16, 8)
+
+
+def test_a_pass_that_ran_on_a_prefix_found_truncated_counts_for_nothing() -> None:
+    node = Node()
+    node.tell(start("a", 33, source_blocks=4))
+    node.tell(Acquired("a", slots(5), 1, 3))
+    run = only(node.tell(FetchProgress("a", 2)), RunPass)[0]
+    node.tell(FetchTruncated("a", 1))
+    actions = node.tell(ev.PassDone(run.pass_id, [SampledToken(9)], 1.0))
+    assert only(actions, Reply) == [] and only(actions, RunPass)[0].rows[0].chunk.start == 8
+
+
+def test_a_full_pool_is_asked_again_when_slots_come_free_and_given_up_at_the_budget() -> None:
+    node = Node()
+    node.tell(start("a", 33, budget_ms=10_000))
+    full = AttemptFailed("a", failure(pb.FAILURE_CODE_POOL_FULL))
+    assert node.tell(full) == []
+    assert node.tell(storage.StoreLoad(0, 2)) == []
+    assert only(node.tell(storage.StoreLoad(0, 5)), Acquire) != []
+    node.tell(full)
+    node.tell(storage.StoreLoad(0, 0))
+    node.now = 10.0
+    (reply,) = node.tell(events.Tick())
+    assert isinstance(reply, Reply) and reply.update.failed.failure.code == pb.FAILURE_CODE_POOL_FULL
+
+
+def test_newcomers_do_not_overtake_what_waits_for_slots() -> None:
+    node = Node()
+    node.tell(start("large", 150))
+    node.tell(AttemptFailed("large", failure(pb.FAILURE_CODE_POOL_FULL)))
+    node.tell(storage.StoreLoad(0, 1))
+    assert node.tell(start("small", 8)) == []
+    assert [acquire.attempt_id for acquire in only(node.tell(storage.StoreLoad(0, 20)), Acquire)] == ["large"]
+    assert [acquire.attempt_id for acquire in only(node.tell(Acquired("large", slots(19), 0, 0)), Acquire)] == ["small"]
+
+
+def test_a_prompt_larger_than_the_arena_is_refused_with_both_numbers() -> None:
+    (reply,) = Node().tell(start("a", 8 * NUM_SLOTS + 1))
+    assert isinstance(reply, Reply)
+    assert reply.update.failed.failure.code == pb.FAILURE_CODE_INVALID
+    assert "25 blocks" in reply.update.failed.failure.message and "24 slots" in reply.update.failed.failure.message
+
+
+def test_slots_of_a_running_pass_are_released_only_after_it() -> None:
+    node = Node()
+    node.tell(start("a", 33))
+    run = only(node.tell(Acquired("a", slots(5), 0, 0)), RunPass)[0]
+    assert node.tell(events.Abort("a")) == []
+    assert node.tell(ev.PassDone(run.pass_id, [None], 1.0)) == [Release("a")]
+
+
+def test_a_hand_over_that_fails_after_the_first_token_is_reported() -> None:
+    node = Node()
+    node.tell(start("a", 9))
+    node.run_passes(node.tell(Acquired("a", slots(2), 0, 0)))
+    (reply,) = node.tell(storage.HandOverFailed("a", failure(pb.FAILURE_CODE_PEER_LOST)))
+    assert isinstance(reply, Reply) and reply.update.failed.failure.code == pb.FAILURE_CODE_PEER_LOST
+
+
+def test_a_request_that_its_first_token_ends_is_not_handed_over() -> None:
+    node = Node()
+    node.tell(start("a", 9, max_tokens=1))
+    actions = node.run_passes(node.tell(Acquired("a", slots(2), 0, 0)))
+    assert only(actions, Reply)[0].update.done.output.finish_reason == pb.FINISH_REASON_LENGTH
+    assert only(actions, Seal) == [] and actions[-1] == Release("a")
+
+
+def test_a_lost_store_fails_everything_and_a_new_one_starts_afresh() -> None:
+    node = Node()
+    node.tell(start("a", 33))
+    run = only(node.tell(Acquired("a", slots(5), 0, 0)), RunPass)[0]
+    (reply,) = node.tell(storage.StoreLost("the store is gone"))
+    assert isinstance(reply, Reply) and reply.update.failed.failure.code == pb.FAILURE_CODE_PEER_LOST
+    (reply,) = node.tell(start("b", 9))
+    assert isinstance(reply, Reply) and reply.update.failed.failure.code == pb.FAILURE_CODE_PEER_LOST
+    node.tell(storage.StoreUp(NUM_SLOTS))
+    node.tell(start("c", 9))
+    assert only(node.tell(Acquired("c", slots(2), 0, 0)), RunPass) == []
+    assert len(only(node.tell(ev.PassDone(run.pass_id, [None], 1.0)), RunPass)) == 1
+
+
+class World:
+    """A store, an engine and gateways around a core, answering in the order that hypothesis draws."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+        self.core = new_core(data.draw(st.sampled_from([150, 900, 4000]), label="unit_bytes"))
+        self.store = StoreLedger(NUM_SLOTS)
+        self.now = 0.0
+        self.run: RunPass | None = None
+        self.fetching: dict[str, tuple[int, int, int]] = {}
+        """Attempt -> layers ready, local blocks, reused blocks."""
+        self.handing_over: list[str] = []
+        self.started: dict[str, int] = {}
+        self.ended: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
+        self.excused: set[str] = set()
+        self.pushed: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+        self.tell(storage.StoreUp(NUM_SLOTS))
+
+    def tell(self, event: ev.Event) -> None:
+        self.now += 0.01
+        actions = self.core.handle(event, self.now)
+        self.core.validate()
+        for action in actions:
+            self.perform(action)
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case RunPass():
+                assert self.run is None
+                for row in action.rows:
+                    assert self.store.may_use(row.attempt_id, row.chunk.slots)
+                    assert row.attempt_id == action.awaits or row.attempt_id not in self.fetching
+                assert [push.layer_end for push in action.pushes] == sorted(push.layer_end for push in action.pushes)
+                self.run = action
+            case Reply(session, update):
+                output = update.done.output if update.HasField("done") else update.failed
+                assert self.started[output.attempt_id] == session
+                assert output.attempt_id not in self.excused
+                (self.done if update.HasField("done") else self.ended)[output.attempt_id] += 1
+            case _:
+                if isinstance(action, Release):
+                    assert self.run is None or action.attempt_id not in {row.attempt_id for row in self.run.rows}
+                    self.fetching.pop(action.attempt_id, None)
+                    if action.finish_hand_over:
+                        assert self.pushed[action.attempt_id] == {
+                            (layer, block) for layer in range(INFO.layers) for block in range(len(self.store.held[action.attempt_id]))
+                        }
+                        self.handing_over.append(action.attempt_id)
+                    elif action.attempt_id in self.handing_over:
+                        self.handing_over.remove(action.attempt_id)
+                self.store.order(action)
+                if isinstance(action, Push):
+                    self.push(action)
+
+    def push(self, push: Push) -> None:
+        layers, blocks = range(push.layer_begin, push.layer_end), range(push.block_begin, push.block_end)
+        self.pushed[push.attempt_id] |= {(layer, block) for layer in layers for block in blocks}
+
+    def step(self, choices: list[str]) -> None:
+        choice = self.data.draw(st.sampled_from(choices), label="next")
+        getattr(self, choice)()
+
+    def possible(self) -> list[str]:
+        choices = ["tick"]
+        choices += ["answer"] * bool(self.store.unanswered)
+        choices += ["end_pass"] * (self.run is not None)
+        choices += ["fetch"] * bool(self.fetching)
+        choices += ["hand_over"] * bool(self.handing_over)
+        return choices
+
+    def pick(self, names: list[str]) -> str:
+        return self.data.draw(st.sampled_from(sorted(names)), label="which")
+
+    def start(self) -> None:
+        name = f"a{len(self.started)}"
+        session = self.data.draw(st.integers(1, 2), label="session")
+        self.started[name] = session
+        num_tokens = self.data.draw(st.integers(1, 90), label="num_tokens")
+        max_tokens = self.data.draw(st.sampled_from([1, 8]), label="max_tokens")
+        source_blocks = self.data.draw(st.integers(0, 4), label="source_blocks")
+        self.tell(start(name, num_tokens, session=session, max_tokens=max_tokens, source_blocks=source_blocks))
+
+    def abort(self) -> None:
+        name = self.pick(list(self.started))
+        self.excused.add(name)
+        self.tell(events.Abort(name))
+
+    def end_session(self) -> None:
+        session = self.data.draw(st.integers(1, 2), label="session")
+        self.excused |= {name for name, owner in self.started.items() if owner == session}
+        self.tell(events.SessionEnded(session))
+
+    def lose_store(self) -> None:
+        self.store.lost()
+        self.fetching.clear()
+        self.handing_over.clear()
+        self.pushed.clear()
+        self.tell(storage.StoreLost("lost"))
+        self.tell(storage.StoreUp(NUM_SLOTS))
+
+    def tick(self) -> None:
+        self.tell(events.Tick())
+        self.tell(storage.StoreLoad(len(self.store.free), len(self.store.free)))
+
+    def answer(self) -> None:
+        name = self.pick(list(self.store.unanswered))
+        acquire = self.store.unanswered[name]
+        assert isinstance(acquire, Acquire)
+        given = self.store.give(name)
+        if given is None:
+            self.tell(AttemptFailed(name, failure(pb.FAILURE_CODE_POOL_FULL)))
+            return
+        local = self.data.draw(st.integers(0, acquire.max_reused_blocks), label="local")
+        remote = max(min(acquire.source_blocks, acquire.max_reused_blocks) - local, 0)
+        if remote:
+            self.fetching[name] = (0, local, local + remote)
+        self.store.committed[name] = local + remote
+        self.tell(Acquired(name, given, local, remote))
+
+    def fetch(self) -> None:
+        name = self.pick(list(self.fetching))
+        layers, local, reused = self.fetching[name]
+        if self.data.draw(st.booleans(), label="arrives"):
+            layers = self.data.draw(st.integers(layers, INFO.layers), label="layers")
+            self.fetching[name] = (layers, local, reused)
+            if layers == INFO.layers:
+                del self.fetching[name]
+            self.tell(FetchProgress(name, layers))
+        else:
+            del self.fetching[name]
+            valid = self.data.draw(st.integers(local, reused), label="valid")
+            self.store.committed[name] = valid
+            self.tell(FetchTruncated(name, valid))
+
+    def end_pass(self) -> None:
+        run, self.run = self.run, None
+        assert run is not None
+        failed = self.data.draw(st.integers(0, 9), label="pass fails") == 0
+        if run.awaits in self.fetching or failed:
+            for push in run.pushes[: self.data.draw(st.integers(0, len(run.pushes)), label="pushed before")]:
+                self.push(push)
+            if failed:
+                self.tell(ev.PassFailed(run.pass_id, "by the test"))
+            else:
+                self.tell(ev.PassInterrupted(run.pass_id, overdue=self.data.draw(st.booleans(), label="overdue")))
+            return
+        for push in run.pushes:
+            if push.attempt_id in self.store.held:
+                self.push(push)
+        token = self.data.draw(st.sampled_from([EOS, 5]), label="token")
+        self.tell(ev.PassDone(run.pass_id, [SampledToken(token) if row.sampling else None for row in run.rows], 1.0))
+
+    def hand_over(self) -> None:
+        name = self.handing_over.pop()
+        self.store.handing_over.discard(name)
+        if self.data.draw(st.booleans(), label="handed over"):
+            self.tell(storage.HandedOver(name, 100))
+        else:
+            self.tell(storage.HandOverFailed(name, failure(pb.FAILURE_CODE_PEER_LOST)))
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots_back(data: st.DataObject) -> None:
+    world = World(data)
+    for _ in range(data.draw(st.integers(1, 60), label="steps")):
+        world.step([*world.possible(), "start", "start", *(["abort", "end_session", "lose_store"] if world.started else [])])
+    for _ in range(2000):
+        choices = [choice for choice in world.possible() if choice != "tick"]
+        if not choices:
+            world.now += 61.0 if world.core.load().waiting else 0.0
+            world.tick()
+            if not [choice for choice in world.possible() if choice != "tick"]:
+                break
+        else:
+            getattr(world, choices[0])()
+    assert world.core.load().attempt_ids == ()
+    assert world.store.held == {} and len(world.store.free) == NUM_SLOTS
+    for name in world.started:
+        assert world.done[name] <= 1 and world.ended[name] <= 1
+        assert world.done[name] + world.ended[name] >= (name not in world.excused)

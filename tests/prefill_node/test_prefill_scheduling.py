@@ -1,0 +1,95 @@
+"""Which chunks go into a pass, and which slabs go together in a unit."""
+
+from __future__ import annotations
+
+import pytest
+
+from node_runtime.storage import Push
+from prefill_node.core.attempt import Attempt
+from prefill_node.core.events import Start
+from prefill_node.core.pushing import LayerGroups
+from prefill_node.core.schedule import Policy
+from springtide.cost import PrefillCost
+from tests.support.node_core import make_request
+
+POLICY = Policy(PrefillCost(fixed_ms=1.0, per_token_ms=1.0, per_pair_ms=0.0), chunk_tokens=100)
+
+
+def running(
+    name: str, num_tokens: int, *, arrived_at: float = 0.0, computed: int = 0, fetching: bool = False, budget_ms: float = 0.0
+) -> Attempt:
+    attempt = Attempt(Start(0, make_request(name, num_tokens), "decode:1", "decode-0", budget_ms), arrived_at, phase="running")
+    attempt.computed = computed
+    attempt.fetching = fetching
+    attempt.work_ms = POLICY.work_ms(num_tokens, computed)
+    attempt.due_at = POLICY.due_at(arrived_at, attempt.work_ms, budget_ms)
+    return attempt
+
+
+def chosen(*attempts: Attempt, now: float = 0.0) -> list[tuple[str, int]]:
+    return [(attempt.attempt_id, num_tokens) for attempt, num_tokens in POLICY.choose(attempts, now)]
+
+
+def test_a_long_prompt_is_computed_chunk_by_chunk() -> None:
+    assert chosen(running("long", 250)) == [("long", 100)]
+    assert chosen(running("long", 250, computed=200)) == [("long", 50)]
+
+
+def test_short_prompts_share_a_pass_within_the_token_budget() -> None:
+    assert chosen(running("a", 40), running("b", 50), running("c", 20)) == [("a", 40), ("b", 50)]
+
+
+def test_what_does_not_fit_beside_the_first_waits_for_its_own_pass() -> None:
+    tail, short, long = running("tail", 130, computed=100), running("short", 60), running("long", 500)
+    assert sorted(chosen(tail, short, long, now=0.5)) == [("short", 60), ("tail", 30)]
+
+
+def test_a_short_prompt_soon_overtakes_a_long_one() -> None:
+    long, short = running("long", 3000), running("short", 50, arrived_at=1.0)
+    assert chosen(long, short, now=1.0)[0][0] == "long"
+    assert chosen(long, short, now=1.1)[0][0] == "short"
+
+
+def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones() -> None:
+    long = running("long", 3000)
+    assert chosen(running("short", 50, arrived_at=9.0), long, now=9.0)[0][0] == "long"
+
+
+def test_a_tight_objective_makes_a_prompt_urgent() -> None:
+    assert chosen(running("easy", 500), running("tight", 500, budget_ms=520.0))[0][0] == "tight"
+
+
+def test_an_attempt_whose_prefix_arrives_runs_alone_and_only_when_nothing_else_can() -> None:
+    arriving = running("arriving", 50, fetching=True)
+    assert chosen(arriving) == []
+    arriving.layers_arrived = 1
+    assert chosen(arriving) == [("arriving", 50)]
+    assert chosen(arriving, running("ready", 20)) == [("ready", 20)]
+
+
+def test_predicted_work_counts_the_fixed_part_of_every_pass() -> None:
+    assert POLICY.work_ms(250, 0) == pytest.approx(253.0)
+    assert POLICY.work_ms(250, 250) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "expected"),
+    [
+        (1, [(0, 10)]),
+        (4, [(0, 10)]),
+        (10, [(0, 4), (4, 8), (8, 10)]),
+        (40, [(layer, layer + 1) for layer in range(10)]),
+        (1000, [(layer, layer + 1) for layer in range(10)]),
+    ],
+)
+def test_units_have_fewer_layers_the_more_blocks_there_are(num_blocks: int, expected: list[tuple[int, int]]) -> None:
+    groups = LayerGroups(layers=10, bytes_per_slab=100, unit_bytes=4000)
+    assert [(push.layer_begin, push.layer_end) for push in groups.units("a", 0, num_blocks)] == expected
+    assert groups.in_one_unit(num_blocks) == (len(expected) == 1)
+
+
+def test_a_group_that_is_not_whole_is_left_for_later_except_at_the_last_layer() -> None:
+    groups = LayerGroups(layers=10, bytes_per_slab=100, unit_bytes=4000)
+    assert list(groups.units("a", 2, 12, 0, 6, whole=False)) == [Push("a", 0, 4, 2, 12)]
+    assert list(groups.units("a", 2, 12, 8, 10, whole=False)) == [Push("a", 8, 10, 2, 12)]
+    assert list(groups.units("a", 5, 5)) == []
