@@ -18,11 +18,10 @@ from pathlib import Path
 
 import psutil
 
-from springtide.config import MAX_INSTANCES
 from springtide.errors import ConfigError
 
 _MAX_SOCKET_PATH = 107
-_LONGEST_SOCKET_NAME = f"prefill-{MAX_INSTANCES - 1}.store.sock"
+_LONGEST_SOCKET_NAME = "prefill-63.store.sock"  # 64 is the most that ClusterConfig allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +115,9 @@ def sweep() -> None:
     for record in _records():
         if not record.alive:
             remove(record.pid, Path(record.run_dir), record.temporary)
+    for path in user_directory().glob("[0-9]*/"):
+        if not _record_path(int(path.name)).exists() and not psutil.pid_exists(int(path.name)):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _records() -> Iterator[ClusterRecord]:

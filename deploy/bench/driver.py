@@ -1,0 +1,56 @@
+"""Sends a workload to a running cluster and times what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import httpx
+
+from deploy.bench.statistics import RequestRecord
+from deploy.bench.workload import Workload
+from deploy.streaming import TIMEOUT, ApiError, Usage, served_model, stream
+
+
+async def drive(
+    url: str, model: str | None, workload: Workload, on_done: Callable[[RequestRecord], None]
+) -> tuple[str, list[RequestRecord]]:
+    """The model's name and a record for each request; `on_done` is told of each as it ends. Raises ApiError when nothing answers at all."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT, limits=limits, trust_env=False) as client:
+        name = model or await served_model(client)
+        gate = asyncio.Semaphore(workload.concurrency or workload.requests)
+        start = time.monotonic()
+
+        async def send(prompt: list[int], arrival_s: float) -> RequestRecord:
+            await asyncio.sleep(start + arrival_s - time.monotonic())
+            async with gate:
+                # A request that is late because this process is busy was still due then.
+                due_s = time.monotonic() if workload.rate is None else start + arrival_s
+                record = await _request(client, name, prompt, workload.output_tokens, due_s)
+            on_done(record)
+            return record
+
+        async with asyncio.TaskGroup() as group:
+            pairs = zip(workload.prompts(), workload.arrivals_s(), strict=True)
+            tasks = [group.create_task(send(prompt, arrival_s)) for prompt, arrival_s in pairs]
+    return name, [task.result() for task in tasks]
+
+
+async def _request(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int, sent_s: float) -> RequestRecord:
+    body = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "temperature": 0}
+    times: list[float] = []
+    usage: Usage | None = None
+    error = None
+    try:
+        async for chunk in stream(client, "/v1/completions", body):
+            if chunk.has_output:
+                times.append(chunk.at_s)
+            usage = chunk.usage or usage
+    except ApiError as failure:
+        error = failure.kind
+    if error is None and (usage is None or usage.completion_tokens != output_tokens or not times):
+        error = "incomplete answer"
+    prompt_tokens, produced, cached = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) if usage else (0, 0, 0)
+    return RequestRecord(sent_s, tuple(times), time.monotonic(), prompt_tokens, produced, cached, error)

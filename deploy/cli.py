@@ -1,0 +1,235 @@
+"""The `springtide` command. Only options are declared here; what a subcommand does is imported when it is run, so that --help is quick."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from springtide.errors import ConfigError, SpringtideError
+
+if TYPE_CHECKING:
+    from springtide.config import ClusterConfig
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+app = typer.Typer(
+    name="springtide",
+    help="Serves large language models from a disaggregated, KVCache-centric cluster.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+bench = typer.Typer(help="Measures a running cluster.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+Url = Annotated[str, typer.Option("--url", help="where the cluster serves HTTP")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML; see docs/configuration.md")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any setting of docs/configuration.md; repeatable")]
+
+
+@app.command()
+def up(
+    config: ConfigFile = None,
+    prefill: Annotated[int | None, typer.Option(help="prefill nodes")] = None,
+    decode: Annotated[int | None, typer.Option(help="decode nodes")] = None,
+    model: Annotated[str | None, typer.Option(help="'demo', a Hugging Face directory or a GGUF file")] = None,
+    served_model_name: Annotated[str | None, typer.Option(help="the name that clients use")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32")] = None,
+    max_context: Annotated[int | None, typer.Option(help="longest prompt and output together, in tokens")] = None,
+    host: Annotated[str | None, typer.Option(help="address to serve on")] = None,
+    port: Annotated[int | None, typer.Option(help="HTTP port; 0 takes a free one")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one")] = None,
+    separate_gateway: Annotated[bool | None, typer.Option("--separate-gateway", help="the gateway in a process of its own")] = None,
+    arena_size: Annotated[str | None, typer.Option(help="DRAM that each node lends to the pool, such as 1GiB")] = None,
+    block_tokens: Annotated[int | None, typer.Option(help="tokens of a KV block")] = None,
+    chunk_tokens: Annotated[int | None, typer.Option(help="most tokens of one prompt prefilled in one pass")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="a Valkey or Redis to use instead of an embedded one")] = None,
+    profile: Annotated[Path | None, typer.Option(help="a file of `springtide profile`")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="where sockets and logs go; kept when the cluster stops")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="show every process's log, not its warnings only")] = False,
+    die_with_parent: Annotated[bool, typer.Option("--die-with-parent", help="stop when the process that started this one ends")] = False,
+    set_: Settings = None,
+) -> None:
+    """Start a cluster on this machine and serve until SIGTERM or Ctrl-C."""
+    from deploy.local.display import new_display
+    from deploy.local.exec_child import signal_on_parent_death
+    from deploy.local.up import run_up
+
+    if die_with_parent:
+        signal_on_parent_death()
+    options = {
+        "prefill": prefill,
+        "decode": decode,
+        "model": model,
+        "served_model_name": served_model_name,
+        "dtype": dtype,
+        "max_context": max_context,
+        "server.host": host,
+        "server.port": port,
+        "server.grpc_port": grpc_port,
+        "server.separate_gateway": separate_gateway,
+        "kv.arena_size": arena_size,
+        "kv.block_tokens": block_tokens,
+        "prefill_node.chunk_tokens": chunk_tokens,
+        "redis_url": redis_url,
+        "profile": profile,
+        "run_dir": run_dir,
+        "log.level": log_level,
+        "log.format": log_format,
+    }
+    cluster_config = _load(config, {**_parse_settings(set_), **_given(options)})
+    raise typer.Exit(run_up(cluster_config, new_display(Console(highlight=False)), verbose=verbose))
+
+
+@app.command()
+def status(
+    url: Url = DEFAULT_URL,
+    redis_url: Annotated[str | None, typer.Option(help="the Valkey or Redis of a cluster that runs elsewhere")] = None,
+    cluster: Annotated[str, typer.Option(help="its name there, setting `cluster`")] = "springtide",
+) -> None:
+    """Show a running cluster's nodes, slots, queues and hit rate."""
+    from deploy.commands.status import status as show
+
+    show(url, redis_url, cluster)
+
+
+@app.command()
+def chat(
+    question: Annotated[str | None, typer.Argument(help="one question; without it, a conversation")] = None,
+    url: Url = DEFAULT_URL,
+    model: Annotated[str | None, typer.Option(help="default: the one that is served")] = None,
+    system: Annotated[str | None, typer.Option(help="a system prompt")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="most tokens of an answer")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0, help="0 is greedy")] = None,
+) -> None:
+    """Talk to the model; shows TTFT, tokens/s and cached tokens of each answer."""
+    from deploy.commands.chat import ChatOptions
+    from deploy.commands.chat import chat as converse
+
+    converse(question, ChatOptions(url, model, system, max_tokens, temperature))
+
+
+@app.command()
+def config(
+    config: ConfigFile = None,
+    set_: Settings = None,
+    describe: Annotated[bool, typer.Option("--describe", help="every setting there is, as Markdown")] = False,
+) -> None:
+    """Print the configuration that the file, the environment and --set make together."""
+    import yaml
+
+    from deploy.commands.reference import configuration_reference
+
+    if describe:
+        typer.echo(configuration_reference(), nl=False)
+    else:
+        resolved = _load(config, _parse_settings(set_))
+        typer.echo(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False), nl=False)
+
+
+@app.command()
+def profile(
+    model: Annotated[str, typer.Option(help="'demo', a Hugging Face directory or a GGUF file")] = "demo",
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32")] = "bfloat16",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="of one engine; default: the machine's cores, halved for a prefill and a decode")
+    ] = None,
+    block_tokens: Annotated[int, typer.Option(min=8, max=1024)] = 64,
+    max_context: Annotated[int, typer.Option(min=256, help="longest context measured, in tokens")] = 2048,
+    output: Annotated[Path, typer.Option("--output", "-o", help="for `springtide up --profile`")] = Path("profile.json"),
+) -> None:
+    """Measure this machine's prefill and decode cost and write the fitted models to a file."""
+    from deploy.commands.profile import ProfileOptions
+    from deploy.commands.profile import profile as measure
+
+    measure(ProfileOptions(model, dtype, threads, block_tokens, max_context, output))
+
+
+@bench.command("serve")
+def bench_serve(
+    url: Url = DEFAULT_URL,
+    model: Annotated[str | None, typer.Option(help="default: the one that is served")] = None,
+    requests: Annotated[int, typer.Option(min=1)] = 64,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 512,
+    output_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="requests at a time; default 8 unless there is a rate")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="requests a second, arriving as a Poisson process")] = None,
+    shared_prefix: Annotated[float, typer.Option(min=0.0, max=1.0, help="the share of each prompt that all have in common")] = 0.0,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=65, help="prompts have random token ids below it; default: the local cluster's, or 32000")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    ttft_slo_ms: Annotated[float, typer.Option(min=0.0, help="for the goodput")] = 2000.0,
+    tbt_slo_ms: Annotated[float, typer.Option(min=0.0, help="for the goodput; every gap of a request must keep it")] = 200.0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="write the JSON to a file too")] = None,
+) -> None:
+    """Drive a running cluster; report throughput, goodput, TTFT and TBT."""
+    from deploy.bench.serve import BenchOptions, local_vocab_size
+    from deploy.bench.serve import bench_serve as run
+    from deploy.bench.workload import Workload
+
+    if concurrency is not None and rate is not None:
+        raise typer.BadParameter("give either --concurrency or --rate, not both")
+    workload = Workload(
+        requests=requests,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        shared_prefix=shared_prefix,
+        concurrency=None if rate is not None else concurrency or 8,
+        rate=rate,
+        vocab_size=vocab_size or local_vocab_size(url) or 32000,
+        seed=seed,
+    )
+    raise typer.Exit(run(workload, BenchOptions(url, model, ttft_slo_ms, tbt_slo_ms, as_json, output)))
+
+
+def main() -> None:
+    try:
+        app()
+    except ConfigError as error:
+        _fail(error, 2)
+    except SpringtideError as error:
+        _fail(error, 1)
+
+
+def _fail(error: SpringtideError, code: int) -> None:
+    Console(stderr=True).print(f"[red]error:[/] {escape(error.message)}", highlight=False, soft_wrap=True)
+    sys.exit(code)
+
+
+def _load(path: Path | None, overrides: dict[str, Any]) -> ClusterConfig:
+    from springtide.config import load_config
+
+    return load_config(path, overrides)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _parse_settings(settings: list[str] | None) -> dict[str, Any]:
+    """From `kv.block_tokens=32`; values are read as YAML. Raises ConfigError."""
+    import yaml
+
+    parsed = {}
+    for setting in settings or []:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set {setting}: write --set KEY=VALUE, for example --set kv.block_tokens=32")
+        try:
+            parsed[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"--set {setting}: {value!r} is not a value in YAML") from None
+    return parsed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""`springtide status`: what the Conductor knows of its cluster, as a table."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+from rich.console import Console
+from rich.table import Table
+
+from deploy.local.rundir import find_cluster
+from springtide.errors import Unavailable
+from springtide.membership import Member, Membership
+from springtide.rpc import conductor_pb2 as pb
+from springtide.rpc import conductor_pb2_grpc
+from springtide.rpc.channels import connect
+
+TIMEOUT_S = 5.0
+
+
+def status(url: str, redis_url: str | None, cluster: str) -> None:
+    """Prints it. `redis_url` finds clusters of other machines; without it, the one of this machine that serves at `url`.
+
+    Raises Unavailable when there is none or its Conductor does not answer.
+    """
+    if redis_url is None:
+        record = find_cluster(url)
+        if record is None:
+            raise Unavailable(
+                f"no cluster of this user on this machine serves at {url}; name its --url, or its --redis-url if it runs elsewhere"
+            )
+        redis_url, cluster = record.redis_url, record.cluster
+    members, reply = asyncio.run(_ask(redis_url, cluster))
+    console = Console()
+    console.print(_summary(reply), highlight=False)
+    console.print(_table(members, reply))
+
+
+async def _ask(redis_url: str, cluster: str) -> tuple[list[Member], pb.ClusterStatus]:
+    membership = Membership(redis_url, cluster, lease_s=1.0)
+    try:
+        members = await membership.members()
+    finally:
+        await membership.close()
+    if members is None:
+        raise Unavailable(f"Valkey at {redis_url} does not answer")
+    conductor = next((member for member in members if member.role == "conductor"), None)
+    if conductor is None:
+        raise Unavailable(f"cluster {cluster!r} at {redis_url} has no Conductor just now")
+    async with connect(conductor.address) as channel:
+        stub = conductor_pb2_grpc.ConductorStub(channel)
+        try:
+            return members, await stub.GetCluster(pb.GetClusterRequest(), timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise Unavailable(f"the Conductor at {conductor.address} does not answer: {error.details()}") from None
+
+
+def _summary(reply: pb.ClusterStatus) -> str:
+    hit_rate = reply.cached_tokens / reply.prompt_tokens if reply.prompt_tokens else 0.0
+    rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(reply.rejections_by_reason.items()))
+    return (
+        f"[bold]{reply.model}[/bold]: {'[green]ready' if reply.ready else '[red]not ready'}[/]\n"
+        f"requests: {reply.requests_scheduled} scheduled, {reply.requests_rejected} rejected{f' ({rejected})' if rejected else ''}, "
+        f"{reply.attempts_live} running\n"
+        f"prompt tokens: {reply.prompt_tokens}, of which cached {reply.cached_tokens} (hit rate {hit_rate:.1%}); "
+        f"{reply.index_blocks} blocks in the prefix index"
+    )
+
+
+def _table(members: list[Member], reply: pb.ClusterStatus) -> Table:
+    stores = {member.node_id or member.member_id: member for member in members if member.role == "store"}
+    table = Table()
+    for name in ("instance", "role", "state", "running", "waiting", "queue ms", "step ms", "slots used", "slots", "cached blocks", "store"):
+        table.add_column(name, justify="right" if name.endswith(("ing", "ms", "used", "slots", "blocks")) else "left")
+    for instance in reply.instances:
+        store = stores.get(instance.instance.node_id)
+        table.add_row(
+            instance.instance.instance_id,
+            instance.role,
+            "[green]ready" if instance.ready else f"[red]silent for {instance.seconds_since_report:.0f} s",
+            str(instance.running),
+            str(instance.waiting),
+            f"{instance.queue_ms:.0f}",
+            f"{instance.step_ms:.1f}",
+            str(instance.slots_total - instance.slots_available),
+            str(instance.slots_total),
+            str(instance.cached_blocks),
+            store.address if store else "[red]gone",
+        )
+    return table

@@ -1,0 +1,66 @@
+"""Follows the processes' logs: what they warn of is shown, and no log grows for ever."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_LOG_BYTES = 64 << 20
+_LOUD = ("WARNING", "ERROR", "CRITICAL")
+_LEVEL = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} (\w+) ")
+
+
+class LogFollower:
+    """One log. Processes append to it directly, so that a supervisor that is busy or stopped never blocks them."""
+
+    def __init__(self, path: Path, everything: bool) -> None:
+        self._path = path
+        self._everything = everything
+        self._offset = 0
+        self._partial = ""
+        self._loud = False
+
+    def new_lines(self) -> Iterator[str]:
+        """Lines added since the last call: all, or warnings and worse with what belongs to them (tracebacks)."""
+        for line in self._read():
+            self._loud = self._is_loud(line)
+            if self._everything or self._loud:
+                yield line
+
+    def _read(self) -> list[str]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                added = file.read(1 << 20)
+        except FileNotFoundError:
+            return []
+        self._offset += len(added)
+        if self._offset > MAX_LOG_BYTES:
+            self._rotate()
+        *lines, self._partial = (self._partial + added.decode(errors="replace")).split("\n")
+        return lines
+
+    def _rotate(self) -> None:
+        """Keeps one earlier log. The process has the file open for appending, so it goes on at the start of the emptied one."""
+        self._path.with_suffix(".log.1").write_bytes(self._path.read_bytes())
+        self._path.write_bytes(b"")
+        self._offset = 0
+
+    def _is_loud(self, line: str) -> bool:
+        if line.startswith("{"):
+            try:
+                return str(json.loads(line).get("level", "")).upper() in _LOUD
+            except ValueError:
+                return False
+        head = _LEVEL.match(line)
+        return head[1] in _LOUD if head else self._loud or line.startswith("Traceback ")
+
+
+def last_lines(path: Path, count: int = 20) -> str:
+    """The end of a log."""
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-count:])
+    except FileNotFoundError:
+        return ""

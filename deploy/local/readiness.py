@@ -1,0 +1,66 @@
+"""Which of a cluster's processes are ready: Valkey when it answers, the others when they are listed in the membership with the process id
+that the supervisor gave them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from types import TracebackType
+
+import httpx
+import redis.asyncio as redis
+from redis.exceptions import RedisError
+
+from deploy.local.plan import ProcessSpec, client_host
+from springtide.config import ClusterConfig
+from springtide.membership import Membership
+
+GATEWAY_POLL_S = 0.1
+
+
+class ReadinessProbe:
+    """Asks; keeps no state but its connections."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        assert config.redis_url is not None, "the configuration must be resolved"
+        self._valkey = redis.Redis.from_url(config.redis_url, socket_timeout=1.0, socket_connect_timeout=1.0)
+        self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
+        self._http = httpx.AsyncClient(timeout=2.0, trust_env=False)
+        self.url = f"http://{client_host(config.server.host)}:{config.server.port}"
+
+    async def __aenter__(self) -> ReadinessProbe:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._http.aclose()
+        await self._membership.close()
+        await self._valkey.aclose()
+
+    async def ready(self, waiting: Iterable[tuple[ProcessSpec, int]]) -> set[str]:
+        """The names of those of the (process, its pid) pairs that are ready."""
+        waiting = list(waiting)
+        names = set()
+        for spec, _ in waiting:
+            if spec.role == "valkey" and await self._valkey_answers():
+                names.add(spec.name)
+        if any(spec.role != "valkey" for spec, _ in waiting):
+            members = await self._membership.members() or []
+            present = {(member.role, member.member_id, member.pid) for member in members}
+            names |= {spec.name for spec, pid in waiting if (spec.role, spec.member_id, pid) in present}
+        return names
+
+    async def wait_for_gateway(self) -> None:
+        """Returns once the cluster takes requests."""
+        while not await self._gateway_ready():  # noqa: ASYNC110 - another process makes it so
+            await asyncio.sleep(GATEWAY_POLL_S)
+
+    async def _gateway_ready(self) -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            return (await self._http.get(self.url + "/ready")).status_code == httpx.codes.OK
+        return False
+
+    async def _valkey_answers(self) -> bool:
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            return bool(await self._valkey.ping())
+        return False

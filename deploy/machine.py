@@ -1,0 +1,24 @@
+"""The machine, in a few words for reports."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import psutil
+
+
+def describe_machine() -> str:
+    """For example `2 cores AMD EPYC 9B14, 24 GiB, Linux x86_64`."""
+    cores = len(os.sched_getaffinity(0))
+    gibibytes = round(psutil.virtual_memory().total / (1 << 30))
+    return f"{cores} cores {_cpu_name()}, {gibibytes} GiB, {platform.system()} {platform.machine()}"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor() or "CPU")

@@ -1,0 +1,153 @@
+"""The command line: what is said when something is wrong, and that nothing is left behind by it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.local import rundir
+from deploy.local.plan import ClusterPaths, client_host, free_port, processes, resolve, write_config
+from deploy.local.rundir import ClusterRecord
+from springtide.config import load_config
+from springtide.errors import ConfigError
+
+
+def springtide(*arguments: str, tmp: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command with `tmp` as temporary directory."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPRINGTIDE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "deploy.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**inherited, "TMPDIR": str(tmp), "COLUMNS": "400", **environment},
+    )
+
+
+def left_behind(tmp: Path) -> list[str]:
+    return [str(path.relative_to(tmp)) for path in tmp.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "said"),
+    [
+        (("--set", "kv.block_tokns=64"), {}, "kv.block_tokns (from command line): there is no such setting"),
+        (("--set", "kv.block_tokens"), {}, "--set kv.block_tokens: write --set KEY=VALUE"),
+        (("--prefill", "0"), {}, "prefill (from command line)"),
+        (("--dtype", "int4"), {}, "dtype (from command line)"),
+        ((), {"SPRINGTIDE_DECODE": "many"}, "decode (from SPRINGTIDE_DECODE)"),
+        (("--config", "/nowhere/cluster.yaml"), {}, "cannot read the configuration file /nowhere/cluster.yaml"),
+        (("--model", "/nowhere/model"), {}, "model: there is no '/nowhere/model'"),
+        (("--run-dir", "/" + "long" * 30), {}, "run_dir: "),
+    ],
+)
+def test_a_wrong_setting_stops_up_with_2_and_one_clear_message(
+    arguments: tuple[str, ...], environment: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    result = springtide("up", *arguments, tmp=tmp_path, **environment)
+    assert result.returncode == 2
+    assert said in result.stderr and "Traceback" not in result.stderr
+    assert left_behind(tmp_path) == []
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(taken_port: int, tmp_path: Path) -> None:
+    result = springtide("up", "--port", str(taken_port), tmp=tmp_path)
+    assert result.returncode == 2
+    assert f"server.port: cannot listen on 127.0.0.1:{taken_port}" in result.stderr
+    assert left_behind(tmp_path) == []
+
+
+def test_a_model_that_cannot_be_read_ends_up_with_its_reason(tmp_path: Path) -> None:
+    model = tmp_path / "broken.gguf"
+    model.write_bytes(b"this is no model")
+    (tmp_path / "tmp").mkdir()
+    result = springtide("up", "--model", str(model), "--port", "0", "--grpc-port", "0", tmp=tmp_path / "tmp")
+    assert result.returncode == 2
+    assert "broken.gguf is not a GGUF file" in result.stderr and "Traceback" not in result.stderr
+    assert left_behind(tmp_path / "tmp") == []
+
+
+def test_status_and_chat_say_when_there_is_no_cluster(tmp_path: Path) -> None:
+    status = springtide("status", "--url", "http://127.0.0.1:9", tmp=tmp_path)
+    assert status.returncode == 1 and "no cluster of this user on this machine serves at http://127.0.0.1:9" in status.stderr
+    chat = springtide("chat", "hello", "--url", "http://127.0.0.1:9", tmp=tmp_path)
+    assert chat.returncode == 1 and "nothing answers at http://127.0.0.1:9" in chat.stderr
+
+
+def test_bench_refuses_both_concurrency_and_rate(tmp_path: Path) -> None:
+    result = springtide("bench", "serve", "--concurrency", "2", "--rate", "3", tmp=tmp_path)
+    assert result.returncode == 2 and "either --concurrency or --rate" in result.stderr
+
+
+def test_config_shows_what_all_sources_make_together(tmp_path: Path) -> None:
+    result = springtide("config", "--set", "kv.arena_size=2MiB", tmp=tmp_path, SPRINGTIDE_PREFILL="3")
+    assert result.returncode == 0
+    assert "prefill: 3" in result.stdout and f"arena_size: {2 << 20}" in result.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = "import sys, deploy.cli; print([name for name in ('torch', 'grpc', 'numpy', 'httpx', 'fastapi') if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True).strip() == "[]"
+
+
+def test_a_resolved_configuration_leaves_nothing_to_choose(tmp_path: Path) -> None:
+    config = resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0, "prefill": 2}, environ={}), tmp_path)
+    assert (
+        config.server.port and config.server.grpc_port and config.redis_url and config.prefill_node.threads and config.decode_node.threads
+    )
+    paths = ClusterPaths(tmp_path)
+    write_config(config, paths.config)
+    assert load_config(paths.config, environ={}) == config
+
+
+def test_every_process_of_a_cluster_has_its_place(tmp_path: Path) -> None:
+    config = resolve(
+        load_config(overrides={"server.port": 0, "server.grpc_port": 0, "prefill": 2, "server.separate_gateway": True}, environ={}),
+        tmp_path,
+    )
+    names = [spec.name for spec in processes(config, ClusterPaths(tmp_path), embedded_valkey=True)]
+    nodes = [f"{node}{part}" for node in ("prefill-0", "prefill-1", "decode-0") for part in ("-store", "")]
+    assert names == ["valkey", *nodes, "conductor-0", "gateway-0"]
+    assert "valkey" not in [spec.name for spec in processes(config, ClusterPaths(tmp_path), embedded_valkey=False)]
+
+
+def test_a_taken_port_is_refused_by_name(taken_port: int) -> None:
+    with pytest.raises(ConfigError, match=r"server\.grpc_port: cannot listen"):
+        free_port("server.grpc_port", "127.0.0.1", taken_port)
+
+
+@pytest.mark.parametrize(
+    ("host", "reached_at"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("localhost", "127.0.0.1"), ("10.0.0.3", "10.0.0.3")]
+)
+def test_clients_get_an_address_they_can_reach(host: str, reached_at: str) -> None:
+    assert client_host(host) == reached_at
+
+
+def test_what_a_killed_supervisor_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run_dir = rundir.create_run_dir(None)
+    record = ClusterRecord(os.getpid(), 0.0, "http://127.0.0.1:1", "127.0.0.1:2", "", "springtide", str(run_dir), True, True, {})
+    rundir.write_record(record)  # of a process that had our id and started in 1970
+    assert json.loads((rundir.user_directory() / f"{os.getpid()}.json").read_text())["url"] == "http://127.0.0.1:1"
+    assert rundir.find_cluster("http://127.0.0.1:1") is None
+    rundir.sweep()
+    assert not run_dir.exists() and left_behind(tmp_path) == []
+
+
+def test_a_directory_of_somebody_else_is_no_place_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / f"springtide-{os.getuid()}").mkdir()
+    (tmp_path / f"springtide-{os.getuid()}").chmod(0o777)
+    with pytest.raises(ConfigError, match="only its owner"):
+        rundir.user_directory()

@@ -1,0 +1,145 @@
+"""The supervisor, with real processes small enough to start at once."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.local.children import Child, StartFailed
+from deploy.local.plan import ProcessRole, ProcessSpec
+from deploy.local.supervisor import STOP_GRACE_S, Supervisor
+
+SLEEP = "import time; time.sleep(600)"
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+NOTES_ITS_END = """
+import signal, sys, time
+def end(*_):
+    with open(sys.argv[1], 'a') as file:
+        file.write(sys.argv[2] + '\\n')
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print('armed', flush=True)
+time.sleep(600)
+"""
+
+
+def spec(name: str, program: str, *arguments: str, role: ProcessRole = "store") -> ProcessSpec:
+    return ProcessSpec(name, role, name, (sys.executable, "-c", program, *arguments))
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - it is about other processes
+            await asyncio.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
+    async with Supervisor(lambda name: tmp_path / f"{name}.log", lambda child, change: None) as running:
+        yield running
+
+
+async def started(supervisor: Supervisor, *specs: ProcessSpec) -> list[Child]:
+    supervisor.start(specs)
+    await until(lambda: all(child.pid for child in supervisor.children))
+    return supervisor.children
+
+
+async def test_a_killed_process_is_started_again(supervisor: Supervisor) -> None:
+    [child] = await started(supervisor, spec("a", SLEEP))
+    child.mark_ready()
+    before = child.pid
+    assert before is not None
+    os.kill(before, signal.SIGKILL)
+    await until(lambda: child.pid not in (before, None))
+    assert not child.ready
+
+
+async def test_a_process_that_never_becomes_ready_ends_the_start_and_its_log_says_why(supervisor: Supervisor) -> None:
+    supervisor.start([spec("good", SLEEP), spec("bad", "raise SystemExit('no such model')")])
+    with pytest.raises(StartFailed, match="bad exited with 1 2 times without becoming ready") as failure:
+        await supervisor.watch()
+    assert "no such model" in failure.value.log.read_text()
+
+
+async def test_processes_stop_in_the_order_of_who_needs_whom(supervisor: Supervisor, tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    roles: list[ProcessRole] = ["valkey", "store", "decode", "conductor"]
+    await started(supervisor, *(spec(role, NOTES_ITS_END, str(order), role, role=role) for role in roles))
+    await until(lambda: all("armed" in (tmp_path / f"{role}.log").read_text() for role in roles))
+    await supervisor.shut_down()
+    assert order.read_text().split() == ["conductor", "decode", "store", "valkey"]
+
+
+async def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(supervisor: Supervisor, tmp_path: Path) -> None:
+    [child] = await started(supervisor, spec("deaf", DEAF))
+    await until(lambda: "deaf" in (tmp_path / "deaf.log").read_text())
+    pid = child.pid
+    assert pid is not None
+    async with asyncio.timeout(STOP_GRACE_S + 2):
+        await supervisor.shut_down()
+    assert not alive(pid)
+
+
+async def test_stopping_does_not_wait_for_a_restart_that_is_due(supervisor: Supervisor) -> None:
+    [child] = await started(supervisor, spec("crashing", "raise SystemExit(1)"))
+    child.mark_ready()
+    await until(lambda: child.pid is None)
+    await supervisor.shut_down()
+    assert child.pid is None
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from deploy.local.plan import ClusterPaths, ProcessSpec, resolve, processes
+from deploy.local.supervisor import Supervisor
+from springtide.config import load_config
+
+async def main():
+    run_dir = Path(sys.argv[1])
+    config = resolve(load_config(overrides={'server.port': 0, 'server.grpc_port': 0}, environ={}), run_dir)
+    valkey = processes(config, ClusterPaths(run_dir), embedded_valkey=True)[0]
+    sleeper = ProcessSpec('sleeper', 'store', 'sleeper', (sys.executable, '-c', 'import time; time.sleep(600)'))
+    async with Supervisor(lambda name: run_dir / f'{name}.log', lambda child, change: None) as supervisor:
+        supervisor.start([valkey, sleeper])
+        while not all(child.pid for child in supervisor.children):
+            await asyncio.sleep(0.01)
+        print(*(child.pid for child in supervisor.children), flush=True)
+        await supervisor.watch()
+
+asyncio.run(main())
+"""
+
+
+def test_children_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    children = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(children) == 2
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 2
+    while any(alive(child) for child in children):
+        assert time.monotonic() < deadline
+
+
+def test_a_child_whose_supervisor_died_before_it_ran_ends_at_once() -> None:
+    wrapper = Path(sys.modules["deploy.local.exec_child"].__file__ or "")
+    somebody_else = 1
+    ended = subprocess.run([sys.executable, "-I", "-S", wrapper, str(somebody_else), "/bin/sleep", "60"], capture_output=True, timeout=10)
+    assert b"supervisor is gone" in ended.stderr

@@ -1,0 +1,216 @@
+"""A real cluster for tests: `springtide up` in a process of its own, with free ports, and the means to hurt it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+import httpx
+import psutil
+import redis
+import yaml
+
+from deploy.local import rundir
+from deploy.local.logs import last_lines
+from deploy.local.rundir import ClusterRecord
+from springtide.membership import Member
+from springtide.rpc import conductor_pb2 as pb
+from springtide.rpc import conductor_pb2_grpc
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+POLL_S = 0.05
+_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+class Cluster:
+    """`with Cluster(prefill=2, kv={"block_tokens": 32}) as cluster:` – the arguments are those of the configuration file.
+
+    Ready when entered; gone, with everything it made, when left.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        server = {"port": 0, "grpc_port": 0, **settings.get("server", {})}
+        self._scratch = tempfile.TemporaryDirectory(prefix="springtide-test-")
+        self._settings = {**settings, "server": server}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._names: frozenset[str] = frozenset()
+        self._before: dict[str, int] = {}
+        """Incarnations by name when something was last killed."""
+
+    def __enter__(self) -> Cluster:
+        config = Path(self._scratch.name, "config.yaml")
+        config.write_text(yaml.safe_dump(self._settings))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SPRINGTIDE_")}
+        with self._output.open("wb") as output:
+            command = [sys.executable, "-m", "deploy.cli", "up", "--config", str(config)]
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        try:
+            self._wait(lambda: self._record_if_any() is not None and self.record.ready, "the cluster to become ready", START_TIMEOUT_S)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        self._names = frozenset(self.record.processes)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            print(self.logs(), file=sys.stderr)
+        try:
+            self.stop()
+        finally:
+            self._scratch.cleanup()
+
+    def stop(self) -> None:
+        """SIGTERM, as an operator would. Raises TimeoutExpired, having killed it, when it does not end in time. Idempotent."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+
+    @property
+    def supervisor(self) -> psutil.Process:
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
+
+    @property
+    def record(self) -> ClusterRecord:
+        record = self._record_if_any()
+        assert record is not None, f"the cluster is gone:\n{self.logs()}"
+        return record
+
+    @property
+    def url(self) -> str:
+        return self.record.url
+
+    @property
+    def grpc_address(self) -> str:
+        return self.record.grpc_address
+
+    @property
+    def model(self) -> str:
+        """The name that clients use."""
+        return str(httpx.get(f"{self.url}/v1/models", timeout=10).json()["data"][0]["id"])
+
+    def pid_of(self, name: str) -> int | None:
+        """Of `prefill-0`, `decode-1-store`, `conductor-0`, `gateway-0` or `valkey`; None while it is down."""
+        return self.record.processes.get(name)
+
+    def kill(self, name: str) -> int:
+        """kill -9; returns the process id that it had."""
+        pid = self.pid_of(name)
+        assert pid is not None, f"{name} is down already"
+        self._before = {**self._incarnations(), "valkey": self.record.processes.get("valkey", 0)}
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def wait_ready(self, restarted: str | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until every process runs and is announced and the Conductor knows them all; `restarted`, which may be a store's or an engine's
+        name, in another incarnation than at the last `kill` (an engine takes a new one after losing its store too)."""
+        self._wait(lambda: self._whole(restarted), f"the cluster to be whole again ({restarted} restarted)", timeout_s)
+
+    def members(self) -> list[Member]:
+        """Everybody whose lease holds; nobody while Valkey is down."""
+        try:
+            with redis.Redis.from_url(self.record.redis_url, socket_timeout=2, decode_responses=True) as valkey:
+                keys = list(valkey.scan_iter(match=f"{self.record.cluster}:member:*"))
+                values = valkey.mget(keys) if keys else []
+        except redis.RedisError:
+            return []
+        return [Member(**json.loads(value)) for value in values if value]
+
+    def status(self) -> pb.ClusterStatus:
+        """The Conductor's view. Raises grpc.RpcError or AssertionError while it has none."""
+        conductors = [member for member in self.members() if member.role == "conductor"]
+        assert conductors, "no Conductor is announced"
+        with grpc.insecure_channel(conductors[0].address) as channel:
+            reply: pb.ClusterStatus = conductor_pb2_grpc.ConductorStub(channel).GetCluster(pb.GetClusterRequest(), timeout=5)
+        return reply
+
+    def metric(self, name: str, metric: str, labels: dict[str, str] | None = None) -> float:
+        """The sum of a metric's samples that carry `labels`, as process `name` reports it now; 0 when it has none yet."""
+        text = httpx.get(f"http://{self._metrics_address(name)}/metrics", timeout=10).text
+        total = 0.0
+        for line in text.splitlines():
+            sample = _SAMPLE.match(line)
+            if sample and sample["name"] == metric and (labels or {}).items() <= dict(_LABEL.findall(sample["labels"] or "")).items():
+                total += float(sample["value"])
+        return total
+
+    def wait_metric(
+        self, name: str, metric: str, condition: Callable[[float], bool], labels: dict[str, str] | None = None, timeout_s: float = 30.0
+    ) -> None:
+        self._wait(lambda: condition(self.metric(name, metric, labels)), f"{metric} {labels or ''} of {name}", timeout_s)
+
+    def log(self, name: str, lines: int = 40) -> str:
+        """The end of a process's log."""
+        return last_lines(Path(self.record.run_dir, "logs", f"{name}.log"), lines)
+
+    def logs(self) -> str:
+        """What `springtide up` printed and the end of every log, for a failure's report."""
+        parts = ["--- springtide up", last_lines(self._output, 100)]
+        record = self._record_if_any()
+        if record is not None:
+            for path in sorted(Path(record.run_dir, "logs").glob("*.log")):
+                parts += [f"--- {path.name}", last_lines(path, 30)]
+        return "\n".join(parts)
+
+    @property
+    def _output(self) -> Path:
+        return Path(self._scratch.name, "up.log")
+
+    def _record_if_any(self) -> ClusterRecord | None:
+        assert self._process is not None
+        return next((record for record in rundir.running_clusters() if record.pid == self._process.pid), None)
+
+    def _metrics_address(self, name: str) -> str:
+        pid = self.pid_of(name)
+        address = next((member.metrics_address for member in self.members() if member.pid == pid), "")
+        assert address, f"{name} announces no metrics address"
+        return address
+
+    def _incarnations(self) -> dict[str, int]:
+        """Of everybody who is announced by the process that runs under the name now."""
+        named = {f"{member.member_id}-store" if member.role == "store" else member.member_id: member for member in self.members()}
+        running = self.record.processes
+        return {name: member.incarnation for name, member in named.items() if member.pid == running.get(name)}
+
+    def _whole(self, restarted: str | None) -> bool:
+        now = {**self._incarnations(), "valkey": self.record.processes.get("valkey", 0)}
+        if not self._names <= now.keys():
+            return False
+        affected = {restarted, restarted.removesuffix("-store")} if restarted else set()
+        if any(now.get(name) == self._before.get(name) for name in affected & self._names):
+            return False
+        try:
+            status = self.status()
+            known = {instance.instance.instance_id: instance.incarnation for instance in status.instances if instance.ready}
+            engines = {
+                name: incarnation for name, incarnation in now.items() if name.startswith(("prefill", "decode")) and "store" not in name
+            }
+            return known == engines and httpx.get(f"{self.url}/ready", timeout=5).status_code == httpx.codes.OK
+        except (grpc.RpcError, httpx.HTTPError, AssertionError):
+            return False
+
+    def _wait(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self._process is not None
+            assert self._process.poll() is None, f"springtide up ended while waiting for {what}:\n{self.logs()}"
+            assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}:\n{self.logs()}"
+            time.sleep(POLL_S)
