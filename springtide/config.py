@@ -41,17 +41,17 @@ class Section(BaseModel):
 
 
 class ServerConfig(Section):
-    host: str = "127.0.0.1"
+    host: str = Field("127.0.0.1", description="address to serve on; 0.0.0.0 for all")
     port: int = Field(8000, ge=0, le=65535, description="HTTP; 0 takes a free one")
     grpc_port: int = Field(8001, ge=0, le=65535, description="gRPC Inference; 0 takes a free one")
     separate_gateway: bool = Field(False, description="run the gateway in a process of its own instead of in the Conductor's")
 
 
 class KVConfig(Section):
-    block_tokens: int = Field(64, ge=8, le=1024)
+    block_tokens: int = Field(64, ge=8, le=1024, description="tokens of a block, the unit of hashing, caching, transfer and eviction")
     arena_size: ByteSize = Field(1 << 30, description="DRAM that each node lends to the pool")
     transports: tuple[Literal["shm", "tcp"], ...] = Field(("shm", "tcp"), min_length=1, description="best first")
-    lease_s: float = Field(30.0, gt=0)
+    lease_s: float = Field(30.0, gt=0, description="how long a reader may hold blocks without renewing")
     layer_group_size: ByteSize = Field(4 << 20, description="least bytes of one unit of a layer stream")
 
 
@@ -61,18 +61,22 @@ class PrefillConfig(Section):
 
 
 class DecodeConfig(Section):
-    max_batch: int = Field(64, ge=1)
-    threads: int | None = Field(None, ge=1)
+    max_batch: int = Field(64, ge=1, description="most sequences of one step")
+    threads: int | None = Field(None, ge=1, description="default: the machine's cores divided among its engines")
 
 
 class SLOConfig(Section):
-    ttft_ms: float = Field(30_000, gt=0)
-    tbt_ms: float = Field(1_000, gt=0)
+    ttft_ms: float = Field(30_000, gt=0, description="time to first token that requests are admitted for")
+    tbt_ms: float = Field(1_000, gt=0, description="time between tokens that requests are admitted for")
 
 
 class ConductorConfig(Section):
-    policy: Literal["kvcache-centric", "cache-aware", "load-balance", "round-robin"] = "kvcache-centric"
-    admission: Literal["baseline", "early-rejection"] = "early-rejection"
+    policy: Literal["kvcache-centric", "cache-aware", "load-balance", "round-robin"] = Field(
+        "kvcache-centric", description="how a prefill group is chosen; kvcache-centric is Algorithm 1 of the Mooncake paper"
+    )
+    admission: Literal["baseline", "early-rejection"] = Field(
+        "early-rejection", description="early-rejection answers 429 to what would miss its objectives, before any work is done"
+    )
     kvcache_balancing_threshold: float = Field(
         1.5, ge=1.0, description="Algorithm 1: fetch when the best prefix is so many times the local one"
     )
@@ -82,14 +86,14 @@ class ConductorConfig(Section):
 
 
 class LogConfig(Section):
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["text", "json"] = "text"
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is logged")
+    format: Literal["text", "json"] = Field("text", description="text for people, one JSON object a line for machines")
 
 
 class ClusterConfig(Section):
     model: str = Field(DEMO_MODEL, description="'demo', a Hugging Face directory or a GGUF file")
     served_model_name: str | None = Field(None, description="the name clients use; default: from the model's files")
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="of weights, activations and KV cache")
     max_context: int | None = Field(None, ge=1, description="default: the model's own context length")
     prefill: int = Field(1, ge=1, le=64, description="prefill groups")
     decode: int = Field(1, ge=1, le=64, description="decode nodes")

@@ -42,8 +42,8 @@ class SamplingParams:
                 raise ValueError(f"{name} must be at least {low}, not {getattr(self, name)}")
         if self.top_p == 0.0:
             raise ValueError("top_p must be above 0, not 0")
-        if self.repetition_penalty <= 0.0:
-            raise ValueError(f"repetition_penalty must be above 0, not {self.repetition_penalty}")
+        if not 0.0 < self.repetition_penalty < float("inf"):
+            raise ValueError(f"repetition_penalty must be above 0 and finite, not {self.repetition_penalty}")
 
     @property
     def greedy(self) -> bool:

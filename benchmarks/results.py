@@ -1,0 +1,55 @@
+"""The file that every benchmark writes, and the machine it ran on."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure. `ratio` is above one when ours is the better; peer, ratio, wanted and met are None where nothing was compared."""
+
+    row: str
+    unit: str
+    ours: float
+    spread: tuple[float, float] | None = None
+    """Least and greatest of the runs whose median `ours` is."""
+    peer: float | None = None
+    peer_name: str | None = None
+    ratio: float | None = None
+    wanted: float | None = None
+    met: bool | None = None
+
+
+def describe_machine() -> str:
+    cpu = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    memory_gib = psutil.virtual_memory().total / 2**30
+    return f"{os.cpu_count()} cores {cpu or platform.machine()}, {memory_gib:.0f} GiB, {platform.freedesktop_os_release()['PRETTY_NAME']}, Python {platform.python_version()}"
+
+
+def write(name: str, command: str, rows: Sequence[Row], notes: str = "") -> Path:
+    """Writes `benchmarks/results/NAME.json` and returns its path."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent, check=False).stdout.strip()
+    document = {
+        "machine": describe_machine(),
+        "date": datetime.date.today().isoformat(),
+        "commit": commit,
+        "command": command,
+        "notes": notes,
+        "rows": [asdict(row) for row in rows],
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    return path

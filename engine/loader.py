@@ -1,0 +1,43 @@
+"""From a ModelInfo to a model with its weights."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from engine.files import read_config
+from engine.gguf_file import read_gguf
+from engine.models.base import Model, ModelFamily
+from engine.models.config import ModelConfig
+from engine.weights.base import Weights
+from engine.weights.gguf import GGUFWeights
+from engine.weights.safetensors import SafetensorsWeights
+from springtide.errors import ConfigError
+from springtide.modelinfo import ModelInfo
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def load_model(info: ModelInfo, dtype: str, layers: tuple[int, int] | None = None) -> Model:
+    """Of `layers` [begin, end) or all of them, its weights and activations in `dtype` ('bfloat16' or 'float32').
+
+    Raises ConfigError when tensors are missing or have wrong shapes, UnsupportedModel as `describe` does.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    path = Path(info.path)
+    architecture, config = read_config(path)
+    begin, end = layers if layers is not None else (0, config.layers)
+    if not 0 <= begin < end <= config.layers:
+        raise ValueError(f"layers must be a range within 0..{config.layers}, not {begin}..{end}")
+    family = architecture.family()
+    with torch.inference_mode():
+        return family.build(config, _open(path, family, config), DTYPES[dtype], begin, end)
+
+
+def _open(path: Path, family: ModelFamily, config: ModelConfig) -> Weights:
+    if path.is_dir():
+        return SafetensorsWeights(path)
+    return GGUFWeights(read_gguf(path), family.gguf_names, partial(family.restore_gguf, config))

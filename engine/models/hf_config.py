@@ -1,0 +1,139 @@
+"""ModelConfig from a Hugging Face `config.json`, refusing by name what the engine would otherwise compute wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from engine.models.config import ROPE_KINDS, ModelConfig, RopeConfig, RopeKind
+from springtide.errors import ConfigError, UnsupportedModel
+
+_ABSENT = object()
+
+
+class HFConfig:
+    """Typed access to the fields of `config.json`; every error names the file and the field."""
+
+    def __init__(self, fields: Mapping[str, Any], path: Path) -> None:
+        self.fields = fields
+        self.path = path
+
+    def integer(self, name: str, default: int | object = _ABSENT) -> int:
+        value = self._field(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{self.path}: {name} must be a positive integer, not {value!r}")
+        return value
+
+    def number(self, name: str, default: float | object = _ABSENT) -> float:
+        value = self._field(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{self.path}: {name} must be a number, not {value!r}")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self._field(name, default)
+        if not isinstance(value, bool):
+            raise ConfigError(f"{self.path}: {name} must be true or false, not {value!r}")
+        return value
+
+    def refuse(self, name: str, value: Any, supported: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{self.path}: {name} {value!r} is not supported; {supported}")
+
+    def _field(self, name: str, default: Any) -> Any:
+        value = self.fields.get(name)
+        if value is not None:
+            return value
+        if default is _ABSENT:
+            raise ConfigError(f"{self.path}: {name} is missing")
+        return default
+
+
+def llama_from_hf(config: HFConfig, architecture: str) -> ModelConfig:
+    """Of `LlamaForCausalLM`, with the defaults of transformers' LlamaConfig."""
+    _refuse_unknown(config)
+    heads = config.integer("num_attention_heads", 32)
+    hidden_size = config.integer("hidden_size", 4096)
+    kv_heads = config.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ConfigError(f"{config.path}: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
+    head_dim = config.integer("head_dim", max(1, hidden_size // heads))
+    if head_dim % 2:
+        raise config.refuse("head_dim", head_dim, "rotary embeddings need an even one")
+    attention_bias = config.flag("attention_bias", False)
+    context = config.integer("max_position_embeddings", 2048)
+    rope = rope_from_hf(config, context)
+    return ModelConfig(
+        architecture=architecture,
+        layers=config.integer("num_hidden_layers", 32),
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("intermediate_size", 11008),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=config.integer("vocab_size", 32000),
+        context_length=max(context, int(rope.factor * rope.original_context)) if rope.kind == "yarn" else context,
+        norm_eps=config.number("rms_norm_eps", 1e-6),
+        rope=rope,
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=config.flag("mlp_bias", False),
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+    )
+
+
+def rope_from_hf(config: HFConfig, context: int) -> RopeConfig:
+    """From `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (before)."""
+    name = "rope_scaling" if config.fields.get("rope_scaling") else "rope_parameters"
+    values = config.fields.get(name) or {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{config.path}: {name} must be an object, not {values!r}")
+    rope = HFConfig(values, config.path)
+    kind = values.get("rope_type") or values.get("type") or "default"
+    if kind not in ROPE_KINDS:
+        raise config.refuse(f"{name}.rope_type", kind, f"{', '.join(ROPE_KINDS)} are")
+    partial = values.get("partial_rotary_factor", config.fields.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise config.refuse("partial_rotary_factor", partial, "only whole heads are rotated")
+    original = config.fields.get("original_max_position_embeddings") or values.get("original_max_position_embeddings")
+    original = context if original is None else HFConfig({name: original}, config.path).integer(name)
+    scaled = kind != "default"
+    if kind == "yarn" and values.get("factor") is None:
+        factor = context / original
+    else:
+        factor = rope.number("factor") if scaled else 1.0
+    return RopeConfig(
+        kind=cast(RopeKind, kind),
+        theta=rope.number("rope_theta", config.number("rope_theta", 10_000.0)),
+        factor=factor,
+        original_context=original,
+        low_freq_factor=rope.number("low_freq_factor") if kind == "llama3" else 1.0,
+        high_freq_factor=rope.number("high_freq_factor") if kind == "llama3" else 4.0,
+        attention_factor=_optional(rope, "attention_factor"),
+        beta_fast=rope.number("beta_fast", 32.0),
+        beta_slow=rope.number("beta_slow", 1.0),
+        mscale=_optional(rope, "mscale"),
+        mscale_all_dim=_optional(rope, "mscale_all_dim"),
+        truncate=rope.flag("truncate", True),
+    )
+
+
+def _optional(config: HFConfig, name: str) -> float | None:
+    return None if config.fields.get(name) is None else config.number(name)
+
+
+def _refuse_unknown(config: HFConfig) -> None:
+    fields = config.fields
+    activation = fields.get("hidden_act") or "silu"
+    if activation not in ("silu", "swish"):
+        raise config.refuse("hidden_act", activation, "'silu' is")
+    window = fields.get("sliding_window")
+    if window is not None and fields.get("use_sliding_window", True):
+        raise config.refuse("sliding_window", window, "attention over the whole context is")
+    kinds = set(fields.get("layer_types") or ()) - {"full_attention"}
+    if kinds:
+        raise config.refuse("layer_types", sorted(kinds)[0], "'full_attention' is")
+    quantization = fields.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        raise config.refuse("quantization_config.quant_method", method, "give the unquantised weights, or a GGUF file")

@@ -1,0 +1,88 @@
+"""Rotary position embedding with the scalings that Llama models use, as transformers (modeling_rope_utils.py) computes them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from engine.models.config import RopeConfig
+
+
+class Rotary:
+    """cos and sin for positions. `divisors` [head_dim / 2] (GGUF's rope_freqs) divide the frequencies."""
+
+    def __init__(self, config: RopeConfig, head_dim: int, divisors: torch.Tensor | None = None) -> None:
+        self._frequencies, self._magnitude = frequencies(config, head_dim)
+        if divisors is not None:
+            self._frequencies = self._frequencies / divisors
+
+    def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each [rows, 1, head_dim] for `positions` [rows]; the first half of sin is negated, as `rotate` wants it."""
+        angles = positions[:, None].float() * self._frequencies
+        cos, sin = angles.cos() * self._magnitude, angles.sin() * self._magnitude
+        return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
+    """Rotates dimension i of each head of `x` [rows, heads, head_dim] with dimension i + head_dim / 2."""
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * signed_sin
+
+
+def frequencies(config: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
+    """Radians a position for each pair of dimensions, float32 [head_dim / 2], and the factor on cos and sin.
+
+    `dynamic` is plain rotation here: NTK scaling begins beyond `max_position_embeddings`, which is the context length. Past it
+    transformers recomputes the frequencies with every token, so that keys would depend on when they were computed and no prefix
+    could be cached.
+    """
+    powers = config.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    match config.kind:
+        case "default" | "dynamic":
+            return 1.0 / powers, 1.0
+        case "linear":
+            return 1.0 / powers / config.factor, 1.0
+        case "llama3":
+            return _llama3(config, 1.0 / powers), 1.0
+        case "yarn":
+            return _yarn(config, powers, head_dim), _yarn_magnitude(config)
+
+
+def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
+    """Long wavelengths are divided by `factor`, short ones kept, those between interpolated (Llama 3.1)."""
+    wavelengths = 2 * math.pi / plain
+    longest, shortest = config.original_context / config.low_freq_factor, config.original_context / config.high_freq_factor
+    scaled = torch.where(wavelengths > longest, plain / config.factor, plain)
+    smooth = (config.original_context / wavelengths - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    between = (1 - smooth) * scaled / config.factor + smooth * scaled
+    is_between = ~(wavelengths < shortest) & ~(wavelengths > longest)
+    return torch.where(is_between, between, scaled)
+
+
+def _yarn(config: RopeConfig, powers: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Peng et al., YaRN (arXiv 2309.00071), section 3.2: NTK by parts."""
+
+    def dimension_of(rotations: float) -> float:
+        return head_dim * math.log(config.original_context / (rotations * 2 * math.pi)) / (2 * math.log(config.theta))
+
+    low, high = dimension_of(config.beta_fast), dimension_of(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    return 1.0 / (config.factor * powers) * (1 - kept) + 1.0 / powers * kept
+
+
+def _yarn_magnitude(config: RopeConfig) -> float:
+    if config.attention_factor is not None:
+        return config.attention_factor
+    if config.mscale and config.mscale_all_dim:
+        return _mscale(config.factor, config.mscale) / _mscale(config.factor, config.mscale_all_dim)
+    return _mscale(config.factor, 1.0)
+
+
+def _mscale(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0

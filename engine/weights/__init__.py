@@ -1,0 +1,1 @@
+"""Weights by their Hugging Face names, from safetensors directories and GGUF files."""

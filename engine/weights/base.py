@@ -1,0 +1,33 @@
+"""Where a model gets its weights from."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from springtide.errors import ConfigError
+
+
+class Weights(ABC):
+    """Named as in transformers' checkpoints, e.g. `model.layers.0.self_attn.q_proj.weight`, matrices [out, in]."""
+
+    path: Path
+
+    @abstractmethod
+    def __contains__(self, name: str) -> bool: ...
+
+    @abstractmethod
+    def read(self, name: str) -> torch.Tensor:
+        """In the dtype of the file, float32 where it is quantised. `name` is there."""
+
+    def tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous tensor of its own. Raises ConfigError when it is missing or has another shape."""
+        if name not in self:
+            raise ConfigError(f"{self.path}: tensor {name!r} is missing")
+        tensor = self.read(name)
+        if tuple(tensor.shape) != tuple(shape):
+            raise ConfigError(f"{self.path}: tensor {name!r} has shape {list(tensor.shape)}, the configuration says {list(shape)}")
+        return tensor.to(dtype).contiguous()

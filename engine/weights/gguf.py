@@ -1,0 +1,70 @@
+"""Weights of a GGUF file, dequantised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from engine.gguf_file import GGUFFile, TensorEntry
+from engine.weights.base import Weights
+from springtide.errors import UnsupportedModel
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+Transform = Callable[[str, torch.Tensor], torch.Tensor]
+"""Called with a tensor's Hugging Face name and contents; undoes what the conversion to GGUF did to it."""
+
+
+class GGUFWeights(Weights):
+    """`names` maps the modules' Hugging Face names (without layer and `.weight`/`.bias`) to GGUF's."""
+
+    def __init__(self, file: GGUFFile, names: Mapping[str, str], transform: Transform) -> None:
+        self.path = file.path
+        self._tensors = file.tensors
+        self._names = names
+        self._transform = transform
+        self._data = np.memmap(file.path, np.uint8, mode="r")
+
+    def __contains__(self, name: str) -> bool:
+        return self._gguf_name(name) in self._tensors
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._transform(name, self._read(self._tensors[self._gguf_name(name)]))
+
+    def _gguf_name(self, name: str) -> str:
+        if match := _LAYER.fullmatch(name):
+            layer, module, kind = match.groups()
+            return f"blk.{layer}.{self._names.get(module, module)}.{kind}"
+        module, _, kind = name.rpartition(".")
+        return f"{self._names.get(module, module)}.{kind}"
+
+    def _read(self, entry: TensorEntry) -> torch.Tensor:
+        raw = self._data[entry.offset : entry.offset + entry.num_bytes]
+        match entry.quantization:
+            case GGMLQuantizationType.F32:
+                values = raw.view(np.float32)
+            case GGMLQuantizationType.F16:
+                values = raw.view(np.float16)
+            case GGMLQuantizationType.BF16:
+                return torch.from_numpy(raw.view(np.int16).reshape(entry.shape).copy()).view(torch.bfloat16)
+            case _:
+                try:
+                    values = dequantize(raw.reshape(*entry.shape[:-1], -1), entry.quantization)
+                except NotImplementedError:
+                    kind = entry.quantization.name
+                    raise UnsupportedModel(f"{self.path}: tensor {entry.name!r} has quantisation {kind}, which is not supported") from None
+        return torch.from_numpy(np.array(values).reshape(entry.shape))
+
+
+def unpermute_rotary(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """GGUF's `llama` interleaves the two halves of each rotary head, as llama.cpp rotates neighbours; back to halves.
+
+    `weight` is [heads * head_dim, …]. Inverse of `permute` in llama.cpp's convert_hf_to_gguf.py.
+    """
+    pairs = weight.shape[0] // heads // 2
+    return weight.reshape(heads, pairs, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)

@@ -1,0 +1,60 @@
+"""Block keys: the same prefix gives the same keys, anything else others."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from springtide.blocks import KEY_BYTES, block_keys, blocks_for, namespace_root
+
+ROOT = namespace_root("model", "bfloat16", 4)
+tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
+
+
+@given(tokens, st.integers(1, 9))
+def test_there_is_a_key_for_every_full_block(token_ids: list[int], block_tokens: int) -> None:
+    keys = block_keys(ROOT, token_ids, block_tokens)
+    assert len(keys) == len(token_ids) // block_tokens
+    assert all(len(key) == KEY_BYTES for key in keys)
+
+
+@given(tokens, tokens, st.integers(1, 9))
+def test_keys_agree_exactly_as_far_as_the_tokens_do(left: list[int], right: list[int], block_tokens: int) -> None:
+    agreeing = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    left_keys, right_keys = block_keys(ROOT, left, block_tokens), block_keys(ROOT, right, block_tokens)
+    same = [a == b for a, b in zip(left_keys, right_keys, strict=False)]
+    full = min(agreeing // block_tokens, len(same))
+    assert same == [True] * full + [False] * (len(same) - full)
+
+
+@given(tokens, st.integers(0, 10))
+def test_a_chain_can_be_continued_from_any_block(token_ids: list[int], block: int) -> None:
+    keys = block_keys(ROOT, token_ids, 4)
+    block = min(block, len(keys))
+    parent = keys[block - 1] if block else ROOT
+    assert block_keys(parent, token_ids[4 * block :], 4) == keys[block:]
+
+
+def test_namespaces_never_match_each_other() -> None:
+    roots = {
+        namespace_root("model", "bfloat16", 64),
+        namespace_root("other", "bfloat16", 64),
+        namespace_root("model", "float32", 64),
+        namespace_root("model", "bfloat16", 32),
+        namespace_root("model", "bfloat16", 64, "salt"),
+    }
+    assert len({block_keys(root, range(64), 64)[0] for root in roots}) == 5
+
+
+def test_keys_do_not_depend_on_the_process() -> None:
+    """Stores outlive processes and differ from gateways: the hash is part of the contract."""
+    assert block_keys(namespace_root("model", "bfloat16", 4), [1, 2, 3, 4], 4)[0].hex() == "bffb5028bc477ff4f58e5a8f2c80f6ff"
+
+
+def test_an_id_that_is_no_token_is_refused() -> None:
+    with pytest.raises(OverflowError):
+        block_keys(ROOT, [-1], 1)
+
+
+@pytest.mark.parametrize(("num_tokens", "blocks"), [(0, 0), (1, 1), (64, 1), (65, 2), (128, 2)])
+def test_a_partial_block_counts(num_tokens: int, blocks: int) -> None:
+    assert blocks_for(num_tokens, 64) == blocks

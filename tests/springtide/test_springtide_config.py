@@ -1,0 +1,96 @@
+"""Configuration: what wins, and what a mistake is answered with."""
+
+from pathlib import Path
+
+import pytest
+
+from springtide.config import ClusterConfig, load_config
+from springtide.errors import ConfigError
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_without_sources_it_is_the_defaults() -> None:
+    assert load_config(environ={}) == ClusterConfig()
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    path = write(tmp_path, "prefill: 2\ndecode: 2\nkv: {block_tokens: 16, arena_size: 256MiB}\n")
+    config = load_config(path, {"decode": 4}, {"SPRINGTIDE_DECODE": "3", "SPRINGTIDE_KV__BLOCK_TOKENS": "32"})
+    assert (config.prefill, config.decode, config.kv.block_tokens, config.kv.arena_size) == (2, 4, 32, 256 << 20)
+
+
+def test_options_that_were_not_given_change_nothing() -> None:
+    assert load_config(overrides={"prefill": None}, environ={}).prefill == 1
+
+
+def test_a_resolved_configuration_reads_back_the_same(tmp_path: Path) -> None:
+    import yaml
+
+    config = load_config(overrides={"kv.transports": ["tcp"], "run_dir": "/tmp/somewhere", "prefill_node.threads": 2}, environ={})
+    assert load_config(write(tmp_path, yaml.safe_dump(config.model_dump(mode="json", exclude_none=True))), environ={}) == config
+
+
+@pytest.mark.parametrize(("text", "size"), [("1GiB", 1 << 30), ("512M", 512 << 20), ("1.5k", 1536), ("4096", 4096), ("100B", 100)])
+def test_sizes_have_units_of_1024(text: str, size: int) -> None:
+    assert load_config(overrides={"kv.arena_size": text}, environ={}).kv.arena_size == size
+
+
+@pytest.mark.parametrize(
+    ("yaml_text", "named"),
+    [
+        ("prefil: 2", "prefil "),
+        ("kv: {block_token: 64}", "kv.block_token "),
+        ("kv: {block_tokens: many}", "kv.block_tokens "),
+        ("kv: {block_tokens: 4}", "kv.block_tokens "),
+        ("kv: {arena_size: 3 apples}", "kv.arena_size "),
+        ("kv: {transports: [pigeon]}", "kv.transports"),
+        ("server: {port: 99999}", "server.port "),
+        ("dtype: int3", "dtype "),
+        ("kv: 3", "kv "),
+    ],
+)
+def test_a_mistake_in_the_file_is_named_with_its_value_and_the_file(tmp_path: Path, yaml_text: str, named: str) -> None:
+    path = write(tmp_path, yaml_text)
+    with pytest.raises(ConfigError) as error:
+        load_config(path, environ={})
+    assert error.value.message.startswith(named)
+    assert str(path) in error.value.message
+
+
+def test_a_mistake_in_the_environment_names_the_variable() -> None:
+    with pytest.raises(ConfigError, match=r"kv\.block_tokens \(from SPRINGTIDE_KV__BLOCK_TOKENS\).*'x'"):
+        load_config(environ={"SPRINGTIDE_KV__BLOCK_TOKENS": "x"})
+    with pytest.raises(ConfigError, match=r"nonsense \(from SPRINGTIDE_NONSENSE\): there is no such setting"):
+        load_config(environ={"SPRINGTIDE_NONSENSE": "1"})
+
+
+def test_a_mistake_on_the_command_line_is_said_to_be_there() -> None:
+    with pytest.raises(ConfigError, match=r"prefill \(from command line\).*0"):
+        load_config(overrides={"prefill": 0}, environ={})
+
+
+def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(write(tmp_path, "prefill: none\ndecode: 99\n"), environ={})
+    assert len(error.value.message.splitlines()) == 2
+
+
+def test_a_value_where_a_section_belongs_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"kv\.block_tokens \(from command line\): 'kv' is a value, not a section"):
+        load_config(overrides={"kv": 3, "kv.block_tokens": 64}, environ={})
+
+
+@pytest.mark.parametrize(("text", "complaint"), [("- a\n- b\n", "mapping"), ("a: [", "not YAML")])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        load_config(write(tmp_path, text), environ={})
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone\.yaml"):
+        load_config(tmp_path / "gone.yaml", environ={})
