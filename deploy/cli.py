@@ -107,7 +107,7 @@ def chat(
     model: Annotated[str | None, typer.Option(help="default: the one that is served")] = None,
     system: Annotated[str | None, typer.Option(help="a system prompt")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="most tokens of an answer")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, max=2.0, help="0 is greedy")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy; small models ramble at 1")] = 0.2,
 ) -> None:
     """Talk to the model; shows TTFT, tokens/s and cached tokens of each answer."""
     from deploy.commands.chat import ChatOptions

@@ -32,16 +32,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One event of a stream: some text (or, in the last one, only the usage) and when it came, on time.monotonic's clock."""
+    """One event of a stream and when it came, on time.monotonic's clock. Not all have text; the last has the usage."""
 
     at_s: float
     text: str
     finish_reason: str | None
     usage: Usage | None
-
-    @property
-    def has_output(self) -> bool:
-        return self.usage is None or bool(self.text)
 
 
 async def served_model(client: httpx.AsyncClient) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from springtide.kvspec import KVSpec
 
 _KV_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
-Arena = memoryview | np.ndarray
+Arena = memoryview | np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class ModelRunner:
@@ -76,8 +77,9 @@ class ModelRunner:
 
 def arena_tensor(arena: Arena, spec: KVSpec, num_slots: int) -> torch.Tensor:
     """The memory of `arena` as [slots, layers, 2, block_tokens, kv_heads, head_dim]."""
-    shape = (num_slots, spec.layers, 2, spec.block_tokens, spec.kv_heads, spec.head_dim)
-    memory = memoryview(arena).cast("B")
-    if memory.readonly or len(memory) < num_slots * spec.bytes_per_slot:
-        raise ValueError(f"an arena of {num_slots} slots needs {num_slots * spec.bytes_per_slot} writable bytes, not {len(memory)}")
-    return torch.frombuffer(memory, dtype=_KV_DTYPES[spec.dtype], count=int(np.prod(shape))).view(shape)
+    memory = np.asarray(arena).reshape(-1).view(np.uint8)
+    num_bytes = num_slots * spec.bytes_per_slot
+    if not memory.flags.writeable or len(memory) < num_bytes:
+        raise ValueError(f"an arena of {num_slots} slots needs {num_bytes} writable bytes, not {len(memory)}")
+    elements = torch.from_numpy(memory[:num_bytes]).view(_KV_DTYPES[spec.dtype])
+    return elements.view(num_slots, spec.layers, 2, spec.block_tokens, spec.kv_heads, spec.head_dim)

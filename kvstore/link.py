@@ -89,8 +89,8 @@ class FetchBoard:
 
 
 class StoreLink:
-    """Made by `connect`. When the store is lost, `on_lost` is called once, and what is in the arena is worth nothing any more: whoever needs
-    a store again closes this link and connects anew, to another incarnation with an empty arena."""
+    """Made by `connect`. When the store is lost, `on_lost` is called once, and what is in the arena is worth nothing any more: whoever
+    needs a store again closes this link and connects anew, to another incarnation with an empty arena."""
 
     def __init__(
         self,

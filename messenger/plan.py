@@ -43,6 +43,9 @@ class Plan:
 
     def stripes(self, max_bytes: int, max_pieces: int) -> Iterator[slice]:
         """Ranges of pieces that cover the plan in order, each of at most `max_pieces` pieces and some `max_bytes` (below twice that)."""
+        if 0 < self.num_pieces <= max_pieces and self.num_bytes <= max_bytes:
+            yield slice(0, self.num_pieces)
+            return
         starts = np.cumsum(self.length) - self.length
         begin = 0
         while begin < self.num_pieces:

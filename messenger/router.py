@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from messenger import metrics
@@ -50,45 +51,54 @@ class MeteredConnection(Connection):
     def __init__(self, inner: Connection, transport: str) -> None:
         self._inner = inner
         self.transport = transport
+        self._read = _Direction(transport, "read")
+        self._write = _Direction(transport, "write")
 
     @property
     def is_open(self) -> bool:
         return self._inner.is_open
 
     async def read(self, batch: Sequence[Slice], timeout_s: float) -> Completion:
-        with _Meter(self.transport, "read") as meter:
-            return meter.count(await self._inner.read(batch, timeout_s))
+        with self._read.batch():
+            return self._read.moved(await self._inner.read(batch, timeout_s))
 
     async def write(self, batch: Sequence[Slice], timeout_s: float, notify: bytes | None = None) -> Completion:
-        with _Meter(self.transport, "write") as meter:
-            return meter.count(await self._inner.write(batch, timeout_s, notify))
+        with self._write.batch():
+            return self._write.moved(await self._inner.write(batch, timeout_s, notify))
 
     async def close(self) -> None:
         await self._inner.close()
 
 
-class _Meter:
-    """Of one batch."""
+class _Direction:
+    """The metrics of one transport and direction."""
 
     def __init__(self, transport: str, direction: str) -> None:
         self._transport = transport
-        self._direction = direction
+        self._bytes = metrics.BYTES.labels(transport, direction)
+        self._batches = metrics.BATCHES.labels(transport, direction)
+        self._seconds = metrics.SECONDS.labels(transport, direction)
 
-    def __enter__(self) -> _Meter:
-        self._start = time.perf_counter()
-        return self
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        except BaseException as error:
+            self._failures(_FAILURE_KINDS.get(type(error), "other"), 1)
+            raise
+        finally:
+            self._batches.inc()
+            self._seconds.observe(time.perf_counter() - start)
 
-    def count(self, completion: Completion) -> Completion:
-        metrics.BYTES.labels(self._transport, self._direction).inc(completion.num_bytes)
+    def moved(self, completion: Completion) -> Completion:
+        self._bytes.inc(completion.num_bytes)
         if completion.failed:
-            metrics.FAILURES.labels(self._transport, "stale_slice").inc(len(completion.failed))
+            self._failures("stale_slice", len(completion.failed))
         return completion
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        metrics.BATCHES.labels(self._transport, self._direction).inc()
-        metrics.SECONDS.labels(self._transport, self._direction).observe(time.perf_counter() - self._start)
-        if kind is not None:
-            metrics.FAILURES.labels(self._transport, _FAILURE_KINDS.get(kind, "other")).inc()
+    def _failures(self, kind: str, count: int) -> None:
+        metrics.FAILURES.labels(self._transport, kind).inc(count)
 
 
 class Messenger:

@@ -89,10 +89,11 @@ class TcpConnection(Connection):
         """Lanes pull the stripes of the plan from one iterator: who is faster moves more."""
         stale = np.zeros(plan.num_pieces, np.bool_)
         stripes = list(plan.stripes(_STRIPE_BYTES, _STRIPE_PIECES))
-        lanes = sorted(self._lanes, key=lambda lane: lane.num_pending)
         if len(stripes) == 1:
-            await self._pull(lanes[0], op, plan, iter(stripes), stale)
+            least_busy = min(self._lanes, key=lambda lane: lane.num_pending)
+            await self._pull(least_busy, op, plan, iter(stripes), stale)
         elif stripes:
+            lanes = sorted(self._lanes, key=lambda lane: lane.num_pending)
             workers = (lanes * _STRIPES_IN_FLIGHT)[: len(stripes)]
             remaining = iter(stripes)
             results = await asyncio.gather(*(self._pull(lane, op, plan, remaining, stale) for lane in workers), return_exceptions=True)

@@ -127,11 +127,13 @@ class Header:
 
 def check_table(table: np.ndarray, region: Region) -> None:
     """Raises ProtocolError, naming the value, unless every entry lies within one granule of `region`."""
-    offset, length = table["offset"], table["length"]
-    size, granule = np.uint64(region.memory.nbytes), np.uint64(region.granule)
-    outside = (length < 1) | (length > size) | (offset > size - np.minimum(length, size))
-    crossing = ~outside & (offset % granule + length > granule)
-    for wrong, reason in ((outside, f"outside the region of {size} bytes"), (crossing, f"crosses a granule of {granule} bytes")):
-        if wrong.any():
-            index = int(np.argmax(wrong))
-            raise ProtocolError(f"slice {index}, offset {offset[index]}, length {length[index]}: {reason}")
+    # As signed numbers: what is 2**63 or more shows as negative.
+    offset, length, _ = table.view(np.int64).reshape(-1, 3).T
+    size, granule = region.memory.nbytes, region.granule
+    good = (length > 0) & (offset >= 0) & (offset <= size - length) & (offset % granule <= granule - length)
+    if not good.all():
+        index = int(np.argmin(good))
+        start, count = int(table["offset"][index]), int(table["length"][index])
+        inside = 0 < count <= size and start <= size - count
+        reason = f"crosses a granule of {granule} bytes" if inside else f"outside the region of {size} bytes"
+        raise ProtocolError(f"slice {index}, offset {start}, length {count}: {reason}")

@@ -1,1 +1,1 @@
-"""The gateway: OpenAI-compatible HTTP and gRPC in front of the cluster. It owns every request from its acceptance to its one terminal reply."""
+"""The gateway: OpenAI-compatible HTTP and gRPC before the cluster. It owns every request until its one terminal reply."""

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from conductor.gateway.conductor_link import ConductorLink
-from conductor.gateway.prepare import Preparer, Tokenizer
+from conductor.gateway.prepare import Preparer
 from conductor.gateway.reply import Reply, Work
 from conductor.gateway.runner import Runner
-from conductor.gateway.text import Detokenizer
-
-
-class ServingTokenizer(Tokenizer, Protocol):
-    """`engine.tokenizer.Tokenizer`, as far as the gateway uses it."""
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-    def detokenizer(self) -> Detokenizer: ...
+from engine.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
     preparer: Preparer
-    tokenizer: ServingTokenizer
+    tokenizer: Tokenizer
     runner: Runner
     conductor: ConductorLink
 

@@ -12,6 +12,8 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
+from conductor.gateway import wire
+from conductor.gateway.state import LiveAttempt
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
 from springtide.membership import Membership
@@ -31,7 +33,7 @@ class ConductorLink:
         self,
         gateway_id: GatewayId,
         membership: Membership,
-        live_attempts: Callable[[], Sequence[conductor_pb2.LiveAttempt]],
+        live_attempts: Callable[[], Sequence[LiveAttempt]],
         address: str | None = None,
     ) -> None:
         """`address` fixes the Conductor's; without it, membership says where it is."""
@@ -126,7 +128,8 @@ class ConductorLink:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
-            request = conductor_pb2.RenewRequest(gateway_id=self._gateway_id, attempts=self._live_attempts())
+            attempts = [wire.live_attempt(attempt) for attempt in self._live_attempts()]
+            request = conductor_pb2.RenewRequest(gateway_id=self._gateway_id, attempts=attempts)
             with contextlib.suppress(Unavailable):
                 await self._ask(functools.partial(_renew, request))
 

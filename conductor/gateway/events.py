@@ -123,7 +123,7 @@ class AttemptFailed:
 
 @dataclass(frozen=True, slots=True)
 class SessionLost:
-    """The session with an instance is over, and with it what ran there for these attempts. `connected` is False when it never came to be."""
+    """The session with an instance is over, and with it these attempts there. `connected` is False when it never came to be."""
 
     side: Side
     instance_id: InstanceId

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, NoReturn
 
 import grpc
@@ -37,7 +38,7 @@ async def add_services(server: grpc.aio.Server, backend: Backend) -> None:
     """Inference, with health and reflection beside it."""
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(backend), server)
     name = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
-    servicer = health.aio.HealthServicer()
+    servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
     for service in ("", name):
         await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -58,8 +59,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         status = grpc.StatusCode.CANCELLED
         metrics.IN_FLIGHT.labels(_ENDPOINT).inc()
         try:
-            async for chunk in self._generate(request, context):
-                yield chunk
+            async with contextlib.aclosing(self._generate(request, context)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
             status = grpc.StatusCode.OK
         except SpringtideError as error:
             status = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
@@ -70,14 +72,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             if status is grpc.StatusCode.CANCELLED:
                 metrics.DISCONNECTS.labels(_ENDPOINT).inc()
 
-    async def _generate(self, request: inference_pb2.GenerateRequest, context: Context) -> AsyncIterator[inference_pb2.GenerateChunk]:
+    async def _generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
         reply = self._backend.start(await self._prepare(request, context))
+        # A cancelled call may leave this generator suspended until it is collected; its slots must not wait for that.
+        context.add_done_callback(lambda _: reply.close())  # type: ignore[arg-type]  # the stubs want a class
         try:
             async for batch in reply.batches():
                 for delta in batch:
                     yield _chunk(reply.request_id, delta, reply.usage if delta.finish is not None else None)
         finally:
-            # However it ends, also when grpc cancels this call because its client is gone.
             reply.close()
 
     async def _prepare(self, request: inference_pb2.GenerateRequest, context: Context) -> Work:

@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 from conductor.gateway import http_errors, metrics
 from conductor.gateway.backend import Backend
 from conductor.gateway.openai_format import ChatFormat, CompletionFormat, Format
-from conductor.gateway.prepare import Preparer
 from conductor.gateway.reply import ClientDisconnected, Delta, Reply, Work
 from conductor.gateway.schema import ChatCompletionRequest, CompletionRequest
 from springtide.errors import SpringtideError, Unavailable

@@ -15,5 +15,7 @@ PROMPT_TOKENS = Counter("springtide_gateway_prompt_tokens_total", "Prompt tokens
 OUTPUT_TOKENS = Counter("springtide_gateway_output_tokens_total", "Output tokens sent on.")
 CACHED_TOKENS = Counter("springtide_gateway_cached_tokens_total", "Of them, those found in the pool by the first attempt.")
 RESCHEDULES = Counter("springtide_gateway_reschedules_total", "Attempts beyond a generation's first.")
-FAILED_ATTEMPTS = Counter("springtide_gateway_failed_attempts_total", "Attempts that failed, by instance at fault (empty: unknown).", ["instance"])
+FAILED_ATTEMPTS = Counter(
+    "springtide_gateway_failed_attempts_total", "Attempts that failed, by instance at fault (empty: unknown).", ["instance"]
+)
 TERMINALS = Counter("springtide_gateway_generations_total", "Generations ended, by how.", ["outcome"])

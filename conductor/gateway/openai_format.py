@@ -10,12 +10,9 @@ from typing import Any, Protocol
 from conductor.gateway.events import Finish
 from conductor.gateway.reply import Delta, Usage
 from conductor.gateway.text import PlacedToken
+from engine.tokenizer import Tokenizer
 
 Json = dict[str, Any]
-
-
-class Vocabulary(Protocol):
-    def token_bytes(self, token_id: int) -> bytes: ...
 
 
 def usage_json(usage: Usage) -> Json:
@@ -47,11 +44,11 @@ class Format(Protocol):
 
 
 class _Envelope:
-    def __init__(self, request_id: str, model: str, wants_logprobs: bool, wants_usage: bool, vocabulary: Vocabulary) -> None:
+    def __init__(self, request_id: str, model: str, wants_logprobs: bool, wants_usage: bool, tokenizer: Tokenizer) -> None:
         self._head: Json = {"id": request_id, "created": int(time.time()), "model": model}
         self._wants_logprobs = wants_logprobs
         self._wants_usage = wants_usage
-        self._vocabulary = vocabulary
+        self._tokenizer = tokenizer
 
     def _event(self, kind: str, choices: list[Json], usage: Usage | None = None) -> Json:
         event = {**self._head, "object": kind, "choices": choices}
@@ -59,15 +56,12 @@ class _Envelope:
             event["usage"] = None if usage is None else usage_json(usage)
         return event
 
-    def _token_text(self, token_id: int) -> str:
-        return self._vocabulary.token_bytes(token_id).decode(errors="replace")
-
 
 class ChatFormat(_Envelope):
     CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
 
-    def __init__(self, request_id: str, model: str, wants_logprobs: bool, wants_usage: bool, vocabulary: Vocabulary) -> None:
-        super().__init__(request_id, model, wants_logprobs, wants_usage, vocabulary)
+    def __init__(self, request_id: str, model: str, wants_logprobs: bool, wants_usage: bool, tokenizer: Tokenizer) -> None:
+        super().__init__(request_id, model, wants_logprobs, wants_usage, tokenizer)
         self._introduced: set[int] = set()
 
     def chunks(self, delta: Delta) -> list[Json]:
@@ -115,8 +109,8 @@ class ChatFormat(_Envelope):
         }
 
     def _entry(self, token_id: int, logprob: float | None) -> Json:
-        raw = self._vocabulary.token_bytes(token_id)
-        return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
+        raw = self._tokenizer.token_bytes(token_id)
+        return {"token": self._tokenizer.token_text(token_id), "logprob": logprob, "bytes": list(raw)}
 
 
 class CompletionFormat(_Envelope):
@@ -142,9 +136,11 @@ class CompletionFormat(_Envelope):
         if not self._wants_logprobs:
             return None
         return {
-            "tokens": [self._token_text(placed.token.token_id) for placed in tokens],
+            "tokens": [self._tokenizer.token_text(placed.token.token_id) for placed in tokens],
             "token_logprobs": [placed.token.logprob for placed in tokens],
-            "top_logprobs": [{self._token_text(token_id): logprob for token_id, logprob in placed.token.top} for placed in tokens],
+            "top_logprobs": [
+                {self._tokenizer.token_text(token_id): logprob for token_id, logprob in placed.token.top} for placed in tokens
+            ],
             "text_offset": [placed.offset for placed in tokens],
         }
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
-
-import jinja2
+from typing import Any
 
 from conductor.gateway.reply import SEED_RANGE, Work
 from conductor.gateway.schema import ChatCompletionRequest, CompletionRequest, Prompt
+from engine.tokenizer import Tokenizer
 from springtide.errors import InvalidRequest, ModelNotFound
 from springtide.sampling import SamplingParams
 
@@ -19,14 +18,6 @@ COMPLETION_MAX_TOKENS = 16
 MAX_LOGIT_BIAS = 100.0
 _THREAD_CHARACTERS = 4096
 """Longer texts are tokenised on a thread: they would hold up every stream."""
-
-
-class Tokenizer(Protocol):
-    """What the gateway needs of `engine.tokenizer.Tokenizer`."""
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str: ...
 
 
 class Preparer:
@@ -39,7 +30,9 @@ class Preparer:
     def check_model(self, name: str) -> None:
         """Raises ModelNotFound."""
         if name != self.model_name:
-            raise ModelNotFound(f"model {name!r} does not exist; this server has {self.model_name!r}", param="model", code="model_not_found")
+            raise ModelNotFound(
+                f"model {name!r} does not exist; this server has {self.model_name!r}", param="model", code="model_not_found"
+            )
 
     async def chat(self, body: ChatCompletionRequest, request_id: str, traceparent: str) -> Work:
         """Raises InvalidRequest."""
@@ -68,19 +61,12 @@ class Preparer:
         return Work(request_id, prompts, body.n, sampling, body.stop, "", body.priority, traceparent)
 
     async def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
-        """Of a conversation of (role, content), rendered so that the assistant's answer follows."""
+        """Of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""
         # What OpenAI calls a developer's message now is what chat templates know as the system's.
         conversation = [{"role": "system" if role == "developer" else role, "content": content} for role, content in messages]
-
-        def tokenise() -> list[int]:
-            return self._tokenizer.encode(self._tokenizer.apply_chat_template(conversation), add_special_tokens=False)
-
-        try:
-            if sum(len(content) for _, content in messages) > _THREAD_CHARACTERS:
-                return tuple(await asyncio.to_thread(tokenise))
-            return tuple(tokenise())
-        except jinja2.TemplateError as error:
-            raise InvalidRequest(f"messages: the model's chat template refuses them: {error}", param="messages") from None
+        if sum(len(content) for _, content in messages) > _THREAD_CHARACTERS:
+            return tuple(await asyncio.to_thread(self._tokenizer.apply_chat_template, conversation))
+        return tuple(self._tokenizer.apply_chat_template(conversation))
 
     async def prompt_tokens(self, prompt: Prompt, field: str) -> tuple[int, ...]:
         if not isinstance(prompt, str):

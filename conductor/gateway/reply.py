@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from conductor.gateway import events as ev
-from conductor.gateway.text import Detokenizer, PlacedToken, TextAssembler
+from conductor.gateway.text import PlacedToken, TextAssembler
+from engine.detokenizer import StreamingDetokenizer
 from springtide.errors import SpringtideError
 from springtide.ids import RequestId
 from springtide.sampling import SampledToken, SamplingParams
@@ -88,7 +89,7 @@ class Launcher(Protocol):
 class Reply:
     """Iterate `batches()` once, and `close()` in any case: it frees what still runs."""
 
-    def __init__(self, work: Work, launcher: Launcher, new_detokenizer: Callable[[], Detokenizer]) -> None:
+    def __init__(self, work: Work, launcher: Launcher, new_detokenizer: Callable[[], StreamingDetokenizer]) -> None:
         self._work = work
         self._launcher = launcher
         self._new_detokenizer = new_detokenizer

@@ -20,7 +20,6 @@ from springtide.blocks import block_keys
 from springtide.clock import Clock
 from springtide.errors import SpringtideError
 from springtide.ids import BlockKey, GatewayId, RequestId
-from springtide.rpc import conductor_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +41,7 @@ class Runner:
     def __init__(
         self,
         core: GatewayCore,
+        conductor: ConductorLink,
         clock: Clock,
         gateway_id: GatewayId,
         block_tokens: int,
@@ -49,12 +49,12 @@ class Runner:
     ) -> None:
         """`namespace` gives the root of a tenant's block keys."""
         self._core = core
+        self._conductor = conductor
         self._clock = clock
         self._gateway_id = gateway_id
         self._block_tokens = block_tokens
         self._namespace = namespace
         self._sessions = {"prefill": SessionPool("prefill", self.post), "decode": SessionPool("decode", self.post)}
-        self._conductor: ConductorLink | None = None
         self._served: dict[RequestId, _Served] = {}
         self._events: deque[ev.Event] = deque()
         self._draining = False
@@ -62,8 +62,7 @@ class Runner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
 
-    def start(self, conductor: ConductorLink) -> None:
-        self._conductor = conductor
+    def start(self) -> None:
         self._ticker = asyncio.create_task(self._tick(), name="gateway-tick")
 
     def shut_down(self) -> None:
@@ -79,9 +78,6 @@ class Runner:
         await asyncio.gather(*tasks, return_exceptions=True)
         for pool in self._sessions.values():
             await pool.close()
-
-    def live_attempts(self) -> list[conductor_pb2.LiveAttempt]:
-        return [wire.live_attempt(attempt) for attempt in self._core.live_attempts()]
 
     def launch(self, generation: ev.Generation, sink: Sink) -> None:
         self._served[generation.request_id] = _Served(sink, len(generation.prompt_ids), self._clock.now())
@@ -140,7 +136,6 @@ class Runner:
     async def _schedule(self, action: ev.Schedule) -> None:
         ids = {"request_id": action.generation.request_id, "attempt_id": action.attempt_id}
         keys = block_keys(self._namespace(action.generation.tenant), action.token_ids, self._block_tokens)
-        assert self._conductor is not None, "the runner has not been started"
         try:
             reply = await self._conductor.schedule(wire.schedule_request(action, keys, self._gateway_id))
         except SpringtideError as error:
@@ -167,8 +162,7 @@ class Runner:
                 extra={"attempt_id": action.attempt_id},
             )
             metrics.FAILED_ATTEMPTS.labels(action.instance_id).inc()
-        if self._conductor is not None:
-            self._conductor.advance(wire.advance_request(action, self._gateway_id))
+        self._conductor.advance(wire.advance_request(action, self._gateway_id))
 
     def _emit(self, request_id: RequestId, action: ev.Emit) -> None:
         served = self._served.get(request_id)

@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from engine.detokenizer import StreamingDetokenizer
 from springtide.sampling import SampledToken
-
-
-class Detokenizer(Protocol):
-    """`engine.tokenizer.StreamingDetokenizer`."""
-
-    def push(self, token_id: int) -> str:
-        """The text that has become certain with this token, possibly none."""
-        ...
-
-    def finish(self) -> str:
-        """What is left, incomplete characters replaced."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +28,7 @@ class Piece:
 
 
 class TextAssembler:
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str]) -> None:
+    def __init__(self, detokenizer: StreamingDetokenizer, stop: Sequence[str]) -> None:
         self._detokenizer = detokenizer
         self._stop = tuple(stop)
         self._released = 0

@@ -45,7 +45,7 @@ async def _request(client: httpx.AsyncClient, model: str, prompt: list[int], out
     error = None
     try:
         async for chunk in stream(client, "/v1/completions", body):
-            if chunk.has_output:
+            if chunk.text or (chunk.finish_reason is not None and not times):  # an answer may consist of bytes that are no text
                 times.append(chunk.at_s)
             usage = chunk.usage or usage
     except ApiError as failure:

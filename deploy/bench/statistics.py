@@ -17,7 +17,7 @@ class RequestRecord:
 
     sent_s: float
     token_times_s: tuple[float, ...]
-    """When each message with output came."""
+    """When each message with text came: one a token, save where a token ends inside a character."""
     ended_s: float
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -31,7 +31,7 @@ class RequestRecord:
 
     @property
     def tbt_ms(self) -> list[float]:
-        """The time between each two messages with output."""
+        """The time between each two messages with text."""
         return [float(gap) for gap in np.diff(self.token_times_s) * 1e3]
 
     def within(self, ttft_slo_ms: float, tbt_slo_ms: float) -> bool:

@@ -19,7 +19,7 @@ class ChatOptions:
     model: str | None
     system: str | None
     max_tokens: int | None
-    temperature: float | None
+    temperature: float
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Answer:
 
     def figures(self) -> str:
         """`TTFT 84 ms · 41.2 tokens/s · 58 tokens · 64 of 70 prompt tokens cached`"""
-        times = [chunk.at_s for chunk in self.chunks if chunk.has_output]
+        times = [chunk.at_s for chunk in self.chunks if chunk.text]
         usage = next((chunk.usage for chunk in self.chunks if chunk.usage is not None), None)
         if not times or usage is None:
             return "no answer"
@@ -76,11 +76,10 @@ async def _ask(console: Console, messages: list[dict[str, str]], question: str, 
     """Prints the answer as it comes. Question and answer join `messages` once the answer is complete."""
     asked = {"role": "user", "content": question}
     async with httpx.AsyncClient(base_url=options.url, timeout=TIMEOUT, trust_env=False) as client:
-        body: dict[str, Any] = {"model": options.model or await served_model(client), "messages": [*messages, asked]}
+        model = options.model or await served_model(client)
+        body: dict[str, Any] = {"model": model, "messages": [*messages, asked], "temperature": options.temperature}
         if options.max_tokens is not None:
             body["max_tokens"] = options.max_tokens
-        if options.temperature is not None:
-            body["temperature"] = options.temperature
         answer = Answer(asked_s=time.monotonic())
         async for chunk in stream(client, "/v1/chat/completions", body):
             answer.add(chunk)

@@ -21,6 +21,7 @@ import psutil
 from springtide.errors import ConfigError
 
 _MAX_SOCKET_PATH = 107
+_CLOCK_SLACK_S = 2.0  # start times are told by a clock that is set now and then
 _LONGEST_SOCKET_NAME = "prefill-63.store.sock"  # 64 is the most that ClusterConfig allows
 
 
@@ -45,7 +46,9 @@ class ClusterRecord:
     @property
     def alive(self) -> bool:
         try:
-            return psutil.Process(self.pid).create_time() == self.created
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.created) < _CLOCK_SLACK_S
+            return same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
 

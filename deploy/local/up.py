@@ -182,7 +182,7 @@ class _Session:
 
     def _greet(self, took_s: float) -> None:
         name, url = self._cluster.served_model_name, self._probe.url
-        body = json.dumps({"model": name, "messages": [{"role": "user", "content": QUESTION}]})
+        body = json.dumps({"model": name, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0})
         curl = f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
         chat = f"{_own_command()} chat --url {url} {shlex.quote(QUESTION)}"
         self._display.message(

@@ -1,12 +1,12 @@
 """Paged attention in plain torch on a CPU, over the arena itself. The reference for every other backend.
 
-Slabs are `[2, block_tokens, kv_heads, head_dim]`, so a sequence's blocks, gathered, are its keys as `[context, kv_heads, head_dim]`. Two ways,
-each the fastest of those measured (scaled_dot_product_attention is half as fast as products of tiles on the machines seen):
+Slabs are `[2, block_tokens, kv_heads, head_dim]`, so a sequence's blocks, gathered, are its keys as `[context, kv_heads, head_dim]`.
+Two ways, each the fastest of those measured (scaled_dot_product_attention is half as fast on the machines seen):
 
 - many new tokens of one sequence: tiles of query rows against the context up to the tile's end, heads of a group side by side;
-- one new token in each of many sequences: sequences of similar length in one padded batch. Keys are used as `[context, kv_heads * head_dim]`,
-  as they lie in the slabs, with each head's query in its KV head's columns and zeros in the others: some more arithmetic, but
-  memory is what decode waits for, and no key is moved twice.
+- one new token in each of many sequences: sequences of similar length in one padded batch. Keys are used as
+  `[context, kv_heads * head_dim]`, as they lie in the slabs, with each head's query in its KV head's columns and zeros in the others:
+  some more arithmetic, but memory is what decode waits for, and no key is moved twice.
 
 A slab's unwritten tail is set to zero when its first token is written: masked positions get weight 0, and 0 times what a former owner may
 have left there must not be NaN. It also means that a partial block never carries another request's bytes to another node.

@@ -97,15 +97,12 @@ def rope_from_hf(config: HFConfig, context: int) -> RopeConfig:
         raise config.refuse("partial_rotary_factor", partial, "only whole heads are rotated")
     original = config.fields.get("original_max_position_embeddings") or values.get("original_max_position_embeddings")
     original = context if original is None else HFConfig({name: original}, config.path).integer(name)
-    scaled = kind != "default"
-    if kind == "yarn" and values.get("factor") is None:
-        factor = context / original
-    else:
-        factor = rope.number("factor") if scaled else 1.0
+    # Only yarn may leave it out.
+    implied = {"default": 1.0, "yarn": context / original}.get(kind, _ABSENT)
     return RopeConfig(
         kind=cast(RopeKind, kind),
         theta=rope.number("rope_theta", config.number("rope_theta", 10_000.0)),
-        factor=factor,
+        factor=rope.number("factor", implied),
         original_context=original,
         low_freq_factor=rope.number("low_freq_factor") if kind == "llama3" else 1.0,
         high_freq_factor=rope.number("high_freq_factor") if kind == "llama3" else 4.0,

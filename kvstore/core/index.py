@@ -43,12 +43,12 @@ class BlockIndex:
         return found
 
     def insert(self, key: BlockKey, parent: Block | None, slot: Slot) -> Block:
-        """Takes `slot` over from the caller, who gets it back from `evict`. The new block has no reference yet."""
+        """Takes `slot` over from the caller, who references `parent`; `evict` gives it back. The new block has no reference yet."""
         assert key not in self._blocks, "a key is held once"
+        assert parent is None or parent.refs > 0, "only who holds a block adds a child to it"
         block = Block(key, slot, parent)
         self._blocks[key] = block
         if parent is not None:
-            self._policy.discard(parent)
             parent.children += 1
         self._became_unreferenced(block)
         return block

@@ -105,7 +105,7 @@ class Ledger:
                 added.append(key)
             elif block.parent is not parent:
                 break
-            if block.slot == place.slot: self.index.reference(block)
+            self.index.reference(block)
             place.block = block
             attempt.complete += 1
         if added:

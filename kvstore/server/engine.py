@@ -88,7 +88,7 @@ class EngineSession:
             self.notices.put_nowait(notice)
 
     def handle(self, command: pb.EngineCommand) -> None:
-        """Never blocks. What cannot be done is said to the engine as AttemptFailed; late messages for attempts that are over are ignored."""
+        """Never blocks. What cannot be done is said to the engine as AttemptFailed; messages for attempts that are over are ignored."""
         if self._closed:
             return
         kind = command.WhichOneof("command")

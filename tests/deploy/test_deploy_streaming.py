@@ -35,7 +35,6 @@ async def test_text_comes_in_order_and_the_usage_last() -> None:
     assert "".join(chunk.text for chunk in chunks) == "Hello"
     assert chunks[1].finish_reason == "stop"
     assert chunks[2].usage == Usage(prompt_tokens=70, completion_tokens=2, cached_tokens=64)
-    assert [chunk.has_output for chunk in chunks] == [True, True, False]
     assert chunks[0].at_s <= chunks[1].at_s
 
 

@@ -42,7 +42,7 @@ def keys_of(*labels: int) -> list[BlockKey]:
 async def until(condition: Callable[[], Any]) -> Any:
     """Waits for a condition that other tasks or processes bring about."""
     async with asyncio.timeout(WAIT_S):
-        while not (result := condition()):
+        while not (result := condition()):  # noqa: ASYNC110 (nothing signals what another process does)
             await asyncio.sleep(0.005)
         return result
 
@@ -156,7 +156,7 @@ class Engine:
 
     async def stat_until(self, condition: Callable[[pb.StatReply], bool]) -> pb.StatReply:
         async with asyncio.timeout(WAIT_S):
-            while not condition(stat := await self.stat()):
+            while not condition(stat := await self.stat()):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             return stat
 

@@ -4,16 +4,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from messenger_support import Node, Workshop
 
 from messenger.base import Connection
-
-
-@pytest.fixture(scope="session")
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    """The loop that the cluster's processes run in. Peers in processes of their own (messenger_peer.py) run in asyncio's."""
-    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture(params=["inproc", "shm", "tcp"])

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import uvloop
 from messenger_support import GRANULE
 
 from messenger.arena_memory import SharedMemory
@@ -29,4 +30,4 @@ async def main(kind: str, path: Path, num_granules: int) -> None:
     await asyncio.Event().wait()
 
 
-asyncio.run(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))
+uvloop.run(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import uvloop
 from messenger_support import GRANULE, NUM_GRANULES, TIMEOUT_S, Node, PeerProcess, Workshop, mappings, open_files, until
 
 from messenger.base import Connection, DeadlineExceeded, Slice
@@ -51,6 +52,27 @@ async def test_bytes_go_to_another_process_and_back(connection: Connection, here
     assert (here.bytes == 3).all()
 
 
+def test_the_loop_of_the_processes_serves_as_well(kind: str, tmp_path: Path) -> None:
+    """Peers of these tests run in uvloop, the tests in asyncio's loop; here both ends are in uvloop."""
+
+    async def round_trip() -> None:
+        workshop = Workshop(kind, tmp_path)
+        here, there = await workshop.node("here"), await workshop.node("there")
+        connection = await here.connect(there.endpoint)
+        here.bytes[:] = 3
+        await asyncio.gather(*(connection.write(ALL[part::4], TIMEOUT_S, notify=b"%d" % part) for part in range(4)))
+        assert await there.noted(4) == [b"0", b"1", b"2", b"3"]
+        assert (there.bytes == 3).all()
+        there.bytes[:] = 4
+        await connection.read(ALL, TIMEOUT_S)
+        assert (here.bytes == 4).all()
+        await there.transport.close()
+        await until(lambda: not connection.is_open)
+        await workshop.close()
+
+    uvloop.run(round_trip())
+
+
 @pytest.mark.parametrize("operation", ["read", "write"])
 async def test_a_peer_killed_in_the_middle_of_a_batch_is_lost(connection: Connection, peer: PeerProcess, operation: str) -> None:
     moved = 0
@@ -85,9 +107,9 @@ async def test_a_peer_killed_before_it_acknowledges_a_notification_is_lost(conne
 
 async def test_a_peer_that_hangs_costs_the_deadline_and_the_connection(connection: Connection, peer: PeerProcess) -> None:
     await peer.stop()
-    others = asyncio.create_task(connection.write(ALL[1:2], TIMEOUT_S, notify=b"other"))
+    others = asyncio.create_task(connection.write(ALL, TIMEOUT_S, notify=b"other"))
     with pytest.raises(DeadlineExceeded, match=r"0\.2 s"):
-        await connection.write(ALL[:1], 0.2, notify=b"late")
+        await connection.write(ALL, 0.2, notify=b"late")
     assert not connection.is_open
     with pytest.raises(PeerLost, match="deadline"):
         await others

@@ -18,15 +18,29 @@ class Reference:
 
     @classmethod
     def from_gguf(cls, path: Path) -> Reference:
-        from transformers import AutoModelForCausalLM
+        """With transformers' own reading of the GGUF; `from_pretrained(gguf_file=…)` does the same but wants accelerate installed."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-        return cls(AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32))
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+        model = AutoModelForCausalLM.from_config(config)
+        tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+        missing, unexpected = model.load_state_dict(tensors, strict=False)
+        assert not unexpected and set(missing) <= set(model.all_tied_weights_keys), (missing, unexpected)
+        model.tie_weights()
+        return cls(model)
 
     @classmethod
     def from_directory(cls, path: Path) -> Reference:
         from transformers import AutoModelForCausalLM
 
         return cls(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
+
+    def logits(self, prompt: Sequence[int]) -> torch.Tensor:
+        """[tokens, vocab]: after each token of the prompt."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(torch.tensor([list(prompt)])).logits[0]
+            return logits
 
     def greedy(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
         """The next `num_tokens` tokens, whatever they are: end-of-sequence does not end them."""

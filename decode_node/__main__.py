@@ -1,0 +1,16 @@
+"""`python -m decode_node`: the engine process of a decode node."""
+
+from __future__ import annotations
+
+from decode_node.server.server import kind
+from node_runtime.process import serve
+from springtide.process import parse_arguments, run
+
+
+def main() -> None:
+    arguments = parse_arguments("The engine of a decode node: generates tokens for a continuously changing batch.")
+    run("decode", arguments, lambda stop: serve(arguments, kind(arguments), stop))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""What a decode node tells Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+RUNNING = Gauge("springtide_decode_running", "Sequences whose prompt is here")
+WAITING = Gauge("springtide_decode_waiting", "Attempts that wait for slots or for their prompt")
+CONTEXT_TOKENS = Gauge("springtide_decode_context_tokens", "Tokens of context of the running sequences")
+BATCH_SIZE = Histogram("springtide_decode_batch_size", "Sequences in one step", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512))
+STEP_SECONDS = Histogram(
+    "springtide_decode_step_seconds",
+    "Time of one step",
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5),
+)
+TOKENS = Counter("springtide_decode_tokens", "Tokens generated, without the first ones, which the prefill side samples")
+PREEMPTIONS = Counter("springtide_decode_preemptions", "Sequences that gave their slots to an older one")
+DOOR_REJECTIONS = Counter("springtide_decode_door_rejections", "Attempts refused at the door because the step would miss its objective")
+FAILURES = Counter("springtide_decode_failures", "Attempts that failed here", ["code"])

@@ -1,0 +1,126 @@
+"""The server of a decode node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc.aio
+
+from decode_node import metrics
+from decode_node.core import DecodeCore
+from decode_node.core.actions import Action, Reply, RunStep
+from decode_node.core.core import Settings
+from decode_node.core.events import Start, StepDone, StepFailed
+from decode_node.server.steps import run_step
+from engine.profiling import measure_decode
+from engine.runner import ModelRunner
+from node_runtime.events import Tick
+from node_runtime.node import EngineNode
+from node_runtime.process import Kind, Parts
+from node_runtime.requests import Request
+from springtide.cost import DecodeCost
+from springtide.process import ProcessArguments
+from springtide.rpc import common_pb2, node_pb2, node_pb2_grpc
+
+INGEST_LEASES = 10
+"""A prompt may take so many leases' time from its reservation to its last block: the prefill side's queue, its compute and the transfer."""
+
+MEASURE_BUDGET_S = 2.0
+
+
+def kind(arguments: ProcessArguments) -> Kind[DecodeCost]:
+    config = arguments.config.decode_node
+
+    def measure(runner: ModelRunner, scratch: Sequence[int]) -> DecodeCost:
+        return DecodeCost.fit(measure_decode(runner, scratch, config.max_batch, MEASURE_BUDGET_S))
+
+    return Kind("decode", config.threads, DecodeCost, measure, DecodeServer)
+
+
+class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdate], node_pb2_grpc.DecodeNodeServicer):
+    def __init__(self, parts: Parts, cost: DecodeCost) -> None:
+        arguments = parts.arguments
+        config = arguments.config
+        self.core = DecodeCore(
+            Settings(
+                cost=cost,
+                block_tokens=parts.runner.kv_spec.block_tokens,
+                max_batch=config.decode_node.max_batch,
+                eos_token_ids=arguments.model_info.eos_token_ids,
+                ingest_lease_s=INGEST_LEASES * config.kv.lease_s,
+                slot_wait_s=config.kv.lease_s,
+            )
+        )
+        super().__init__(self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
+        self._arguments = arguments
+        self._cost = cost
+
+    def register(self, server: grpc.aio.Server) -> None:
+        node_pb2_grpc.add_DecodeNodeServicer_to_server(self, server)
+
+    async def Session(self, request_iterator: AsyncIterator[node_pb2.DecodeCommand], context: Any) -> AsyncIterator[node_pb2.DecodeUpdate]:
+        async for update in self.session(request_iterator):
+            yield update
+
+    async def WatchLoad(self, request: node_pb2.WatchLoadRequest, context: Any) -> AsyncIterator[node_pb2.LoadReport]:
+        async for report in self.watch_load():
+            yield report
+
+    # ---- what the core decides ----
+
+    def perform(self, action: Action) -> None:
+        match action:
+            case RunStep():
+                metrics.BATCH_SIZE.observe(len(action.batch))
+                self.thread.run(run_step, self.runner, action).add_done_callback(self._step_ended)
+            case Reply(session, outputs):
+                self._count(outputs)
+                self.sessions.send(session, node_pb2.DecodeUpdate(outputs=outputs))
+
+    def _step_ended(self, ended: asyncio.Future[StepDone | StepFailed]) -> None:
+        if ended.cancelled():
+            return
+        event = ended.result()
+        if isinstance(event, StepDone):
+            metrics.STEP_SECONDS.observe(event.elapsed_ms / 1000)
+        self.tell(event)
+
+    def start_event(self, session: int, start: node_pb2.DecodeStart, request: Request) -> Start:
+        return Start(session, request, start.tbt_slo_ms)
+
+    def failed_update(self, output: common_pb2.TokenOutput) -> node_pb2.DecodeUpdate:
+        return node_pb2.DecodeUpdate(outputs=[output])
+
+    # ---- how it is doing ----
+
+    def report(self) -> node_pb2.LoadReport:
+        load, cost = self.core.load(), self._cost
+        return node_pb2.LoadReport(
+            instance_id=self._arguments.instance_id,
+            node_id=self._arguments.node_id,
+            running=load.running,
+            waiting=load.waiting,
+            tokens=load.tokens,
+            step_ms=load.step_ms,
+            cost=node_pb2.CostModel(decode=[cost.fixed_ms, cost.per_sequence_ms, cost.per_context_token_ms]),
+            max_batch=self._arguments.config.decode_node.max_batch,
+            attempt_ids=load.attempt_ids,
+        )
+
+    def handled(self, event: Any) -> None:
+        if isinstance(event, Tick):
+            load = self.core.load()
+            metrics.RUNNING.set(load.running)
+            metrics.WAITING.set(load.waiting)
+            metrics.CONTEXT_TOKENS.set(load.tokens)
+
+    def _count(self, outputs: tuple[common_pb2.TokenOutput, ...]) -> None:
+        metrics.TOKENS.inc(sum(len(output.token_ids) for output in outputs))
+        for output in outputs:
+            if output.HasField("failure"):
+                code = output.failure.code
+                metrics.FAILURES.labels(common_pb2.FailureCode.Name(code)).inc()
+                metrics.PREEMPTIONS.inc(code == common_pb2.FAILURE_CODE_PREEMPTED)
+                metrics.DOOR_REJECTIONS.inc(code == common_pb2.FAILURE_CODE_OVERLOADED)

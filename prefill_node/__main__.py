@@ -1,0 +1,16 @@
+"""`python -m prefill_node`: the engine process of a prefill group."""
+
+from __future__ import annotations
+
+from node_runtime.process import serve
+from prefill_node.server.server import kind
+from springtide.process import parse_arguments, run
+
+
+def main() -> None:
+    arguments = parse_arguments("The engine of a prefill group: computes prompts and hands them over to decode nodes.")
+    run("prefill", arguments, lambda stop: serve(arguments, kind(arguments), stop))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""What a prefill group tells Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from springtide.telemetry import LATENCY_BUCKETS_S
+
+RUNNING = Gauge("springtide_prefill_running", "Attempts that hold slots and have prompt left to compute")
+WAITING = Gauge("springtide_prefill_waiting", "Attempts that wait for slots")
+QUEUE_SECONDS = Gauge("springtide_prefill_queue_seconds", "Predicted time until everything accepted is computed")
+PASS_SECONDS = Histogram("springtide_prefill_pass_seconds", "Time of one pass over the model", buckets=LATENCY_BUCKETS_S)
+PASS_TOKENS = Histogram("springtide_prefill_pass_tokens", "Tokens of one pass", buckets=(1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192))
+CHUNKS = Counter("springtide_prefill_chunks", "Chunks computed")
+TOKENS = Counter("springtide_prefill_tokens", "Prompt tokens computed")
+CACHED_TOKENS = Counter("springtide_prefill_cached_tokens", "Prompt tokens reused from the pool", ["source"])
+QUEUE_WAIT_SECONDS = Histogram(
+    "springtide_prefill_queue_wait_seconds", "From the start of an attempt to its first pass", buckets=LATENCY_BUCKETS_S
+)
+HAND_OVER_BYTES = Counter("springtide_prefill_hand_over_bytes", "Bytes written to decode nodes for attempts that were handed over")
+HAND_OVER_TAIL_SECONDS = Histogram(
+    "springtide_prefill_hand_over_tail_seconds",
+    "From the first token until the decode node has the whole prompt",
+    buckets=LATENCY_BUCKETS_S,
+)
+FAILURES = Counter("springtide_prefill_failures", "Attempts that failed here", ["code"])

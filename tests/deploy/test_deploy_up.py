@@ -1,0 +1,101 @@
+"""`springtide up` with everything real: what the other commands see of it, and what is left when it ends."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.local import rundir
+from tests.support.cluster import Cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(kv={"arena_size": "256MiB"}) as cluster:
+        yield cluster
+
+
+def springtide(cluster: Cluster, *arguments: str) -> str:
+    command = [sys.executable, "-m", "deploy.cli", *arguments, "--url", cluster.url]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env={"COLUMNS": "200", "PATH": ""}).stdout
+
+
+def wait_until_gone(processes: list[psutil.Process], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
+        assert time.monotonic() < deadline, f"still running after {timeout_s} s: {processes}"
+        time.sleep(0.02)
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def test_every_process_says_its_role(cluster: Cluster) -> None:
+    commands = {name: " ".join(psutil.Process(pid).cmdline()) for name, pid in cluster.record.processes.items()}
+    for name, words in {
+        "conductor-0": "conductor",
+        "prefill-0": "prefill prefill-0",
+        "decode-0": "decode decode-0",
+        "prefill-0-store": "store prefill-0",
+        "decode-0-store": "store decode-0",
+        "valkey": "valkey-server",
+    }.items():
+        assert words in commands.pop(name)
+    assert not commands
+
+
+def test_chat_answers_with_its_figures(cluster: Cluster) -> None:
+    answer = springtide(cluster, "chat", "Name three colours.", "--max-tokens", "8", "--temperature", "0")
+    text, figures = answer.strip().rsplit("\n", 1)
+    assert text.strip()
+    for figure in ("TTFT", "tokens/s", "8 tokens", "prompt tokens cached"):
+        assert figure in figures
+
+
+def test_bench_serve_measures_what_was_asked_for(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    shape = ("--requests", "6", "--concurrency", "3", "--prompt-tokens", "200", "--output-tokens", "6", "--shared-prefix", "0.64")
+    printed = json.loads(springtide(cluster, "bench", "serve", "--json", "--output", str(out), *shape))
+    assert printed == json.loads(out.read_text())
+    results = printed["results"]
+    assert (results["completed"], results["errors"]) == (6, {})
+    assert (results["prompt_tokens"], results["output_tokens"]) == (6 * 200, 6 * 6)
+    assert results["cached_tokens"] >= 3 * 128, "the second three find the shared prefix of the first"
+    assert 0 < results["ttft_ms"]["p50"] <= results["ttft_ms"]["p99"]
+    assert 0 < results["tbt_ms"]["p50"] <= results["tbt_ms"]["p99"]
+
+
+def test_status_shows_nodes_and_hit_rate(cluster: Cluster) -> None:
+    table = springtide(cluster, "status")
+    for word in ("SmolLM2-135M-Instruct: ready", "prefill-0", "decode-0", "hit rate", "slots used"):
+        assert word in table
+
+
+def test_killing_the_supervisor_takes_everything_with_it(cluster: Cluster) -> None:
+    record = cluster.record
+    children = [psutil.Process(pid) for pid in record.processes.values()]
+    assert len(children) == 6
+    cluster.supervisor.kill()
+    wait_until_gone(children, timeout_s=2)
+    assert Path(record.run_dir).exists(), "nobody was there to remove it"
+    rundir.sweep()
+    assert not Path(record.run_dir).exists()
+
+
+def test_sigterm_leaves_nothing_behind() -> None:
+    before = shared_memory()
+    with Cluster(kv={"arena_size": "256MiB"}) as cluster:
+        record = cluster.record
+        children = [psutil.Process(pid) for pid in record.processes.values()]
+        cluster.supervisor.terminate()
+        assert cluster.supervisor.wait(timeout=5) == 0
+        wait_until_gone(children, timeout_s=0.1)
+    assert not Path(record.run_dir).exists()
+    assert record.pid not in [running.pid for running in rundir.running_clusters()]
+    assert shared_memory() <= before

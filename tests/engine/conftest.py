@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.files import describe
+from engine.loader import load_model
+from engine.tokenizer import Tokenizer, load_tokenizer
+from springtide.modelinfo import ModelInfo
+from tests.engine.sequences import Harness
+from tests.support.models import demo_gguf, make_tiny_llama
+from tests.support.reference import Reference
+
+TinyFactory = Callable[..., tuple[Harness, Reference]]
+
+
+@pytest.fixture(scope="session")
+def demo_info() -> ModelInfo:
+    return describe("demo")
+
+
+@pytest.fixture(scope="session")
+def demo_tokenizer(demo_info: ModelInfo) -> Tokenizer:
+    return load_tokenizer(demo_info)
+
+
+@pytest.fixture(scope="session")
+def demo_reference() -> Reference:
+    return Reference.from_gguf(demo_gguf())
+
+
+@pytest.fixture(scope="session")
+def demo_fp32(demo_info: ModelInfo) -> Harness:
+    return Harness(load_model(demo_info, "float32"), demo_info.kv_spec("float32", 64), num_slots=120)
+
+
+@pytest.fixture(scope="session")
+def demo_bf16(demo_info: ModelInfo) -> Harness:
+    return Harness(load_model(demo_info, "bfloat16"), demo_info.kv_spec("bfloat16", 64), num_slots=40)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyFactory:
+    """A tiny random model by its configuration, with the engine's and transformers' float32 versions of it."""
+    made: dict[str, tuple[Harness, Reference]] = {}
+
+    def make(**config: Any) -> tuple[Harness, Reference]:
+        key = repr(sorted(config.items()))
+        if key not in made:
+            path = make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model", **config)
+            made[key] = (tiny_harness(path), Reference.from_directory(path))
+        return made[key]
+
+    return make
+
+
+def tiny_harness(path: Path) -> Harness:
+    info = describe(str(path))
+    return Harness(load_model(info, "float32"), info.kv_spec("float32", 16), num_slots=400)

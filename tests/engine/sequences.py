@@ -1,0 +1,54 @@
+"""Drives a ModelRunner as the nodes do: slots in random order, prompts in chunks, one token a step afterwards."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.base import SequenceChunk
+from engine.models.base import Model
+from engine.runner import ModelRunner
+from springtide.blocks import blocks_for
+from springtide.kvspec import KVSpec
+
+
+class Harness:
+    """A runner over an arena whose every byte is 0xFF at first: NaN in every dtype, so that reading what was never written shows."""
+
+    def __init__(self, model: Model, spec: KVSpec, num_slots: int) -> None:
+        self.spec = spec
+        self.num_slots = num_slots
+        self.arena = np.full(num_slots * spec.bytes_per_slot, 0xFF, np.uint8)
+        self.runner = ModelRunner(model, spec, self.arena, num_slots)
+        self._random = random.Random(0)
+        self._free = list(range(num_slots))
+        self.foul()
+
+    def foul(self) -> None:
+        """Forgets all sequences and makes the arena NaN again."""
+        self.arena[:] = 0xFF
+        self._free = list(range(self.num_slots))
+        self._random.shuffle(self._free)
+
+    def slots(self, num_tokens: int) -> list[int]:
+        return [self._free.pop() for _ in range(blocks_for(num_tokens, self.spec.block_tokens))]
+
+    def prefill(self, prompt: Sequence[int], slots: Sequence[int], chunk: int, start: int = 0) -> torch.Tensor:
+        """Logits [vocab] after the last token; the tokens before `start` are in the slots already."""
+        for begin in range(start, len(prompt), chunk):
+            end = min(begin + chunk, len(prompt))
+            logits = self.runner.forward([SequenceChunk(prompt[begin:end], begin, slots, wants_logits=end == len(prompt))])
+        return logits[0]
+
+    def greedy(
+        self, prompt: Sequence[int], num_tokens: int, chunk: int = 4096, start: int = 0, slots: Sequence[int] | None = None
+    ) -> list[int]:
+        slots = self.slots(len(prompt) + num_tokens) if slots is None else slots
+        tokens = [int(self.prefill(prompt, slots, chunk, start).argmax())]
+        while len(tokens) < num_tokens:
+            position = len(prompt) + len(tokens) - 1
+            tokens.append(int(self.runner.forward([SequenceChunk(tokens[-1:], position, slots)])[0].argmax()))
+        return tokens

@@ -1,0 +1,225 @@
+"""A cluster as the gateway sees it: a Conductor and nodes with the true wire contract on real sockets, whose model recites a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import conductor_pb2, conductor_pb2_grpc, node_pb2, node_pb2_grpc
+from springtide.rpc.channels import new_server
+from springtide.sampling import SampledToken, SamplingParams, token_output
+
+EOS = 2
+BLOCK_TOKENS = 64
+WAIT_S = 10.0
+
+Start = node_pb2.PrefillStart | node_pb2.DecodeStart
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Returns once the condition holds. Raises TimeoutError when it does not come to hold."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Cluster:
+    """`script` gives the output of an attempt, from output position 0; after it comes the end-of-sequence token."""
+
+    def __init__(self) -> None:
+        self.script: Callable[[Start], Sequence[int]] = lambda start: ()
+        self.cached_tokens = 0
+        self.started: list[tuple[str, Start]] = []
+        self.aborted: list[tuple[str, str]] = []
+        self.handed_over: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.conductor = FakeConductor(self)
+        self.nodes: dict[str, FakeNode] = {}
+        for name in ("prefill-0", "prefill-1"):
+            self.nodes[name] = FakePrefillNode(self, name)
+        for name in ("decode-0", "decode-1"):
+            self.nodes[name] = FakeDecodeNode(self, name)
+
+    async def start(self) -> None:
+        await self.conductor.start()
+        for node in self.nodes.values():
+            await node.start()
+
+    async def close(self) -> None:
+        await self.conductor.stop()
+        for node in self.nodes.values():
+            await node.stop()
+
+    def sampled(self, start: Start, position: int) -> pb.TokenOutput:
+        """What the model says at an output position."""
+        script = self.script(start)
+        token_id = script[position] if position < len(script) else EOS
+        params = SamplingParams.from_proto(start.sampling)
+        token = SampledToken(token_id)
+        if params.logprobs is not None:
+            token = SampledToken(token_id, -0.5, tuple((token_id + rank, -0.5 - rank) for rank in range(params.logprobs)))
+        return token_output(start.context.attempt_id, token, position, params, (EOS,))
+
+    def attempts_on(self, name: str) -> list[str]:
+        return [start.context.attempt_id for at, start in self.started if at == name]
+
+    @property
+    def idle(self) -> bool:
+        """No node works for anybody."""
+        return not any(node.running for node in self.nodes.values())
+
+
+class FakeConductor(conductor_pb2_grpc.ConductorServicer):
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._server = new_server()
+        self.address = ""
+        self.ready = True
+        self.rejections: list[conductor_pb2.Rejection] = []
+        """Answers of the next requests, in order."""
+        self.requests: list[conductor_pb2.ScheduleRequest] = []
+        self.advances: list[conductor_pb2.AdvanceRequest] = []
+        self.renewals: list[conductor_pb2.RenewRequest] = []
+
+    async def start(self, address: str = "127.0.0.1:0") -> None:
+        self._server = new_server()
+        conductor_pb2_grpc.add_ConductorServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port(address)}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+
+    def phases(self, attempt_id: str) -> list[int]:
+        return [advance.phase for advance in self.advances if advance.attempt_id == attempt_id]
+
+    async def Schedule(self, request: conductor_pb2.ScheduleRequest, context: Any) -> conductor_pb2.ScheduleReply:
+        self.requests.append(request)
+        assert len(request.block_keys) == request.num_tokens // BLOCK_TOKENS
+        if self.rejections:
+            return conductor_pb2.ScheduleReply(rejection=self.rejections.pop(0))
+        assignment = conductor_pb2.Assignment(attempt_id=request.context.attempt_id, predicted_ttft_ms=5, ttft_slo_ms=1000, tbt_slo_ms=100)
+        assignment.prefill.CopyFrom(self._pick("prefill", request.avoid))
+        assignment.decode.CopyFrom(self._pick("decode", request.avoid))
+        return conductor_pb2.ScheduleReply(assignment=assignment)
+
+    def _pick(self, role: str, avoid: Sequence[str]) -> conductor_pb2.InstanceRef:
+        names = [name for name in self._cluster.nodes if name.startswith(role)]
+        name = next((name for name in names if name not in avoid), names[0])
+        return conductor_pb2.InstanceRef(
+            instance_id=name, address=self._cluster.nodes[name].address, node_id=f"node-{name}", store_address=f"store-of-{name}"
+        )
+
+    async def Advance(self, request: conductor_pb2.AdvanceRequest, context: Any) -> conductor_pb2.AdvanceReply:
+        self.advances.append(request)
+        return conductor_pb2.AdvanceReply()
+
+    async def Renew(self, request: conductor_pb2.RenewRequest, context: Any) -> conductor_pb2.RenewReply:
+        self.renewals.append(request)
+        return conductor_pb2.RenewReply(ttl_ms=30_000)
+
+    async def GetCluster(self, request: conductor_pb2.GetClusterRequest, context: Any) -> conductor_pb2.ClusterStatus:
+        return conductor_pb2.ClusterStatus(ready=self.ready)
+
+
+class FakeNode:
+    """Runs attempts as tasks; an abort or the end of their session ends them."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.name = name
+        self.address = ""
+        self.running: dict[str, asyncio.Task[None]] = {}
+        self.failure: pb.Failure | None = None
+        """How every attempt fails from now on."""
+        self.patience = asyncio.Event()
+        """Unset: attempts stop where `pause_at` says until it is set."""
+        self.pause_at: int | None = None
+        self._cluster = cluster
+        self._server = new_server()
+
+    async def start(self) -> None:
+        self._server = new_server()
+        self._add_to(self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """As if killed: every connection ends at once."""
+        await self._server.stop(None)
+
+    def _add_to(self, server: Any) -> None:
+        raise NotImplementedError
+
+    async def _run(self, start: Any, out: asyncio.Queue[Any]) -> None:
+        raise NotImplementedError
+
+    async def Session(self, commands: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        out: asyncio.Queue[Any] = asyncio.Queue()
+        mine: set[str] = set()
+        reader = asyncio.create_task(self._read(commands, out, mine))
+        try:
+            while True:
+                yield await out.get()
+        finally:
+            reader.cancel()
+            for attempt_id in mine:
+                self._abort(attempt_id)
+
+    async def _read(self, commands: AsyncIterator[Any], out: asyncio.Queue[Any], mine: set[str]) -> None:
+        async for command in commands:
+            if command.HasField("abort"):
+                self._cluster.aborted.append((self.name, command.abort.attempt_id))
+                self._abort(command.abort.attempt_id)
+                continue
+            attempt_id = command.start.context.attempt_id
+            self._cluster.started.append((self.name, command.start))
+            mine.add(attempt_id)
+            task = self.running[attempt_id] = asyncio.create_task(self._run(command.start, out))
+            task.add_done_callback(lambda _, attempt_id=attempt_id: self.running.pop(attempt_id, None))
+
+    def _abort(self, attempt_id: str) -> None:
+        if (task := self.running.get(attempt_id)) is not None:
+            task.cancel()
+
+    async def _pause(self, position: int) -> None:
+        if self.pause_at is not None and position >= self.pause_at:
+            await self.patience.wait()
+
+
+class FakePrefillNode(FakeNode, node_pb2_grpc.PrefillNodeServicer):
+    def _add_to(self, server: Any) -> None:
+        node_pb2_grpc.add_PrefillNodeServicer_to_server(self, server)
+
+    async def _run(self, start: node_pb2.PrefillStart, out: asyncio.Queue[node_pb2.PrefillUpdate]) -> None:
+        if self.failure is not None:
+            failed = pb.TokenOutput(attempt_id=start.context.attempt_id, failure=self.failure)
+            out.put_nowait(node_pb2.PrefillUpdate(failed=failed))
+            return
+        position = len(start.token_ids) - start.num_prompt_tokens
+        await self._pause(position)
+        output = self._cluster.sampled(start, position)
+        done = node_pb2.PrefillDone(output=output, cached_tokens=self._cluster.cached_tokens)
+        out.put_nowait(node_pb2.PrefillUpdate(done=done))
+        self._cluster.handed_over[start.context.attempt_id].set()
+
+
+class FakeDecodeNode(FakeNode, node_pb2_grpc.DecodeNodeServicer):
+    def _add_to(self, server: Any) -> None:
+        node_pb2_grpc.add_DecodeNodeServicer_to_server(self, server)
+
+    async def _run(self, start: node_pb2.DecodeStart, out: asyncio.Queue[node_pb2.DecodeUpdate]) -> None:
+        if self.failure is not None:
+            failed = pb.TokenOutput(attempt_id=start.context.attempt_id, failure=self.failure)
+            out.put_nowait(node_pb2.DecodeUpdate(outputs=[failed]))
+            return
+        await self._cluster.handed_over[start.context.attempt_id].wait()
+        position = len(start.token_ids) - start.num_prompt_tokens
+        output = self._cluster.sampled(start, position)
+        while output.finish_reason == pb.FINISH_REASON_UNSPECIFIED:
+            position += 1
+            await self._pause(position)
+            output = self._cluster.sampled(start, position)
+            out.put_nowait(node_pb2.DecodeUpdate(outputs=[output]))
+            await asyncio.sleep(0)

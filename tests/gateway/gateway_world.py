@@ -1,0 +1,254 @@
+"""A world around the gateway's core: a Conductor, nodes and clients that do anything at any time, and remember what they were told."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from conductor.gateway import events as ev
+from conductor.gateway.core import GatewayCore
+from conductor.gateway.state import Limits
+from springtide.ids import AttemptId, InstanceId, NodeId, RequestId
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import conductor_pb2 as conductor_pb
+from springtide.sampling import SampledToken, SamplingParams
+
+LIMITS = Limits(max_attempts=3, capacity_wait_s=5, arrival_wait_s=3, scheduler_wait_s=2, silence_s=20)
+SIDES: tuple[ev.Side, ...] = ("prefill", "decode")
+REASONS = [
+    conductor_pb.REJECTION_REASON_TTFT,
+    conductor_pb.REJECTION_REASON_NO_PREFILL,
+    conductor_pb.REJECTION_REASON_NO_DECODE,
+    conductor_pb.REJECTION_REASON_NO_SLOTS,
+    conductor_pb.REJECTION_REASON_TOO_LARGE,
+]
+CODES = [
+    pb.FAILURE_CODE_INVALID,
+    pb.FAILURE_CODE_OVERLOADED,
+    pb.FAILURE_CODE_POOL_FULL,
+    pb.FAILURE_CODE_PREEMPTED,
+    pb.FAILURE_CODE_PEER_LOST,
+    pb.FAILURE_CODE_INTERNAL,
+]
+
+
+def instance(name: str) -> ev.Instance:
+    return ev.Instance(InstanceId(name), f"{name}:1", NodeId(name), f"{name}:2")
+
+
+def generation(number: int, max_tokens: int, *, accepted: bool = False) -> ev.Generation:
+    return ev.Generation(RequestId(f"r{number}"), (number, number, number), SamplingParams(max_tokens=max_tokens), accepted=accepted)
+
+
+@dataclass
+class Attempt:
+    """What the nodes do for one attempt. `running` are the sides that still work for it."""
+
+    request: Request
+    assignment: ev.Assignment
+    base: int
+    running: set[ev.Side] = field(default_factory=lambda: {"prefill", "decode"})
+    next_position: int = 0
+    reported_over: int = 0
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        return self.assignment.attempt_id
+
+
+@dataclass
+class Request:
+    generation: ev.Generation
+    stop_at: int | None
+    """Output position at which the model ends by itself."""
+    emitted: list[int] = field(default_factory=list)
+    terminals: list[ev.Finished | ev.Failed | ev.Cancelled] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+
+    def token(self, position: int) -> int:
+        return int(self.generation.request_id[1:]) * 1000 + position
+
+    def output(self, attempt_id: AttemptId, position: int, count: int) -> ev.Output:
+        """What a node that works well sends: at most `count` tokens, less where the output ends."""
+        tokens: list[SampledToken] = []
+        finish: ev.Finish | None = None
+        for at in range(position, position + count):
+            if at == self.stop_at:
+                finish = "stop"
+                break
+            tokens.append(SampledToken(self.token(at)))
+            if at + 1 == self.generation.sampling.max_tokens:
+                finish = "length"
+                break
+        return ev.Output(attempt_id, position, tuple(tokens), finish)
+
+
+class World:
+    """Feeds the core, does its actions, and asserts on the way what must hold after every event."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.core = GatewayCore(LIMITS)
+        self.now = 0.0
+        self.requests: dict[RequestId, Request] = {}
+        self.asked: dict[AttemptId, ev.Schedule] = {}
+        self.attempts: dict[AttemptId, Attempt] = {}
+        self.sent: list[ev.Event] = []
+
+    def feed(self, event: ev.Event) -> None:
+        self.sent.append(event)
+        for action in self.core.handle(event, self.now):
+            self._do(action)
+        self.core.validate()
+
+    # ---- what the core wants done ----
+
+    def _do(self, action: ev.Action) -> None:
+        match action:
+            case ev.Schedule():
+                request = self.requests[action.generation.request_id]
+                assert not request.terminals
+                assert action.attempt_id not in self.asked and action.attempt_id not in self.attempts
+                assert list(action.token_ids) == [*request.generation.prompt_ids, *request.emitted]
+                assert not any(attempt.running & {"decode"} for attempt in request.attempts), "two attempts at once"
+                self.asked[action.attempt_id] = action
+            case ev.StartDecode():
+                request = self.requests[action.generation.request_id]
+                base = len(action.token_ids) - len(request.generation.prompt_ids)
+                assert base == len(request.emitted)
+                attempt = Attempt(request, action.assignment, base, next_position=base + 1)
+                request.attempts.append(attempt)
+                self.attempts[attempt.attempt_id] = attempt
+            case ev.StartPrefill():
+                assert action.ttft_budget_ms >= 0
+            case ev.Abort(side, instance_id, attempt_id):
+                attempt = self.attempts[attempt_id]
+                named = attempt.assignment.prefill if side == "prefill" else attempt.assignment.decode
+                assert named.instance_id == instance_id
+                attempt.running.discard(side)
+            case ev.Emit(request_id, tokens):
+                request = self.requests[request_id]
+                assert not request.terminals, "output after the terminal reply"
+                assert tokens
+                for token in tokens:
+                    assert token.token_id == request.token(len(request.emitted)), "a token lost, repeated or out of order"
+                    request.emitted.append(token.token_id)
+            case ev.Advance(attempt_id, phase):
+                if attempt_id in self.attempts and phase in ("finished", "failed"):
+                    self.attempts[attempt_id].reported_over += 1
+            case ev.Terminal(request_id, reply):
+                self._end(self.requests[request_id], reply)
+
+    def _end(self, request: Request, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
+        request.terminals.append(reply)
+        assert len(request.terminals) == 1
+        for attempt in request.attempts:
+            assert not attempt.running & {"decode"}, "an attempt goes on after the terminal reply"
+            assert attempt.reported_over == 1
+        if isinstance(reply, ev.Finished) and reply.reason == "length":
+            assert len(request.emitted) == request.generation.sampling.max_tokens
+
+    # ---- what the world may do ----
+
+    def arrive(self) -> None:
+        max_tokens = self.random.randint(1, 8)
+        stop_at = self.random.choice([None, self.random.randrange(max_tokens)])
+        request = Request(generation(len(self.requests), max_tokens, accepted=self.random.random() < 0.2), stop_at)
+        self.requests[request.generation.request_id] = request
+        self.feed(ev.Arrived(request.generation))
+
+    def assign(self, attempt_id: AttemptId) -> None:
+        del self.asked[attempt_id]
+        prefill, decode = (instance(self.random.choice(names)) for names in (("p0", "p1"), ("d0", "d1")))
+        self.feed(ev.Assigned(ev.Assignment(attempt_id, prefill, decode, predicted_ttft_ms=5.0, ttft_slo_ms=100.0)))
+
+    def answer_badly(self, attempt_id: AttemptId) -> None:
+        del self.asked[attempt_id]
+        if self.random.random() < 0.3:
+            self.feed(ev.SchedulerUnreachable(attempt_id, "gone"))
+        else:
+            self.feed(ev.Rejected(attempt_id, self.random.choice(REASONS), "no", 2.0))
+
+    def prefill_done(self, attempt: Attempt) -> None:
+        attempt.running.discard("prefill")
+        output = attempt.request.output(attempt.attempt_id, attempt.base, 1)
+        self.feed(ev.PrefillDone(output, cached_tokens=self.random.randint(0, 2)))
+
+    def decode_output(self, attempt: Attempt) -> None:
+        output = attempt.request.output(attempt.attempt_id, attempt.next_position, self.random.randint(1, 3))
+        if self.random.random() < 0.05:
+            output = ev.Output(output.attempt_id, output.position + 1, output.tokens)
+        attempt.next_position = output.end
+        if output.finish is not None:
+            attempt.running.discard("decode")
+        self.feed(ev.DecodeOutput(output))
+
+    def fail(self, attempt: Attempt) -> None:
+        side = self.random.choice(sorted(attempt.running))
+        attempt.running.discard(side)
+        self.feed(ev.AttemptFailed(attempt.attempt_id, side, self.random.choice(CODES), "broken"))
+
+    def lose_session(self) -> None:
+        side = self.random.choice(SIDES)
+        name = self.random.choice(("p0", "p1") if side == "prefill" else ("d0", "d1"))
+        lost = [
+            attempt
+            for attempt in self.attempts.values()
+            if (attempt.assignment.prefill if side == "prefill" else attempt.assignment.decode).instance_id == name
+            and not attempt.reported_over
+        ]
+        for attempt in lost:
+            attempt.running.discard(side)
+        self.feed(ev.SessionLost(side, InstanceId(name), tuple(a.attempt_id for a in lost), self.random.random() < 0.7))
+
+    def repeat_something(self) -> None:
+        repeatable = (ev.PrefillDone, ev.DecodeOutput, ev.AttemptFailed, ev.SessionLost, ev.StopStringHit, ev.ClientGone)
+        old = [event for event in self.sent if isinstance(event, repeatable)]
+        # A repeated failure or loss of an attempt that goes on would be news to it, not a repetition.
+        over = [event for event in old if isinstance(event, (ev.PrefillDone, ev.DecodeOutput)) or self._is_past(event)]
+        if over:
+            self.feed(self.random.choice(over))
+
+    def _is_past(self, event: ev.Event) -> bool:
+        if isinstance(event, ev.AttemptFailed):
+            return self.attempts[event.attempt_id].reported_over > 0
+        if isinstance(event, ev.SessionLost):
+            return all(self.attempts[attempt_id].reported_over for attempt_id in event.attempt_ids)
+        return isinstance(event, (ev.StopStringHit, ev.ClientGone)) and bool(self.requests[event.request_id].terminals)
+
+    def tick(self) -> None:
+        self.now += self.random.choice([0.01, 0.2, 1.0, 1.0, 30.0])
+        self.feed(ev.Tick())
+
+    def working(self, side: ev.Side) -> list[Attempt]:
+        return [
+            attempt
+            for attempt in self.attempts.values()
+            if side in attempt.running and attempt.request.generation.request_id in self.unfinished()
+        ]
+
+    def unfinished(self) -> set[RequestId]:
+        return {request_id for request_id, request in self.requests.items() if not request.terminals}
+
+    def step(self, smooth: bool = False) -> None:
+        """One random event; `smooth`: only such as bring the requests on."""
+        choices = [(self.assign, attempt_id) for attempt_id in self.asked]
+        choices += [(self.prefill_done, attempt) for attempt in self.working("prefill")]
+        choices += [(self.decode_output, attempt) for attempt in self.working("decode") if not (smooth and "prefill" in attempt.running)]
+        if not smooth:
+            choices += [(self.answer_badly, attempt_id) for attempt_id in self.asked]
+            choices += [(self.fail, attempt) for attempt in self.attempts.values() if attempt.running]
+            unfinished = sorted(self.unfinished())
+            choices += [(self._end_by_client, request_id) for request_id in unfinished[:1]]
+            disturbance = self.random.choice([self.arrive, self.arrive, self.lose_session, self.repeat_something, self.tick])
+            if not choices or self.random.random() < 0.4:
+                disturbance()
+                return
+        if not choices:
+            self.tick()
+            return
+        act, subject = self.random.choice(choices)
+        act(subject)
+
+    def _end_by_client(self, request_id: RequestId) -> None:
+        self.feed(self.random.choice([ev.StopStringHit(request_id), ev.ClientGone(request_id)]))

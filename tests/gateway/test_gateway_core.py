@@ -1,0 +1,299 @@
+"""The gateway's core: one terminal reply to each request, each token once, nothing left running."""
+
+from __future__ import annotations
+
+import pytest
+from gateway_world import LIMITS, World, generation, instance
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conductor.gateway import events as ev
+from conductor.gateway.core import GatewayCore
+from springtide.errors import InvalidRequest, Overloaded, Unavailable
+from springtide.ids import AttemptId, RequestId
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import conductor_pb2 as conductor_pb
+from springtide.sampling import SampledToken
+
+FIRST = AttemptId("r0.1")
+SECOND = AttemptId("r0.2")
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(10, 150))
+def test_whatever_happens_each_request_gets_one_terminal_reply_and_each_token_once(seed: int, steps: int) -> None:
+    world = World(seed)
+    for _ in range(steps):
+        world.step()
+    for _ in range(2000):
+        if not world.unfinished():
+            break
+        world.step(smooth=True)
+    assert not world.unfinished(), "a request without a terminal reply"
+    for request in world.requests.values():
+        assert len(request.terminals) == 1
+    for attempt in world.attempts.values():
+        assert attempt.reported_over == 1
+        assert "decode" not in attempt.running
+    assert world.core.live_attempts() == []
+    assert world.core.next_deadline() is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_shutdown_answers_everything_at_once(seed: int) -> None:
+    world = World(seed)
+    for _ in range(60):
+        world.step()
+    world.feed(ev.Shutdown())
+    assert not world.unfinished()
+    world.arrive()
+    assert not world.unfinished()
+
+
+# ---- particular courses of events ----
+
+
+class Course:
+    """One request, with max_tokens 4, fed by hand."""
+
+    def __init__(self, *, accepted: bool = False) -> None:
+        self.core = GatewayCore(LIMITS)
+        self.now = 100.0
+        self.did = self.feed(ev.Arrived(generation(0, 4, accepted=accepted)))
+
+    def feed(self, event: ev.Event) -> list[ev.Action]:
+        self.did = self.core.handle(event, self.now)
+        self.core.validate()
+        return self.did
+
+    def assign(self, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
+        return self.feed(ev.Assigned(ev.Assignment(attempt_id, instance("p0"), instance("d0"), ttft_slo_ms=500.0)))
+
+    def first_token(self, attempt_id: AttemptId = FIRST, position: int = 0) -> list[ev.Action]:
+        return self.feed(ev.PrefillDone(ev.Output(attempt_id, position, (SampledToken(position),)), cached_tokens=2))
+
+    def tokens(self, position: int, *token_ids: int, attempt_id: AttemptId = FIRST, finish: ev.Finish | None = None) -> list[ev.Action]:
+        return self.feed(ev.DecodeOutput(ev.Output(attempt_id, position, tuple(SampledToken(t) for t in token_ids), finish)))
+
+    def fail(self, code: pb.FailureCode, side: ev.Side = "decode", attempt_id: AttemptId = FIRST) -> list[ev.Action]:
+        return self.feed(ev.AttemptFailed(attempt_id, side, code, "broken"))
+
+    def lose(self, side: ev.Side, attempt_id: AttemptId = FIRST, *, connected: bool = True) -> list[ev.Action]:
+        name = instance("p0" if side == "prefill" else "d0").instance_id
+        return self.feed(ev.SessionLost(side, name, (attempt_id,), connected))
+
+    def reject(self, reason: conductor_pb.RejectionReason, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
+        return self.feed(ev.Rejected(attempt_id, reason, "too busy", 3.0))
+
+    def schedule(self) -> ev.Schedule:
+        (action,) = [action for action in self.did if isinstance(action, ev.Schedule)]
+        return action
+
+    def error(self) -> Exception:
+        (action,) = [action for action in self.did if isinstance(action, ev.Terminal)]
+        assert isinstance(action.reply, ev.Failed)
+        return action.reply.error
+
+
+def emitted(actions: list[ev.Action]) -> list[int]:
+    return [token.token_id for action in actions if isinstance(action, ev.Emit) for token in action.tokens]
+
+
+def test_decode_and_prefill_are_started_together() -> None:
+    course = Course()
+    starts = course.assign()
+    assert [type(action) for action in starts] == [ev.StartDecode, ev.StartPrefill]
+    assert isinstance(starts[1], ev.StartPrefill) and starts[1].ttft_budget_ms == 500.0
+
+
+def test_a_lost_decode_node_is_replaced_with_the_tokens_already_received() -> None:
+    course = Course()
+    course.assign()
+    course.first_token()
+    course.tokens(1, 1)
+    course.lose("decode")
+    again = course.schedule()
+    assert again.token_ids == (0, 0, 0, 0, 1)
+    assert again.accepted and again.avoid == ("d0",) and again.max_new_tokens == 2
+    course.assign(SECOND)
+    assert emitted(course.first_token(SECOND, position=2)) == [2]
+    assert course.tokens(3, 3, attempt_id=SECOND, finish="length")[-1] == ev.Terminal(RequestId("r0"), ev.Finished("length", 2))
+
+
+def test_tokens_that_overtake_the_first_one_wait_for_it() -> None:
+    course = Course()
+    course.assign()
+    assert course.tokens(1, 1, 2) == []
+    assert emitted(course.first_token()) == [0, 1, 2]
+
+
+def test_repeated_and_overlapping_outputs_add_only_what_is_new() -> None:
+    course = Course()
+    course.assign()
+    course.first_token()
+    assert emitted(course.tokens(1, 1)) == [1]
+    assert emitted(course.tokens(1, 1)) == []
+    assert emitted(course.tokens(1, 1, 2)) == [2]
+
+
+def test_a_gap_is_a_failure_of_the_node() -> None:
+    course = Course()
+    course.assign()
+    course.first_token()
+    course.tokens(2, 2)
+    assert course.schedule().avoid == ("d0",)
+
+
+def test_the_prefill_side_may_fail_the_attempt_until_decode_has_shown_life() -> None:
+    course = Course()
+    course.assign()
+    course.first_token()
+    assert course.lose("prefill") and course.schedule().token_ids == (0, 0, 0, 0)
+    course = Course()
+    course.assign()
+    course.first_token()
+    course.tokens(1, 1)
+    assert course.lose("prefill") == []
+
+
+def test_a_first_token_that_ends_the_request_aborts_the_decode_side() -> None:
+    course = Course()
+    course.assign()
+    actions = course.feed(ev.PrefillDone(ev.Output(FIRST, 0, (), "stop"), 0))
+    assert ev.Abort("decode", instance("d0").instance_id, FIRST) in actions
+    assert isinstance(actions[-1], ev.Terminal)
+
+
+def test_a_rejection_of_a_new_request_is_an_overload_that_says_when_to_come_back() -> None:
+    course = Course()
+    course.reject(conductor_pb.REJECTION_REASON_TTFT)
+    error = course.error()
+    assert isinstance(error, Overloaded) and error.retry_after_s == 3.0 and error.code == "ttft"
+
+
+def test_what_never_fits_is_an_invalid_request() -> None:
+    course = Course()
+    course.reject(conductor_pb.REJECTION_REASON_TOO_LARGE)
+    assert isinstance(course.error(), InvalidRequest)
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_a_refusal_at_the_door_gets_one_more_chance(side: ev.Side) -> None:
+    course = Course()
+    course.assign()
+    course.fail(pb.FAILURE_CODE_OVERLOADED, side)
+    assert not course.schedule().accepted, "the Conductor may now reject it"
+    course.assign(SECOND)
+    course.fail(pb.FAILURE_CODE_OVERLOADED, side, SECOND)
+    assert isinstance(course.error(), Overloaded)
+
+
+def test_a_refusal_at_the_door_of_an_accepted_request_is_a_failure_like_others() -> None:
+    course = Course(accepted=True)
+    for number in (1, 2, 3):
+        course.assign(AttemptId(f"r0.{number}"))
+        course.fail(pb.FAILURE_CODE_OVERLOADED, attempt_id=AttemptId(f"r0.{number}"))
+        if (deadline := course.core.next_deadline()) is not None:
+            course.now = deadline
+            course.feed(ev.Tick())
+    error = course.error()
+    assert isinstance(error, Unavailable) and error.code == "node_lost"
+
+
+def test_attempts_without_progress_are_limited_and_progress_starts_the_count_anew() -> None:
+    course = Course()
+    course.assign()
+    course.lose("decode")
+    course.assign(SECOND)
+    course.first_token(SECOND)
+    course.tokens(1, 1, attempt_id=SECOND)
+    course.lose("decode", SECOND)
+    for number in (3, 4, 5):
+        course.assign(AttemptId(f"r0.{number}"))
+        course.lose("decode", AttemptId(f"r0.{number}"))
+        if (deadline := course.core.next_deadline()) is not None:
+            course.now = deadline
+            course.feed(ev.Tick())
+    assert isinstance(course.error(), Unavailable)
+
+
+def test_an_instance_that_cannot_be_reached_is_waited_for_and_costs_no_attempt() -> None:
+    course = Course()
+    started = course.now
+    number = 1
+    while not any(isinstance(action, ev.Terminal) for action in course.did):
+        attempt_id = AttemptId(f"r0.{number}")
+        course.assign(attempt_id)
+        course.lose("decode", attempt_id, connected=False)
+        if (deadline := course.core.next_deadline()) is not None:
+            course.now = deadline
+            course.feed(ev.Tick())
+        number += 1
+    assert number > LIMITS.max_attempts + 2
+    assert LIMITS.capacity_wait_s <= course.now - started < LIMITS.capacity_wait_s + 1
+    assert isinstance(course.error(), Unavailable)
+
+
+@pytest.mark.parametrize(("accepted", "patience_s"), [(False, LIMITS.arrival_wait_s), (True, LIMITS.capacity_wait_s)])
+def test_a_request_waits_for_instances_before_it_fails(accepted: bool, patience_s: float) -> None:
+    course = Course(accepted=accepted)
+    started = course.now
+    number = 1
+    while not any(
+        isinstance(action, ev.Terminal) for action in course.reject(conductor_pb.REJECTION_REASON_NO_DECODE, AttemptId(f"r0.{number}"))
+    ):
+        deadline = course.core.next_deadline()
+        assert deadline is not None
+        course.now = deadline
+        course.feed(ev.Tick())
+        number += 1
+    assert patience_s <= course.now - started < patience_s + 1
+    assert isinstance(course.error(), Unavailable)
+
+
+def test_an_unanswered_question_is_asked_again_for_the_same_attempt() -> None:
+    course = Course()
+    course.feed(ev.SchedulerUnreachable(FIRST, "gone"))
+    course.now += 1
+    course.feed(ev.Tick())
+    assert course.schedule().attempt_id == FIRST
+
+
+def test_an_assignment_that_comes_after_the_client_has_gone_is_given_back() -> None:
+    course = Course()
+    course.feed(ev.ClientGone(RequestId("r0")))
+    assert course.assign() == [ev.Advance(FIRST, "finished")]
+
+
+def test_a_client_that_goes_frees_both_sides() -> None:
+    course = Course()
+    course.assign()
+    actions = course.feed(ev.ClientGone(RequestId("r0")))
+    assert [action.side for action in actions if isinstance(action, ev.Abort)] == ["decode", "prefill"]
+    assert actions[-1] == ev.Terminal(RequestId("r0"), ev.Cancelled())
+
+
+def test_a_lost_peer_makes_both_instances_suspect() -> None:
+    course = Course()
+    course.assign()
+    course.fail(pb.FAILURE_CODE_PEER_LOST)
+    assert course.schedule().avoid == ("p0", "d0")
+
+
+def test_a_preempted_request_may_come_back_to_the_same_instance() -> None:
+    course = Course()
+    course.assign()
+    course.fail(pb.FAILURE_CODE_PREEMPTED)
+    assert course.schedule().avoid == ()
+
+
+def test_silence_is_a_failure_in_the_end() -> None:
+    course = Course()
+    course.assign()
+    course.first_token()
+    course.now += LIMITS.silence_s - 1
+    assert course.feed(ev.Tick()) == []
+    course.now += 1
+    course.feed(ev.Tick())
+    assert course.schedule().avoid == ("d0",)

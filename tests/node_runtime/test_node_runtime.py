@@ -1,0 +1,119 @@
+"""Sessions, the queue for slots, the store's port, requests and cost models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from node_runtime import storage
+from node_runtime.costs import cost_model
+from node_runtime.requests import parse_request
+from node_runtime.sessions import Sessions
+from node_runtime.slotqueue import RETRY_S, SlotQueue
+from springtide.cost import PrefillCost
+from springtide.errors import ConfigError, InvalidRequest
+from springtide.rpc import common_pb2, node_pb2, store_pb2
+from tests.support.node_core import BLOCK_TOKENS, INFO, NAMESPACE
+
+
+def start(**changes: object) -> node_pb2.DecodeStart:
+    values: dict[str, object] = {
+        "context": common_pb2.AttemptContext(attempt_id="a", request_id="r"),
+        "token_ids": [1, 2, 3],
+        "num_prompt_tokens": 3,
+        "sampling": common_pb2.SamplingParams(top_p=1, repetition_penalty=1, max_tokens=4),
+        "namespace": NAMESPACE,
+    }
+    return node_pb2.DecodeStart(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token_ids": []}, "token_ids must not be empty"),
+        ({"token_ids": [1, 1000], "num_prompt_tokens": 2}, "below the vocabulary size 1000, not 1000"),
+        ({"num_prompt_tokens": 4}, "num_prompt_tokens must be between 1 and the 3 token_ids, not 4"),
+        ({"namespace": b"short"}, "namespace must be 16 bytes, not 5"),
+        ({"sampling": common_pb2.SamplingParams(top_p=1, repetition_penalty=1)}, "sampling.max_tokens must be at least 1, not 0"),
+        (
+            {"sampling": common_pb2.SamplingParams(top_p=1, repetition_penalty=1, max_tokens=4094)},
+            "make 4097, more than .* context of 4096",
+        ),
+    ],
+)
+def test_a_start_that_can_never_succeed_is_refused_with_the_field_and_the_value(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        parse_request(start(**changes), INFO, BLOCK_TOKENS)
+
+
+def test_a_start_becomes_a_request_with_its_block_keys() -> None:
+    request = parse_request(start(token_ids=list(range(1, 21)), num_prompt_tokens=18), INFO, BLOCK_TOKENS)
+    assert (request.num_blocks, len(request.keys), request.first_position, request.continues) == (3, 2, 2, True)
+
+
+def test_only_the_oldest_asks_for_slots_and_only_when_there_may_be_some() -> None:
+    queue = SlotQueue()
+    queue.refused("old", 5, deadline=60.0, now=0.0)
+    queue.wait("young", 1, deadline=60.0)
+    assert queue.next_to_ask(4, 0.1) is None
+    assert queue.next_to_ask(5, 0.2) == "old"
+    assert queue.next_to_ask(5, 0.3) is None, "it is asking already"
+    queue.refused("old", 5, deadline=60.0, now=0.4)
+    assert queue.next_to_ask(0, 0.5 + RETRY_S) == "old", "reused blocks may save it slots"
+    queue.leave("old")
+    assert queue.next_to_ask(1, 1.6) == "young"
+    assert queue.expired(59.9) == [] and queue.expired(60.0) == ["young"]
+
+
+def test_orders_and_notices_are_those_of_the_schema() -> None:
+    push = storage.to_command(storage.Push("a", 1, 2, 3, 4)).push
+    assert push == store_pb2.Push(attempt_id="a", layer_begin=1, layer_end=2, block_begin=3, block_end=4)
+    for order in (
+        storage.Acquire("a", (b"k",), 2, 1, "source:1", "prefill-1", 1),
+        storage.Reserve("a", (b"k",), 2),
+        storage.Grow("a", 1),
+        storage.Commit("a", 1, (b"k",)),
+        storage.OpenHandOver("a", "decode:1", "decode-0"),
+        storage.Seal("a", 7),
+        storage.Release("a", True),
+    ):
+        assert storage.to_command(order).WhichOneof("command") is not None
+    notice = store_pb2.StoreNotice(acquired=store_pb2.Acquired(attempt_id="a", slots=[4, 5], local_blocks=1))
+    assert storage.from_notice(notice) == storage.Acquired("a", (4, 5), 1, 0)
+    load = store_pb2.StoreNotice(load=store_pb2.StoreLoad(slots_free=1, slots_available=2))
+    assert storage.from_notice(load) == storage.StoreLoad(1, 2)
+    assert storage.from_notice(store_pb2.StoreNotice(hello=store_pb2.StoreHello())) is None
+
+
+async def test_a_session_takes_commands_yields_updates_and_tells_its_end() -> None:
+    commands: list[tuple[int, str]] = []
+    ended: list[int] = []
+    go_on = asyncio.Event()
+    sessions: Sessions[str, str] = Sessions(lambda session, command: commands.append((session, command)), ended.append)
+
+    async def incoming() -> AsyncIterator[str]:
+        yield "start"
+        sessions.send(1, "update")
+        sessions.send(2, "to nobody")
+        await go_on.wait()
+
+    updates = sessions.serve(incoming())
+    assert await anext(updates) == "update"
+    assert commands == [(1, "start")] and ended == []
+    go_on.set()
+    assert [update async for update in updates] == [] and ended == [1]
+
+
+def test_a_profile_is_read_instead_of_measuring(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"prefill": [1, 0.5, 0.0], "decode": [1, 2, 3]}))
+    assert cost_model(PrefillCost, "prefill", profile, lambda: pytest.fail("measured")) == PrefillCost(1.0, 0.5, 0.0)
+    profile.write_text(json.dumps({"prefill": [1, -0.5, 0.0]}))
+    with pytest.raises(ConfigError, match=r"'prefill' in .* must be a list of 3 numbers >= 0"):
+        cost_model(PrefillCost, "prefill", profile, lambda: pytest.fail("measured"))
+    with pytest.raises(ConfigError, match="cannot read"):
+        cost_model(PrefillCost, "prefill", tmp_path / "missing.json", lambda: pytest.fail("measured"))

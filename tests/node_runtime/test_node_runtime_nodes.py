@@ -1,0 +1,173 @@
+"""Prefill and decode nodes with their real stores, models and sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import node_pb2
+from springtide.sampling import SamplingParams
+from tests.support.engine_nodes import DirectEngine, EngineNodes, until
+from tests.support.models import make_tiny_llama
+
+BLOCK_TOKENS = 16
+KV = {"block_tokens": BLOCK_TOKENS, "arena_size": "8MiB", "layer_group_size": 16 << 10}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    make_tiny_llama(path)
+    yield path
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path, model: Path) -> AsyncIterator[EngineNodes]:
+    async with EngineNodes(tmp_path, model, prefill=2, decode=1, kv=KV, prefill_node={"chunk_tokens": 64}) as running:
+        yield running
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    draw = random.Random(f"{length}/{seed}")
+    return [draw.randrange(10, 250) for _ in range(length)]
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+
+
+async def test_tokens_are_those_of_the_engine_alone(nodes: EngineNodes) -> None:
+    direct = DirectEngine(nodes)
+    prompts = [prompt(length) for length in (1, 15, 16, 17, 64, 65, 200, 333)]
+    outcomes = await asyncio.gather(*(nodes.gateway.run(token_ids, greedy(40)) for token_ids in prompts))
+    for token_ids, outcome in zip(prompts, outcomes, strict=True):
+        assert outcome.token_ids == direct.generate(token_ids, greedy(40)), f"{len(token_ids)} tokens, {outcome}"
+        assert outcome.finish_reason == pb.FINISH_REASON_LENGTH
+    await nodes.all_slots_given_back()
+
+
+async def test_a_prefix_is_reused_here_and_from_another_node(nodes: EngineNodes) -> None:
+    token_ids = prompt(333)
+    cold = await nodes.gateway.run(token_ids, greedy(8))
+    local = await nodes.gateway.run(token_ids, greedy(8))
+    remote = await nodes.gateway.run(token_ids, greedy(8), on=("prefill-1", "decode-0"), source="prefill-0")
+    assert cold.done and local.done and remote.done
+    assert (cold.done.cached_tokens, cold.done.remote_tokens) == (0, 0)
+    assert (local.done.cached_tokens, local.done.remote_tokens) == (320, 0)
+    assert (remote.done.cached_tokens, remote.done.remote_tokens) == (320, 320)
+    assert cold.token_ids == local.token_ids == remote.token_ids
+    await nodes.all_slots_given_back()
+
+
+async def test_blocks_of_the_output_are_found_by_the_next_turn(nodes: EngineNodes) -> None:
+    first = await nodes.gateway.run(prompt(40), greedy(61))
+    turn = [*prompt(40), *first.token_ids, 11, 12, 13]
+    second = await nodes.gateway.run(turn, greedy(4), source="decode-0")
+    assert second.done is not None and second.done.cached_tokens == 96
+    assert second.token_ids == DirectEngine(nodes).generate(turn, greedy(4))
+
+
+async def test_a_continued_attempt_goes_on_exactly_where_the_last_one_was(nodes: EngineNodes) -> None:
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=24, repetition_penalty=1.2, ignore_eos=True, logprobs=1)
+    whole = await nodes.gateway.run(prompt(70), params)
+    continued = await nodes.gateway.run([*prompt(70), *whole.token_ids[:9]], params, num_prompt_tokens=70)
+    assert whole.token_ids == DirectEngine(nodes).generate(prompt(70), params)
+    assert continued.done and continued.done.output.position == 9
+    assert continued.token_ids == whole.token_ids[9:]
+
+
+async def test_a_request_for_one_token_ends_at_the_prefill_side(nodes: EngineNodes) -> None:
+    outcome = await nodes.gateway.run(prompt(50), greedy(1))
+    assert outcome.finish_reason == pb.FINISH_REASON_LENGTH and len(outcome.token_ids) == 1
+    await nodes.all_slots_given_back()
+
+
+async def test_an_abort_gives_every_slot_back(nodes: EngineNodes) -> None:
+    attempts = [await nodes.gateway.start(prompt(100, seed), greedy(2000)) for seed in range(4)]
+    await until(lambda: len(nodes.gateway.outcomes[attempts[0]].token_ids) > 5)
+    for attempt_id in attempts:
+        await nodes.gateway.abort(attempt_id)
+    await nodes.all_slots_given_back()
+    assert not any(nodes.gateway.outcomes[attempt_id].ended for attempt_id in attempts)
+
+
+async def test_a_session_that_ends_gives_every_slot_back(nodes: EngineNodes) -> None:
+    attempt_id = await nodes.gateway.start(prompt(100), greedy(2000))
+    await until(lambda: nodes.gateway.outcomes[attempt_id].token_ids)
+    await nodes.gateway.end_session("decode-0")
+    await nodes.gateway.end_session("prefill-0")
+    await nodes.all_slots_given_back()
+
+
+async def test_an_attempt_that_cannot_be_is_refused_with_the_field(nodes: EngineNodes) -> None:
+    outcome = await nodes.gateway.run([999_999], greedy(4))
+    assert outcome.failures[0].code == pb.FAILURE_CODE_INVALID and "token_ids" in outcome.failures[0].message
+
+
+async def test_the_door_is_closed_to_an_objective_that_cannot_be_met(nodes: EngineNodes) -> None:
+    attempt_id = await nodes.gateway.start(prompt(20), greedy(4), tbt_slo_ms=1e-6)
+    outcome = await nodes.gateway.end_of(attempt_id)
+    assert outcome.failures[0].code == pb.FAILURE_CODE_OVERLOADED
+    await nodes.gateway.abort(attempt_id)
+    await nodes.all_slots_given_back()
+
+
+async def test_a_lost_store_fails_its_attempts_and_the_engine_comes_back_with_a_new_one(nodes: EngineNodes) -> None:
+    before = nodes.members["decode-0"].incarnation
+    attempt_id = await nodes.gateway.start(prompt(60), greedy(2000))
+    await until(lambda: len(nodes.gateway.outcomes[attempt_id].token_ids) > 3)
+    await nodes.stores["decode-0"].close()
+    outcome = await nodes.gateway.end_of(attempt_id)
+    assert outcome.failures[0].code == pb.FAILURE_CODE_PEER_LOST
+    await nodes.start_store("decode-0")
+    nodes.members["decode-0"] = await nodes.member("decode-0", other_than=before)
+    again = await nodes.gateway.run(prompt(60), greedy(8))
+    assert again.token_ids == DirectEngine(nodes).generate(prompt(60), greedy(8))
+
+
+async def test_load_reports_tell_cost_slots_and_attempts(nodes: EngineNodes) -> None:
+    watched = nodes.gateway.stub("decode-0").WatchLoad(node_pb2.WatchLoadRequest())
+    first = await watched.read()
+    assert first.instance_id == "decode-0" and first.incarnation == nodes.members["decode-0"].incarnation
+    assert first.slots_total == nodes.stores["decode-0"].options.num_slots and len(first.cost.decode) == 3 and first.max_batch == 64
+    attempt_id = await nodes.gateway.start(prompt(30), greedy(2000))
+    report = first
+    while not report.running:
+        report = await watched.read()
+    assert list(report.attempt_ids) == [attempt_id] and report.tokens > 30
+    await nodes.gateway.abort(attempt_id)
+    watched.cancel()
+
+
+async def test_a_pool_that_is_too_small_for_all_serves_them_one_after_another(tmp_path: Path, model: Path) -> None:
+    """The gateway's part: what was preempted or found no slot is scheduled again with what it has."""
+    small = {**KV, "arena_size": "512KiB"}
+    async with EngineNodes(tmp_path, model, kv=small, prefill_node={"chunk_tokens": 64}) as nodes:
+        direct = DirectEngine(nodes)
+        preempted = 0
+
+        async def persist(token_ids: list[int]) -> list[int]:
+            nonlocal preempted
+            tokens: list[int] = []
+            while True:
+                outcome = await nodes.gateway.run([*token_ids, *tokens], greedy(120), num_prompt_tokens=len(token_ids))
+                tokens += outcome.token_ids
+                if not outcome.failures:
+                    return tokens
+                assert {failure.code for failure in outcome.failures} <= {
+                    pb.FAILURE_CODE_PREEMPTED,
+                    pb.FAILURE_CODE_POOL_FULL,
+                    pb.FAILURE_CODE_ABORTED,
+                }
+                preempted += outcome.failures[0].code == pb.FAILURE_CODE_PREEMPTED
+
+        prompts = [prompt(70, seed) for seed in range(6)]
+        results = await asyncio.gather(*(persist(token_ids) for token_ids in prompts))
+        assert results == [direct.generate(token_ids, greedy(120)) for token_ids in prompts]
+        assert preempted > 0
+        await nodes.all_slots_given_back()

