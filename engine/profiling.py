@@ -10,7 +10,7 @@ from engine.runner import ModelRunner
 
 _LEAST_SAMPLES = 4
 """Taken whatever the budget: one more than the coefficients of a cost model."""
-_PREFILL_STEPS = (16, 64, 128, 256, 512, 1024, 2048)
+_PREFILL_HALVINGS = 6
 _DECODE_STEPS = ((1, 64), (1, 1024), (4, 256), (16, 64), (8, 512), (32, 128), (16, 512))
 """(sequences, context of each)."""
 
@@ -21,7 +21,8 @@ def measure_prefill(runner: ModelRunner, slots: Sequence[int], max_tokens: int, 
     `slots` are scratch, the caller's before and after, and hold all that is measured. Ends when the next pass would exceed `budget_s`.
     """
     capacity = _capacity(runner, slots)
-    news = sorted({new for new in (*_PREFILL_STEPS, max_tokens) if new <= min(max_tokens, capacity)} or {min(max_tokens, capacity)})
+    most = min(max_tokens, capacity)
+    news = sorted({max(1, most >> halvings) for halvings in range(_PREFILL_HALVINGS)})
     fresh = [(new, 0) for new in news]
     cached = [(new, (capacity - new) * share // 4) for new in news for share in (1, 3)]
     candidates = sorted(dict.fromkeys(fresh + cached), key=lambda sample: sample[0] * (sample[0] + sample[1] + 1000))

@@ -198,11 +198,23 @@ class _Session:
 class ShmTransport(Transport):
     name = "shm"
 
-    def __init__(self, memory: SharedMemory, socket_path: Path, threads: int | None = None, connect_timeout_s: float = 2.0) -> None:
-        """`memory` is what `listen` serves, at `socket_path`; it stays the caller's. `threads` copy large batches, by default up to 4."""
+    def __init__(
+        self,
+        memory: SharedMemory,
+        socket_path: Path,
+        threads: int | None = None,
+        connect_timeout_s: float = 2.0,
+        populate: bool = True,
+    ) -> None:
+        """`memory` is what `listen` serves, at `socket_path`; it stays the caller's. `threads` copy large batches, by default up to 4.
+
+        `populate` gets all pages of a peer's memory when it is mapped: copies are faster from the first on, but a large arena that was not
+        touched yet takes a second or two, in which this process does nothing else (Python holds its lock in madvise).
+        """
         self._memory = memory
         self._path = socket_path
         self._connect_timeout_s = connect_timeout_s
+        self._populate = populate
         self._threads = threads or min(4, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="messenger-copy")
         self._server: FdServer | None = None
@@ -231,7 +243,7 @@ class ShmTransport(Transport):
     async def connect(self, endpoint: Endpoint, region: Region, identity: Identity) -> Connection:
         path = Path(endpoint.addresses[self.name])
         hello = json.dumps(asdict(identity)).encode()
-        attaching = asyncio.get_running_loop().run_in_executor(self._pool, attach_session, path, True, self._connect_timeout_s)
+        attaching = asyncio.get_running_loop().run_in_executor(self._pool, attach_session, path, self._populate, self._connect_timeout_s)
         try:
             memory, sock = await asyncio.shield(attaching)
         except asyncio.CancelledError:

@@ -69,6 +69,8 @@ async def serve(arguments: ProcessArguments, kind: Kind[CostT], stop: asyncio.Ev
     thread = ModelThread(kind.threads or default_threads(config.prefill + config.decode))
     try:
         runner = await thread.run(_load, arguments)
+        if stop.is_set():
+            return
         cost = await thread.run(_cost_of, arguments, kind, runner)
         node = kind.build(Parts(arguments, runner, thread, MonotonicClock()), cost)
         server = channels.new_server()

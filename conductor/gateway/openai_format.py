@@ -14,6 +14,9 @@ from engine.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON does not have. OpenAI's choice."""
+
 
 def usage_json(usage: Usage) -> Json:
     return {
@@ -110,7 +113,7 @@ class ChatFormat(_Envelope):
 
     def _entry(self, token_id: int, logprob: float | None) -> Json:
         raw = self._tokenizer.token_bytes(token_id)
-        return {"token": self._tokenizer.token_text(token_id), "logprob": logprob, "bytes": list(raw)}
+        return {"token": self._tokenizer.token_text(token_id), "logprob": _finite(logprob), "bytes": list(raw)}
 
 
 class CompletionFormat(_Envelope):
@@ -137,12 +140,16 @@ class CompletionFormat(_Envelope):
             return None
         return {
             "tokens": [self._tokenizer.token_text(placed.token.token_id) for placed in tokens],
-            "token_logprobs": [placed.token.logprob for placed in tokens],
+            "token_logprobs": [_finite(placed.token.logprob) for placed in tokens],
             "top_logprobs": [
-                {self._tokenizer.token_text(token_id): logprob for token_id, logprob in placed.token.top} for placed in tokens
+                {self._tokenizer.token_text(token_id): _finite(logprob) for token_id, logprob in placed.token.top} for placed in tokens
             ],
             "text_offset": [placed.offset for placed in tokens],
         }
+
+
+def _finite(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, LEAST_LOGPROB)
 
 
 def _collect(deltas: Sequence[Delta]) -> list[tuple[int, _Collected]]:

@@ -16,6 +16,9 @@ from springtide.sampling import SamplingParams
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for plain completions."""
 MAX_LOGIT_BIAS = 100.0
+ROLES = ("system", "developer", "user", "assistant")
+MAX_GENERATIONS = 1024
+"""Of one API request."""
 _THREAD_CHARACTERS = 4096
 """Longer texts are tokenised on a thread: they would hold up every stream."""
 
@@ -50,6 +53,10 @@ class Preparer:
     async def completion(self, body: CompletionRequest, request_id: str, traceparent: str) -> Work:
         """Raises InvalidRequest."""
         self.check_model(body.model)
+        if len(body.prompt) * body.n > MAX_GENERATIONS:
+            raise InvalidRequest(
+                f"prompt: {len(body.prompt)} prompts with n={body.n} are more than {MAX_GENERATIONS} outputs in one request", param="prompt"
+            )
         prompts = tuple([await self.prompt_tokens(prompt, "prompt") for prompt in body.prompt])
         sampling = self.sampling(
             prompts,
@@ -62,6 +69,13 @@ class Preparer:
 
     async def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
         """Of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""
+        for number, (role, _) in enumerate(messages):
+            if role not in ROLES:
+                raise InvalidRequest(
+                    f"messages[{number}].role must be one of {', '.join(ROLES)}, not {role!r}", param=f"messages[{number}].role"
+                )
+        if not messages:
+            raise InvalidRequest("messages must hold at least one message", param="messages")
         # What OpenAI calls a developer's message now is what chat templates know as the system's.
         conversation = [{"role": "system" if role == "developer" else role, "content": content} for role, content in messages]
         if sum(len(content) for _, content in messages) > _THREAD_CHARACTERS:
@@ -104,21 +118,14 @@ class Preparer:
             raise InvalidRequest(f"{prompt_field} must have at least one token", param=prompt_field)
         longest = max(len(prompt) for prompt in prompts)
         left = self.context_length - longest
-        if left < 1:
-            raise InvalidRequest(
-                f"this model's maximum context length is {self.context_length} tokens, but the {prompt_field} "
-                f"{'has' if prompt_field == 'prompt' else 'have'} {longest} tokens, which leaves none for the output",
-                param=prompt_field,
-                code="context_length_exceeded",
-            )
-        if wanted is not None and wanted > left:
-            raise InvalidRequest(
-                f"this model's maximum context length is {self.context_length} tokens, but you asked for {longest + wanted} tokens "
-                f"({longest} in the {prompt_field}, {wanted} for the output)",
-                param=prompt_field,
-                code="context_length_exceeded",
-            )
-        return min(default, left) if wanted is None else wanted
+        if left >= (wanted or 1):
+            return wanted or min(default, left)
+        if wanted:
+            asked = f"you asked for {longest + wanted} tokens ({longest} in {prompt_field}, {wanted} for the output)"
+        else:
+            asked = f"{prompt_field} alone takes {longest} tokens, which leaves none for the output"
+        message = f"this model's maximum context length is {self.context_length} tokens, but {asked}"
+        raise InvalidRequest(message, param=prompt_field, code="context_length_exceeded")
 
     def _check_ids(self, token_ids: Sequence[int] | Mapping[int, float], field: str) -> None:
         for token_id in token_ids:

@@ -31,6 +31,15 @@ def _neutral(*allowed: Any) -> Callable[[Any], Any]:
     return check
 
 
+def _unicode(text: str) -> str:
+    """JSON can write half a surrogate pair, which is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"is not valid Unicode at character {error.start}") from None
+    return text
+
+
 def _stop_strings(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
     if stops is None:
@@ -42,7 +51,7 @@ def _stop_strings(value: Any) -> Any:
     for stop in stops:
         if not 1 <= len(stop) <= MAX_STOP_LENGTH:
             raise ValueError(f"strings must have 1 to {MAX_STOP_LENGTH} characters, not {len(stop)}")
-    return tuple(stops)
+    return tuple(map(_unicode, stops))
 
 
 def _logit_bias(value: Any) -> Any:
@@ -66,10 +75,10 @@ Prompt = str | tuple[int, ...]
 def _prompts(value: Any) -> tuple[Prompt, ...]:
     """One prompt or several, each as text or as token ids."""
     if isinstance(value, str):
-        return (value,)
+        return (_unicode(value),)
     if isinstance(value, (list, tuple)) and value:
         if all(isinstance(entry, str) for entry in value):
-            return tuple(value)
+            return tuple(map(_unicode, value))
         if _is_token_ids(value):
             return (tuple(value),)
         if all(isinstance(entry, list) and entry and _is_token_ids(entry) for entry in value):
@@ -84,7 +93,7 @@ def _is_token_ids(value: Any) -> bool:
 def _content(value: Any) -> Any:
     """The text of a message: a string, or a list of text parts, which are joined by line breaks."""
     if isinstance(value, str):
-        return value
+        return _unicode(value)
     if not isinstance(value, list) or not value:
         raise ValueError("must be a string or a list of text parts")
     texts = []
@@ -95,7 +104,7 @@ def _content(value: Any) -> Any:
         if set(part) != {"type", "text"} or not isinstance(part["text"], str):
             raise ValueError(f"part {number} must be an object of 'type' and 'text', the latter a string")
         texts.append(part["text"])
-    return "\n".join(texts)
+    return _unicode("\n".join(texts))
 
 
 def _default_when_null(default: Any) -> BeforeValidator:

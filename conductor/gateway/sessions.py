@@ -45,7 +45,7 @@ class Session:
     def end(self) -> None:
         """Hangs up; the node aborts whatever it still runs for this session."""
         self._task.cancel()
-        self._report("closed")
+        self._report("closed from here")
 
     async def wait_closed(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -84,7 +84,8 @@ class Session:
         if self._ended:
             return
         self._ended = True
-        logger.warning("session with %s at %s is over (%s); it ran %d attempts", *self._names(), reason, len(self.attempts))
+        level = logging.WARNING if self.attempts else logging.INFO
+        logger.log(level, "session with %s at %s is over: %s; attempts there: %d", *self._names(), reason, len(self.attempts))
         self._on_end(self)
         self._post(ev.SessionLost(self.side, self.instance.instance_id, tuple(sorted(self.attempts)), self._connected))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from node_runtime.requests import Request
 from springtide.cost import DecodeCost
 from springtide.process import ProcessArguments
 from springtide.rpc import common_pb2, node_pb2, node_pb2_grpc
+
+logger = logging.getLogger(__name__)
 
 INGEST_LEASES = 10
 """A prompt may take so many leases' time from its reservation to its last block: the prefill side's queue, its compute and the transfer."""
@@ -121,6 +124,8 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
         for output in outputs:
             if output.HasField("failure"):
                 code = output.failure.code
-                metrics.FAILURES.labels(common_pb2.FailureCode.Name(code)).inc()
+                name = common_pb2.FailureCode.Name(code)
+                logger.info("%s: %s", name, output.failure.message, extra={"attempt_id": output.attempt_id})
+                metrics.FAILURES.labels(name).inc()
                 metrics.PREEMPTIONS.inc(code == common_pb2.FAILURE_CODE_PREEMPTED)
                 metrics.DOOR_REJECTIONS.inc(code == common_pb2.FAILURE_CODE_OVERLOADED)

@@ -6,20 +6,18 @@ import asyncio
 import time
 from collections.abc import Callable
 
-import httpx
-
 from deploy.bench.statistics import RequestRecord
 from deploy.bench.workload import Workload
-from deploy.streaming import TIMEOUT, ApiError, Usage, served_model, stream
+from springtide.client import AsyncClient, Usage
+from springtide.errors import SpringtideError
 
 
 async def drive(
     url: str, model: str | None, workload: Workload, on_done: Callable[[RequestRecord], None]
 ) -> tuple[str, list[RequestRecord]]:
-    """The model's name and a record for each request; `on_done` is told of each as it ends. Raises ApiError when nothing answers at all."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT, limits=limits, trust_env=False) as client:
-        name = model or await served_model(client)
+    """The model's name and a record for each request; `on_done` is told of each as it ends. Raises Unavailable when nothing answers."""
+    async with AsyncClient(url) as client:
+        name = model or (await client.models())[0]
         gate = asyncio.Semaphore(workload.concurrency or workload.requests)
         start = time.monotonic()
 
@@ -38,18 +36,17 @@ async def drive(
     return name, [task.result() for task in tasks]
 
 
-async def _request(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int, sent_s: float) -> RequestRecord:
-    body = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "temperature": 0}
+async def _request(client: AsyncClient, model: str, prompt: list[int], output_tokens: int, sent_s: float) -> RequestRecord:
     times: list[float] = []
     usage: Usage | None = None
     error = None
     try:
-        async for chunk in stream(client, "/v1/completions", body):
+        async for chunk in client.complete(prompt, model=model, max_tokens=output_tokens, ignore_eos=True, temperature=0):
             if chunk.text or (chunk.finish_reason is not None and not times):  # an answer may consist of bytes that are no text
-                times.append(chunk.at_s)
+                times.append(chunk.received_at)
             usage = chunk.usage or usage
-    except ApiError as failure:
-        error = failure.kind
+    except SpringtideError as failure:
+        error = f"{failure.http_status} {failure.code or failure.openai_type}"
     if error is None and (usage is None or usage.completion_tokens != output_tokens or not times):
         error = "incomplete answer"
     prompt_tokens, produced, cached = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) if usage else (0, 0, 0)

@@ -39,7 +39,7 @@ def local_vocab_size(url: str) -> int | None:
 
 
 def bench_serve(workload: Workload, options: BenchOptions) -> int:
-    """Returns the exit code: 0 when every request was answered in full. Raises ApiError when nothing answers at `url`."""
+    """Returns the exit code: 0 when every request was answered in full. Raises Unavailable when nothing answers at `url`."""
     model, records = asyncio.run(_with_progress(workload, options))
     summary = summarize(records, options.ttft_slo_ms, options.tbt_slo_ms)
     document = json.dumps(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-import httpx
 from rich.console import Console
+from rich.markup import escape
 
-from deploy.streaming import TIMEOUT, ApiError, Chunk, served_model, stream
+from springtide.client import Chunk, Client
+from springtide.errors import SpringtideError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Answer:
 
     def figures(self) -> str:
         """`TTFT 84 ms · 41.2 tokens/s · 58 tokens · 64 of 70 prompt tokens cached`"""
-        times = [chunk.at_s for chunk in self.chunks if chunk.text]
+        times = [chunk.received_at for chunk in self.chunks if chunk.text]
         usage = next((chunk.usage for chunk in self.chunks if chunk.usage is not None), None)
         if not times or usage is None:
             return "no answer"
@@ -48,18 +47,24 @@ class Answer:
 
 
 def chat(question: str | None, options: ChatOptions) -> None:
-    """Answers one question, or, without one, as many as are typed until end of input. Raises ApiError for a one-shot question."""
+    """Answers one question, or, without one, as many as are typed until end of input. An error ends a one-shot question only."""
     console = Console()
     messages = [{"role": "system", "content": options.system}] if options.system else []
-    if question is not None:
-        asyncio.run(_ask(console, messages, question, options))
-        return
+    with Client(options.url) as client:
+        options = replace(options, model=options.model or client.models()[0])
+        if question is not None:
+            _ask(console, client, messages, question, options)
+        else:
+            _converse(console, client, messages, options)
+
+
+def _converse(console: Console, client: Client, messages: list[dict[str, str]], options: ChatOptions) -> None:
     console.print("[dim]An empty line or Ctrl-D ends the conversation.")
     while question := _read(console):
         try:
-            asyncio.run(_ask(console, messages, question, options))
-        except ApiError as error:
-            console.print(f"[red]{error.message}", highlight=False)
+            _ask(console, client, messages, question, options)
+        except SpringtideError as error:
+            console.print(f"[red]{escape(error.message)}", highlight=False)
         except KeyboardInterrupt:
             console.print("\n[dim]interrupted")
 
@@ -72,18 +77,14 @@ def _read(console: Console) -> str:
         return ""
 
 
-async def _ask(console: Console, messages: list[dict[str, str]], question: str, options: ChatOptions) -> None:
+def _ask(console: Console, client: Client, messages: list[dict[str, str]], question: str, options: ChatOptions) -> None:
     """Prints the answer as it comes. Question and answer join `messages` once the answer is complete."""
     asked = {"role": "user", "content": question}
-    async with httpx.AsyncClient(base_url=options.url, timeout=TIMEOUT, trust_env=False) as client:
-        model = options.model or await served_model(client)
-        body: dict[str, Any] = {"model": model, "messages": [*messages, asked], "temperature": options.temperature}
-        if options.max_tokens is not None:
-            body["max_tokens"] = options.max_tokens
-        answer = Answer(asked_s=time.monotonic())
-        async for chunk in stream(client, "/v1/chat/completions", body):
-            answer.add(chunk)
-            console.out(chunk.text, end="", highlight=False)
-            console.file.flush()
+    limit = {"max_tokens": options.max_tokens} if options.max_tokens is not None else {}
+    answer = Answer(asked_s=time.monotonic())
+    for chunk in client.chat([*messages, asked], model=options.model, temperature=options.temperature, **limit):
+        answer.add(chunk)
+        console.out(chunk.text, end="", highlight=False)
+        console.file.flush()
     console.print(f"\n[dim]{answer.figures()}", highlight=False)
     messages += [asked, {"role": "assistant", "content": answer.text}]

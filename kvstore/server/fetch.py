@@ -12,12 +12,12 @@ import grpc.aio
 
 from kvstore import metrics
 from kvstore.core.results import Acquired, UnknownAttempt
-from kvstore.server.failures import error_of
+from kvstore.server.failures import TransferCancelled, error_of
 from kvstore.server.node import Node
 from kvstore.server.peers import CALL_TIMEOUT_S
 from kvstore.server.slabs import BATCH_TIMEOUT_S, batches, block_slice, layer_groups
 from messenger.base import Connection
-from springtide.errors import PeerLost, SpringtideError
+from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, Slot
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
@@ -117,7 +117,7 @@ class Fetch:
             done = 0
             for batch in batches(pieces):
                 if self._cancelled:
-                    raise PeerLost("cancelled by the engine")
+                    raise TransferCancelled("the engine has let go of it")
                 completion = await connection.read(batch, BATCH_TIMEOUT_S)
                 self._node.bytes_read += completion.num_bytes
                 metrics.FETCHED_BYTES.inc(completion.num_bytes)

@@ -14,7 +14,7 @@ import grpc.aio
 from kvstore import metrics
 from kvstore.core.ingest import Unit
 from kvstore.core.results import UnknownAttempt
-from kvstore.server.failures import error_of, failure_of
+from kvstore.server.failures import TransferCancelled, error_of, failure_of
 from kvstore.server.node import Node
 from kvstore.server.peers import CALL_TIMEOUT_S
 from kvstore.server.slabs import BATCH_TIMEOUT_S, batches, block_slice
@@ -27,10 +27,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Notify = Callable[[pb.StoreNotice], None]
-
-
-class Cancelled(SpringtideError):
-    """By order of the engine or of the receiving store."""
 
 
 class HandOver:
@@ -76,7 +72,7 @@ class HandOver:
         except SpringtideError as error:
             metrics.HAND_OVER_SECONDS.labels("failed").observe(time.perf_counter() - start)
             logger.log(
-                logging.INFO if isinstance(error, Cancelled | UnknownAttempt) else logging.WARNING,
+                logging.INFO if isinstance(error, TransferCancelled | UnknownAttempt) else logging.WARNING,
                 "hand-over to %s failed: %s",
                 self._address,
                 error,
@@ -130,12 +126,12 @@ class HandOver:
         await connection.write([], BATCH_TIMEOUT_S, seal.SerializeToString())
 
     async def _next(self) -> Unit | None:
-        """The next unit, or None when everything up to the seal has been taken. Raises Cancelled."""
+        """The next unit, or None when everything up to the seal has been taken. Raises TransferCancelled."""
         while True:
             if self._cancelled.is_set():
-                raise Cancelled("the hand-over was cancelled")
+                raise TransferCancelled("the hand-over was cancelled")
             if self._units:
-                return _join(self._units)
+                return join_units(self._units)
             if self.sealed:
                 return None
             self._wake.clear()
@@ -151,7 +147,7 @@ class HandOver:
         written = 0
         for batch in batches(pieces):
             if self._cancelled.is_set():
-                raise Cancelled("the hand-over was cancelled")
+                raise TransferCancelled("the hand-over was cancelled")
             written += len(batch)
             completion = await connection.write(batch, BATCH_TIMEOUT_S, notice if written == len(pieces) else None)
             self._num_bytes += completion.num_bytes
@@ -171,20 +167,20 @@ class HandOver:
             logger.info("ingest at %s not closed: %s", self._address, error.details(), extra={"attempt_id": self._attempt_id})
 
     async def _unless_cancelled(self, work: Awaitable[T]) -> T:
-        """Raises Cancelled as soon as the hand-over is, and gives up the work."""
+        """Raises TransferCancelled as soon as the hand-over is, and gives up the work."""
         task = asyncio.ensure_future(work)
         cancelled = asyncio.create_task(self._cancelled.wait())
         try:
             await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                raise Cancelled("the hand-over was cancelled")
+                raise TransferCancelled("the hand-over was cancelled")
             return task.result()
         finally:
             task.cancel()
             cancelled.cancel()
 
 
-def _join(units: deque[Unit]) -> Unit:
+def join_units(units: deque[Unit]) -> Unit:
     """Takes the first unit, and those after it that continue it in layers or in blocks."""
     joined = units.popleft()
     while units:

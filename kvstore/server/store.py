@@ -102,7 +102,7 @@ class Store:
 
     def _transport(self, name: str) -> Transport:
         if name == "shm":
-            return ShmTransport(self._arena, self.options.arena_socket)
+            return ShmTransport(self._arena, self.options.arena_socket, populate=False)
         return TcpTransport(self.options.bind_host)
 
     def _on_notify(self, peer: str, payload: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from prefill_node.server.passes import run_pass
 from springtide.cost import PrefillCost
 from springtide.process import ProcessArguments
 from springtide.rpc import common_pb2, node_pb2, node_pb2_grpc
+
+logger = logging.getLogger(__name__)
 
 MEASURE_BUDGET_S = 2.0
 
@@ -139,7 +142,10 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
 
     def _count_reply(self, update: node_pb2.PrefillUpdate) -> None:
         if update.HasField("failed"):
-            metrics.FAILURES.labels(common_pb2.FailureCode.Name(update.failed.failure.code)).inc()
+            failure = update.failed.failure
+            code = common_pb2.FailureCode.Name(failure.code)
+            logger.info("%s: %s", code, failure.message, extra={"attempt_id": update.failed.attempt_id})
+            metrics.FAILURES.labels(code).inc()
             return
         done = update.done
         self._first_token_at[done.output.attempt_id] = self._clock.now()

@@ -6,10 +6,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
+from deploy import cli
 from deploy.local import rundir
 from deploy.local.plan import ClusterPaths, client_host, free_port, processes, resolve, write_config
 from deploy.local.rundir import ClusterRecord
@@ -17,16 +20,34 @@ from springtide.config import load_config
 from springtide.errors import ConfigError
 
 
-def springtide(*arguments: str, tmp: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command with `tmp` as temporary directory."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPRINGTIDE_")}
-    return subprocess.run(
-        [sys.executable, "-m", "deploy.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**inherited, "TMPDIR": str(tmp), "COLUMNS": "400", **environment},
-    )
+@dataclass(frozen=True)
+class Result:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Springtide(Protocol):
+    def __call__(self, *arguments: str, **environment: str) -> Result: ...
+
+
+@pytest.fixture
+def springtide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Springtide:
+    """Runs the command in this process, with `tmp_path` as temporary directory."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "400")
+
+    def run(*arguments: str, **environment: str) -> Result:
+        with monkeypatch.context() as changed:
+            changed.setattr(sys, "argv", ["springtide", *arguments])
+            for name, value in environment.items():
+                changed.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+        output = capsys.readouterr()
+        return Result(ended.value.code if isinstance(ended.value.code, int) else 0, output.out, output.err)
+
+    return run
 
 
 def left_behind(tmp: Path) -> list[str]:
@@ -49,49 +70,49 @@ def taken_port() -> Iterator[int]:
         ((), {"SPRINGTIDE_DECODE": "many"}, "decode (from SPRINGTIDE_DECODE)"),
         (("--config", "/nowhere/cluster.yaml"), {}, "cannot read the configuration file /nowhere/cluster.yaml"),
         (("--model", "/nowhere/model"), {}, "model: there is no '/nowhere/model'"),
-        (("--run-dir", "/" + "long" * 30), {}, "run_dir: "),
+        (("--redis-url", "redis://127.0.0.1:9/0"), {}, "redis_url: no Valkey or Redis answers"),
+        (("--redis-url", "nonsense"), {}, "redis_url: no Valkey or Redis answers"),
     ],
 )
 def test_a_wrong_setting_stops_up_with_2_and_one_clear_message(
-    arguments: tuple[str, ...], environment: dict[str, str], said: str, tmp_path: Path
+    arguments: tuple[str, ...], environment: dict[str, str], said: str, springtide: Springtide, tmp_path: Path
 ) -> None:
-    result = springtide("up", *arguments, tmp=tmp_path, **environment)
+    result = springtide("up", *arguments, **environment)
     assert result.returncode == 2
     assert said in result.stderr and "Traceback" not in result.stderr
     assert left_behind(tmp_path) == []
 
 
-def test_a_port_that_is_taken_is_said_before_anything_starts(taken_port: int, tmp_path: Path) -> None:
-    result = springtide("up", "--port", str(taken_port), tmp=tmp_path)
+def test_a_port_that_is_taken_is_said_before_anything_starts(taken_port: int, springtide: Springtide, tmp_path: Path) -> None:
+    result = springtide("up", "--port", str(taken_port))
     assert result.returncode == 2
     assert f"server.port: cannot listen on 127.0.0.1:{taken_port}" in result.stderr
     assert left_behind(tmp_path) == []
 
 
-def test_a_model_that_cannot_be_read_ends_up_with_its_reason(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_read_ends_up_with_its_reason(springtide: Springtide, tmp_path: Path) -> None:
     model = tmp_path / "broken.gguf"
     model.write_bytes(b"this is no model")
-    (tmp_path / "tmp").mkdir()
-    result = springtide("up", "--model", str(model), "--port", "0", "--grpc-port", "0", tmp=tmp_path / "tmp")
+    result = springtide("up", "--model", str(model), "--port", "0", "--grpc-port", "0")
     assert result.returncode == 2
     assert "broken.gguf is not a GGUF file" in result.stderr and "Traceback" not in result.stderr
-    assert left_behind(tmp_path / "tmp") == []
+    assert left_behind(tmp_path) == [model.name]
 
 
-def test_status_and_chat_say_when_there_is_no_cluster(tmp_path: Path) -> None:
-    status = springtide("status", "--url", "http://127.0.0.1:9", tmp=tmp_path)
+def test_status_and_chat_say_when_there_is_no_cluster(springtide: Springtide) -> None:
+    status = springtide("status", "--url", "http://127.0.0.1:9")
     assert status.returncode == 1 and "no cluster of this user on this machine serves at http://127.0.0.1:9" in status.stderr
-    chat = springtide("chat", "hello", "--url", "http://127.0.0.1:9", tmp=tmp_path)
-    assert chat.returncode == 1 and "nothing answers at http://127.0.0.1:9" in chat.stderr
+    chat = springtide("chat", "hello", "--url", "http://127.0.0.1:9")
+    assert chat.returncode == 1 and "the connection to http://127.0.0.1:9 failed" in chat.stderr
 
 
-def test_bench_refuses_both_concurrency_and_rate(tmp_path: Path) -> None:
-    result = springtide("bench", "serve", "--concurrency", "2", "--rate", "3", tmp=tmp_path)
+def test_bench_refuses_both_concurrency_and_rate(springtide: Springtide) -> None:
+    result = springtide("bench", "serve", "--concurrency", "2", "--rate", "3")
     assert result.returncode == 2 and "either --concurrency or --rate" in result.stderr
 
 
-def test_config_shows_what_all_sources_make_together(tmp_path: Path) -> None:
-    result = springtide("config", "--set", "kv.arena_size=2MiB", tmp=tmp_path, SPRINGTIDE_PREFILL="3")
+def test_config_shows_what_all_sources_make_together(springtide: Springtide) -> None:
+    result = springtide("config", "--set", "kv.arena_size=2MiB", SPRINGTIDE_PREFILL="3")
     assert result.returncode == 0
     assert "prefill: 3" in result.stdout and f"arena_size: {2 << 20}" in result.stdout
 
@@ -102,7 +123,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_a_resolved_configuration_leaves_nothing_to_choose(tmp_path: Path) -> None:
-    config = resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0, "prefill": 2}, environ={}), tmp_path)
+    config = resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0, "prefill": 2}, environ={}))
     assert (
         config.server.port and config.server.grpc_port and config.redis_url and config.prefill_node.threads and config.decode_node.threads
     )
@@ -114,7 +135,6 @@ def test_a_resolved_configuration_leaves_nothing_to_choose(tmp_path: Path) -> No
 def test_every_process_of_a_cluster_has_its_place(tmp_path: Path) -> None:
     config = resolve(
         load_config(overrides={"server.port": 0, "server.grpc_port": 0, "prefill": 2, "server.separate_gateway": True}, environ={}),
-        tmp_path,
     )
     names = [spec.name for spec in processes(config, ClusterPaths(tmp_path), embedded_valkey=True)]
     nodes = [f"{node}{part}" for node in ("prefill-0", "prefill-1", "decode-0") for part in ("-store", "")]

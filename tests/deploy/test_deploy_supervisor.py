@@ -112,7 +112,7 @@ from springtide.config import load_config
 
 async def main():
     run_dir = Path(sys.argv[1])
-    config = resolve(load_config(overrides={'server.port': 0, 'server.grpc_port': 0}, environ={}), run_dir)
+    config = resolve(load_config(overrides={'server.port': 0, 'server.grpc_port': 0}, environ={})).model_copy(update={'run_dir': run_dir})
     valkey = processes(config, ClusterPaths(run_dir), embedded_valkey=True)[0]
     sleeper = ProcessSpec('sleeper', 'store', 'sleeper', (sys.executable, '-c', 'import time; time.sleep(600)'))
     async with Supervisor(lambda name: run_dir / f'{name}.log', lambda child, change: None) as supervisor:

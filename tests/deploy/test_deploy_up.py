@@ -88,14 +88,25 @@ def test_killing_the_supervisor_takes_everything_with_it(cluster: Cluster) -> No
     assert not Path(record.run_dir).exists()
 
 
-def test_sigterm_leaves_nothing_behind() -> None:
+def test_sigterm_in_the_middle_of_the_start_leaves_nothing_behind() -> None:
     before = shared_memory()
-    with Cluster(kv={"arena_size": "256MiB"}) as cluster:
-        record = cluster.record
-        children = [psutil.Process(pid) for pid in record.processes.values()]
-        cluster.supervisor.terminate()
-        assert cluster.supervisor.wait(timeout=5) == 0
-        wait_until_gone(children, timeout_s=0.1)
+    command = [sys.executable, "-m", "deploy.cli", "up", "--port", "0", "--grpc-port", "0", "--separate-gateway"]
+    supervisor = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    record = wait_for_record(supervisor.pid, num_processes=7)
+    children = [psutil.Process(pid) for pid in record.processes.values()]
+    supervisor.terminate()
+    assert supervisor.wait(timeout=5) == 0
+    wait_until_gone(children, timeout_s=0.1)
     assert not Path(record.run_dir).exists()
     assert record.pid not in [running.pid for running in rundir.running_clusters()]
     assert shared_memory() <= before
+
+
+def wait_for_record(pid: int, num_processes: int) -> rundir.ClusterRecord:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for record in rundir.running_clusters():
+            if record.pid == pid and len(record.processes) == num_processes:
+                return record
+        time.sleep(0.02)
+    raise AssertionError(f"supervisor {pid} did not start {num_processes} processes in 20 s")

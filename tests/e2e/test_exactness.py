@@ -23,7 +23,7 @@ def reference() -> Reference:
 
 @pytest.fixture(scope="module")
 def cluster():
-    with Cluster(dtype="float32", prefill_node={"chunk_tokens": 200}) as cluster:
+    with Cluster(dtype="float32", prefill_node={"chunk_tokens": 200}, conductor={"admission": "baseline"}) as cluster:
         yield cluster
 
 
@@ -107,7 +107,7 @@ TINY_MODELS = {
 }
 
 
-@pytest.mark.parametrize(("chunk_tokens", "kind"), zip((64, 200, 4096), TINY_MODELS, strict=True))
+@pytest.mark.parametrize(("chunk_tokens", "kind"), list(zip((64, 200, 4096), TINY_MODELS, strict=True)))
 def test_tiny_models_equal_transformers_whatever_the_chunk(tmp_path: Path, chunk_tokens: int, kind: str) -> None:
     make_tiny_llama(tmp_path / "tiny", **TINY_MODELS[kind])
     reference = Reference.from_directory(tmp_path / "tiny")

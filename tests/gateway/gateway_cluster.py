@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from springtide.config import ClusterConfig, ConductorConfig, ServerConfig
+from springtide.modelinfo import ModelInfo
+from springtide.process import ProcessArguments
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc, node_pb2, node_pb2_grpc
 from springtide.rpc.channels import new_server
 from springtide.sampling import SampledToken, SamplingParams, token_output
 
+MODEL = "demo-model"
 EOS = 2
 BLOCK_TOKENS = 64
 WAIT_S = 10.0
@@ -22,8 +27,20 @@ Start = node_pb2.PrefillStart | node_pb2.DecodeStart
 async def until(condition: Callable[[], object]) -> None:
     """Returns once the condition holds. Raises TimeoutError when it does not come to hold."""
     async with asyncio.timeout(WAIT_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
             await asyncio.sleep(0.005)
+
+
+def new_arguments(model_info: ModelInfo, valkey_url: str, run_dir: Path) -> ProcessArguments:
+    config = ClusterConfig(
+        model="demo",
+        served_model_name=MODEL,
+        max_context=2000,
+        redis_url=valkey_url,
+        server=ServerConfig(port=0, grpc_port=0),
+        conductor=ConductorConfig(max_attempts=3),
+    )
+    return ProcessArguments(config, model_info, run_dir, node_id="", instance_id="gateway-0", bind_host="127.0.0.1")
 
 
 class Cluster:

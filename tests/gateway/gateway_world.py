@@ -151,7 +151,7 @@ class World:
     # ---- what the world may do ----
 
     def arrive(self) -> None:
-        max_tokens = self.random.randint(1, 8)
+        max_tokens = self.random.randint(1, 12)
         stop_at = self.random.choice([None, self.random.randrange(max_tokens)])
         request = Request(generation(len(self.requests), max_tokens, accepted=self.random.random() < 0.2), stop_at)
         self.requests[request.generation.request_id] = request
@@ -202,12 +202,14 @@ class World:
         self.feed(ev.SessionLost(side, InstanceId(name), tuple(a.attempt_id for a in lost), self.random.random() < 0.7))
 
     def repeat_something(self) -> None:
-        repeatable = (ev.PrefillDone, ev.DecodeOutput, ev.AttemptFailed, ev.SessionLost, ev.StopStringHit, ev.ClientGone)
-        old = [event for event in self.sent if isinstance(event, repeatable)]
+        """Sends a message again: of an attempt that goes on, where there is one, else of any."""
+        outputs = [event for event in self.sent if isinstance(event, (ev.PrefillDone, ev.DecodeOutput))]
+        live = [event for event in outputs if not self.attempts[event.output.attempt_id].reported_over]
         # A repeated failure or loss of an attempt that goes on would be news to it, not a repetition.
-        over = [event for event in old if isinstance(event, (ev.PrefillDone, ev.DecodeOutput)) or self._is_past(event)]
-        if over:
-            self.feed(self.random.choice(over))
+        past = [event for event in self.sent if self._is_past(event)]
+        repeatable = (live if self.random.random() < 0.7 else []) or [*outputs, *past]
+        if repeatable:
+            self.feed(self.random.choice(repeatable))
 
     def _is_past(self, event: ev.Event) -> bool:
         if isinstance(event, ev.AttemptFailed):
@@ -217,7 +219,7 @@ class World:
         return isinstance(event, (ev.StopStringHit, ev.ClientGone)) and bool(self.requests[event.request_id].terminals)
 
     def tick(self) -> None:
-        self.now += self.random.choice([0.01, 0.2, 1.0, 1.0, 30.0])
+        self.now += self.random.choice([0.01, 0.2, 0.2, 1.0, 1.0, 1.0, 30.0])
         self.feed(ev.Tick())
 
     def working(self, side: ev.Side) -> list[Attempt]:
@@ -232,21 +234,21 @@ class World:
 
     def step(self, smooth: bool = False) -> None:
         """One random event; `smooth`: only such as bring the requests on."""
-        choices = [(self.assign, attempt_id) for attempt_id in self.asked]
-        choices += [(self.prefill_done, attempt) for attempt in self.working("prefill")]
-        choices += [(self.decode_output, attempt) for attempt in self.working("decode") if not (smooth and "prefill" in attempt.running)]
-        if not smooth:
+        progress = [(self.assign, attempt_id) for attempt_id in self.asked]
+        progress += [(self.prefill_done, attempt) for attempt in self.working("prefill")]
+        progress += [(self.decode_output, attempt) for attempt in self.working("decode") if not (smooth and "prefill" in attempt.running)]
+        if smooth:
+            choices = progress or [(lambda _: self.tick(), None)]
+        else:
+            choices = progress * 5
             choices += [(self.answer_badly, attempt_id) for attempt_id in self.asked]
-            choices += [(self.fail, attempt) for attempt in self.attempts.values() if attempt.running]
-            unfinished = sorted(self.unfinished())
-            choices += [(self._end_by_client, request_id) for request_id in unfinished[:1]]
-            disturbance = self.random.choice([self.arrive, self.arrive, self.lose_session, self.repeat_something, self.tick])
-            if not choices or self.random.random() < 0.4:
-                disturbance()
-                return
-        if not choices:
-            self.tick()
-            return
+            choices += [(self.fail, attempt) for attempt in self.attempts.values() if attempt.running and not attempt.reported_over]
+            choices += [
+                (lambda _, act=act: act(), None) for act in (self.lose_session, self.repeat_something, self.repeat_something, self.tick)
+            ]
+            choices += [(self._end_by_client, request_id) for request_id in sorted(self.unfinished())[:1]]
+            if len(self.unfinished()) < 4:
+                choices += [(lambda _: self.arrive(), None)] * 4
         act, subject = self.random.choice(choices)
         act(subject)
 

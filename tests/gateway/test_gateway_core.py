@@ -19,7 +19,7 @@ FIRST = AttemptId("r0.1")
 SECOND = AttemptId("r0.2")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(10, 150))
 def test_whatever_happens_each_request_gets_one_terminal_reply_and_each_token_once(seed: int, steps: int) -> None:
     world = World(seed)

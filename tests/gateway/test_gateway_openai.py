@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import openai
 import pytest
-from conftest import MODEL
-from gateway_cluster import Cluster, until
+from gateway_cluster import MODEL, Cluster, until
 
 from engine.tokenizer import Tokenizer
 from springtide.rpc import conductor_pb2
@@ -37,7 +36,9 @@ async def test_a_stream_says_the_same_with_usage_at_its_end(client: openai.Async
 
 async def test_the_chat_is_rendered_with_the_models_template(client: openai.AsyncOpenAI, cluster: Cluster, tokenizer: Tokenizer) -> None:
     parts = [{"type": "text", "text": "Say"}, {"type": "text", "text": "it."}]
-    await client.chat.completions.create(model=MODEL, messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}])
+    await client.chat.completions.create(
+        model=MODEL, messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
+    )
     expected = tokenizer.apply_chat_template([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say\nit."}])
     assert list(cluster.started[0][1].token_ids) == expected
 
@@ -69,7 +70,9 @@ async def test_n_choices_differ_in_their_seed_and_follow_the_first(
 
 
 @pytest.mark.parametrize("stop", [" One", "wörl", ["zzz", "! One t", "three"], "ld! O"])
-async def test_a_stop_string_across_token_borders_cuts_the_text(client: openai.AsyncOpenAI, cluster: Cluster, stop: str | list[str]) -> None:
+async def test_a_stop_string_across_token_borders_cuts_the_text(
+    client: openai.AsyncOpenAI, cluster: Cluster, stop: str | list[str]
+) -> None:
     expected = TEXT.split(next(s for s in ([stop] if isinstance(stop, str) else stop) if s in TEXT))[0]
     cluster.nodes["decode-0"].pause_at = 12
     whole = await client.completions.create(model=MODEL, prompt="x", stop=stop)
@@ -110,7 +113,7 @@ async def test_completion_logprobs_have_offsets_and_end_where_the_text_does(clie
     assert all(len(top) == 1 for top in logprobs.top_logprobs)
 
 
-@pytest.mark.parametrize("prompt", [["a b", "c d e"], [[7, 8], [9, 10, 11]]])
+@pytest.mark.parametrize("prompt", [["a b", "c d e"], [[507, 508], [509, 510, 511]]])
 async def test_several_prompts_are_answered_in_their_order(client: openai.AsyncOpenAI, cluster: Cluster, prompt: list[str]) -> None:
     cluster.script = lambda start: list(start.token_ids[: start.num_prompt_tokens])
     answer = await client.completions.create(model=MODEL, prompt=prompt, n=2)

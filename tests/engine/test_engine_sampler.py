@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from engine.base import SamplingRow
+from engine.sampler import sample, uniform
+from springtide.sampling import SamplingParams
+
+VOCAB = 5000
+
+
+def row(prompt: tuple[int, ...] = (), output: tuple[int, ...] = (), **params: Any) -> SamplingRow:
+    return SamplingRow(SamplingParams(**params), prompt, output)
+
+
+def logits_of(probabilities: dict[int, float], vocab: int = 12) -> torch.Tensor:
+    logits = torch.full((vocab,), -30.0)
+    for token, probability in probabilities.items():
+        logits[token] = torch.tensor(probability).log()
+    return logits
+
+
+def frequencies(logits: torch.Tensor, draws: int = 4000, **params: Any) -> dict[int, float]:
+    rows = [row(seed=seed, **params) for seed in range(draws)]
+    counts = Counter(token.token_id for token in sample(logits.expand(draws, -1), rows))
+    return {token: count / draws for token, count in counts.items()}
+
+
+def test_zero_temperature_takes_the_likeliest() -> None:
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0))
+    assert [token.token_id for token in sample(logits, [row(temperature=0.0)] * 6)] == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, {3: 0.5, 7: 0.3, 1: 0.15, 9: 0.05}),
+        ({"top_k": 2}, {3: 0.625, 7: 0.375}),
+        ({"top_k": 1}, {3: 1.0}),
+        ({"top_p": 0.75}, {3: 0.625, 7: 0.375}),
+        ({"top_p": 0.5}, {3: 1.0}),
+        ({"top_p": 0.01}, {3: 1.0}),
+        ({"min_p": 0.25}, {3: 0.5 / 0.95, 7: 0.3 / 0.95, 1: 0.15 / 0.95}),
+        ({"top_k": 3, "top_p": 0.8}, {3: 0.625, 7: 0.375}),
+        ({"temperature": 0.5}, {3: 0.25 / 0.365, 7: 0.09 / 0.365, 1: 0.0225 / 0.365, 9: 0.0025 / 0.365}),
+        ({"logit_bias": {3: -100.0, 7: -100.0}}, {1: 0.75, 9: 0.25}),
+    ],
+)
+def test_tokens_are_drawn_as_often_as_the_filters_say(params: dict[str, Any], expected: dict[int, float]) -> None:
+    found = frequencies(logits_of({3: 0.5, 7: 0.3, 1: 0.15, 9: 0.05}), **params)
+    assert set(found) <= set(expected)
+    for token, probability in expected.items():
+        assert found.get(token, 0.0) == pytest.approx(probability, abs=0.03)
+
+
+def test_top_p_looks_beyond_the_first_candidates_of_a_flat_distribution() -> None:
+    found = frequencies(torch.zeros(VOCAB), draws=6000, top_p=0.9)
+    assert 2800 < len(found) <= 0.9 * VOCAB
+
+
+def test_the_same_seed_and_position_give_the_same_token_whatever_else_is_in_the_batch() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(5, VOCAB, generator=generator)
+    rows = [row((1, 2), (3,) * i, seed=40 + i, temperature=0.9, top_p=0.9 if i % 2 else 1.0, repetition_penalty=1.2) for i in range(5)]
+    together = sample(logits, rows)
+    for i in (4, 2, 0, 1, 3):
+        assert sample(logits[i : i + 1], [rows[i]]) == [together[i]]
+
+
+def test_the_draw_changes_with_seed_and_position_and_is_uniform() -> None:
+    draws = [uniform(seed, position) for seed in (0, 1, 2**64 - 1) for position in range(1000)]
+    assert len(set(draws)) == 3000 and all(0 <= draw < 1 for draw in draws)
+    assert sum(draws) / 3000 == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_small_change_of_the_logits_rarely_changes_the_token() -> None:
+    """So that another order of additions on another node does not."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(200, VOCAB, generator=generator) * 3
+    rows = [row(seed=seed, top_k=50) for seed in range(200)]
+    nudged = logits + torch.randn(200, VOCAB, generator=generator) * 1e-5
+    same = sum(a == b for a, b in zip(sample(logits, rows), sample(nudged, rows), strict=True))
+    assert same >= 198
+
+
+def test_repetition_penalty_counts_prompt_and_output_once() -> None:
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3))
+    wanted = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[5, 5, 9, 11]]), logits.clone())
+    [sampled] = sample(logits, [row((5, 5), (9, 11), temperature=0.0, repetition_penalty=1.7, logprobs=20)])
+    reference = torch.log_softmax(wanted, -1)[0]
+    assert sampled.token_id == int(reference.argmax())
+    assert [token for token, _ in sampled.top] == reference.topk(20).indices.tolist()
+    assert [logprob for _, logprob in sampled.top] == pytest.approx(reference.topk(20).values.tolist(), abs=1e-5)
+
+
+def test_presence_and_frequency_penalties_count_the_output_only() -> None:
+    logits = torch.zeros(1, 10)
+    [sampled] = sample(logits, [row((1, 1), (2, 2, 2, 3), temperature=0.0, presence_penalty=0.5, frequency_penalty=1.0, logprobs=10)])
+    logprobs = dict(sampled.top)
+    assert logprobs[0] == pytest.approx(logprobs[1])
+    assert logprobs[0] - logprobs[2] == pytest.approx(3.5, abs=1e-5)
+    assert logprobs[0] - logprobs[3] == pytest.approx(1.5, abs=1e-5)
+
+
+def test_logprobs_are_those_before_temperature_and_only_for_rows_that_ask() -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4))
+    none, chosen, top = sample(logits, [row(), row(temperature=0.3, logprobs=0), row(temperature=0.0, logprobs=5)])
+    reference = torch.log_softmax(logits, -1)
+    assert none.logprob is None and none.top == ()
+    assert chosen.logprob == pytest.approx(float(reference[1, chosen.token_id]), abs=1e-5) and chosen.top == ()
+    assert [token for token, _ in top.top] == reference[2].topk(5).indices.tolist()
+    assert top.logprob == top.top[0][1]
+
+
+def test_the_logits_are_left_as_they_are() -> None:
+    logits = torch.randn(1, VOCAB)
+    before = logits.clone()
+    sample(logits, [row((1,), (2,), repetition_penalty=2.0, presence_penalty=1.0, logit_bias={4: 5.0}, top_p=0.5)])
+    assert torch.equal(logits, before)

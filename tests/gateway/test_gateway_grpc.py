@@ -1,0 +1,112 @@
+"""The gRPC API: the same path, the errors of gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import pytest
+from gateway_cluster import MODEL, Cluster, until
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from conductor.gateway.app import GatewayServer
+from engine.tokenizer import Tokenizer
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc
+from springtide.rpc.channels import connect
+
+TEXT = "Hello, wörld! One two three four."
+
+
+@pytest.fixture
+async def channel(gateway: GatewayServer) -> AsyncIterator[grpc.aio.Channel]:
+    async with connect(gateway.grpc_address) as channel:
+        yield channel
+
+
+@pytest.fixture
+def stub(channel: grpc.aio.Channel) -> inference_pb2_grpc.InferenceStub:
+    return inference_pb2_grpc.InferenceStub(channel)
+
+
+def chat(**fields: object) -> inference_pb2.GenerateRequest:
+    prompt = inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(role="user", content="Say it.")])
+    return inference_pb2.GenerateRequest(model=MODEL, chat=prompt, **fields)
+
+
+async def test_a_chat_is_streamed_with_reason_and_usage_at_its_end(
+    stub: inference_pb2_grpc.InferenceStub, cluster: Cluster, tokenizer: Tokenizer
+) -> None:
+    cluster.cached_tokens = 5
+    chunks = [chunk async for chunk in stub.Generate(chat(sampling=pb.SamplingParams(logprobs=1)))]
+    assert "".join(chunk.text for chunk in chunks) == TEXT
+    tokens = [token_id for chunk in chunks for token_id in chunk.token_ids]
+    assert tokens == tokenizer.encode(TEXT) and sum(len(chunk.logprobs) for chunk in chunks) == len(tokens)
+    last = chunks[-1]
+    assert last.finish_reason == pb.FINISH_REASON_STOP
+    assert (last.usage.completion_tokens, last.usage.cached_tokens) == (len(tokens), 5)
+    assert last.usage.prompt_tokens == len(tokenizer.apply_chat_template([{"role": "user", "content": "Say it."}]))
+
+
+async def test_fields_at_zero_take_the_apis_defaults(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
+    tokens = inference_pb2.TokenPrompt(token_ids=[500, 501])
+    [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, tokens=tokens, stop=["three"], tenant="acme", priority=2))]
+    start = cluster.started[0][1]
+    assert (start.sampling.temperature, start.sampling.top_p, start.sampling.repetition_penalty) == (0, 1, 1)
+    assert start.sampling.max_tokens == 16 and list(start.token_ids) == [500, 501]
+    assert (start.context.tenant, start.context.priority) == ("acme", 2)
+
+
+async def test_tenants_do_not_share_blocks(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
+    for tenant in ("a", "b", "a"):
+        tokens = inference_pb2.TokenPrompt(token_ids=range(500, 600))
+        [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, tokens=tokens, tenant=tenant))]
+    first, second, third = (list(request.block_keys) for request in cluster.conductor.requests)
+    assert first == third and first != second and len(first) == 1
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "words"),
+    [
+        (inference_pb2.GenerateRequest(model="gpt-x", text="x"), grpc.StatusCode.NOT_FOUND, "gpt-x"),
+        (inference_pb2.GenerateRequest(model=MODEL), grpc.StatusCode.INVALID_ARGUMENT, "prompt is required"),
+        (chat(sampling=pb.SamplingParams(temperature=3)), grpc.StatusCode.INVALID_ARGUMENT, "temperature must be between"),
+        (chat(sampling=pb.SamplingParams(max_tokens=5000)), grpc.StatusCode.INVALID_ARGUMENT, "2000"),
+        (chat(stop=[""]), grpc.StatusCode.INVALID_ARGUMENT, "stop"),
+    ],
+)
+async def test_errors_are_grpcs_own(
+    stub: inference_pb2_grpc.InferenceStub, request_: inference_pb2.GenerateRequest, code: grpc.StatusCode, words: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [_ async for _ in stub.Generate(request_)]
+    assert caught.value.code() is code and words in (caught.value.details() or "")
+
+
+async def test_an_overload_says_when_to_come_back(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
+    rejection = conductor_pb2.Rejection(reason=conductor_pb2.REJECTION_REASON_TBT, message="too busy", retry_after_s=4)
+    cluster.conductor.rejections.append(rejection)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [_ async for _ in stub.Generate(chat())]
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert dict(caught.value.trailing_metadata() or ()).get("retry-after") == "4"
+
+
+async def test_a_cancelled_call_frees_both_sides(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
+    cluster.nodes["decode-0"].pause_at = 3
+    call = stub.Generate(chat())
+    assert (await call.read()).text
+    call.cancel()
+    await until(lambda: cluster.idle and cluster.aborted)
+
+
+async def test_health_models_and_reflection_are_served(channel: grpc.aio.Channel, stub: inference_pb2_grpc.InferenceStub) -> None:
+    health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="springtide.v1.Inference"))
+    assert health.status == health_pb2.HealthCheckResponse.SERVING
+    (model,) = (await stub.ListModels(inference_pb2.ListModelsRequest())).models
+    assert (model.id, model.context_length) == (MODEL, 2000)
+    question = reflection_pb2.ServerReflectionRequest(list_services="")
+    async for answer in reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([question])):
+        assert "springtide.v1.Inference" in [service.name for service in answer.list_services_response.service]

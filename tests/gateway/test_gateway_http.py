@@ -1,0 +1,234 @@
+"""The HTTP API beyond what the OpenAI client shows: the shape of every error, disconnects, failures of nodes, operation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from gateway_cluster import MODEL, Cluster, until
+
+from conductor.gateway.app import GatewayServer
+from engine.tokenizer import Tokenizer
+from springtide.config import ServerConfig
+from springtide.errors import ConfigError
+from springtide.process import ProcessArguments
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import conductor_pb2
+
+TEXT = "Hello, wörld! One two three four."
+CHAT = "/v1/chat/completions"
+PLAIN = "/v1/completions"
+MESSAGES = [{"role": "user", "content": "Say it."}]
+
+
+def plain(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "Say it.", **fields}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": MESSAGES, **fields}
+
+
+NEUTRAL = {
+    "user": "me",
+    "store": False,
+    "tools": [],
+    "tool_choice": "none",
+    "response_format": {"type": "text"},
+    "parallel_tool_calls": True,
+    "service_tier": "auto",
+    "modalities": ["text"],
+    "metadata": {},
+    "stop": None,
+    "n": None,
+    "temperature": None,
+    "logprobs": False,
+    "stream": False,
+    "stream_options": None,
+    "top_k": -1,
+    "max_tokens": None,
+}
+
+
+async def test_known_fields_at_values_that_ask_for_nothing_are_fine(http: httpx.AsyncClient) -> None:
+    turns = [*MESSAGES, {"role": "assistant", "content": "No.", "refusal": None, "tool_calls": None, "annotations": []}, *MESSAGES]
+    assert (await http.post(CHAT, json=chat(**{**NEUTRAL, "messages": turns}))).status_code == 200
+    assert (await http.post(PLAIN, json=plain(echo=False, suffix=None, best_of=1, logprobs=None))).status_code == 200
+
+
+async def test_too_long_a_request_is_told_both_numbers(http: httpx.AsyncClient) -> None:
+    for body in (plain(prompt=[5] * 1900, max_tokens=200), plain(prompt=[5] * 2000)):
+        error = (await http.post(PLAIN, json=body)).json()["error"]
+        assert error["code"] == "context_length_exceeded" and error["param"] == "prompt"
+        assert "2000" in error["message"] and str(len(body["prompt"]) + body.get("max_tokens", 0)) in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_frees_both_sides(http: httpx.AsyncClient, cluster: Cluster, stream: bool) -> None:
+    cluster.nodes["decode-0"].pause_at = 3
+    request = asyncio.create_task(http.post(PLAIN, json=plain(stream=stream, n=2)))
+    await until(lambda: len(cluster.nodes["decode-0"].running) == 2)
+    request.cancel()
+    await until(lambda: cluster.idle)
+    assert sorted(cluster.aborted) == sorted(("decode-0", attempt_id) for attempt_id in cluster.attempts_on("decode-0"))
+    await until(lambda: all(conductor_pb2.ATTEMPT_PHASE_FINISHED in cluster.conductor.phases(a) for a in cluster.attempts_on("decode-0")))
+
+
+async def test_a_client_that_goes_before_the_first_token_frees_the_prefill(http: httpx.AsyncClient, cluster: Cluster) -> None:
+    cluster.nodes["prefill-0"].pause_at = 0
+    request = asyncio.create_task(http.post(PLAIN, json=plain(stream=True)))
+    await until(lambda: cluster.nodes["prefill-0"].running and cluster.nodes["decode-0"].running)
+    request.cancel()
+    await until(lambda: cluster.idle)
+
+
+@pytest.mark.parametrize("victim", ["decode-0", "prefill-0"])
+async def test_a_node_that_dies_mid_stream_is_replaced_without_the_client_noticing(
+    http: httpx.AsyncClient, cluster: Cluster, tokenizer: Tokenizer, victim: str
+) -> None:
+    cluster.nodes["decode-0"].pause_at = 4 if victim == "decode-0" else 1
+    body = plain(stream=True, seed=11)
+    async with http.stream("POST", PLAIN, json=body) as response:
+        lines = response.aiter_lines()
+        text = ""
+        while not text:
+            line = await anext(lines)
+            text += json.loads(line[6:])["choices"][0]["text"] if line.startswith("data: ") else ""
+        await cluster.nodes[victim].stop()
+        await until(lambda: len(cluster.conductor.requests) == 2)
+        cluster.nodes["decode-0"].patience.set()
+        rest = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
+    assert text + "".join(event["choices"][0]["text"] for event in rest) == TEXT
+    first, second = cluster.conductor.requests
+    received = second.num_tokens - first.num_tokens
+    assert second.accepted and list(second.avoid) == [victim] and received == (4 if victim == "decode-0" else 1)
+    starts = [start for name, start in cluster.started if name.startswith("prefill")]
+    assert list(starts[1].token_ids) == [*starts[0].token_ids, *tokenizer.encode(TEXT)[:received]]
+    assert starts[0].sampling == starts[1].sampling and starts[1].num_prompt_tokens == starts[0].num_prompt_tokens
+    await until(lambda: conductor_pb2.ATTEMPT_PHASE_FAILED in cluster.conductor.phases(first.context.attempt_id))
+
+
+async def test_a_node_that_comes_back_at_another_address_is_found_there(http: httpx.AsyncClient, cluster: Cluster) -> None:
+    assert (await http.post(PLAIN, json=plain())).status_code == 200
+    for name in ("decode-0", "prefill-0"):
+        await cluster.nodes[name].stop()
+        await cluster.nodes[name].start()
+    answer = await http.post(PLAIN, json=plain())
+    assert answer.json()["choices"][0]["text"] == TEXT
+
+
+async def test_the_first_bytes_of_a_stream_wait_for_the_first_token_so_a_late_refusal_is_a_429(
+    http: httpx.AsyncClient, cluster: Cluster
+) -> None:
+    for name in ("decode-0", "decode-1"):
+        cluster.nodes[name].failure = pb.Failure(code=pb.FAILURE_CODE_OVERLOADED, message="the batch is full")
+    for name in ("prefill-0", "prefill-1"):
+        cluster.nodes[name].pause_at = 0
+    response = await http.post(PLAIN, json=plain(stream=True))
+    assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
+    assert "the batch is full" in response.json()["error"]["message"]
+    assert [request.accepted for request in cluster.conductor.requests] == [False, False]
+    await until(lambda: cluster.idle)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nodes_that_keep_failing_are_a_503_or_the_streams_last_event(http: httpx.AsyncClient, cluster: Cluster, stream: bool) -> None:
+    for name in ("decode-0", "decode-1"):
+        cluster.nodes[name].failure = pb.Failure(code=pb.FAILURE_CODE_INTERNAL, message="out of luck")
+    if not stream:
+        for name in ("prefill-0", "prefill-1"):
+            cluster.nodes[name].pause_at = 0
+    response = await http.post(PLAIN, json=plain(stream=stream))
+    if stream and response.status_code == 200:
+        last = [line for line in response.text.splitlines() if line][-1]
+        error = json.loads(last.removeprefix("data: "))["error"]
+    else:
+        assert response.status_code == 503
+        error = response.json()["error"]
+    assert error["code"] == "node_lost" and "out of luck" in error["message"] and error["type"] == "service_unavailable"
+    assert len(cluster.conductor.requests) == 3
+
+
+async def test_running_streams_outlive_the_conductor_and_new_requests_wait_for_it(http: httpx.AsyncClient, cluster: Cluster) -> None:
+    decode = cluster.nodes["decode-0"]
+    decode.pause_at = 3
+    running = asyncio.create_task(http.post(PLAIN, json=plain(stream=True)))
+    await until(lambda: decode.running)
+    await cluster.conductor.stop()
+    waiting = asyncio.create_task(http.post(PLAIN, json=plain()))
+    decode.patience.set()
+    assert "data: [DONE]" in (await running).text
+    assert not waiting.done()
+    await cluster.conductor.start(cluster.conductor.address)
+    assert (await waiting).json()["choices"][0]["text"] == TEXT
+
+
+async def test_the_conductor_is_told_how_attempts_get_on(http: httpx.AsyncClient, cluster: Cluster) -> None:
+    cluster.cached_tokens = 3
+    decode = cluster.nodes["decode-0"]
+    decode.pause_at = 3
+    answer = asyncio.create_task(http.post(PLAIN, json=plain()))
+    await until(lambda: cluster.conductor.renewals and cluster.conductor.renewals[-1].attempts)
+    (live,) = cluster.conductor.renewals[-1].attempts
+    assert (live.prefill_id, live.decode_id, live.cached_tokens) == ("prefill-0", "decode-0", 3)
+    assert live.phase == conductor_pb2.ATTEMPT_PHASE_DECODE
+    decode.patience.set()
+    await answer
+    await until(lambda: len(cluster.conductor.advances) == 2)
+    first, last = cluster.conductor.advances
+    assert (first.phase, first.cached_tokens, first.attempt_id) == (conductor_pb2.ATTEMPT_PHASE_DECODE, 3, live.attempt_id)
+    assert first.ttft_ms > 0
+    assert (last.phase, last.output_tokens) == (conductor_pb2.ATTEMPT_PHASE_FINISHED, answer.result().json()["usage"]["completion_tokens"])
+
+
+async def test_ready_is_what_the_conductor_says(http: httpx.AsyncClient, cluster: Cluster) -> None:
+    assert (await http.get("/health")).json() == {"status": "ok"}
+    assert (await http.get("/ready")).status_code == 200
+    cluster.conductor.ready = False
+    response = await http.get("/ready")
+    assert response.status_code == 503 and response.json()["error"]["code"] == "not_ready"
+
+
+async def test_metrics_count_requests_tokens_and_latencies(http: httpx.AsyncClient, cluster: Cluster) -> None:
+    await http.post(PLAIN, json=plain())
+    await http.post(PLAIN, json=plain(echo=True))
+    text = (await http.get("/metrics")).text
+    for sample in (
+        f'springtide_gateway_requests_total{{endpoint="{PLAIN}",status="200"}}',
+        f'springtide_gateway_requests_total{{endpoint="{PLAIN}",status="400"}}',
+        "springtide_gateway_ttft_seconds_bucket",
+        "springtide_gateway_tbt_seconds_count",
+        "springtide_gateway_output_tokens_total",
+    ):
+        assert sample in text
+    assert f'springtide_gateway_requests_in_flight{{endpoint="{PLAIN}"}} 0.0' in text
+
+
+async def test_a_gateway_that_stops_answers_what_still_runs(arguments: ProcessArguments, cluster: Cluster) -> None:
+    gateway = GatewayServer(arguments, cluster.conductor.address)
+    await gateway.start()
+    stop = asyncio.Event()
+    running = asyncio.create_task(gateway.run(stop))
+    cluster.nodes["decode-0"].pause_at = 3
+    async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20) as client:
+        stream = asyncio.create_task(client.post(PLAIN, json=plain(stream=True)))
+        whole = asyncio.create_task(client.post(PLAIN, json=plain()))
+        await until(lambda: len(cluster.nodes["decode-0"].running) == 2)
+        stop.set()
+        assert '"code":"shutting_down"' in (await stream).text
+        assert (await whole).status_code == 503
+    await running
+    await gateway.close()
+    await until(lambda: cluster.idle)
+
+
+async def test_a_taken_port_is_an_error_that_names_the_setting(arguments: ProcessArguments, gateway: GatewayServer) -> None:
+    taken = int(gateway.http_address.rpartition(":")[2])
+    config = arguments.config.model_copy(update={"server": ServerConfig(port=taken, grpc_port=0)})
+    another = GatewayServer(ProcessArguments(config, arguments.model_info, arguments.run_dir, "", "gateway-1", "127.0.0.1"))
+    with pytest.raises(ConfigError, match=rf"server.port: cannot listen on 127.0.0.1:{taken}"):
+        await another.start()
+    await another.close()

@@ -1,0 +1,135 @@
+"""What the gateway refuses, and how it says so: a table. One gateway serves all of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from gateway_cluster import MODEL, Cluster, new_arguments
+
+from conductor.gateway.app import GatewayServer
+from springtide.modelinfo import ModelInfo
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT = "/v1/chat/completions"
+PLAIN = "/v1/completions"
+
+
+def plain(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "Say it.", **fields}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": "Say it."}], **fields}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def refusing(
+    model_info: ModelInfo, valkey_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[httpx.AsyncClient, Cluster]]:
+    cluster = Cluster()
+    await cluster.start()
+    gateway = GatewayServer(new_arguments(model_info, valkey_url, tmp_path_factory.mktemp("run")), cluster.conductor.address)
+    await gateway.start()
+    async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20) as client:
+        yield client, cluster
+    await gateway.close()
+    await cluster.close()
+
+
+INVALID: list[tuple[str, dict[str, Any], str | None, str]] = [
+    # path, body, param, part of the message
+    (PLAIN, {"prompt": "x"}, "model", "model is required"),
+    (PLAIN, {"model": MODEL}, "prompt", "prompt is required"),
+    (CHAT, {"model": MODEL}, "messages", "messages is required"),
+    (CHAT, chat(messages=[]), "messages", "at least 1 item"),
+    (CHAT, chat(surprise=1), "surprise", "surprise is not a field"),
+    (CHAT, chat(tools=[{"type": "function"}]), "tools", "tools is not supported"),
+    (CHAT, chat(response_format={"type": "json_object"}), "response_format", "not supported"),
+    (CHAT, chat(store=True), "store", "not supported"),
+    (CHAT, chat(messages=[{"role": "wizard", "content": "x"}]), "messages[0].role", "'wizard'"),
+    (CHAT, chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content", "image_url"),
+    (CHAT, chat(messages=[{"role": "user", "content": "x", "name": "Bob"}]), "messages[0].name", "not supported"),
+    (CHAT, chat(top_logprobs=3), "top_logprobs", "logprobs is true"),
+    (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs", "20"),
+    (CHAT, chat(max_tokens=3, max_completion_tokens=4), "max_tokens", "contradict"),
+    (CHAT, chat(max_tokens=0), "max_tokens", "greater than or equal to 1"),
+    (PLAIN, plain(max_tokens="5"), "max_tokens", "not '5'"),
+    (PLAIN, plain(temperature=2.5), "temperature", "between 0 and 2, not 2.5"),
+    (PLAIN, plain(top_p=0), "top_p", "above 0"),
+    (PLAIN, plain(top_p=1e-60), "top_p", "above 0"),
+    (PLAIN, plain(repetition_penalty=0), "repetition_penalty", "above 0"),
+    (PLAIN, plain(presence_penalty=-3), "presence_penalty", "-2"),
+    (PLAIN, plain(n=0), "n", "greater than or equal to 1"),
+    (PLAIN, plain(best_of=2), "best_of", "must equal n (1)"),
+    (PLAIN, plain(echo=True), "echo", "not supported"),
+    (PLAIN, plain(suffix="end"), "suffix", "not supported"),
+    (PLAIN, plain(stop=["a"] * 17), "stop", "at most 16"),
+    (PLAIN, plain(stop=""), "stop", "1 to"),
+    (PLAIN, plain(stop=5), "stop", "string or a list of strings"),
+    (PLAIN, plain(stream_options={"include_usage": True}), "stream_options", "stream is true"),
+    (PLAIN, plain(logit_bias={"hello": 1}), "logit_bias", "token ids, not 'hello'"),
+    (PLAIN, plain(logit_bias={"5": 101}), "logit_bias", "between -100 and 100"),
+    (PLAIN, plain(logit_bias={"99999999": 1}), "logit_bias", "99999999"),
+    (PLAIN, plain(stop_token_ids=[-1]), "stop_token_ids", "not -1"),
+    (PLAIN, plain(seed=2**70), "seed", "64-bit"),
+    (PLAIN, plain(prompt=[]), "prompt", "not empty"),
+    (PLAIN, plain(prompt=""), "prompt", "at least one token"),
+    (PLAIN, plain(prompt=[1, 49152]), "prompt", "49152"),
+    (PLAIN, plain(prompt=[[1], "x"]), "prompt", "must be a string"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "param", "words"), INVALID)
+async def test_what_cannot_be_honoured_is_a_400_that_names_it(
+    refusing: tuple[httpx.AsyncClient, Cluster], path: str, body: dict[str, Any], param: str | None, words: str
+) -> None:
+    http, cluster = refusing
+    response = await http.post(path, json=body)
+    error = response.json()["error"]
+    assert response.status_code == 400 and set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"]) == ("invalid_request_error", param), error
+    assert words in error["message"]
+    assert cluster.conductor.requests == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "code"),
+    [
+        ("GET", "/v2/nothing", None, 404, "not_found"),
+        ("GET", CHAT, None, 405, "method_not_allowed"),
+        ("POST", CHAT, b'{"model": ', 400, "invalid_json"),
+        ("POST", CHAT, b"[1]", 400, "invalid_body"),
+        ("POST", CHAT, b"", 400, "invalid_body"),
+        ("POST", CHAT, json.dumps(chat(model="gpt-x")).encode(), 404, "model_not_found"),
+        ("GET", "/v1/models/gpt-x", None, 404, "model_not_found"),
+    ],
+)
+async def test_every_error_has_openais_shape(
+    refusing: tuple[httpx.AsyncClient, Cluster], method: str, path: str, content: bytes | None, status: int, code: str
+) -> None:
+    response = await refusing[0].request(method, path, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["code"] == code and error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        rb'{"model": "demo-model", "prompt": "\ud800"}',
+        rb'{"model": "demo-model", "prompt": "x", "stop": "\ud800"}',
+        rb'{"model": "demo-model", "prompt": "x", "\ud800": 1}',
+        rb'{"model": "demo-model", "prompt": "x", "temperature": NaN}',
+        b'{"model": "demo-model", "prompt": "\xff"}',
+        b"[" * 100_000,
+    ],
+)
+async def test_malformed_text_and_numbers_are_the_clients_fault(refusing: tuple[httpx.AsyncClient, Cluster], content: bytes) -> None:
+    response = await refusing[0].post(PLAIN, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error", response.text
