@@ -116,7 +116,7 @@ def test_wrong_fields_are_named(directory: Path, fields: dict[str, Any], message
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("config.json", "cannot read .*config.json: No such file"),
+        ("config.json", r"cannot read .*config\.json: No such file"),
         ("tokenizer.json", "has no tokenizer.json"),
         ("model.safetensors", "has no .safetensors file"),
     ],

