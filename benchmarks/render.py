@@ -11,8 +11,8 @@ from benchmarks.results import RESULTS
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 HEADER = """# Performance
 
-Rendered by `make performance` from `benchmarks/results/*.json`, which the commands below write. Figures are medians, with the least and the greatest run in brackets
-where there were several; a ratio above one means that ours is the better.
+Rendered by `make performance` from `benchmarks/results/*.json`, which the commands below write. Figures are medians, with the least and
+the greatest run in brackets where there were several; a ratio above one means that ours is the better.
 """
 
 

@@ -1,17 +1,15 @@
-"""The file that every benchmark writes, and the machine it ran on."""
+"""The file that every benchmark writes."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import os
-import platform
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
+from deploy.machine import describe_machine
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -32,19 +30,13 @@ class Row:
     met: bool | None = None
 
 
-def describe_machine() -> str:
-    cpu = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
-    memory_gib = psutil.virtual_memory().total / 2**30
-    return f"{os.cpu_count()} cores {cpu or platform.machine()}, {memory_gib:.0f} GiB, {platform.freedesktop_os_release()['PRETTY_NAME']}, Python {platform.python_version()}"
-
-
 def write(name: str, command: str, rows: Sequence[Row], notes: str = "") -> Path:
     """Writes `benchmarks/results/NAME.json` and returns its path."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent, check=False).stdout.strip()
+    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent, check=False)
     document = {
         "machine": describe_machine(),
         "date": datetime.date.today().isoformat(),
-        "commit": commit,
+        "commit": revision.stdout.strip(),
         "command": command,
         "notes": notes,
         "rows": [asdict(row) for row in rows],

@@ -1,2 +1,1 @@
-"""The Conductor: decides for each request where it runs (`core`), in a process of its own (`server`), with the cluster's front end beside it
-(`gateway`)."""
+"""The Conductor decides for each request where it runs: `core` decides, `server` does, `gateway` is the cluster's front end."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import grpc
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -68,23 +69,27 @@ def _summary(reply: pb.ClusterStatus) -> str:
 
 
 def _table(members: list[Member], reply: pb.ClusterStatus) -> Table:
-    stores = {member.node_id or member.member_id: member for member in members if member.role == "store"}
-    table = Table()
-    for name in ("instance", "role", "state", "running", "waiting", "queue ms", "step ms", "slots used", "slots", "cached blocks", "store"):
-        table.add_column(name, justify="right" if name.endswith(("ing", "ms", "used", "slots", "blocks")) else "left")
+    stores = {member.node_id or member.member_id for member in members if member.role == "store"}
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for name in ("instance", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("running", "waiting", "queue", "step", "slots used", "cached"):
+        table.add_column(name, justify="right", no_wrap=True)
     for instance in reply.instances:
-        store = stores.get(instance.instance.node_id)
         table.add_row(
             instance.instance.instance_id,
-            instance.role,
-            "[green]ready" if instance.ready else f"[red]silent for {instance.seconds_since_report:.0f} s",
+            _state(instance, instance.instance.node_id in stores),
             str(instance.running),
             str(instance.waiting),
-            f"{instance.queue_ms:.0f}",
-            f"{instance.step_ms:.1f}",
-            str(instance.slots_total - instance.slots_available),
-            str(instance.slots_total),
-            str(instance.cached_blocks),
-            store.address if store else "[red]gone",
+            f"{instance.queue_ms:.0f} ms",
+            f"{instance.step_ms:.1f} ms",
+            f"{instance.slots_total - instance.slots_available} of {instance.slots_total}",
+            f"{instance.cached_blocks} blocks",
         )
     return table
+
+
+def _state(instance: pb.InstanceStatus, has_store: bool) -> str:
+    if not has_store:
+        return "[red]store gone"
+    return "[green]ready" if instance.ready else f"[red]silent {instance.seconds_since_report:.0f} s"

@@ -24,7 +24,7 @@ from engine.base import SequenceChunk
 
 _TILE_ELEMENTS = 4 << 20
 """Scores of one tile, all heads together."""
-_TILE_ROWS = (32, 256)
+_TILE_ROWS = (32, 128)
 _GROUP_BYTES = 4 << 20
 """Keys and values gathered for one padded batch: about what stays in the cache until it is used."""
 _PADDING = 0.75

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import threading
 from dataclasses import dataclass
 
 import httpx
@@ -61,10 +62,12 @@ def stream(cluster: Cluster, seed: int, on_first_token) -> StreamEnd:
 @pytest.mark.parametrize("victim", ["prefill-0", "prefill-1-store", "decode-0", "decode-1-store", "conductor-0", "valkey"])
 def test_no_request_is_lost_when_a_process_is_killed(cluster: Cluster, victim: str) -> None:
     killed: list[int] = []
+    turn = threading.Lock()
 
     def kill_once() -> None:
-        if not killed:
-            killed.append(cluster.kill(victim))
+        with turn:
+            if not killed:
+                killed.append(cluster.kill(victim))
 
     with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as threads:
         ends = list(threads.map(lambda seed: stream(cluster, seed, kill_once), range(NUM_STREAMS)))

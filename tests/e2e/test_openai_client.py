@@ -103,7 +103,7 @@ def test_a_bad_field_is_named(cluster: Cluster, client: openai.OpenAI, change: d
 def test_a_prompt_over_the_context_is_refused_with_both_numbers(cluster: Cluster, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         client.completions.create(model=cluster.model, prompt=random_prompt(seed=2, length=8300), max_tokens=4)
-    assert "8192" in raised.value.message and "8304" in raised.value.message.replace(",", "")
+    assert "8192" in raised.value.message and "8300" in raised.value.message
 
 
 def test_a_client_that_leaves_frees_its_slots(cluster: Cluster) -> None:
