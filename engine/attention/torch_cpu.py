@@ -102,12 +102,12 @@ class TorchAttentionPass(AttentionPass):
         grouped = query.view(rows, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
         target = result.view(rows, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
         tile = min(max(_TILE_ELEMENTS // (self._heads * context) // 32 * 32, _TILE_ROWS[0]), _TILE_ROWS[1], rows)
-        later = torch.ones(tile, tile, dtype=torch.bool).triu(1)
+        later = torch.full((tile, tile), -torch.inf, dtype=query.dtype).triu(1)
         for begin in range(0, rows, tile):
             count = min(tile, rows - begin)
             end = prefill.start + begin + count
             scores = torch.bmm(grouped[:, :, begin : begin + count].reshape(kv_heads, -1, head_dim), keys[:, :, :end])
-            scores.view(kv_heads, -1, count, end)[..., end - count :].masked_fill_(later[:count, :count], -torch.inf)
+            scores.view(kv_heads, -1, count, end)[..., end - count :].add_(later[:count, :count])
             attended = torch.bmm(torch.softmax(scores, -1), values[:, :end])
             target[:, :, begin : begin + count] = attended.view(kv_heads, -1, count, head_dim)
 

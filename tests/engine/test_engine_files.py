@@ -146,7 +146,7 @@ def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a whole GGUF file"):
         describe(str(tmp_path / "model.gguf"))
     (tmp_path / "model.bin").touch()
-    with pytest.raises(ConfigError, match="neither a directory nor a .gguf file"):
+    with pytest.raises(ConfigError, match=r"neither a directory nor a \.gguf file"):
         describe(str(tmp_path / "model.bin"))
 
 

@@ -149,7 +149,7 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModel, match="general.architecture 'mamba' is not supported; supported: llama"):
+    with pytest.raises(UnsupportedModel, match=r"general\.architecture 'mamba' is not supported; supported: llama"):
         describe(str(tmp_path / "other.gguf"))
 
 
