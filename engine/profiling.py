@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from engine.base import SequenceChunk
 from engine.runner import ModelRunner
 
 _LEAST_SAMPLES = 4
 """Taken whatever the budget: one more than the coefficients of a cost model."""
-_PREFILL_HALVINGS = 6
+_PREFILL_PARTS = (32, 8, 2)
+"""Of the longest pass: half of it tells as much as the whole, and leaves time for repeats."""
+_BUSY_STRETCH = 2
+"""How many times its budget measuring may take where other processes keep the processors busy."""
 _DECODE_STEPS = ((1, 64), (1, 1024), (4, 256), (16, 64), (8, 512), (32, 128), (16, 512))
 """(sequences, context of each)."""
 
@@ -18,14 +23,14 @@ _DECODE_STEPS = ((1, 64), (1, 1024), (4, 256), (16, 64), (8, 512), (32, 128), (1
 def measure_prefill(runner: ModelRunner, slots: Sequence[int], max_tokens: int, budget_s: float = 2.0) -> list[tuple[int, int, float]]:
     """(new tokens, cached tokens before them, milliseconds) of prefill passes of at most `max_tokens`.
 
-    `slots` are scratch, the caller's before and after, and hold all that is measured. Ends when the next pass would exceed `budget_s`.
+    `slots` are scratch, the caller's before and after, and hold all that is measured. Long passes that `budget_s` has no time for are
+    left out; on a busy machine it may take up to twice as long.
     """
     capacity = _capacity(runner, slots)
     most = min(max_tokens, capacity)
-    news = sorted({max(1, most >> halvings) for halvings in range(_PREFILL_HALVINGS)})
-    fresh = [(new, 0) for new in news]
-    cached = [(new, (capacity - new) * share // 4) for new in news for share in (1, 3)]
-    candidates = sorted(dict.fromkeys(fresh + cached), key=lambda sample: sample[0] * (sample[0] + sample[1] + 1000))
+    news = sorted({max(1, most // parts) for parts in _PREFILL_PARTS})
+    samples = {(new, min(before, capacity - new)) for new in news for before in (0, capacity // 2)} | {(news[0], capacity // 4)}
+    candidates = sorted(samples, key=lambda sample: sample[0] * (sample[0] + sample[1] + 1000))
 
     def passes() -> Iterable[tuple[tuple[int, int], Callable[[], None]]]:
         for new, before in candidates:
@@ -70,19 +75,49 @@ def _pass(runner: ModelRunner, batch: Sequence[SequenceChunk]) -> Callable[[], N
 
 
 def _measure(passes: Iterable[tuple[tuple[int, int], Callable[[], None]]], budget_s: float) -> list[tuple[tuple[int, int], float]]:
-    """The faster of two runs of each pass, after one run of the first to warm up."""
-    results: list[tuple[tuple[int, int], float]] = []
-    end = time.perf_counter() + budget_s
+    """The fastest run of each pass. Runs of one pass are spread over the whole time, so that a busy moment of the machine, such as other
+    processes starting, does not meet all of them."""
+    budget = _Budget(budget_s)
+    taken: list[_Timed] = []
     for sample, run in passes:
-        if not results:
-            run()
-        if len(results) >= _LEAST_SAMPLES and time.perf_counter() + 2 * results[-1][1] / 1000 > end:
+        if not taken:
+            run()  # to warm up
+        if len(taken) >= _LEAST_SAMPLES and not budget.has_time_for(taken[-1]):
             break
-        results.append((sample, min(_milliseconds(run), _milliseconds(run))))
-    return results
+        taken.append(_Timed(sample, run))
+        taken[-1].measure()
+    while again := [timed for timed in taken if budget.has_time_for(timed)]:
+        for timed in again:
+            if budget.has_time_for(timed):
+                timed.measure()
+    return [(timed.sample, timed.best_ms) for timed in taken]
 
 
-def _milliseconds(run: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    run()
-    return (time.perf_counter() - begin) * 1000
+@dataclass(slots=True)
+class _Timed:
+    """One pass and what has been measured of it."""
+
+    sample: tuple[int, int]
+    run: Callable[[], None]
+    best_ms: float = math.inf
+    wall_s: float = 0.0
+    """Of the last run."""
+
+    def measure(self) -> None:
+        """The processor time of the calling thread, which does its share of every operator of a pass: as long as the machine is not
+        busy that is the time of the pass, and where it is, other processes' turns do not count."""
+        began, used = time.perf_counter(), time.thread_time()
+        self.run()
+        self.best_ms = min(self.best_ms, (time.thread_time() - used) * 1000)
+        self.wall_s = time.perf_counter() - began
+
+
+class _Budget:
+    """Of processor time, so that a busy machine is measured as often as an idle one, within limits."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._used_end = time.thread_time() + budget_s
+        self._wall_end = time.perf_counter() + _BUSY_STRETCH * budget_s
+
+    def has_time_for(self, timed: _Timed) -> bool:
+        return time.thread_time() + timed.best_ms / 1000 <= self._used_end and time.perf_counter() + timed.wall_s <= self._wall_end

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from springtide.errors import ConfigError
 
@@ -45,6 +45,12 @@ class ServerConfig(Section):
     port: int = Field(8000, ge=0, le=65535, description="HTTP; 0 takes a free one")
     grpc_port: int = Field(8001, ge=0, le=65535, description="gRPC Inference; 0 takes a free one")
     separate_gateway: bool = Field(False, description="run the gateway in a process of its own instead of in the Conductor's")
+
+    @model_validator(mode="after")
+    def _two_ports(self) -> ServerConfig:
+        if self.port and self.port == self.grpc_port:
+            raise ValueError(f"port and grpc_port must differ, but both are {self.port}")
+        return self
 
 
 class KVConfig(Section):
@@ -141,9 +147,18 @@ def _sources(path: Path | None, overrides: dict[str, Any], environ: dict[str, st
     for name in sorted(environ):
         if name.startswith(ENV_PREFIX):
             dotted = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
-            entries.append((name, dotted, yaml.safe_load(environ[name]) if dotted.endswith("transports") else environ[name]))
+            entries.append((name, dotted, _from_environment(name, dotted, environ[name])))
     entries += [("command line", dotted, value) for dotted, value in overrides.items() if value is not None]
     return entries
+
+
+def _from_environment(name: str, dotted: str, value: str) -> Any:
+    if not dotted.endswith("transports"):
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(f"{dotted} (from {name}): write a list such as [shm, tcp], not {value!r}") from None
 
 
 def _flatten(document: dict[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -172,4 +187,8 @@ def _explain(problem: Any, origins: dict[str, str]) -> str:
     )
     if problem["type"] == "extra_forbidden":
         return f"{dotted} (from {origin}): there is no such setting; see docs/configuration.md"
+    if problem["type"] == "model_type":
+        return f"{dotted} (from {origin}): this is a section, which holds settings, not {problem['input']!r}; see docs/configuration.md"
+    if problem["type"] == "value_error":
+        return f"{dotted} (from {origin}): {problem['ctx']['error']}"
     return f"{dotted} (from {origin}): {problem['msg']}, not {problem['input']!r}"

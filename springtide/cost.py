@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+_WEIGHT_ABOVE = 0.05
+_MOST_ROUNDS = 50
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
@@ -50,23 +53,37 @@ def pairs(new_tokens: int, cached_tokens: int) -> float:
 
 
 def _fit(rows: Sequence[Sequence[float]], times_ms: Sequence[float]) -> list[float]:
-    """Least squares of the relative error with coefficients >= 0: those that come out negative are dropped, one after another.
+    """Coefficients >= 0 from least squares of the relative error, in which a sample above the fit hardly counts beside one below it:
+    whatever else the machine does makes a measurement longer, never shorter (expectile regression, Newey and Powell 1987).
 
     Raises ValueError when there are fewer samples than coefficients.
     """
     if len(rows) < 3:
         raise ValueError(f"a cost model needs at least 3 samples, not {len(rows)}")
     design = np.asarray(rows, dtype=np.float64)
-    observed = np.asarray(times_ms, dtype=np.float64)
-    weights = 1.0 / np.maximum(observed, 1e-6)
+    observed = np.maximum(np.asarray(times_ms, dtype=np.float64), 1e-6)
+    design = design / observed[:, None]
+    weights = np.ones(len(rows))
+    for _ in range(_MOST_ROUNDS):
+        coefficients = _least_squares(design, weights)
+        before, weights = weights, np.where(design @ coefficients < 1.0, _WEIGHT_ABOVE, 1.0)
+        if (weights == before).all():
+            break
+    return [float(c) for c in coefficients]
+
+
+def _least_squares(design: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The coefficients >= 0 with which `design` [samples, coefficients] comes closest to 1, each sample's square of the error counting by
+    its weight. Those that come out negative are dropped, one after another."""
+    roots = np.sqrt(weights)
     active = list(range(design.shape[1]))
     coefficients = np.zeros(design.shape[1])
     while active:
-        columns = design[:, active] * weights[:, None]
+        columns = design[:, active] * roots[:, None]
         scale = np.maximum(np.abs(columns).max(axis=0), 1e-30)
-        solution = np.linalg.lstsq(columns / scale, observed * weights, rcond=None)[0] / scale
+        solution = np.linalg.lstsq(columns / scale, roots, rcond=None)[0] / scale
         if (solution >= 0).all():
             coefficients[active] = solution
             break
         active.pop(int(np.argmin(solution * scale)))
-    return [float(c) for c in coefficients]
+    return coefficients

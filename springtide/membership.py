@@ -59,7 +59,8 @@ class Membership:
         except (RedisError, OSError, asyncio.TimeoutError) as error:
             logger.debug("membership cannot be read: %s", error)
             return None
-        return sorted((Member(**json.loads(value)) for value in values if value), key=lambda member: (member.role, member.member_id))
+        members = [member for value in values if value and (member := _read(value)) is not None]
+        return sorted(members, key=lambda member: (member.role, member.member_id))
 
     async def close(self) -> None:
         """Stops renewing and withdraws the member."""
@@ -85,3 +86,12 @@ class Membership:
         while True:
             await asyncio.sleep(self._lease_s / 3)
             await self._put(member)
+
+
+def _read(value: str) -> Member | None:
+    """None for what is no member as this version writes them: in a shared Valkey it may be anybody's, and must not end its readers."""
+    try:
+        return Member(**json.loads(value))
+    except (ValueError, TypeError) as error:
+        logger.error("a membership record cannot be read (%s): %.200s", error, value)
+        return None

@@ -5,19 +5,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ctypes
+import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import setproctitle
 import uvloop
 
 from springtide.config import ClusterConfig, load_config
+from springtide.errors import ConfigError, SpringtideError, UnsupportedModel
 from springtide.modelinfo import ModelInfo
 from springtide.telemetry import setup_logging
+
+logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -63,12 +68,24 @@ def parse_arguments(description: str) -> ProcessArguments:
     )
 
 
-def run(role: str, arguments: ProcessArguments, main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Runs `main(stop)` in a uvloop until it returns; SIGTERM and SIGINT set `stop`. Exits with 1, logged, when it raises."""
+def run(role: str, arguments: ProcessArguments, main: Callable[[asyncio.Event], Awaitable[None]]) -> NoReturn:
+    """Runs `main(stop)` in a uvloop until it returns; SIGTERM and SIGINT set `stop`. Does not return: the process ends with 0, or with 1,
+    logged, when `main` raises."""
     setproctitle.setproctitle(f"springtide {role} {arguments.instance_id}".rstrip())
     setup_logging(arguments.instance_id or role, arguments.config.log.level, arguments.config.log.format)
     die_with_parent()
-    uvloop.run(_until_signalled(main))
+    code = 1
+    try:
+        uvloop.run(_until_signalled(main))
+        code = 0
+    except* (ConfigError, UnsupportedModel) as group:
+        for mistake in _leaves(group):
+            logger.error("%s", mistake)
+    except* Exception:
+        logger.exception("%s has failed", role)
+    # Tearing the interpreter down with torch in it takes most of a second of processor time, and frees nothing that the kernel would not.
+    logging.shutdown()
+    os._exit(code)
 
 
 def die_with_parent() -> None:
@@ -80,6 +97,14 @@ def die_with_parent() -> None:
     expected = os.environ.get("SPRINGTIDE_PARENT_PID")
     if expected is not None and int(expected) != parent:
         sys.exit(1)
+
+
+def _leaves(group: BaseExceptionGroup[SpringtideError]) -> Iterator[SpringtideError]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
 
 
 async def _until_signalled(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import cast
 
@@ -59,8 +60,8 @@ def schedule_event(request: conductor_pb2.ScheduleRequest, block_tokens: int) ->
     if any(len(key) != KEY_BYTES for key in request.block_keys):
         raise InvalidRequest(f"block_keys must have {KEY_BYTES} bytes each", param="block_keys")
     for name in ("ttft_slo_ms", "tbt_slo_ms"):
-        if getattr(request, name) < 0:
-            raise InvalidRequest(f"{name} must not be negative, but is {getattr(request, name)}", param=name)
+        if not 0 <= getattr(request, name) < math.inf:
+            raise InvalidRequest(f"{name} must be finite and not negative, but is {getattr(request, name)}", param=name)
     return Schedule(
         attempt_id=AttemptId(request.context.attempt_id),
         request_id=RequestId(request.context.request_id),
@@ -233,7 +234,9 @@ def _keys(keys: Iterable[bytes]) -> list[BlockKey]:
 
 
 def load(report: node_pb2.LoadReport) -> Load:
-    """Raises ValueError when a cost model has the wrong number of coefficients."""
+    """Raises ValueError when a cost model is none, or the queue no length of time: a NaN among them would pass every comparison."""
+    if not 0 <= report.queue_ms < math.inf:
+        raise ValueError(f"LoadReport.queue_ms of {report.instance_id} must be finite and not negative, but is {report.queue_ms}")
     return Load(
         running=report.running,
         waiting=report.waiting,
@@ -253,4 +256,6 @@ def _three(report: node_pb2.LoadReport, name: str) -> tuple[float, float, float]
     coefficients = tuple(getattr(report.cost, name))
     if len(coefficients) != 3:
         raise ValueError(f"LoadReport.cost.{name} of {report.instance_id} must have 3 coefficients, not {len(coefficients)}")
+    if not all(0 <= coefficient < math.inf for coefficient in coefficients):
+        raise ValueError(f"LoadReport.cost.{name} of {report.instance_id} must be finite and not negative, but is {coefficients}")
     return coefficients

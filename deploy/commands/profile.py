@@ -69,8 +69,13 @@ class Profile:
 
 
 def profile(options: ProfileOptions) -> None:
-    """Measures and writes the file. Raises ConfigError and UnsupportedModel as `engine.files.describe` does."""
+    """Measures and writes the file. Raises ConfigError and UnsupportedModel as `engine.files.describe` does, ConfigError also, before
+    anything is measured, when the file cannot be written."""
     console = Console()
+    try:
+        options.output.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"--output: cannot write {options.output}: {error.strerror}") from None
     threads = options.threads or max(1, len(os.sched_getaffinity(0)) // 2)
     torch.set_num_threads(threads)
     info = describe(options.model)
@@ -115,13 +120,13 @@ class _Bench:
 
     def __init__(self, options: ProfileOptions, max_context: int) -> None:
         info = describe(options.model)
+        model = load_model(info, options.dtype)
         spec = info.kv_spec(options.dtype, options.block_tokens)  # type: ignore[arg-type]  # load_model refuses what is no dtype
         self._block_tokens = options.block_tokens
         self._max_context = max_context
         self._num_slots = ARENA_BYTES // spec.bytes_per_slot
         if self._num_slots < blocks_for(max_context, options.block_tokens):
             raise ConfigError(f"max_context: {max_context} tokens need more than the {ARENA_BYTES >> 30} GiB that are measured in")
-        model = load_model(info, options.dtype)
         self._runner = ModelRunner(model, spec, np.zeros(self._num_slots * spec.bytes_per_slot, np.uint8), self._num_slots)
 
     def prefill_grid(self) -> Iterator[tuple[int, int]]:

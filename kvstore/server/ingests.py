@@ -135,6 +135,6 @@ class Ingests:
             self._notify(pb.StoreNotice(ingested=pb.Ingested(attempt_id=outcome.attempt_id, first_token=outcome.first_token)))
         elif isinstance(outcome, IngestFailed):
             metrics.INGESTED_PROMPTS.labels("failed").inc()
-            logger.warning("ingest failed: %s", outcome.error, extra={"attempt_id": outcome.attempt_id})
+            logger.info("ingest failed: %s", outcome.error, extra={"attempt_id": outcome.attempt_id})
             self._notify(pb.StoreNotice(attempt_failed=pb.AttemptFailed(attempt_id=outcome.attempt_id, failure=failure_of(outcome.error))))
             self._kick.set()

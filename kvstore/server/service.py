@@ -183,10 +183,15 @@ class StoreService(StoreServicer):
 
 
 async def _take_in(requests: AsyncIterator[pb.EngineCommand], session: EngineSession) -> None:
-    with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
-        async for command in requests:
-            session.handle(command)
-    session.close()
+    """Until the engine ends the stream. What breaks here ends it too: the engine connects anew, and no attempt waits in vain."""
+    try:
+        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+            async for command in requests:
+                session.handle(command)
+    except Exception:
+        logger.exception("a command of %s broke; ending its session", session.instance_id)
+    finally:
+        session.close()
 
 
 async def _or_abort(work: Awaitable[T], context: Context) -> T:

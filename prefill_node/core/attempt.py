@@ -27,6 +27,8 @@ class Attempt:
     """Local ones and those fetched from the source."""
     layers_arrived: int = 0
     """Of the remote part of the prefix."""
+    asked_at: float = 0.0
+    """When the store was asked for slots and what can be fetched."""
     fetching: bool = False
     stalled: bool = False
     """The pass that waited for the prefix was interrupted; the store's FetchTruncated is on its way."""
@@ -41,6 +43,8 @@ class Attempt:
     """Predicted when the slots were acquired: what its slack is relative to."""
     first_pass_at: float | None = None
     compute_ms: float = 0.0
+    fetch_ms: float = 0.0
+    """From the order until all that was fetched had arrived; 0 when nothing was."""
 
     @property
     def attempt_id(self) -> str:
@@ -63,9 +67,14 @@ class Attempt:
     def remaining_tokens(self) -> int:
         return self.request.num_tokens - self.computed
 
+    def fetched(self, now: float) -> None:
+        """Nothing more of the prefix will arrive."""
+        if self.fetching:
+            self.fetch_ms = (now - self.asked_at) * 1000
+        self.fetching = self.stalled = False
+
     def truncate(self, valid_blocks: int, block_tokens: int) -> None:
         """Only so many blocks of the prefix are valid; what follows is computed here."""
-        self.fetching = self.stalled = False
         self.reused_blocks = min(self.reused_blocks, valid_blocks)
         self.local_blocks = min(self.local_blocks, valid_blocks)
         self.computed = min(self.computed, valid_blocks * block_tokens)

@@ -72,7 +72,7 @@ class PrefillCore:
                 for attempt in [a for a in self._attempts.values() if a.session == session]:
                     self._abort(attempt.attempt_id)
             case ev.PassDone() | ev.PassInterrupted() | ev.PassFailed():
-                self._pass_ended(event)
+                self._pass_ended(event, now)
             case events.Tick():
                 pass
             case storage.StoreUp(num_slots):
@@ -133,7 +133,7 @@ class PrefillCore:
         if self._slot_queue:
             self._slot_queue.wait(attempt_id, request.num_blocks, _slot_deadline(attempt))
         else:
-            self._acquire(attempt)
+            self._acquire(attempt, now)
 
     def _refuse(self, start: ev.Start, code: pb.FailureCode, message: str) -> None:
         self._out.append(replies.failed(start.session, start.request.attempt_id, replies.failure(code, message)))
@@ -145,8 +145,8 @@ class PrefillCore:
 
     # ---- store ----
 
-    def _acquire(self, attempt: Attempt) -> None:
-        attempt.phase = "acquiring"
+    def _acquire(self, attempt: Attempt, now: float) -> None:
+        attempt.phase, attempt.asked_at = "acquiring", now
         request, start = attempt.request, attempt.start
         # The last token is always computed: its logits are what is asked for.
         reusable = (request.num_tokens - 1) // self._block_tokens
@@ -173,11 +173,11 @@ class PrefillCore:
                 self._acquired(attempt, notice)
             case storage.FetchProgress(_, layers) if attempt.fetching:
                 attempt.layers_arrived = max(attempt.layers_arrived, layers)
-                attempt.fetching = layers < self._groups.layers
-                attempt.stalled = attempt.stalled and attempt.fetching
+                if attempt.layers_arrived == self._groups.layers:
+                    attempt.fetched(now)
                 self._push_prefix(attempt)
             case storage.FetchTruncated(_, valid_blocks) if attempt.phase == "running":
-                self._truncated(attempt, valid_blocks)
+                self._truncated(attempt, valid_blocks, now)
             case storage.HandedOver() if attempt.phase == "handing-over":
                 del self._attempts[attempt.attempt_id]
             case storage.HandOverFailed(_, failure) if attempt.phase == "handing-over":
@@ -225,13 +225,13 @@ class PrefillCore:
         if not attempt.fetching:
             attempt.pushed_blocks = max(attempt.pushed_blocks, reused)
 
-    def _truncated(self, attempt: Attempt, valid_blocks: int) -> None:
+    def _truncated(self, attempt: Attempt, valid_blocks: int, now: float) -> None:
+        attempt.fetched(now)
         if valid_blocks < attempt.reused_blocks:
             attempt.truncate(valid_blocks, self._block_tokens)
             self._set_computed(attempt)
             if self._pass is not None and self._pass.runs(attempt.attempt_id):
                 self._pass.discarded.add(attempt.attempt_id)
-        attempt.fetching = attempt.stalled = False
         attempt.pushed_layers = 0
         attempt.layers_arrived = self._groups.layers
         self._push_prefix(attempt)
@@ -244,7 +244,7 @@ class PrefillCore:
             self._fail(attempt, replies.failure(pb.FAILURE_CODE_POOL_FULL, message))
         head = self._slot_queue.next_to_ask(self._slots_available, now)
         if head is not None:
-            self._acquire(self._attempts[head])
+            self._acquire(self._attempts[head], now)
 
     def _store_lost(self, reason: str) -> None:
         self._num_slots = None
@@ -273,7 +273,7 @@ class PrefillCore:
         self._pass = _Pass(run)
         self._out.append(run)
 
-    def _pass_ended(self, event: ev.PassDone | ev.PassInterrupted | ev.PassFailed) -> None:
+    def _pass_ended(self, event: ev.PassDone | ev.PassInterrupted | ev.PassFailed, now: float) -> None:
         ended = self._pass
         if ended is None or ended.run.pass_id != event.pass_id:
             return
@@ -291,7 +291,7 @@ class PrefillCore:
                 case ev.PassDone(_, sampled, elapsed_ms):
                     attempt.compute_ms += elapsed_ms
                     if row.attempt_id not in ended.discarded:
-                        self._advance(attempt, len(row.chunk.token_ids), sampled[i])
+                        self._advance(attempt, len(row.chunk.token_ids), sampled[i], now)
 
     def _interrupted(self, attempt: Attempt, overdue: bool) -> None:
         if overdue:
@@ -299,14 +299,15 @@ class PrefillCore:
         else:
             attempt.stalled = attempt.fetching
 
-    def _advance(self, attempt: Attempt, num_tokens: int, sampled: SampledToken | None) -> None:
+    def _advance(self, attempt: Attempt, num_tokens: int, sampled: SampledToken | None, now: float) -> None:
         attempt.computed += num_tokens
         attempt.pushed_blocks = max(
             attempt.pushed_blocks, passes.pushable_blocks(attempt, attempt.computed, self._groups, self._block_tokens)
         )
         if attempt.fetching:
             # The pass has waited for every layer of the prefix, though the store's word of it has not been handled here yet.
-            attempt.layers_arrived, attempt.fetching = self._groups.layers, False
+            attempt.layers_arrived = self._groups.layers
+            attempt.fetched(now)
             self._push_prefix(attempt)
         self._commit(attempt)
         if attempt.remaining_tokens == 0:

@@ -16,7 +16,8 @@ def failed(session: int, attempt_id: str, why: common_pb2.Failure) -> Reply:
 
 
 def done(attempt: Attempt, output: common_pb2.TokenOutput, block_tokens: int) -> Reply:
-    """`attempt` has computed its whole prompt. Queue time lasts until the first pass, compute time is that of its passes."""
+    """`attempt` has computed its whole prompt. Queue time lasts until the first pass, compute time is that of its passes, fetch time
+    counts when something came of it."""
     assert attempt.first_pass_at is not None
     return Reply(
         attempt.session,
@@ -27,6 +28,7 @@ def done(attempt: Attempt, output: common_pb2.TokenOutput, block_tokens: int) ->
                 remote_tokens=(attempt.reused_blocks - attempt.local_blocks) * block_tokens,
                 queue_ms=(attempt.first_pass_at - attempt.arrived_at) * 1000,
                 compute_ms=attempt.compute_ms,
+                fetch_ms=attempt.fetch_ms if attempt.reused_blocks > attempt.local_blocks else 0.0,
             )
         ),
     )

@@ -81,7 +81,10 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
                 self.sessions.send(session, update)
 
     def _launch(self, run: RunPass) -> None:
-        assert self.link is not None, "the core runs passes only while there is a store"
+        if self.link is None:
+            # Lost already; the core will hear of it by the event that follows.
+            self.tell(PassFailed(run.pass_id, "the node's store is away"))
+            return
         timeout_s = self._arguments.config.kv.lease_s
         metrics.PASS_TOKENS.observe(sum(len(row.chunk.token_ids) for row in run.rows))
         self.thread.run(run_pass, self.runner, self.link, run, timeout_s).add_done_callback(lambda ended: self._pass_ended(run, ended))

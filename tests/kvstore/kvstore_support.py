@@ -143,12 +143,14 @@ class Engine:
         return await self.notice("reserved", attempt_id)
 
     async def cache(self, keys: Sequence[BlockKey]) -> None:
-        """Computes and keeps these blocks in the pool."""
+        """Computes and keeps these blocks in the pool; they are there when it returns."""
         acquired = await self.acquire(keys, len(keys) + 1)
         for key, slot in zip(keys, acquired.slots, strict=False):
             self.slot(slot)[:] = contents(key)
         self.commit(acquired.attempt_id, 0, keys)
         self.release(acquired.attempt_id)
+        later = await self.acquire([], 1)  # commands are taken in order: its answer says that those before were done
+        self.release(later.attempt_id)
 
     def commit(self, attempt_id: str, first_block: int, keys: Sequence[BlockKey]) -> None:
         self.send(commit=pb.Commit(attempt_id=attempt_id, first_block=first_block, keys=keys))

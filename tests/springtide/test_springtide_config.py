@@ -52,6 +52,8 @@ def test_sizes_have_units_of_1024(text: str, size: int) -> None:
         ("server: {port: 99999}", "server.port "),
         ("dtype: int3", "dtype "),
         ("kv: 3", "kv "),
+        ("kv:", "kv "),
+        ("server: {port: 9000, grpc_port: 9000}", "server "),
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_its_value_and_the_file(tmp_path: Path, yaml_text: str, named: str) -> None:
@@ -67,6 +69,16 @@ def test_a_mistake_in_the_environment_names_the_variable() -> None:
         load_config(environ={"SPRINGTIDE_KV__BLOCK_TOKENS": "x"})
     with pytest.raises(ConfigError, match=r"nonsense \(from SPRINGTIDE_NONSENSE\): there is no such setting"):
         load_config(environ={"SPRINGTIDE_NONSENSE": "1"})
+
+
+def test_a_list_in_the_environment_that_is_no_list_names_the_variable() -> None:
+    assert load_config(environ={"SPRINGTIDE_KV__TRANSPORTS": "[tcp]"}).kv.transports == ("tcp",)
+    with pytest.raises(ConfigError, match=r"kv\.transports \(from SPRINGTIDE_KV__TRANSPORTS\).*'\[shm'"):
+        load_config(environ={"SPRINGTIDE_KV__TRANSPORTS": "[shm"})
+
+
+def test_both_ports_may_be_left_to_the_machine() -> None:
+    assert load_config(overrides={"server.port": 0, "server.grpc_port": 0}, environ={}).server.port == 0
 
 
 def test_a_mistake_on_the_command_line_is_said_to_be_there() -> None:
