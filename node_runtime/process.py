@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from engine.base import SequenceChunk
 from engine.loader import load_model
@@ -28,6 +28,7 @@ from springtide.ids import new_incarnation
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments
 from springtide.rpc import channels, store_pb2
+from springtide.rpc.health import add_health
 from springtide.telemetry import serve_metrics
 
 CostT = TypeVar("CostT", PrefillCost, DecodeCost)
@@ -75,8 +76,7 @@ async def serve(arguments: ProcessArguments, kind: Kind[CostT], stop: asyncio.Ev
         node = kind.build(Parts(arguments, runner, thread, MonotonicClock()), cost)
         server = channels.new_server()
         node.register(server)
-        ready = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
-        health_pb2_grpc.add_HealthServicer_to_server(ready, server)
+        ready = add_health(server)
         port = server.add_insecure_port(f"{arguments.bind_host}:0")
         await server.start()
         address = f"{arguments.bind_host}:{port}"

@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from conductor.gateway import metrics
 from conductor.gateway.backend import Backend
@@ -21,6 +19,7 @@ from springtide.errors import InvalidRequest, ModelNotFound, Overloaded, Springt
 from springtide.ids import new_id
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import inference_pb2, inference_pb2_grpc
+from springtide.rpc.health import add_health_and_reflection
 
 _ENDPOINT = "grpc/Generate"
 _FINISHES = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
@@ -37,12 +36,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 async def add_services(server: grpc.aio.Server, backend: Backend) -> None:
     """Inference, with health and reflection beside it."""
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(backend), server)
-    name = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
-    servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]  # its stubs lack it
-    for service in ("", name):
-        await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    reflection.enable_server_reflection((name, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    await add_health_and_reflection(server, inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):

@@ -6,9 +6,6 @@ import asyncio
 import logging
 import os
 
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
 from conductor.core.events import Tick
@@ -22,6 +19,7 @@ from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 from springtide.rpc.channels import new_server
+from springtide.rpc.health import add_health_and_reflection
 from springtide.telemetry import serve_metrics
 
 logger = logging.getLogger(__name__)
@@ -47,7 +45,7 @@ class ConductorServer:
         host = self._arguments.bind_host
         name = self._arguments.config.served_model_name or self._arguments.model_info.name
         conductor_pb2_grpc.add_ConductorServicer_to_server(ConductorService(self._runner, name), self._grpc)
-        await self._serve_health_and_reflection()
+        await add_health_and_reflection(self._grpc, _SERVICE)
         address = f"{host}:{self._grpc.add_insecure_port(f'{host}:0')}"
         await self._grpc.start()
         await self._membership.announce(
@@ -80,10 +78,3 @@ class ConductorServer:
             self._runner.feed(Tick())
             metrics.observe_cluster(self._runner.core)
             await asyncio.sleep(_TICK_S)
-
-    async def _serve_health_and_reflection(self) -> None:
-        servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._grpc)
-        for name in ("", _SERVICE):
-            await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-        reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc)
