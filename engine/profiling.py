@@ -14,6 +14,7 @@ _LEAST_SAMPLES = 4
 """Taken whatever the budget: one more than the coefficients of a cost model."""
 _PREFILL_PARTS = (32, 8, 2)
 """Of the longest pass: half of it tells as much as the whole, and leaves time for repeats."""
+_MOST_REPEATS = 8
 _BUSY_STRETCH = 2
 """How many times its budget measuring may take where other processes keep the processors busy."""
 _DECODE_STEPS = ((1, 64), (1, 1024), (4, 256), (16, 64), (8, 512), (32, 128), (16, 512))
@@ -86,8 +87,8 @@ def _measure(passes: Iterable[tuple[tuple[int, int], Callable[[], None]]], budge
             break
         taken.append(_Timed(sample, run))
         taken[-1].measure()
-    while again := [timed for timed in taken if budget.has_time_for(timed)]:
-        for timed in again:
+    for _ in range(_MOST_REPEATS):
+        for timed in taken:
             if budget.has_time_for(timed):
                 timed.measure()
     return [(timed.sample, timed.best_ms) for timed in taken]

@@ -23,6 +23,9 @@ class PrefillCost:
     def predict_ms(self, new_tokens: int, cached_tokens: int = 0) -> float:
         return self.fixed_ms + self.per_token_ms * new_tokens + self.per_pair_ms * pairs(new_tokens, cached_tokens)
 
+    def scaled(self, factor: float) -> PrefillCost:
+        return PrefillCost(factor * self.fixed_ms, factor * self.per_token_ms, factor * self.per_pair_ms)
+
     @classmethod
     def fit(cls, samples: Sequence[tuple[int, int, float]]) -> PrefillCost:
         """From (new tokens, cached tokens, milliseconds); see `_fit`."""
@@ -40,6 +43,9 @@ class DecodeCost:
 
     def predict_ms(self, batch: int, context_tokens: int) -> float:
         return self.fixed_ms + self.per_sequence_ms * batch + self.per_context_token_ms * context_tokens
+
+    def scaled(self, factor: float) -> DecodeCost:
+        return DecodeCost(factor * self.fixed_ms, factor * self.per_sequence_ms, factor * self.per_context_token_ms)
 
     @classmethod
     def fit(cls, samples: Sequence[tuple[int, int, float]]) -> DecodeCost:

@@ -88,10 +88,10 @@ class Membership:
             await self._put(member)
 
 
-def _read(value: str) -> Member | None:
+def _read(value: str | bytes) -> Member | None:
     """None for what is no member as this version writes them: in a shared Valkey it may be anybody's, and must not end its readers."""
     try:
         return Member(**json.loads(value))
     except (ValueError, TypeError) as error:
-        logger.error("a membership record cannot be read (%s): %.200s", error, value)
+        logger.error("a membership record cannot be read (%s): %.200r", error, value)
         return None

@@ -278,7 +278,7 @@ class GatewayCore:
         # The Conductor's acceptance has been overruled; this time it may as well reject.
         state.accepted = False
         state.avoid = (*state.avoid, culprit)
-        return [*self._stop_attempt(state, attempt, "failed", culprit), *self._schedule(state)]
+        return [*self._stop_attempt(state, attempt, "failed", culprit, message), *self._schedule(state)]
 
     def _on_session_lost(self, event: ev.SessionLost, now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
@@ -294,7 +294,7 @@ class GatewayCore:
             else:
                 # It never began: no fruitless attempt, but a lack of instances that the Conductor does not know of yet.
                 state.avoid = _merge(state.avoid, [event.instance_id])
-                actions += self._stop_attempt(state, attempt, "failed", event.instance_id)
+                actions += self._stop_attempt(state, attempt, "failed", event.instance_id, message)
                 actions += self._wait_for_capacity(state, self._limits.capacity_wait_s, message, now)
         return actions
 
@@ -302,7 +302,7 @@ class GatewayCore:
         self, state: RequestState, attempt: AttemptState, message: str, culprits: Collection[InstanceId], now: float
     ) -> list[ev.Action]:
         """Ends the attempt and schedules another, at once or after a pause, unless too many came to nothing."""
-        actions = self._stop_attempt(state, attempt, "failed", next(iter(culprits)) if len(culprits) == 1 else "")
+        actions = self._stop_attempt(state, attempt, "failed", next(iter(culprits)) if len(culprits) == 1 else "", message)
         state.avoid = _merge(state.avoid, culprits)
         if not attempt.progressed:
             state.fruitless += 1
@@ -334,14 +334,16 @@ class GatewayCore:
 
     # ---- ends ----
 
-    def _stop_attempt(self, state: RequestState, attempt: AttemptState, phase: ev.Phase, culprit: str = "") -> list[ev.Action]:
+    def _stop_attempt(
+        self, state: RequestState, attempt: AttemptState, phase: ev.Phase, culprit: str = "", why: str = ""
+    ) -> list[ev.Action]:
         actions: list[ev.Action] = []
         if attempt.decode_open:
             actions.append(ev.Abort("decode", attempt.instance_of("decode"), attempt.attempt_id))
         if attempt.prefill_open:
             actions.append(ev.Abort("prefill", attempt.instance_of("prefill"), attempt.attempt_id))
         output_tokens = len(state.tokens) - attempt.base
-        actions.append(ev.Advance(attempt.attempt_id, phase, culprit, attempt.cached_tokens, output_tokens))
+        actions.append(ev.Advance(attempt.attempt_id, phase, culprit, attempt.cached_tokens, output_tokens, why=why))
         del self._by_attempt[attempt.attempt_id]
         state.attempt = None
         return actions
@@ -356,7 +358,10 @@ class GatewayCore:
         request_id = state.generation.request_id
         actions: list[ev.Action] = []
         if state.attempt is not None:
-            actions = self._stop_attempt(state, state.attempt, "failed" if isinstance(reply, ev.Failed) else "finished")
+            if isinstance(reply, ev.Failed):
+                actions = self._stop_attempt(state, state.attempt, "failed", why=reply.error.message)
+            else:
+                actions = self._stop_attempt(state, state.attempt, "finished")
         if state.asked is not None:
             del self._asked[state.asked]
         self._retries.pop(request_id, None)

@@ -230,6 +230,8 @@ class Advance:
     ttft_ms: float = 0.0
     remote_tokens: int = 0
     fetch_ms: float = 0.0
+    why: str = ""
+    """Of a failed one, for the log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from conductor.gateway import http_errors, metrics
 from conductor.gateway.backend import Backend
+from conductor.gateway.body_limit import BodyLimit
 from conductor.gateway.openai_format import ChatFormat, CompletionFormat, Format
 from conductor.gateway.reply import ClientDisconnected, Delta, Reply, Work
 from conductor.gateway.schema import ChatCompletionRequest, CompletionRequest
@@ -27,6 +28,7 @@ _SEPARATORS = (",", ":")
 def create_app(backend: Backend) -> FastAPI:
     app = FastAPI(title="Springtide", docs_url=None, redoc_url=None, redirect_slashes=False)
     http_errors.install(app)
+    app.add_middleware(BodyLimit)
     created = int(time.time())
     preparer = backend.preparer
 

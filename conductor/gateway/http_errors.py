@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from conductor.gateway import metrics
 from springtide.errors import InvalidRequest, Overloaded, SpringtideError
 
-_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 
 
 def error_body(error: SpringtideError) -> dict[str, Any]:

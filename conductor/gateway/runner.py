@@ -32,6 +32,7 @@ class _Served:
     num_prompt_tokens: int
     arrived_at: float
     last_token_at: float | None = None
+    num_output_tokens: int = 0
     attempts: int = 0
 
 
@@ -155,12 +156,7 @@ class Runner:
             for pool in self._sessions.values():
                 pool.forget(action.attempt_id)
         if action.phase == "failed":
-            logger.warning(
-                "attempt failed after %d tokens; at fault: %s",
-                action.output_tokens,
-                action.instance_id or "unknown",
-                extra={"attempt_id": action.attempt_id},
-            )
+            logger.warning("attempt failed after %d tokens: %s", action.output_tokens, action.why, extra={"attempt_id": action.attempt_id})
             metrics.FAILED_ATTEMPTS.labels(action.instance_id).inc()
         self._conductor.advance(wire.advance_request(action, self._gateway_id))
 
@@ -174,6 +170,7 @@ class Runner:
         else:
             metrics.TBT_SECONDS.observe((now - served.last_token_at) / len(action.tokens))
         served.last_token_at = now
+        served.num_output_tokens += len(action.tokens)
         try:
             stopped = served.sink.emit(action.tokens)
         except Exception:
@@ -190,13 +187,25 @@ class Runner:
         outcome = reply.reason if isinstance(reply, ev.Finished) else type(reply).__name__.lower()
         metrics.TERMINALS.labels(outcome).inc()
         if isinstance(reply, ev.Failed):
-            logger.warning("request failed: %s", reply.error.message, extra={"request_id": request_id})
+            # What the client did, or a refusal under load, is no trouble of ours; there may be very many of them.
+            level = logging.WARNING if reply.error.http_status >= 500 else logging.INFO
+            logger.log(level, "request failed: %s", reply.error.message, extra={"request_id": request_id})
         served = self._served.pop(request_id, None)
         if served is None:
             return
         if isinstance(reply, ev.Finished):
             metrics.PROMPT_TOKENS.inc(served.num_prompt_tokens)
             metrics.CACHED_TOKENS.inc(reply.cached_tokens)
+            logger.info(
+                "request finished (%s): %d prompt tokens, %d of them cached; %d output tokens; %.0f ms; attempts: %d",
+                reply.reason,
+                served.num_prompt_tokens,
+                reply.cached_tokens,
+                served.num_output_tokens,
+                (self._clock.now() - served.arrived_at) * 1000,
+                served.attempts,
+                extra={"request_id": request_id},
+            )
         served.sink.end(reply)
 
     # ---- time ----

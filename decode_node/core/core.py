@@ -16,6 +16,7 @@ from decode_node.core import events as ev
 from decode_node.core.actions import Action, Reply, RunStep
 from decode_node.core.attempt import Attempt
 from node_runtime import events, storage
+from node_runtime.calibration import Calibration
 from node_runtime.slotqueue import SlotQueue
 from springtide.cost import DecodeCost
 from springtide.rpc import common_pb2 as pb
@@ -59,6 +60,7 @@ class _Step:
 class DecodeCore:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._calibration: Calibration[DecodeCost] = Calibration(settings.cost)
         self._attempts: dict[str, Attempt] = {}
         """Oldest first."""
         self._slot_queue = SlotQueue()
@@ -82,8 +84,9 @@ class DecodeCore:
                 for attempt in [a for a in self._attempts.values() if a.session == session]:
                     self._forget(attempt)
             case ev.StepDone() | ev.StepFailed():
-                self._step_ended(event)
+                self._step_ended(event, now)
             case events.Tick():
+                self._calibration.tick(now)
                 self._expire(now)
                 self._retry_growth()
             case storage.StoreUp(num_slots):
@@ -102,6 +105,11 @@ class DecodeCore:
         actions = [*self._orders, *self._replies]
         self._orders, self._replies = [], []
         return actions
+
+    @property
+    def cost(self) -> DecodeCost:
+        """As steps lately were."""
+        return self._calibration.cost
 
     def load(self) -> Load:
         running = [attempt for attempt in self._attempts.values() if attempt.phase == "running"]
@@ -143,7 +151,7 @@ class DecodeCore:
         elif request.num_blocks > self._num_slots:
             message = f"the prompt needs {request.num_blocks} blocks, the arena has {self._num_slots} slots"
             self._reply_failure(attempt, pb.FAILURE_CODE_INVALID, message)
-        elif why := door.refusal(self._settings.cost, self._attempts.values(), attempt, self._settings.max_batch):
+        elif why := door.refusal(self.cost, self._attempts.values(), attempt, self._settings.max_batch):
             self._reply_failure(attempt, pb.FAILURE_CODE_OVERLOADED, why)
         else:
             self._attempts[attempt.attempt_id] = attempt
@@ -280,7 +288,7 @@ class DecodeCore:
         self._step = _Step(run)
         self._orders.append(run)
 
-    def _step_ended(self, event: ev.StepDone | ev.StepFailed) -> None:
+    def _step_ended(self, event: ev.StepDone | ev.StepFailed, now: float) -> None:
         ended = self._step
         if ended is None or ended.run.step_id != event.step_id:
             return
@@ -301,6 +309,8 @@ class DecodeCore:
         self._replies += [Reply(session, tuple(messages)) for session, messages in outputs.items()]
         if isinstance(event, ev.StepDone):
             self._recent_ms.append(event.elapsed_ms)
+            context = sum(chunk.start + 1 for chunk in ended.run.batch)
+            self._calibration.observe(len(ended.run.batch), context, event.elapsed_ms, now)
 
     def _append(self, attempt: Attempt, sampled: SampledToken) -> pb.TokenOutput:
         """The step has computed the KV of the attempt's last token and sampled the next."""

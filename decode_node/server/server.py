@@ -58,7 +58,6 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
         )
         super().__init__(self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
         self._arguments = arguments
-        self._cost = cost
 
     def register(self, server: grpc.aio.Server) -> None:
         node_pb2_grpc.add_DecodeNodeServicer_to_server(self, server)
@@ -99,7 +98,7 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
     # ---- how it is doing ----
 
     def report(self) -> node_pb2.LoadReport:
-        load, cost = self.core.load(), self._cost
+        load, cost = self.core.load(), self.core.cost
         return node_pb2.LoadReport(
             instance_id=self._arguments.instance_id,
             node_id=self._arguments.node_id,

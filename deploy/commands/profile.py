@@ -72,10 +72,8 @@ def profile(options: ProfileOptions) -> None:
     """Measures and writes the file. Raises ConfigError and UnsupportedModel as `engine.files.describe` does, ConfigError also, before
     anything is measured, when the file cannot be written."""
     console = Console()
-    try:
-        options.output.open("a").close()
-    except OSError as error:
-        raise ConfigError(f"--output: cannot write {options.output}: {error.strerror}") from None
+    if not os.access(options.output if options.output.exists() else options.output.parent, os.W_OK) or options.output.is_dir():
+        raise ConfigError(f"--output: cannot write a file {options.output}")
     threads = options.threads or max(1, len(os.sched_getaffinity(0)) // 2)
     torch.set_num_threads(threads)
     info = describe(options.model)

@@ -42,7 +42,7 @@ class RestartPolicy:
 
     def exited(self, returncode: int, now: float) -> Restart | GiveUp:
         if not self._ever_ready and self._tries >= TRIES_TO_BECOME_READY:
-            return GiveUp(f"{describe_exit(returncode)} {self._tries} times without becoming ready")
+            return GiveUp(f"{describe_exit(returncode)} and was not ready once in {self._tries} starts")
         if now - self._started_at >= STABLE_AFTER_S:
             self._delay_s = FIRST_DELAY_S
         delay_s = self._delay_s

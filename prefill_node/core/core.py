@@ -7,9 +7,10 @@ their Release is held back until the pass has ended.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from node_runtime import events, storage
+from node_runtime.calibration import Calibration
 from node_runtime.slotqueue import SlotQueue
 from prefill_node.core import events as ev
 from prefill_node.core import passes, replies
@@ -17,6 +18,7 @@ from prefill_node.core.actions import Action, RunPass
 from prefill_node.core.attempt import Attempt
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
+from springtide.cost import PrefillCost
 from springtide.rpc import common_pb2 as pb
 from springtide.sampling import SampledToken, token_output
 
@@ -50,6 +52,7 @@ class _Pass:
 class PrefillCore:
     def __init__(self, policy: Policy, groups: LayerGroups, block_tokens: int, eos_token_ids: Collection[int]) -> None:
         self._policy = policy
+        self._calibration: Calibration[PrefillCost] = Calibration(policy.cost)
         self._groups = groups
         self._block_tokens = block_tokens
         self._eos_token_ids = eos_token_ids
@@ -74,7 +77,7 @@ class PrefillCore:
             case ev.PassDone() | ev.PassInterrupted() | ev.PassFailed():
                 self._pass_ended(event, now)
             case events.Tick():
-                pass
+                self._calibration.tick(now)
             case storage.StoreUp(num_slots):
                 self._num_slots = self._slots_available = num_slots
             case storage.StoreLost(reason):
@@ -83,10 +86,16 @@ class PrefillCore:
                 self._slots_available = event.slots_available
             case _:
                 self._notice(event, now)
+        self._policy = replace(self._policy, cost=self._calibration.cost)
         self._wait_for_slots(now)
         self._launch(now)
         actions, self._out = self._out, []
         return actions
+
+    @property
+    def cost(self) -> PrefillCost:
+        """As passes lately were."""
+        return self._policy.cost
 
     def load(self) -> Load:
         computing = [attempt for attempt in self._attempts.values() if attempt.phase != "handing-over"]
@@ -278,6 +287,8 @@ class PrefillCore:
         if ended is None or ended.run.pass_id != event.pass_id:
             return
         self._pass = None
+        if isinstance(event, ev.PassDone):
+            self._observe(ended.run, event.elapsed_ms, now)
         self._out += ended.releases.values()
         for i, row in enumerate(ended.run.rows):
             attempt = self._attempts.get(row.attempt_id)
@@ -292,6 +303,12 @@ class PrefillCore:
                     attempt.compute_ms += elapsed_ms
                     if row.attempt_id not in ended.discarded:
                         self._advance(attempt, len(row.chunk.token_ids), sampled[i], now)
+
+    def _observe(self, run: RunPass, elapsed_ms: float, now: float) -> None:
+        """Passes of one sequence that waited for nothing show what the model predicts."""
+        if len(run.rows) == 1 and run.awaits is None:
+            chunk = run.rows[0].chunk
+            self._calibration.observe(len(chunk.token_ids), chunk.start, elapsed_ms, now)
 
     def _interrupted(self, attempt: Attempt, overdue: bool) -> None:
         if overdue:

@@ -53,7 +53,6 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
         )
         super().__init__(self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
         self._arguments = arguments
-        self._cost = cost
         self._first_token_at: dict[str, float] = {}
         """Of attempts whose hand-over is under way."""
 
@@ -118,7 +117,7 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
 
     def report(self) -> node_pb2.LoadReport:
         load = self.core.load()
-        cost = self._cost
+        cost = self.core.cost
         return node_pb2.LoadReport(
             instance_id=self._arguments.instance_id,
             node_id=self._arguments.node_id,

@@ -43,7 +43,7 @@ def test_what_never_became_ready_gets_one_more_try() -> None:
     policy.started(0.0)
     assert policy.exited(3, 0.5) == Restart(0.1)
     policy.started(0.6)
-    assert policy.exited(3, 1.0) == GiveUp("exited with 3 2 times without becoming ready")
+    assert policy.exited(3, 1.0) == GiveUp("exited with 3 and was not ready once in 2 starts")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ async def test_a_killed_process_is_started_again(supervisor: Supervisor) -> None
 
 async def test_a_process_that_never_becomes_ready_ends_the_start_and_its_log_says_why(supervisor: Supervisor) -> None:
     supervisor.start([spec("good", SLEEP), spec("bad", "raise SystemExit('no such model')")])
-    with pytest.raises(StartFailed, match="bad exited with 1 2 times without becoming ready") as failure:
+    with pytest.raises(StartFailed, match="bad exited with 1 and was not ready once in 2 starts") as failure:
         await supervisor.watch()
     assert "no such model" in failure.value.log.read_text()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -183,6 +184,18 @@ async def test_the_conductor_is_told_how_attempts_get_on(http: httpx.AsyncClient
     assert (first.phase, first.cached_tokens, first.attempt_id) == (conductor_pb2.ATTEMPT_PHASE_DECODE, 3, live.attempt_id)
     assert first.ttft_ms > 0
     assert (last.phase, last.output_tokens) == (conductor_pb2.ATTEMPT_PHASE_FINISHED, answer.result().json()["usage"]["completion_tokens"])
+
+
+async def test_a_body_beyond_all_measure_is_refused_before_it_is_held(http: httpx.AsyncClient) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield b'{"prompt": "'
+        for _ in range(80):
+            yield b"a" * (1 << 20)
+
+    reply = await http.post(PLAIN, content=endless(), headers={"content-type": "application/json"})
+    assert reply.status_code == 413
+    assert reply.json()["error"]["code"] == "body_too_large"
+    assert (await http.post(PLAIN, json=plain())).status_code == 200
 
 
 async def test_ready_is_what_the_conductor_says(http: httpx.AsyncClient, cluster: Cluster) -> None:

@@ -6,9 +6,17 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from node_runtime.model_thread import ModelThread
+from node_runtime.process import Parts
+from prefill_node.core.actions import RunPass
+from prefill_node.core.events import PassFailed
+from prefill_node.server.server import PrefillServer
+from springtide.clock import MonotonicClock
+from springtide.cost import PrefillCost
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import node_pb2
 from springtide.sampling import SamplingParams
@@ -128,6 +136,39 @@ async def test_a_lost_store_fails_its_attempts_and_the_engine_comes_back_with_a_
     nodes.members["decode-0"] = await nodes.member("decode-0", other_than=before)
     again = await nodes.gateway.run(prompt(60), greedy(8))
     assert again.token_ids == DirectEngine(nodes).generate(prompt(60), greedy(8))
+
+
+async def test_a_store_that_breaks_over_a_command_ends_the_stream_instead_of_leaving_its_engine_waiting(
+    nodes: EngineNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise AssertionError("an invariant does not hold")
+
+    before = nodes.members["decode-0"].incarnation
+    with monkeypatch.context() as patched:
+        patched.setattr(nodes.stores["decode-0"].pool, "reserve", broken)
+        attempt_id = await nodes.gateway.start(prompt(60), greedy(8))
+        outcome = await nodes.gateway.end_of(attempt_id)
+    await nodes.gateway.abort(attempt_id)
+    assert outcome.failures[0].code == pb.FAILURE_CODE_PEER_LOST
+    nodes.members["decode-0"] = await nodes.member("decode-0", other_than=before)
+    again = await nodes.gateway.run(prompt(60), greedy(8))
+    assert again.token_ids == DirectEngine(nodes).generate(prompt(60), greedy(8))
+    await nodes.all_slots_given_back()
+
+
+async def test_a_pass_that_is_decided_just_when_the_store_is_lost_fails(nodes: EngineNodes) -> None:
+    heard: list[Any] = []
+
+    class Server(PrefillServer):
+        def tell(self, event: Any) -> None:
+            heard.append(event)
+
+    runner, thread = DirectEngine(nodes).runner, ModelThread(1)
+    server = Server(Parts(nodes.arguments("prefill-0"), runner, thread, MonotonicClock()), PrefillCost(1.0, 1.0, 0.0))
+    server.perform(RunPass(7, (), ()))
+    await thread.close()
+    assert heard == [PassFailed(7, "the node's store is away")]
 
 
 async def test_load_reports_tell_cost_slots_and_attempts(nodes: EngineNodes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +92,16 @@ def test_the_cached_prefix_is_pushed_at_once_and_reported() -> None:
     run = only(actions, RunPass)[0]
     assert run.rows[0].chunk.start == 24 and len(run.rows[0].chunk.token_ids) == 9
     done = only(node.run_passes(actions), Reply)[0].update.done
-    assert (done.cached_tokens, done.remote_tokens) == (24, 0)
+    assert (done.cached_tokens, done.remote_tokens, done.fetch_ms) == (24, 0, 0.0)
+
+
+def test_what_is_predicted_follows_what_passes_take() -> None:
+    node = Node()
+    for i in range(8):
+        node.tell(start(f"a{i}", 16))
+        run = only(node.tell(Acquired(f"a{i}", slots(2), 0, 0)), RunPass)[0]
+        node.tell(ev.PassDone(run.pass_id, [SampledToken(7)], 0.5 * new_core().cost.predict_ms(16)))
+    assert node.core.cost.predict_ms(1000) == pytest.approx(0.5 * new_core().cost.predict_ms(1000))
 
 
 def test_a_short_prompt_goes_in_one_unit_at_the_end() -> None:
@@ -110,9 +120,10 @@ def test_a_prefix_that_arrives_is_waited_for_layer_by_layer_and_pushed_on() -> N
     assert only(actions, Push) == [Push("a", 0, 1, 1, 4), Push("a", 1, 2, 1, 4)]
     run = only(actions, RunPass)[0]
     assert run.awaits == "a" and run.rows[0].chunk.start == 32
+    node.now = 0.25
     assert only(node.tell(FetchProgress("a", 4)), Push) == [Push("a", 2, 3, 1, 4), Push("a", 3, 4, 1, 4)]
     done = only(node.run_passes([run]), Reply)[0].update.done
-    assert (done.cached_tokens, done.remote_tokens) == (32, 24)
+    assert (done.cached_tokens, done.remote_tokens, done.fetch_ms) == (32, 24, 250.0)
 
 
 def test_a_truncated_fetch_is_recomputed_from_the_valid_prefix() -> None:

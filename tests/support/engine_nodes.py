@@ -267,13 +267,13 @@ class DirectEngine:
         spec = nodes.info.kv_spec("float32", nodes.config.kv.block_tokens)
         self._num_slots = 4096 // spec.block_tokens
         arena = np.zeros(self._num_slots * spec.bytes_per_slot, np.uint8)
-        self._runner = ModelRunner(load_model(nodes.info, "float32"), spec, arena, self._num_slots)
+        self.runner = ModelRunner(load_model(nodes.info, "float32"), spec, arena, self._num_slots)
 
     def generate(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
         """`params.max_tokens` tokens, or fewer when one of them is the end of the sequence, which is left out."""
         slots, output, new, start = range(self._num_slots), list[int](), list(prompt), 0
         while len(output) < params.max_tokens:
-            logits = self._runner.forward([SequenceChunk(new, start, slots)])
+            logits = self.runner.forward([SequenceChunk(new, start, slots)])
             (sampled,) = sample(logits, [SamplingRow(params, prompt, output)])
             if sampled.token_id == EOS and not params.ignore_eos:
                 break

@@ -1,0 +1,33 @@
+"""Figures that are none never reach the core: a NaN would pass every comparison that admission makes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from conductor.server import wire
+from springtide.errors import InvalidRequest
+from springtide.rpc import common_pb2, conductor_pb2, node_pb2
+
+
+@pytest.mark.parametrize("queue_ms", [math.nan, math.inf, -1.0])
+def test_a_queue_that_is_no_length_of_time_is_refused(queue_ms: float) -> None:
+    with pytest.raises(ValueError, match="queue_ms of prefill-0"):
+        wire.load(node_pb2.LoadReport(instance_id="prefill-0", queue_ms=queue_ms))
+
+
+@pytest.mark.parametrize("coefficients", [(1.0, math.nan, 0.0), (math.inf, 0.0, 0.0), (1.0, -0.1, 0.0), (1.0, 2.0)])
+def test_a_cost_model_that_is_none_is_refused(coefficients: tuple[float, ...]) -> None:
+    for phase in ("prefill", "decode"):
+        with pytest.raises(ValueError, match=rf"cost\.{phase} of some-node"):
+            wire.load(node_pb2.LoadReport(instance_id="some-node", cost=node_pb2.CostModel(**{phase: coefficients})))
+
+
+@pytest.mark.parametrize("objective", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("name", ["ttft_slo_ms", "tbt_slo_ms"])
+def test_an_objective_that_is_no_length_of_time_is_refused_by_name(name: str, objective: float) -> None:
+    context = common_pb2.AttemptContext(attempt_id="a")
+    request = conductor_pb2.ScheduleRequest(context=context, num_tokens=10, **{name: objective})
+    with pytest.raises(InvalidRequest, match=name):
+        wire.schedule_event(request, 64)
