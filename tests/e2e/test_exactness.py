@@ -107,12 +107,12 @@ TINY_MODELS = {
 }
 
 
-@pytest.mark.parametrize(("chunk_tokens", "kind"), list(zip((64, 200, 4096), TINY_MODELS, strict=True)))
+@pytest.mark.parametrize(("chunk_tokens", "kind"), list(zip((64, 200, 8192), TINY_MODELS, strict=True)))
 def test_tiny_models_equal_transformers_whatever_the_chunk(tmp_path: Path, chunk_tokens: int, kind: str) -> None:
     make_tiny_llama(tmp_path / "tiny", **TINY_MODELS[kind])
     reference = Reference.from_directory(tmp_path / "tiny")
     with Cluster(model=str(tmp_path / "tiny"), dtype="float32", prefill_node={"chunk_tokens": chunk_tokens}) as cluster:
-        for length in (1, 64, 199, 1000):
+        for length in (1, 64, 199, 1000, 3000):
             prompt = random_prompt(seed=length, length=length, low=10, high=250)
             wanted = reference.greedy(prompt, 24)
             assert ask(cluster, prompt, 24).token_ids == wanted, f"cold, {length} tokens"
