@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import subprocess
@@ -14,13 +15,13 @@ from tests.support.cluster import Cluster
 
 RUNS = 3
 WORKLOADS = {
-    "512/64 tokens, 1 at a time": ("--requests", "8", "--concurrency", "1"),
-    "512/64 tokens, 8 at a time": ("--requests", "32", "--concurrency", "8"),
-    "2048/64 tokens, 75% shared prefix, 4 at a time": (
+    "512/64, 1 at a time": ("--requests", "8", "--concurrency", "1"),
+    "512/64, 8 at a time": ("--requests", "32", "--concurrency", "8"),
+    "2048/64, 75% shared prefix, 4 at a time": (
         *("--requests", "16", "--concurrency", "4"),
         *("--prompt-tokens", "2048", "--shared-prefix", "0.75"),
     ),
-    "512/64 tokens, Poisson 0.5 requests/s": ("--requests", "24", "--rate", "0.5"),
+    "512/64, Poisson 0.5 requests/s": ("--requests", "24", "--rate", "0.5"),
 }
 FIGURES = (
     ("requests", "1/s", lambda r: r["requests_per_s"]),
@@ -38,7 +39,7 @@ FIGURES = (
 
 
 def drive(url: str, arguments: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """The results of one `springtide bench serve --json`; a seed of its own for each run, so that nothing is cached from the last."""
+    """The results of one `springtide bench serve --json`. With a seed of its own nothing is cached from the run before."""
     command = [sys.executable, "-m", "deploy.cli", "bench", "serve", "--url", url, "--json", "--seed", str(seed), *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     results: dict[str, Any] = json.loads(done.stdout)["results"]
@@ -49,16 +50,18 @@ def main() -> None:
     started = time.monotonic()
     with Cluster() as cluster:
         rows = [Row("start, installed, until requests are taken", "s", time.monotonic() - started)]
-        drive(cluster.url, ("--requests", "4", "--concurrency", "2"), seed=999)
+        seeds = itertools.count(1)
+        drive(cluster.url, ("--requests", "4", "--concurrency", "2"), next(seeds))
         for name, arguments in WORKLOADS.items():
-            runs = [drive(cluster.url, arguments, seed) for seed in range(RUNS)]
+            runs = [drive(cluster.url, arguments, next(seeds)) for _ in range(RUNS)]
             for figure, unit, read in FIGURES:
                 values = [read(run) for run in runs]
-                rows.append(Row(f"{name}: {figure}", unit, statistics.median(values), (min(values), max(values))))
-    path = write(
-        "cluster", "make bench-cluster", rows, notes="1 prefill + 1 decode node, SmolLM2-135M-Instruct, bfloat16; `springtide bench serve`."
+                rows.append(Row(figure, unit, statistics.median(values), (min(values), max(values)), case=name))
+    notes = (
+        "1 prefill + 1 decode node, SmolLM2-135M-Instruct, bfloat16, driven by `springtide bench serve`. "
+        "A column says prompt/output tokens and the load; nothing is cached that the column does not share."
     )
-    print(path)
+    print(write("cluster", "make bench-cluster", rows, notes))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,48 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def figure(row: dict[str, Any]) -> str:
+    spread = f" [{number(row['spread'][0])} … {number(row['spread'][1])}]" if row["spread"] else ""
+    return number(row["ours"]) + spread
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines)) + "\n"
+
+
+def figures(rows: Sequence[dict[str, Any]]) -> str:
+    return table(["", "unit", "ours"], [[row["row"], row["unit"], figure(row)] for row in rows])
+
+
+def comparison(rows: Sequence[dict[str, Any]]) -> str:
+    met = {None: "", True: "yes", False: "no"}
+    return table(
+        ["", "unit", "ours", "peer", "", "ratio", "wanted", "met"],
+        [
+            [
+                *(row["row"], row["unit"], figure(row), number(row["peer"]), row["peer_name"] or ""),
+                *(number(row["ratio"]), number(row["wanted"]), met[row["met"]]),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def by_case(rows: Sequence[dict[str, Any]]) -> str:
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    names = dict.fromkeys((row["row"], row["unit"]) for row in rows)
+    cells = {(row["row"], row["case"]): figure(row) for row in rows}
+    return table(["", "unit", *cases], [[name, unit, *(cells.get((name, case), "") for case in cases)] for name, unit in names])
+
+
 def section(name: str, document: dict[str, Any]) -> str:
     rows = document["rows"]
-    compared = any(row["peer"] is not None for row in rows)
-    head = ["", "unit", "ours"] + (["peer", "", "ratio", "wanted", "met"] if compared else [])
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for row in rows:
-        spread = f" [{number(row['spread'][0])} … {number(row['spread'][1])}]" if row["spread"] else ""
-        cells = [row["row"], row["unit"], number(row["ours"]) + spread]
-        if compared:
-            met = {None: "", True: "yes", False: "no"}[row["met"]]
-            cells += [number(row["peer"]), row["peer_name"] or "", number(row["ratio"]), number(row["wanted"]), met]
-        lines.append(f"| {' | '.join(cells)} |")
+    compared = [row for row in rows if row["peer"] is not None]
+    in_cases = [row for row in rows if row["case"] and row["peer"] is None]
+    plain = [row for row in rows if not row["case"] and row["peer"] is None]
     about = f"`{document['command']}` · {document['machine']} · {document['date']} · commit {document['commit']}"
-    return "\n".join([f"## {name}", "", about, "", document["notes"], "", *lines, ""])
+    tables = [render(part) for render, part in ((comparison, compared), (figures, plain), (by_case, in_cases)) if part]
+    return "\n".join([f"## {name}", "", about, "", document["notes"], "", *tables])
 
 
 def main() -> None:

@@ -28,6 +28,8 @@ class Row:
     ratio: float | None = None
     wanted: float | None = None
     met: bool | None = None
+    case: str = ""
+    """What the figure was measured under, where a benchmark takes the same figures under several: a column of its table."""
 
 
 def write(name: str, command: str, rows: Sequence[Row], notes: str = "") -> Path:
