@@ -91,12 +91,14 @@ async def test_a_client_that_goes_before_the_first_token_frees_the_prefill(http:
 async def test_a_node_that_dies_mid_stream_is_replaced_without_the_client_noticing(
     http: httpx.AsyncClient, cluster: Cluster, tokenizer: Tokenizer, victim: str
 ) -> None:
-    cluster.nodes["decode-0"].pause_at = 4 if victim == "decode-0" else 1
+    expected = 4 if victim == "decode-0" else 1
+    cluster.nodes["decode-0"].pause_at = expected
+    before_the_pause = tokenizer.decode(tokenizer.encode(TEXT)[:expected])
     body = plain(stream=True, seed=11)
     async with http.stream("POST", PLAIN, json=body) as response:
         lines = response.aiter_lines()
         text = ""
-        while not text:
+        while len(text) < len(before_the_pause):
             line = await anext(lines)
             text += json.loads(line[6:])["choices"][0]["text"] if line.startswith("data: ") else ""
         await cluster.nodes[victim].stop()
@@ -106,7 +108,7 @@ async def test_a_node_that_dies_mid_stream_is_replaced_without_the_client_notici
     assert text + "".join(event["choices"][0]["text"] for event in rest) == TEXT
     first, second = cluster.conductor.requests
     received = second.num_tokens - first.num_tokens
-    assert second.accepted and list(second.avoid) == [victim] and received == (4 if victim == "decode-0" else 1)
+    assert second.accepted and list(second.avoid) == [victim] and received == expected
     starts = [start for name, start in cluster.started if name.startswith("prefill")]
     assert list(starts[1].token_ids) == [*starts[0].token_ids, *tokenizer.encode(TEXT)[:received]]
     assert starts[0].sampling == starts[1].sampling and starts[1].num_prompt_tokens == starts[0].num_prompt_tokens
