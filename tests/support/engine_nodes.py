@@ -22,7 +22,7 @@ from engine.loader import load_model
 from engine.runner import ModelRunner
 from engine.sampler import sample
 from kvstore.server.process import options_of
-from kvstore.server.store import Store
+from kvstore.server.store import MakeTransport, Store
 from node_runtime.process import serve
 from springtide.blocks import namespace_root
 from springtide.config import load_config
@@ -48,8 +48,10 @@ async def until(condition: Callable[[], Any]) -> Any:
 class EngineNodes:
     """`async with EngineNodes(run_dir, model, decode=1, kv={...}) as nodes`: ready when entered, gone when left. float32."""
 
-    def __init__(self, run_dir: Path, model: Path, **settings: Any) -> None:
+    def __init__(self, run_dir: Path, model: Path, make_transport: MakeTransport | None = None, **settings: Any) -> None:
+        """`make_transport` makes the transports of every store."""
         self._run_dir = run_dir
+        self._make_transport = make_transport
         self._valkey = ValkeyServer()
         settings = {"model": str(model), "dtype": "float32", **settings}
         self.info = describe(settings["model"])
@@ -89,7 +91,7 @@ class EngineNodes:
         return ProcessArguments(self.config, self.info, self._run_dir, node_id, node_id, "127.0.0.1")
 
     async def start_store(self, node_id: str) -> None:
-        self.stores[node_id] = Store(options_of(self.arguments(node_id)))
+        self.stores[node_id] = Store(options_of(self.arguments(node_id)), self._make_transport)
         await self.stores[node_id].start()
 
     async def member(self, member_id: str, other_than: int = 0) -> Member:
@@ -231,9 +233,11 @@ class Gateway:
             ttft_budget_ms=30_000,
         )
         if source is not None:
-            prefill_start.source.node_id = source
-            prefill_start.source.store_address = members[source].details["store_address"]
-            prefill_start.source.num_blocks = len(token_ids) // self._nodes.config.kv.block_tokens
+            prefill_start.sources.add(
+                node_id=source,
+                store_address=members[source].details["store_address"],
+                num_blocks=len(token_ids) // self._nodes.config.kv.block_tokens,
+            )
         await self.session(decode_id).send(node_pb2.DecodeCommand(start=decode_start))
         await self.session(prefill_id).send(node_pb2.PrefillCommand(start=prefill_start))
         return attempt_id

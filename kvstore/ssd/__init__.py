@@ -1,0 +1,1 @@
+"""The SSD tier: KV blocks in files that survive a restart."""

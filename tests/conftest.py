@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from messenger.rdma.ports import rdma_problem
+from tests.support.netns import Namespace, Unavailable
+from tests.support.tally import Tally
+
+_LINES = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("springtide")
+    group.addoption("--fault-seeds", type=int, default=4, help="how many seeds the randomised fault tests run with")
+    group.addoption("--first-fault-seed", type=int, default=1, help="the first of them; to repeat one, add --fault-seeds=1")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "fault_seed" in metafunc.fixturenames:
+        first = metafunc.config.getoption("--first-fault-seed")
+        metafunc.parametrize("fault_seed", range(first, first + metafunc.config.getoption("--fault-seeds")))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need an RDMA device are skipped where there is none; `make test-rdma` runs them in a virtual machine that has some."""
+    problem = rdma_problem()
+    if problem is not None:
+        for item in items:
+            if item.get_closest_marker("rdma"):
+                item.add_marker(pytest.mark.skip(reason=problem))
+
+
+@pytest.fixture
+def namespace() -> Iterator[Namespace]:
+    try:
+        made = Namespace()
+    except Unavailable as why:
+        pytest.skip(str(why))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
+    """Of this test; its line is printed at the end of the run."""
+    tally = Tally()
+    yield tally
+    line = tally.line(request.node.name)
+    print(line)
+    request.config.stash.setdefault(_LINES, []).append(line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if lines := config.stash.get(_LINES, []):
+        terminalreporter.section("injected faults")
+        for line in lines:
+            terminalreporter.write_line(line)

@@ -1,0 +1,82 @@
+"""A file system that is really full. Needs root, for a small tmpfs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+from ssd_support import MIB, block, key, open_tier, read, small_segments
+
+from kvstore.ssd.errors import SsdUnavailable
+from kvstore.ssd.health import RETRY_S, TierState
+from springtide.clock import ManualClock
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """With room for 4 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "springtide-test", path], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def remount(path: Path, option: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{option}", path], check=True)
+
+
+def state_metric(state: TierState) -> float | None:
+    return REGISTRY.get_sample_value("springtide_store_ssd_state", {"state": state.value})
+
+
+async def test_a_full_disk_is_said_and_served_and_used_again_when_there_is_room(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    small_segments(monkeypatch, MIB)
+    clock = ManualClock()
+    tier = await open_tier(small_disk, 16 * MIB, clock=clock)
+    stored = [(await tier.put([block(number)]))[0] for number in range(600)]
+    num_stored = sum(stored)
+    assert stored == [True] * num_stored + [False] * (600 - num_stored)
+    assert 250 < num_stored < 512, "three segments of 1 MiB, and not a fourth"
+    assert (tier.counts().state, tier.counts().free) == (TierState.DISK_FULL, 0)
+    assert state_metric(TierState.DISK_FULL) == 1
+    assert state_metric(TierState.TAKING) == 0
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "said once"
+
+    assert set(await read(tier, range(num_stored))) == {"right"}
+    await tier.remove([key(0), key(1)])
+    assert await tier.put([block(1000), block(1001), block(1002)]) == [True, True, False], "what it has, it uses"
+    assert await read(tier, [1000, 1001]) == ["right", "right"]
+
+    remount(small_disk, "size=32m")
+    assert await tier.put([block(2000)]) == [False], "it is not asked at every put"
+    clock.advance(RETRY_S)
+    assert tier.counts().free > 0
+    assert await tier.put([block(2000)]) == [True]
+    assert tier.counts().state is TierState.TAKING
+    assert state_metric(TierState.TAKING) == 1
+    await tier.close()
+
+
+async def test_on_a_disk_without_any_room_nothing_is_taken(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_segments(monkeypatch, MIB)
+    (small_disk / "hog").write_bytes(bytes(4 * MIB - 16384))
+    tier = await open_tier(small_disk, 16 * MIB)
+    assert await tier.put([block(1)]) == [False]
+    assert tier.counts().state is TierState.DISK_FULL
+    assert sorted(os.listdir(small_disk)) == ["hog", "lock"]
+    await tier.close()
+
+
+async def test_a_disk_that_is_read_only_cannot_be_opened(small_disk: Path) -> None:
+    remount(small_disk, "ro")
+    with pytest.raises(SsdUnavailable, match="Read-only"):
+        await open_tier(small_disk)
