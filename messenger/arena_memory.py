@@ -168,8 +168,8 @@ class FdServer:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._path.unlink(missing_ok=True)
+            os.fchmod(sock.fileno(), 0o600)  # which the file inherits: nobody else can slip in between bind and chmod
             sock.bind(str(self._path))
-            self._path.chmod(0o600)
             sock.listen(64)
         except BaseException:
             sock.close()

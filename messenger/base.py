@@ -13,15 +13,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from springtide.errors import SpringtideError
+from springtide.errors import PeerLost, SpringtideError
 
 
 class DeadlineExceeded(SpringtideError):
-    """The operation did not end in time. Own memory is at rest; the peer's may still be written until the connection is closed."""
+    """The operation did not end in time. Own memory is at rest; the peer's may still be written until `Connection.drain` returns."""
 
 
 class InvalidSlice(SpringtideError):
     """A slice is empty, outside its region or across granules. Nothing of its batch was moved."""
+
+
+class CorruptBytes(SpringtideError):
+    """The checksum of a slice was wrong where it arrived: what is there now is not what was sent."""
+
+
+class Unauthenticated(PeerLost):
+    """One side does not know the cluster's secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +37,10 @@ class Region:
     """Memory lent to peers. `memory` is writable and `len(generations) * granule` bytes long (uint8 [n]); `generations` (uint64 [granules])
     is its fence: the owner changes a granule's generation when it gives the granule away, and from then on old handles are stale.
 
-    The owner changes generations in the event loop that its transports run in: `tcp` then guarantees that not one byte of an old handle
-    lands afterwards. With `shm` the copy of one piece may be under way at that moment in the peer's process, so granules that a live
-    peer may be writing are to be fenced (`Transport.fence`) or acknowledged by the peer before they are given away.
+    The owner changes generations in the event loop that its transports run in, and then calls `Transport.settle`: from there on `tcp`
+    and `inproc` guarantee that not one byte of an old handle lands. With `shm` and `rdma` a piece may be under way at that moment in the
+    peer's process or NIC, so granules that a live peer may be writing are to be fenced (`Transport.fence`) or acknowledged by the peer
+    before they are given away.
     """
 
     memory: np.ndarray
@@ -61,7 +70,8 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came of a batch. `num_bytes` were moved; `failed` maps the index of a slice to its error (StaleHandle); all others are done.
+    """What came of a batch. `num_bytes` were moved; `failed` maps the index of a slice to its error (StaleHandle, CorruptBytes); all others
+    are done.
     What a failed slice of a read left in its local bytes is undefined. A batch that failed as a whole raises instead (PeerLost,
     DeadlineExceeded, InvalidSlice)."""
 
@@ -108,8 +118,10 @@ NotifyHandler = Callable[[str, bytes], None]
 class Connection(ABC):
     """To one peer. Safe for concurrent batches from one event loop. Notifications arrive in the order of their writes.
 
-    A batch that misses its deadline closes the connection. A cancelled one is first waited for, a second at most, so that whenever `read`
-    or `write` has ended, however it ended, the own memory of the batch is at rest and belongs to the caller again.
+    A batch that misses its deadline raises DeadlineExceeded; where the transport cannot give up one batch by itself (inproc, rdma) that
+    closes the connection. A cancelled one ends where it can be left, or is given up within a second. So whenever `read` or `write` has
+    ended, however it ended, the own memory of the batch is at rest and belongs to the caller again. A peer that is silent in the middle
+    of a batch for some 1.5 s is lost.
     """
 
     @property
@@ -126,10 +138,15 @@ class Connection(ABC):
         """Here to peer; then, when no slice failed, `notify` is delivered to the peer's handler: exactly once when this returns, at most
         once when it raises. `batch` may be empty."""
 
+    async def drain(self) -> None:
+        """After it returns, no byte of a write that has failed or was cancelled can land any more (a peer that hangs is given a second to
+        say so; what is then still in its kernel is refused by generation). Batches under way on an open connection go on."""
+        if not self.is_open:
+            await self.close()
+
     @abstractmethod
     async def close(self) -> None:
-        """After it returns, no byte of an earlier write can land any more (a peer that hangs is given a second to say so; what is then
-        still in its kernel is refused by generation)."""
+        """Ends every batch; after it returns, as after `drain`, no byte of any can land."""
 
 
 class Transport(ABC):
@@ -144,6 +161,10 @@ class Transport(ABC):
     @abstractmethod
     async def connect(self, endpoint: Endpoint, region: Region, identity: Identity) -> Connection:
         """`region` is this side's memory, which the slices' local offsets mean; `identity`, this side's too, is told to the peer."""
+
+    def settle(self) -> None:  # noqa: B027 (nothing to wait for where the owner's loop does the writing, or somebody else's process)
+        """The owner has changed generations: returns when no writer that relied on the old ones is at work, with the limits that `Region`
+        names. Takes microseconds."""
 
     @abstractmethod
     async def fence(self, peer: Identity) -> bool:

@@ -1,13 +1,15 @@
-"""Faults that the inproc transport injects, so that tests see what real networks do. Deterministic: the seed decides."""
+"""Which fault befalls which operation. Deterministic: the seed decides."""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-FaultKind = Literal["fail", "partial", "drop", "stale", "delay", "notify_twice", "notify_late"]
+Operation = Literal["read", "write", "connect"]
+FaultKind = Literal["fail", "partial", "drop", "stale", "delay", "slow", "hang", "notify_twice", "notify_late", "notify_lost", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,41 +18,57 @@ class Fault:
     - fail: the batch raises PeerLost, nothing was moved; the connection stays
     - partial: as fail, but a part of the batch was moved
     - drop: as partial, and the connection is broken from then on
-    - stale: one slice of the batch, picked at random, is refused with StaleHandle (and its neighbours, when they are in one granule)
+    - stale: one slice of the batch, picked at random, is refused with StaleHandle
     - delay: the batch waits `delay_s` before it moves anything
+    - slow: the batch goes no faster than `bytes_per_s`, which it shares with others that are slow on that connection
+    - hang: nothing is moved until the deadline
     - notify_twice: the notification is delivered twice
     - notify_late: the notification is delivered `delay_s` after the write has returned
+    - notify_lost: the notification is not delivered, though the write succeeds
+    - refuse: connecting raises PeerLost
     """
 
     kind: FaultKind
-    operation: Literal["read", "write"] | None = None
-    """None: either."""
+    operation: Operation | None = None
+    """None: whichever it can befall; connecting is only ever refused."""
     probability: float = 1.0
     after: int = 0
-    """So many batches that it could befall pass unharmed first."""
+    """So many operations that it could befall pass unharmed first."""
     times: int | None = None
     """It strikes at most so often; None: without limit."""
     delay_s: float = 0.0
+    bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.probability <= 1.0:
             raise ValueError(f"Fault.probability must be between 0 and 1, not {self.probability}")
+        if (self.kind == "slow") != (self.bytes_per_s > 0):
+            raise ValueError(f"Fault.bytes_per_s must be given for slow, and only for that; {self.kind} has {self.bytes_per_s}")
+        if self.operation is not None and (self.kind == "refuse") != (self.operation == "connect"):
+            raise ValueError(f"Fault.operation {self.operation!r} cannot be befallen by {self.kind}")
+
+    def befalls(self, operation: Operation) -> bool:
+        if (self.kind == "refuse") != (operation == "connect"):
+            return False
+        return self.operation in (None, operation)
 
 
 class FaultPlan:
-    """Decides for every batch which faults befall it."""
+    """Decides for every operation which faults befall it. May be shared by several transports."""
 
     def __init__(self, faults: Sequence[Fault] = (), seed: int = 0) -> None:
         self._faults = tuple(faults)
         self._seen = [0] * len(faults)
         self._struck = [0] * len(faults)
+        self.armed = True
+        """While it is not, nothing fails."""
         self.random = random.Random(seed)
 
-    def draw(self, operation: Literal["read", "write"]) -> dict[FaultKind, Fault]:
-        """The faults of the next batch, by kind."""
+    def draw(self, operation: Operation) -> dict[FaultKind, Fault]:
+        """The faults of the next operation, by kind."""
         drawn: dict[FaultKind, Fault] = {}
         for index, fault in enumerate(self._faults):
-            if fault.operation not in (None, operation):
+            if not self.armed or not fault.befalls(operation):
                 continue
             self._seen[index] += 1
             spent = fault.times is not None and self._struck[index] >= fault.times
@@ -58,3 +76,11 @@ class FaultPlan:
                 self._struck[index] += 1
                 drawn[fault.kind] = fault
         return drawn
+
+    @property
+    def struck(self) -> Counter[FaultKind]:
+        """How often each kind was drawn so far."""
+        counter: Counter[FaultKind] = Counter()
+        for fault, times in zip(self._faults, self._struck, strict=True):
+            counter[fault.kind] += times
+        return counter

@@ -1,17 +1,59 @@
-"""Prometheus metrics of this process's transfers, counted where they are asked for."""
+"""Prometheus metrics of this process's transfers. Counted in plain numbers where they are asked for, since that is done for every batch of
+some microseconds; made into samples when somebody asks."""
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Histogram
+from bisect import bisect_left
+from collections.abc import Iterator
 
-BYTES = Counter("springtide_messenger_bytes_total", "Bytes moved", ["transport", "direction"])
-BATCHES = Counter("springtide_messenger_batches_total", "Batches ended, well or not", ["transport", "direction"])
+from prometheus_client import REGISTRY, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
 FAILURES = Counter(
     "springtide_messenger_failures_total", "Batches that failed, slices that were refused, connections not made", ["transport", "kind"]
 )
-SECONDS = Histogram(
-    "springtide_messenger_batch_seconds",
-    "Duration of a batch",
-    ["transport", "direction"],
-    buckets=(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
-)
+RDMA_PATHS = Gauge("springtide_messenger_rdma_paths", "Paths that connections of this process were made with", ["device"])
+RDMA_PATHS_LOST = Counter("springtide_messenger_rdma_paths_lost_total", "Paths of either direction that broke", ["device"])
+_BUCKETS_S = (0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_LABELS = ("transport", "direction")
+
+
+class Meter:
+    """Of one transport and direction, all connections together. Used by one thread, that of the event loop."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self.seconds = 0.0
+        self.batches = [0] * (len(_BUCKETS_S) + 1)
+        """By bucket, the last for all that took longer than any."""
+
+    def count(self, num_bytes: int, seconds: float) -> None:
+        """A batch that has ended, well or not."""
+        self.num_bytes += num_bytes
+        self.seconds += seconds
+        self.batches[bisect_left(_BUCKETS_S, seconds)] += 1
+
+
+_meters: dict[tuple[str, str], Meter] = {}
+
+
+def meter(transport: str, direction: str) -> Meter:
+    return _meters.setdefault((transport, direction), Meter())
+
+
+class _Transfers(Collector):
+    def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
+        moved = CounterMetricFamily("springtide_messenger_bytes", "Bytes moved", labels=_LABELS)
+        ended = CounterMetricFamily("springtide_messenger_batches", "Batches ended, well or not", labels=_LABELS)
+        seconds = HistogramMetricFamily("springtide_messenger_batch_seconds", "Duration of a batch", labels=_LABELS)
+        for labels, one in _meters.items():
+            moved.add_metric(labels, one.num_bytes)
+            ended.add_metric(labels, sum(one.batches))
+            bounds = (*map(str, _BUCKETS_S), "+Inf")
+            cumulated = [(bound, float(sum(one.batches[: i + 1]))) for i, bound in enumerate(bounds)]
+            seconds.add_metric(labels, cumulated, one.seconds)
+        yield from (moved, ended, seconds)
+
+
+REGISTRY.register(_Transfers())

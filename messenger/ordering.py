@@ -18,14 +18,21 @@ CANCEL_GRACE_S = 1.0
 T = TypeVar("T")
 
 
-async def run_to_rest(work: Coroutine[Any, Any, T], timeout_s: float, interrupt: Callable[[], None], what: str) -> T:
+async def run_to_rest(
+    work: Coroutine[Any, Any, T] | asyncio.Future[T],
+    timeout_s: float,
+    interrupt: Callable[[], None],
+    what: str,
+    wind_down: Callable[[], None] | None = None,
+) -> T:
     """The result of `work`. When this ends, so has `work`, whatever happened: no memory of the batch is touched any more.
 
-    `interrupt` is called when the time is up, and must make `work` end soon. Raises DeadlineExceeded then, and CancelledError after the
-    caller was cancelled and the work has come to rest.
+    `interrupt` is called when the time is up, and must make `work` end soon. `wind_down` is called when the caller is cancelled: it makes
+    the work end where it can be left without harm, or CANCEL_GRACE_S later it is interrupted. Raises DeadlineExceeded when the time is up,
+    and CancelledError after the caller was cancelled and the work has come to rest.
     """
     loop = asyncio.get_running_loop()
-    task = loop.create_task(work)
+    task = asyncio.ensure_future(work)
     deadline = loop.time() + timeout_s
     cancelled: asyncio.CancelledError | None = None
     expired = False
@@ -35,6 +42,8 @@ async def run_to_rest(work: Coroutine[Any, Any, T], timeout_s: float, interrupt:
         except asyncio.CancelledError as error:
             cancelled = error
             deadline = min(deadline, loop.time() + CANCEL_GRACE_S)
+            if wind_down is not None:
+                wind_down()
             continue
         if not task.done() and not expired:
             expired = True
@@ -66,7 +75,10 @@ class Turns:
         try:
             yield come
         finally:
-            mine.set_result(None)
+            if before is None or before.done():
+                mine.set_result(None)
+            else:  # left out of turn: those after still wait for those before
+                before.add_done_callback(lambda _: mine.set_result(None))
 
 
 def deliver(on_notify: NotifyHandler, peer: str, payload: bytes) -> None:

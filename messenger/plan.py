@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
-from messenger.base import Completion, InvalidSlice, Slice
+from messenger.base import Completion, CorruptBytes, InvalidSlice, Slice
 from springtide.errors import SpringtideError, StaleHandle
+
+
+class SliceVerdict(IntEnum):
+    """What became of a slice, or of a piece of one. Later ones outweigh earlier ones."""
+
+    DONE = 0
+    STALE = 1
+    CORRUPT = 2
+
+
+def slice_error(granule: int, generation: int, verdict: int) -> SpringtideError:
+    """For a slice of that remote granule that was refused."""
+    if verdict == SliceVerdict.CORRUPT:
+        return CorruptBytes(f"bytes of granule {granule} of the peer do not have the checksum that they were sent with")
+    return StaleHandle(f"granule {granule} of the peer is no longer of generation {generation}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +70,16 @@ class Plan:
             yield slice(begin, end)
             begin = end
 
-    def completion(self, stale: np.ndarray) -> Completion:
-        """From `stale` (bool [pieces]): a slice failed when any piece of its run did, for they share one granule."""
-        if not stale.any():
+    def completion(self, verdicts: np.ndarray) -> Completion:
+        """From `verdicts` (bool or uint8 [pieces], of SliceVerdict): a slice failed when any piece of its run did, for they share one
+        granule and one fate."""
+        if not verdicts.any():
             return Completion(self.num_bytes)
         failed: dict[int, SpringtideError] = {}
-        for run in np.unique(self.run[stale]):
+        for run in np.unique(self.run[verdicts != SliceVerdict.DONE]):
             piece = int(np.searchsorted(self.run, run))
-            error = StaleHandle(f"granule {self.granule[piece]} of the peer is no longer of generation {self.generation[piece]}")
+            verdict = int(verdicts[self.run == run].max())
+            error = slice_error(int(self.granule[piece]), int(self.generation[piece]), verdict)
             failed.update(dict.fromkeys(range(int(self.run_start[run]), int(self.run_start[run + 1])), error))
         return Completion(self.num_bytes - int(self.slice_length[list(failed)].sum()), failed)
 

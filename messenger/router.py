@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import socket
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from messenger import metrics
 from messenger.base import (
-    Completion,
     Connection,
-    DeadlineExceeded,
     Endpoint,
     Identity,
-    InvalidSlice,
     NotifyHandler,
     Region,
-    Slice,
     Transport,
 )
-from springtide.errors import PeerLost
+from messenger.metered import MeteredConnection
+from springtide.errors import PeerLost, SpringtideError
 
 logger = logging.getLogger(__name__)
 
 _ONE_HOST_ONLY = frozenset(("shm",))
-_FAILURE_KINDS: dict[type[BaseException], str] = {
-    PeerLost: "peer_lost",
-    DeadlineExceeded: "deadline",
-    InvalidSlice: "invalid",
-    asyncio.CancelledError: "cancelled",
-}
 
 
 def host_id() -> str:
@@ -45,67 +34,20 @@ def host_id() -> str:
         return socket.gethostname()
 
 
-class MeteredConnection(Connection):
-    """Counts what goes through another connection."""
-
-    def __init__(self, inner: Connection, transport: str) -> None:
-        self._inner = inner
-        self.transport = transport
-        self._read = _Direction(transport, "read")
-        self._write = _Direction(transport, "write")
-
-    @property
-    def is_open(self) -> bool:
-        return self._inner.is_open
-
-    async def read(self, batch: Sequence[Slice], timeout_s: float) -> Completion:
-        with self._read.batch():
-            return self._read.moved(await self._inner.read(batch, timeout_s))
-
-    async def write(self, batch: Sequence[Slice], timeout_s: float, notify: bytes | None = None) -> Completion:
-        with self._write.batch():
-            return self._write.moved(await self._inner.write(batch, timeout_s, notify))
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-
-class _Direction:
-    """The metrics of one transport and direction."""
-
-    def __init__(self, transport: str, direction: str) -> None:
-        self._transport = transport
-        self._bytes = metrics.BYTES.labels(transport, direction)
-        self._batches = metrics.BATCHES.labels(transport, direction)
-        self._seconds = metrics.SECONDS.labels(transport, direction)
-
-    @contextlib.contextmanager
-    def batch(self) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        except BaseException as error:
-            self._failures(_FAILURE_KINDS.get(type(error), "other"), 1)
-            raise
-        finally:
-            self._batches.inc()
-            self._seconds.observe(time.perf_counter() - start)
-
-    def moved(self, completion: Completion) -> Completion:
-        self._bytes.inc(completion.num_bytes)
-        if completion.failed:
-            self._failures("stale_slice", len(completion.failed))
-        return completion
-
-    def _failures(self, kind: str, count: int) -> None:
-        metrics.FAILURES.labels(self._transport, kind).inc(count)
-
-
 class Messenger:
     """Serves one region and reaches others'. Everything runs in the event loop that `start` was called in."""
 
-    def __init__(self, transports: Sequence[Transport], region: Region, name: str, incarnation: int, on_notify: NotifyHandler) -> None:
-        """`transports`: best first. `name` is told to peers and handed to their `on_notify`, as theirs is to this one's."""
+    def __init__(
+        self,
+        transports: Sequence[Transport],
+        region: Region,
+        name: str,
+        incarnation: int,
+        on_notify: NotifyHandler,
+        optional: Collection[str] = (),
+    ) -> None:
+        """`transports`: best first. `name` is told to peers and handed to their `on_notify`, as theirs is to this one's. Without the
+        transports that `optional` names it starts too."""
         names = [transport.name for transport in transports]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"transports must be at least one, each once, not {names}")
@@ -113,18 +55,26 @@ class Messenger:
         self._region = region
         self._identity = Identity(name, incarnation)
         self._on_notify = on_notify
+        self._optional = frozenset(optional)
         self._connections: dict[int, asyncio.Task[MeteredConnection]] = {}
         self._closed = False
 
     async def start(self) -> Endpoint:
-        """Listens on every transport. Raises OSError or ValueError when one cannot; then none does."""
+        """Listens on every transport. Raises OSError, ValueError or SpringtideError when one cannot; then none does."""
         addresses = {}
         try:
             for transport in self._transports:
-                addresses[transport.name] = await transport.listen(self._region, self._identity, self._on_notify)
+                try:
+                    addresses[transport.name] = await transport.listen(self._region, self._identity, self._on_notify)
+                except (OSError, SpringtideError) as error:
+                    if transport.name not in self._optional:
+                        raise
+                    logger.warning("going on without %s: %s", transport.name, error)
+                    await transport.close()
         except BaseException:
             await self.close()
             raise
+        self._transports = tuple(transport for transport in self._transports if transport.name in addresses)
         return Endpoint(host_id(), self._identity.incarnation, addresses)
 
     async def connect(self, endpoint: Endpoint) -> Connection:
@@ -139,6 +89,11 @@ class Messenger:
             connecting.add_done_callback(_usable)  # retrieves the error, should every caller have gone
             self._connections[endpoint.incarnation] = connecting
         return await asyncio.shield(connecting)
+
+    def settle(self) -> None:
+        """To be called after generations were changed; see `Region`."""
+        for transport in self._transports:
+            transport.settle()
 
     async def fence(self, name: str, incarnation: int) -> bool:
         """Cuts off whatever that peer opened to here. True: none of its earlier writes can land any more. False: it may still write

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import socket
 import struct
+import termios
 from collections.abc import Callable, Sequence
 
 _MAX_BUFFERS = 1000
 """Of one system call; Linux allows 1024."""
+_CREDENTIALS = struct.Struct("3i")
+_PARTS_OF_PATIENCE = 4
 _TURN_BYTES = 4 << 20
 """After so much without waiting, others get their turn in the event loop."""
 
@@ -28,6 +32,9 @@ class Vector:
 
     def window(self) -> list[memoryview]:
         return self._buffers[self._next : self._next + _MAX_BUFFERS]
+
+    def rest(self) -> list[memoryview]:
+        return self._buffers[self._next :]
 
     @property
     def done(self) -> bool:
@@ -55,12 +62,30 @@ def _nothing() -> None:
 class Stream:
     """At most one task may receive and one may send at a time. Every method but `close` raises OSError once the peer is lost."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, patience_s: float | None = None) -> None:
+        """A peer that neither sends nor takes anything for `patience_s` while it is waited for is lost: TimeoutError."""
         sock.setblocking(False)
         self._sock = sock
         self._fd = sock.fileno()
+        self._patience_s = patience_s
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[str, asyncio.Future[None]] = {}
+        self._watches: dict[asyncio.Future[None], asyncio.TimerHandle] = {}
+
+    def fileno(self) -> int:
+        """Below 0 once closed."""
+        return self._fd
+
+    def detach(self) -> socket.socket:
+        """Hands the socket over, with nothing of it read ahead. This stream is closed."""
+        assert not self._waiters, "nobody waits in a stream that is handed over"
+        self._fd = -1
+        return self._sock
+
+    def peer_pid(self) -> int:
+        """Of the process that listens, or listened, at the other end of a Unix socket; 0 when it cannot be seen from here."""
+        credentials = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return int(_CREDENTIALS.unpack(credentials)[0])
 
     async def receive(self, num_bytes: int) -> bytearray:
         """Raises PeerClosed when the stream ended before the first of them, ConnectionError when within them."""
@@ -165,12 +190,33 @@ class Stream:
             (self._loop.add_reader, self._loop.remove_reader) if kind == "read" else (self._loop.add_writer, self._loop.remove_writer)
         )
         add(self._fd, _wake, waiter)
+        if self._patience_s is not None:
+            self._watch(waiter, self._patience_s / _PARTS_OF_PATIENCE, 0, self._unsent())
         try:
             await waiter
         finally:
+            if waiter in self._watches:
+                self._watches.pop(waiter).cancel()
             if self._waiters.get(kind) is waiter:
                 del self._waiters[kind]
                 remove(self._fd)
+
+    def _unsent(self) -> int:
+        """Bytes that the peer's kernel has not taken yet."""
+        taken = bytearray(4)
+        with contextlib.suppress(OSError):  # not a TCP socket
+            fcntl.ioctl(self._fd, termios.TIOCOUTQ, taken)
+        return int.from_bytes(taken, "little")
+
+    def _watch(self, waiter: asyncio.Future[None], part_s: float, quiet: int, unsent_before: int) -> None:
+        """In parts that pass without anything to see, so that what stops this process, or its loop, is not laid to the peer."""
+        unsent = self._unsent()
+        if unsent and unsent != unsent_before:  # what is on its way counts as progress
+            quiet = 0
+        if quiet < _PARTS_OF_PATIENCE:
+            self._watches[waiter] = self._loop.call_later(part_s, self._watch, waiter, part_s, quiet + 1, unsent)
+        elif not waiter.done():
+            waiter.set_exception(TimeoutError(f"it was silent for {self._patience_s:g} s"))
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

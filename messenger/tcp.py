@@ -1,131 +1,35 @@
-"""The tcp transport: several connections a peer, bytes straight from and to registered memory."""
+"""The tcp transport: several connections a peer, bytes straight from and to registered memory, strangers kept out."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import socket
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from functools import partial
 
-import numpy as np
-
-from messenger.base import Completion, Connection, Endpoint, Identity, InvalidSlice, NotifyHandler, Region, Slice, Transport
+from messenger import native
+from messenger.admission import check_host
+from messenger.base import Connection, Endpoint, Identity, NotifyHandler, Region, Transport
 from messenger.listener import Listener
-from messenger.ordering import Turns, run_to_rest
-from messenger.plan import Plan, make_plan
-from messenger.stream import Stream
-from messenger.tcp_lane import Lane, shake_hands
-from messenger.tcp_protocol import MAX_NOTIFY_BYTES, TABLE, Op, Welcome
-from messenger.tcp_server import TcpSession
+from messenger.notices import serve_notices
+from messenger.stream import PeerClosed, Stream
+from messenger.tcp_connection import TcpConnection
+from messenger.tcp_handshake import Caller, answer, call
+from messenger.tcp_lane import PythonPlane
+from messenger.tcp_options import TcpOptions
+from messenger.tcp_plane import DataPlane
+from messenger.tcp_protocol import ProtocolError, Role, Welcome
+from messenger.tcp_server import PythonSession
 from springtide.errors import PeerLost
 
-CLOSE_GRACE_S = 1.0
-_STRIPE_BYTES = 2 << 20
-_STRIPE_PIECES = 512
-_STRIPES_IN_FLIGHT = 2
-"""A batch and lane: one on the wire while the next is being asked for, yet others' stripes come in between."""
+if native.AVAILABLE:
+    from messenger.tcp_native import NativePlane, NativeSession
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class TcpOptions:
-    lanes: int = 4
-    """Connections to one peer."""
-    connect_timeout_s: float = 2.0
-    peer_timeout_s: float = 2.0
-    """A peer whose kernel is silent, or which takes in nothing, for so long is lost."""
-
-    def __post_init__(self) -> None:
-        if self.lanes < 1:
-            raise ValueError(f"TcpOptions.lanes must be at least 1, not {self.lanes}")
-
-
-class TcpConnection(Connection):
-    """A set of lanes; one broken lane breaks the set."""
-
-    def __init__(self, peer: str, streams: Sequence[Stream], welcome: Welcome, region: Region) -> None:
-        self._peer = peer
-        self._welcome = welcome
-        self._region = region
-        self._memory = region.memory.data
-        self._lost: PeerLost | None = None
-        self._closing: asyncio.Task[None] | None = None
-        self._turns = Turns()
-        self._lanes = [Lane(stream, peer, self._fail) for stream in streams]
-
-    @property
-    def is_open(self) -> bool:
-        return self._lost is None
-
-    async def read(self, batch: Sequence[Slice], timeout_s: float) -> Completion:
-        plan = self._plan(batch)
-        return await run_to_rest(self._move(Op.READ, plan), timeout_s, self._expire, f"reading {plan.num_bytes} bytes of {self._peer}")
-
-    async def write(self, batch: Sequence[Slice], timeout_s: float, notify: bytes | None = None) -> Completion:
-        plan = self._plan(batch)
-        if notify is not None and len(notify) > MAX_NOTIFY_BYTES:
-            raise InvalidSlice(f"a notification of {len(notify)} bytes, more than {MAX_NOTIFY_BYTES}")
-        work = self._move(Op.WRITE, plan) if notify is None else self._write_and_notify(plan, notify)
-        return await run_to_rest(work, timeout_s, self._expire, f"writing {plan.num_bytes} bytes to {self._peer}")
-
-    async def close(self) -> None:
-        self._fail(PeerLost(f"the connection to {self._peer} was closed here"))
-        assert self._closing is not None
-        await asyncio.shield(self._closing)
-
-    def _plan(self, batch: Sequence[Slice]) -> Plan:
-        if self._lost is not None:
-            raise self._lost
-        return make_plan(batch, len(self._memory), self._welcome.region_bytes, self._welcome.granule, _STRIPE_BYTES)
-
-    async def _write_and_notify(self, plan: Plan, notify: bytes) -> Completion:
-        async with self._turns.take() as come:
-            completion = await self._move(Op.WRITE, plan)
-            await come()
-            if not completion.failed:
-                await self._lanes[0].request(Op.NOTIFY, np.zeros(0, TABLE), data=(memoryview(notify),))
-            return completion
-
-    async def _move(self, op: Op, plan: Plan) -> Completion:
-        """Lanes pull the stripes of the plan from one iterator: who is faster moves more."""
-        stale = np.zeros(plan.num_pieces, np.bool_)
-        stripes = list(plan.stripes(_STRIPE_BYTES, _STRIPE_PIECES))
-        if len(stripes) == 1:
-            least_busy = min(self._lanes, key=lambda lane: lane.num_pending)
-            await self._pull(least_busy, op, plan, iter(stripes), stale)
-        elif stripes:
-            lanes = sorted(self._lanes, key=lambda lane: lane.num_pending)
-            workers = (lanes * _STRIPES_IN_FLIGHT)[: len(stripes)]
-            remaining = iter(stripes)
-            results = await asyncio.gather(*(self._pull(lane, op, plan, remaining, stale) for lane in workers), return_exceptions=True)
-            for result in results:
-                if isinstance(result, BaseException):
-                    raise result
-        return plan.completion(stale)
-
-    async def _pull(self, lane: Lane, op: Op, plan: Plan, stripes: Iterator[slice], stale: np.ndarray) -> None:
-        for stripe in stripes:
-            table = np.empty(stripe.stop - stripe.start, TABLE)
-            table["offset"], table["length"], table["generation"] = plan.remote[stripe], plan.length[stripe], plan.generation[stripe]
-            starts, ends = plan.local[stripe], plan.local[stripe] + plan.length[stripe]
-            views = [self._memory[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-            if op is Op.READ:
-                stale[stripe] = await lane.request(op, table, into=views)
-            else:
-                stale[stripe] = await lane.request(op, table, data=views)
-
-    def _expire(self) -> None:
-        self._fail(PeerLost(f"the connection to {self._peer} was closed when a batch missed its deadline"))
-
-    def _fail(self, error: PeerLost) -> None:
-        if self._lost is not None:
-            return
-        self._lost = error
-        for lane in self._lanes:
-            lane.fail(error)
-        self._closing = asyncio.create_task(self._close_lanes(), name=f"close lanes to {self._peer}")
-
-    async def _close_lanes(self) -> None:
-        await asyncio.gather(*(lane.close(CLOSE_GRACE_S) for lane in self._lanes))
+_HANDSHAKE_TIMEOUT_S = 5.0
 
 
 class TcpTransport(Transport):
@@ -137,59 +41,111 @@ class TcpTransport(Transport):
         self._port = port
         self._options = options or TcpOptions()
         self._listener: Listener | None = None
-        self._sessions: set[TcpSession] = set()
+        self._closed = False
+        self._sessions: dict[NativeSession | PythonSession | Stream, Identity] = {}
+        """What peers opened to here: data lanes, and the streams of control lanes."""
         self._connections: list[TcpConnection] = []
 
     async def listen(self, region: Region, identity: Identity, on_notify: NotifyHandler) -> str:
+        """Raises ConfigError where other hosts could come in without a secret."""
+        self._check_host(self._host)
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         sock = socket.create_server((self._host, self._port), family=family, backlog=128)
         self._prepare(sock)  # what it accepts inherits the options
         port = sock.getsockname()[1]
-
-        async def serve(stream: Stream) -> None:
-            session = TcpSession(stream, region, identity.incarnation, on_notify)
-            self._sessions.add(session)
-            try:
-                await session.run()
-            finally:
-                self._sessions.remove(session)
-
+        serve = partial(self._serve, region, identity.incarnation, on_notify)
         self._listener = Listener(sock, serve, f"Messenger on tcp port {port}")
         return f"[{self._host}]:{port}" if family == socket.AF_INET6 else f"{self._host}:{port}"
 
     async def connect(self, endpoint: Endpoint, region: Region, identity: Identity) -> Connection:
         address = endpoint.addresses[self.name]
-        streams: list[Stream] = []
+        timeout_s, secret = self._options.connect_timeout_s, self._options.secret
+
+        async def open_lane(role: Role) -> tuple[Stream, Welcome]:
+            async with asyncio.timeout(timeout_s):
+                stream = await self._open(address, role)
+                try:
+                    return stream, await call(stream, endpoint.incarnation, identity, role, self._options.checksums, secret)
+                except BaseException:
+                    stream.close()
+                    raise
+
+        async def open_data_lane() -> Stream:
+            return (await open_lane(Role.DATA))[0]
+
+        with _connecting_to(address, timeout_s):
+            self._check_host(address.rpartition(":")[0].strip("[]"))
+            control, welcome = await open_lane(Role.CONTROL)
+
+        def make_plane(on_lost: Callable[[PeerLost], None]) -> DataPlane:
+            if self._options.native:
+                return NativePlane(address, welcome, region, open_data_lane, on_lost, self._options)
+            return PythonPlane(address, welcome, region, open_data_lane, on_lost, self._options)
+
+        connection = TcpConnection(address, control, make_plane)
         try:
-            async with asyncio.timeout(self._options.connect_timeout_s):
-                for _ in range(self._options.lanes):
-                    streams.append(await self._open(address))
-                    welcome = await shake_hands(streams[-1], endpoint.incarnation, identity)
-        except BaseException as error:
-            for stream in streams:
-                stream.close()
-            if isinstance(error, TimeoutError):
-                raise PeerLost(f"{address} did not answer within {self._options.connect_timeout_s:g} s") from error
-            if isinstance(error, OSError | ValueError):
-                raise PeerLost(f"cannot connect to {address}: {error}") from error
+            with _connecting_to(address, timeout_s):
+                await connection.open()
+        except BaseException:
+            await connection.close()
             raise
-        connection = TcpConnection(address, streams, welcome, region)
         self._connections = [other for other in self._connections if other.is_open] + [connection]
         return connection
 
+    def settle(self) -> None:
+        if self._options.native:
+            NativeSession.settle()
+
     async def fence(self, peer: Identity) -> bool:
-        for session in self._sessions:
-            if session.peer == peer:
+        for session, caller in self._sessions.items():
+            if caller == peer:
                 session.close()
         return True
 
     async def close(self) -> None:
+        self._closed = True
         await asyncio.gather(*(connection.close() for connection in self._connections))
         self._connections.clear()
+        for session in self._sessions:
+            session.close()
         if self._listener is not None:
             await self._listener.close()
 
-    async def _open(self, address: str) -> Stream:
+    async def _serve(self, region: Region, incarnation: int, on_notify: NotifyHandler, stream: Stream) -> None:
+        name = "a stranger"
+        try:
+            async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+                caller = await answer(stream, region, incarnation, self._options.secret)
+            if caller is not None and not self._closed:
+                name = caller.identity.name
+                await self._serve_lane(caller, stream, region, on_notify)
+        except PeerClosed:
+            return
+        except ProtocolError as error:
+            logger.error("closing a connection of %s: %s", name, error)
+
+    async def _serve_lane(self, caller: Caller, stream: Stream, region: Region, on_notify: NotifyHandler) -> None:
+        if caller.role is Role.CONTROL:
+            with self._session(stream, caller):
+                await serve_notices(stream, caller.identity.name, on_notify)
+            return
+        kind = NativeSession if self._options.native else PythonSession
+        session = kind(stream, region, caller.checksums)
+        with self._session(session, caller):
+            await session.run()
+
+    @contextlib.contextmanager
+    def _session(self, session: NativeSession | PythonSession | Stream, caller: Caller) -> Iterator[None]:
+        self._sessions[session] = caller.identity
+        try:
+            yield
+        finally:
+            del self._sessions[session]
+
+    def _check_host(self, host: str) -> None:
+        check_host(self.name, host, self._options.secret, self._options.open_to_strangers)
+
+    async def _open(self, address: str, role: Role) -> Stream:
         host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
         family, kind, protocol, _, target = (await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM))[0]
@@ -198,16 +154,26 @@ class TcpTransport(Transport):
             sock.setblocking(False)
             self._prepare(sock)
             await loop.sock_connect(sock, target)
-            return Stream(sock)
+            return Stream(sock, self._options.peer_timeout_s if role is Role.DATA else None)
         except BaseException:
             sock.close()
             raise
 
     def _prepare(self, sock: socket.socket) -> None:
-        """Small messages go at once, and a host that vanished is noticed in `peer_timeout_s`, idle or not."""
+        """Small messages go at once, and a host that vanished is noticed in some seconds, idle or not."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._options.peer_timeout_s * 1000))
+
+
+@contextlib.contextmanager
+def _connecting_to(address: str, timeout_s: float) -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise PeerLost(f"{address} did not answer within {timeout_s:g} s") from error
+    except (OSError, ValueError) as error:
+        raise PeerLost(f"cannot connect to {address}: {error}") from error

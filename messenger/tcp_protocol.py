@@ -1,11 +1,13 @@
-"""The bytes of the tcp transport. Little-endian; one connection is a lane, requests are answered in their order.
+"""The bytes of the tcp transport. Little-endian; a connection is one lane, for data or for notifications.
 
-Handshake: Hello with the caller's name, answered by Welcome. Then requests, each a header and `count` table entries (offset, length,
-generation), and
-- READ: nothing more. Answer: header, refused u8 [count], the bytes of the slices not refused, refused u8 [count] again (a slice may
-  turn stale while it is sent; its bytes are then not to be used).
-- WRITE: the bytes of all slices. Answer: header, refused u8 [count].
-- NOTIFY: the payload. Answer: header.
+Handshake, caller and owner in turn: Hello with the caller's name, Challenge, a proof of 32 bytes, Welcome (messenger.tcp_handshake).
+
+A control lane then carries notifications (messenger.notices). On a data lane requests follow, each a header and `count` table entries
+(offset, length, generation), answered one after another:
+- READ: nothing more. Answer: header, the bytes of all slices (zeros for what was refused at once), verdicts u8 [count].
+- WRITE: the bytes of all slices. Answer: header, verdicts u8 [count] (messenger.plan.SliceVerdict).
+With checksums, zlib's CRC-32 of each slice, u32 [count], follows the bytes of the slices. A verdict is the last word on a slice, for it may
+turn stale while it is moved. A READ of no slices asks whether somebody is there.
 """
 
 from __future__ import annotations
@@ -20,17 +22,21 @@ from messenger.base import Identity, Region
 from springtide.errors import SpringtideError
 
 MAGIC = b"SPMG"
-VERSION = 1
+VERSION = 2
 MAX_SLICES = 1024
-MAX_NOTIFY_BYTES = 1 << 20
 MAX_NAME_BYTES = 256
+NONCE_BYTES = PROOF_BYTES = 32
 
 TABLE = np.dtype([("offset", "<u8"), ("length", "<u8"), ("generation", "<u8")])
+CHECKSUM = np.dtype("<u4")
 
-_HELLO = struct.Struct("<4sHHQQ")
-_WELCOME = struct.Struct("<4sHHQQQ")
+_HELLO = struct.Struct(f"<4sHBBHQQ{NONCE_BYTES}s")
+_CHALLENGE = struct.Struct(f"<4sHBxQ{NONCE_BYTES}s")
+_WELCOME = struct.Struct(f"<B7xQQ{PROOF_BYTES}s")
 _HEADER = struct.Struct("<B3xIQ")
-HELLO_BYTES, WELCOME_BYTES, HEADER_BYTES = _HELLO.size, _WELCOME.size, _HEADER.size
+HELLO_BYTES, CHALLENGE_BYTES, WELCOME_BYTES, HEADER_BYTES = _HELLO.size, _CHALLENGE.size, _WELCOME.size, _HEADER.size
+
+_HAS_SECRET, _CHECKSUMS = 1, 2
 
 
 class ProtocolError(SpringtideError):
@@ -40,7 +46,13 @@ class ProtocolError(SpringtideError):
 class Op(IntEnum):
     READ = 1
     WRITE = 2
-    NOTIFY = 3
+
+
+class Role(IntEnum):
+    """Of a lane."""
+
+    DATA = 0
+    CONTROL = 1
 
 
 class Verdict(IntEnum):
@@ -48,61 +60,89 @@ class Verdict(IntEnum):
 
     WELCOME = 0
     OTHER_INCARNATION = 1
-    OTHER_VERSION = 2
+    WRONG_SECRET = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
     version: int
+    role: Role
+    has_secret: bool
+    checksums: bool
+    """The caller wants every slice to carry one."""
+    name_bytes: int
     expected_incarnation: int
     incarnation: int
-    name_bytes: int
+    nonce: bytes
 
-    @staticmethod
-    def pack(expected_incarnation: int, identity: Identity) -> bytes:
-        name = identity.name.encode()
-        if len(name) > MAX_NAME_BYTES:
-            raise ValueError(f"a Messenger's name has at most {MAX_NAME_BYTES} bytes, not {len(name)}: {identity.name[:40]!r}...")
-        return _HELLO.pack(MAGIC, VERSION, len(name), expected_incarnation, identity.incarnation) + name
+    def pack(self) -> bytes:
+        flags = self.has_secret * _HAS_SECRET | self.checksums * _CHECKSUMS
+        fields = (MAGIC, self.version, self.role, flags, self.name_bytes, self.expected_incarnation, self.incarnation, self.nonce)
+        return _HELLO.pack(*fields)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray) -> Hello:
-        magic, version, name_bytes, expected_incarnation, incarnation = _HELLO.unpack(data)
+        magic, version, role, flags, name_bytes, expected_incarnation, incarnation, nonce = _HELLO.unpack(data)
         if magic != MAGIC:
             raise ProtocolError(f"a handshake begins with {MAGIC!r}, not {magic!r}")
         if name_bytes > MAX_NAME_BYTES:
             raise ProtocolError(f"a name of {name_bytes} bytes, more than {MAX_NAME_BYTES}")
-        return cls(version, expected_incarnation, incarnation, name_bytes)
+        if role not in Role.__members__.values():
+            raise ProtocolError(f"unknown role of a lane: {role}")
+        has_secret, checksums = bool(flags & _HAS_SECRET), bool(flags & _CHECKSUMS)
+        return cls(version, Role(role), has_secret, checksums, name_bytes, expected_incarnation, incarnation, nonce)
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    version: int
+    has_secret: bool
+    incarnation: int
+    nonce: bytes
+
+    def pack(self) -> bytes:
+        return _CHALLENGE.pack(MAGIC, self.version, self.has_secret * _HAS_SECRET, self.incarnation, self.nonce)
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray) -> Challenge:
+        magic, version, flags, incarnation, nonce = _CHALLENGE.unpack(data)
+        if magic != MAGIC:
+            raise ProtocolError(f"a handshake is answered with {MAGIC!r}, not {magic!r}")
+        return cls(version, bool(flags & _HAS_SECRET), incarnation, nonce)
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """`region_bytes` and `granule` describe the region that the caller may now use."""
+    """`region_bytes` and `granule` describe the region that the caller may now use; zeros unless it is welcome."""
 
-    version: int
     verdict: Verdict
-    incarnation: int
     region_bytes: int
     granule: int
+    proof: bytes
 
-    @staticmethod
-    def pack(verdict: Verdict, incarnation: int, region: Region) -> bytes:
-        return _WELCOME.pack(MAGIC, VERSION, verdict, incarnation, region.memory.nbytes, region.granule)
+    def pack(self) -> bytes:
+        return _WELCOME.pack(self.verdict, self.region_bytes, self.granule, self.proof)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray) -> Welcome:
-        magic, version, verdict, incarnation, region_bytes, granule = _WELCOME.unpack(data)
-        if magic != MAGIC:
-            raise ProtocolError(f"a handshake is answered with {MAGIC!r}, not {magic!r}")
+        verdict, region_bytes, granule, proof = _WELCOME.unpack(data)
         try:
-            return cls(version, Verdict(verdict), incarnation, region_bytes, granule)
+            return cls(Verdict(verdict), region_bytes, granule, proof)
         except ValueError as error:
             raise ProtocolError(f"unknown verdict of a handshake: {verdict}") from error
 
 
+def encode_name(identity: Identity) -> bytes:
+    """Raises ValueError when it is too long."""
+    name = identity.name.encode()
+    if len(name) > MAX_NAME_BYTES:
+        raise ValueError(f"a Messenger's name has at most {MAX_NAME_BYTES} bytes, not {len(name)}: {identity.name[:40]!r}...")
+    return name
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`payload_bytes`: of the slices that follow the table (WRITE, and the answer to READ) or of the notification."""
+    """`payload_bytes`: of the slices that follow (those of a WRITE, and of the answer to a READ)."""
 
     op: Op
     count: int
@@ -120,8 +160,6 @@ class Header:
             raise ProtocolError(f"unknown operation {op}") from error
         if count > MAX_SLICES:
             raise ProtocolError(f"{count} slices in one message, more than {MAX_SLICES}")
-        if header.op is Op.NOTIFY and (count or payload_bytes > MAX_NOTIFY_BYTES):
-            raise ProtocolError(f"a notification of {payload_bytes} bytes and {count} slices; at most {MAX_NOTIFY_BYTES} and 0")
         return header
 
 

@@ -137,3 +137,13 @@ class BlockHandle(_message.Message):
     slot: int
     generation: int
     def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class PrefixSource(_message.Message):
+    __slots__ = ("node_id", "store_address", "num_blocks")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    store_address: str
+    num_blocks: int
+    def __init__(self, node_id: _Optional[str] = ..., store_address: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...

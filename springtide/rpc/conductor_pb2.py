@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from springtide.rpc import common_pb2 as springtide_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dspringtide/v1/conductor.proto\x12\rspringtide.v1\x1a\x1aspringtide/v1/common.proto\"\xee\x01\n\x0fScheduleRequest\x12.\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1d.springtide.v1.AttemptContext\x12\x12\n\nblock_keys\x18\x02 \x03(\x0c\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x12\n\ngateway_id\x18\x05 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\x08\x12\r\n\x05\x61void\x18\x07 \x03(\t\x12\x13\n\x0bttft_slo_ms\x18\x08 \x01(\x01\x12\x12\n\ntbt_slo_ms\x18\t \x01(\x01\x12\r\n\x05\x64\x65\x62ug\x18\n \x01(\x08\"\xa6\x01\n\rScheduleReply\x12/\n\nassignment\x18\x01 \x01(\x0b\x32\x19.springtide.v1.AssignmentH\x00\x12-\n\trejection\x18\x02 \x01(\x0b\x32\x18.springtide.v1.RejectionH\x00\x12*\n\testimates\x18\x03 \x03(\x0b\x32\x17.springtide.v1.EstimateB\t\n\x07outcome\"[\n\x0bInstanceRef\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x15\n\rstore_address\x18\x04 \x01(\t\"\xb0\x02\n\nAssignment\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12+\n\x07prefill\x18\x02 \x01(\x0b\x32\x1a.springtide.v1.InstanceRef\x12*\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x1a.springtide.v1.InstanceRef\x12\x14\n\x0clocal_blocks\x18\x04 \x01(\r\x12*\n\x06source\x18\x05 \x01(\x0b\x32\x1a.springtide.v1.InstanceRef\x12\x15\n\rsource_blocks\x18\x06 \x01(\r\x12\x19\n\x11predicted_ttft_ms\x18\x07 \x01(\x01\x12\x18\n\x10predicted_tbt_ms\x18\x08 \x01(\x01\x12\x13\n\x0bttft_slo_ms\x18\t \x01(\x01\x12\x12\n\ntbt_slo_ms\x18\n \x01(\x01\"c\n\tRejection\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.springtide.v1.RejectionReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rretry_after_s\x18\x03 \x01(\x01\"\xa0\x01\n\x08\x45stimate\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x15\n\rprefix_blocks\x18\x02 \x01(\r\x12\x10\n\x08queue_ms\x18\x03 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x04 \x01(\x01\x12\x12\n\nprefill_ms\x18\x05 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x06 \x01(\x01\x12\x0e\n\x06tbt_ms\x18\x07 \x01(\x01\x12\x0c\n\x04note\x18\x08 \x01(\t\"\xe1\x01\n\x0e\x41\x64vanceRequest\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12*\n\x05phase\x18\x03 \x01(\x0e\x32\x1b.springtide.v1.AttemptPhase\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\x0f\n\x07ttft_ms\x18\x07 \x01(\x01\x12\x15\n\rremote_tokens\x18\x08 \x01(\r\x12\x10\n\x08\x66\x65tch_ms\x18\t \x01(\x01\"\x0e\n\x0c\x41\x64vanceReply\"\x9f\x01\n\x0bLiveAttempt\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x12\n\nprefill_id\x18\x02 \x01(\t\x12\x11\n\tdecode_id\x18\x03 \x01(\t\x12*\n\x05phase\x18\x04 \x01(\x0e\x32\x1b.springtide.v1.AttemptPhase\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\"P\n\x0cRenewRequest\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12,\n\x08\x61ttempts\x18\x02 \x03(\x0b\x32\x1a.springtide.v1.LiveAttempt\"\x1c\n\nRenewReply\x12\x0e\n\x06ttl_ms\x18\x01 \x01(\r\"\x13\n\x11GetClusterRequest\"\x98\x02\n\x0eInstanceStatus\x12,\n\x08instance\x18\x01 \x01(\x0b\x32\x1a.springtide.v1.InstanceRef\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x10\n\x08queue_ms\x18\x07 \x01(\x01\x12\x0f\n\x07step_ms\x18\x08 \x01(\x01\x12\x13\n\x0bslots_total\x18\t \x01(\r\x12\x17\n\x0fslots_available\x18\n \x01(\r\x12\x15\n\rcached_blocks\x18\x0b \x01(\x04\x12\x1c\n\x14seconds_since_report\x18\x0c \x01(\x01\"\x80\x03\n\rClusterStatus\x12\r\n\x05model\x18\x01 \x01(\t\x12\x30\n\tinstances\x18\x02 \x03(\x0b\x32\x1d.springtide.v1.InstanceStatus\x12\x1a\n\x12requests_scheduled\x18\x03 \x01(\x04\x12\x19\n\x11requests_rejected\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x04\x12\x15\n\rcached_tokens\x18\x06 \x01(\x04\x12\x15\n\rattempts_live\x18\x07 \x01(\r\x12\x14\n\x0cindex_blocks\x18\x08 \x01(\x04\x12R\n\x14rejections_by_reason\x18\t \x03(\x0b\x32\x34.springtide.v1.ClusterStatus.RejectionsByReasonEntry\x12\r\n\x05ready\x18\n \x01(\x08\x1a\x39\n\x17RejectionsByReasonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*\xe8\x01\n\x0fRejectionReason\x12 \n\x1cREJECTION_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15REJECTION_REASON_TTFT\x10\x01\x12\x18\n\x14REJECTION_REASON_TBT\x10\x02\x12\x1f\n\x1bREJECTION_REASON_NO_PREFILL\x10\x03\x12\x1e\n\x1aREJECTION_REASON_NO_DECODE\x10\x04\x12\x1d\n\x19REJECTION_REASON_NO_SLOTS\x10\x05\x12\x1e\n\x1aREJECTION_REASON_TOO_LARGE\x10\x06*\x98\x01\n\x0c\x41ttemptPhase\x12\x1d\n\x19\x41TTEMPT_PHASE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41TTEMPT_PHASE_PREFILL\x10\x01\x12\x18\n\x14\x41TTEMPT_PHASE_DECODE\x10\x02\x12\x1a\n\x16\x41TTEMPT_PHASE_FINISHED\x10\x03\x12\x18\n\x14\x41TTEMPT_PHASE_FAILED\x10\x04\x32\xab\x02\n\tConductor\x12H\n\x08Schedule\x12\x1e.springtide.v1.ScheduleRequest\x1a\x1c.springtide.v1.ScheduleReply\x12\x45\n\x07\x41\x64vance\x12\x1d.springtide.v1.AdvanceRequest\x1a\x1b.springtide.v1.AdvanceReply\x12?\n\x05Renew\x12\x1b.springtide.v1.RenewRequest\x1a\x19.springtide.v1.RenewReply\x12L\n\nGetCluster\x12 .springtide.v1.GetClusterRequest\x1a\x1c.springtide.v1.ClusterStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dspringtide/v1/conductor.proto\x12\rspringtide.v1\x1a\x1aspringtide/v1/common.proto\"\xee\x01\n\x0fScheduleRequest\x12.\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1d.springtide.v1.AttemptContext\x12\x12\n\nblock_keys\x18\x02 \x03(\x0c\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x12\n\ngateway_id\x18\x05 \x01(\t\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x06 \x01(\x08\x12\r\n\x05\x61void\x18\x07 \x03(\t\x12\x13\n\x0bttft_slo_ms\x18\x08 \x01(\x01\x12\x12\n\ntbt_slo_ms\x18\t \x01(\x01\x12\r\n\x05\x64\x65\x62ug\x18\n \x01(\x08\"\xa6\x01\n\rScheduleReply\x12/\n\nassignment\x18\x01 \x01(\x0b\x32\x19.springtide.v1.AssignmentH\x00\x12-\n\trejection\x18\x02 \x01(\x0b\x32\x18.springtide.v1.RejectionH\x00\x12*\n\testimates\x18\x03 \x03(\x0b\x32\x17.springtide.v1.EstimateB\t\n\x07outcome\"[\n\x0bInstanceRef\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x15\n\rstore_address\x18\x04 \x01(\t\"\x9b\x02\n\nAssignment\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12+\n\x07prefill\x18\x02 \x01(\x0b\x32\x1a.springtide.v1.InstanceRef\x12*\n\x06\x64\x65\x63ode\x18\x03 \x01(\x0b\x32\x1a.springtide.v1.InstanceRef\x12\x14\n\x0clocal_blocks\x18\x04 \x01(\r\x12,\n\x07sources\x18\x05 \x03(\x0b\x32\x1b.springtide.v1.PrefixSource\x12\x19\n\x11predicted_ttft_ms\x18\x06 \x01(\x01\x12\x18\n\x10predicted_tbt_ms\x18\x07 \x01(\x01\x12\x13\n\x0bttft_slo_ms\x18\x08 \x01(\x01\x12\x12\n\ntbt_slo_ms\x18\t \x01(\x01\"c\n\tRejection\x12.\n\x06reason\x18\x01 \x01(\x0e\x32\x1e.springtide.v1.RejectionReason\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x15\n\rretry_after_s\x18\x03 \x01(\x01\"\xa0\x01\n\x08\x45stimate\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x15\n\rprefix_blocks\x18\x02 \x01(\r\x12\x10\n\x08queue_ms\x18\x03 \x01(\x01\x12\x13\n\x0btransfer_ms\x18\x04 \x01(\x01\x12\x12\n\nprefill_ms\x18\x05 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x06 \x01(\x01\x12\x0e\n\x06tbt_ms\x18\x07 \x01(\x01\x12\x0c\n\x04note\x18\x08 \x01(\t\"\xe1\x01\n\x0e\x41\x64vanceRequest\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12*\n\x05phase\x18\x03 \x01(\x0e\x32\x1b.springtide.v1.AttemptPhase\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x15\n\routput_tokens\x18\x06 \x01(\r\x12\x0f\n\x07ttft_ms\x18\x07 \x01(\x01\x12\x15\n\rremote_tokens\x18\x08 \x01(\r\x12\x10\n\x08\x66\x65tch_ms\x18\t \x01(\x01\"\x0e\n\x0c\x41\x64vanceReply\"\x9f\x01\n\x0bLiveAttempt\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x12\n\nprefill_id\x18\x02 \x01(\t\x12\x11\n\tdecode_id\x18\x03 \x01(\t\x12*\n\x05phase\x18\x04 \x01(\x0e\x32\x1b.springtide.v1.AttemptPhase\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\"P\n\x0cRenewRequest\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12,\n\x08\x61ttempts\x18\x02 \x03(\x0b\x32\x1a.springtide.v1.LiveAttempt\"\x1c\n\nRenewReply\x12\x0e\n\x06ttl_ms\x18\x01 \x01(\r\"\x13\n\x11GetClusterRequest\"\x98\x02\n\x0eInstanceStatus\x12,\n\x08instance\x18\x01 \x01(\x0b\x32\x1a.springtide.v1.InstanceRef\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\x12\x0f\n\x07running\x18\x05 \x01(\r\x12\x0f\n\x07waiting\x18\x06 \x01(\r\x12\x10\n\x08queue_ms\x18\x07 \x01(\x01\x12\x0f\n\x07step_ms\x18\x08 \x01(\x01\x12\x13\n\x0bslots_total\x18\t \x01(\r\x12\x17\n\x0fslots_available\x18\n \x01(\r\x12\x15\n\rcached_blocks\x18\x0b \x01(\x04\x12\x1c\n\x14seconds_since_report\x18\x0c \x01(\x01\"\x80\x03\n\rClusterStatus\x12\r\n\x05model\x18\x01 \x01(\t\x12\x30\n\tinstances\x18\x02 \x03(\x0b\x32\x1d.springtide.v1.InstanceStatus\x12\x1a\n\x12requests_scheduled\x18\x03 \x01(\x04\x12\x19\n\x11requests_rejected\x18\x04 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x04\x12\x15\n\rcached_tokens\x18\x06 \x01(\x04\x12\x15\n\rattempts_live\x18\x07 \x01(\r\x12\x14\n\x0cindex_blocks\x18\x08 \x01(\x04\x12R\n\x14rejections_by_reason\x18\t \x03(\x0b\x32\x34.springtide.v1.ClusterStatus.RejectionsByReasonEntry\x12\r\n\x05ready\x18\n \x01(\x08\x1a\x39\n\x17RejectionsByReasonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*\xe8\x01\n\x0fRejectionReason\x12 \n\x1cREJECTION_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15REJECTION_REASON_TTFT\x10\x01\x12\x18\n\x14REJECTION_REASON_TBT\x10\x02\x12\x1f\n\x1bREJECTION_REASON_NO_PREFILL\x10\x03\x12\x1e\n\x1aREJECTION_REASON_NO_DECODE\x10\x04\x12\x1d\n\x19REJECTION_REASON_NO_SLOTS\x10\x05\x12\x1e\n\x1aREJECTION_REASON_TOO_LARGE\x10\x06*\x98\x01\n\x0c\x41ttemptPhase\x12\x1d\n\x19\x41TTEMPT_PHASE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x41TTEMPT_PHASE_PREFILL\x10\x01\x12\x18\n\x14\x41TTEMPT_PHASE_DECODE\x10\x02\x12\x1a\n\x16\x41TTEMPT_PHASE_FINISHED\x10\x03\x12\x18\n\x14\x41TTEMPT_PHASE_FAILED\x10\x04\x32\xab\x02\n\tConductor\x12H\n\x08Schedule\x12\x1e.springtide.v1.ScheduleRequest\x1a\x1c.springtide.v1.ScheduleReply\x12\x45\n\x07\x41\x64vance\x12\x1d.springtide.v1.AdvanceRequest\x1a\x1b.springtide.v1.AdvanceReply\x12?\n\x05Renew\x12\x1b.springtide.v1.RenewRequest\x1a\x19.springtide.v1.RenewReply\x12L\n\nGetCluster\x12 .springtide.v1.GetClusterRequest\x1a\x1c.springtide.v1.ClusterStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CLUSTERSTATUS_REJECTIONSBYREASONENTRY']._loaded_options = None
   _globals['_CLUSTERSTATUS_REJECTIONSBYREASONENTRY']._serialized_options = b'8\001'
-  _globals['_REJECTIONREASON']._serialized_start=2360
-  _globals['_REJECTIONREASON']._serialized_end=2592
-  _globals['_ATTEMPTPHASE']._serialized_start=2595
-  _globals['_ATTEMPTPHASE']._serialized_end=2747
+  _globals['_REJECTIONREASON']._serialized_start=2339
+  _globals['_REJECTIONREASON']._serialized_end=2571
+  _globals['_ATTEMPTPHASE']._serialized_start=2574
+  _globals['_ATTEMPTPHASE']._serialized_end=2726
   _globals['_SCHEDULEREQUEST']._serialized_start=77
   _globals['_SCHEDULEREQUEST']._serialized_end=315
   _globals['_SCHEDULEREPLY']._serialized_start=318
@@ -45,29 +45,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INSTANCEREF']._serialized_start=486
   _globals['_INSTANCEREF']._serialized_end=577
   _globals['_ASSIGNMENT']._serialized_start=580
-  _globals['_ASSIGNMENT']._serialized_end=884
-  _globals['_REJECTION']._serialized_start=886
-  _globals['_REJECTION']._serialized_end=985
-  _globals['_ESTIMATE']._serialized_start=988
-  _globals['_ESTIMATE']._serialized_end=1148
-  _globals['_ADVANCEREQUEST']._serialized_start=1151
-  _globals['_ADVANCEREQUEST']._serialized_end=1376
-  _globals['_ADVANCEREPLY']._serialized_start=1378
-  _globals['_ADVANCEREPLY']._serialized_end=1392
-  _globals['_LIVEATTEMPT']._serialized_start=1395
-  _globals['_LIVEATTEMPT']._serialized_end=1554
-  _globals['_RENEWREQUEST']._serialized_start=1556
-  _globals['_RENEWREQUEST']._serialized_end=1636
-  _globals['_RENEWREPLY']._serialized_start=1638
-  _globals['_RENEWREPLY']._serialized_end=1666
-  _globals['_GETCLUSTERREQUEST']._serialized_start=1668
-  _globals['_GETCLUSTERREQUEST']._serialized_end=1687
-  _globals['_INSTANCESTATUS']._serialized_start=1690
-  _globals['_INSTANCESTATUS']._serialized_end=1970
-  _globals['_CLUSTERSTATUS']._serialized_start=1973
-  _globals['_CLUSTERSTATUS']._serialized_end=2357
-  _globals['_CLUSTERSTATUS_REJECTIONSBYREASONENTRY']._serialized_start=2300
-  _globals['_CLUSTERSTATUS_REJECTIONSBYREASONENTRY']._serialized_end=2357
-  _globals['_CONDUCTOR']._serialized_start=2750
-  _globals['_CONDUCTOR']._serialized_end=3049
+  _globals['_ASSIGNMENT']._serialized_end=863
+  _globals['_REJECTION']._serialized_start=865
+  _globals['_REJECTION']._serialized_end=964
+  _globals['_ESTIMATE']._serialized_start=967
+  _globals['_ESTIMATE']._serialized_end=1127
+  _globals['_ADVANCEREQUEST']._serialized_start=1130
+  _globals['_ADVANCEREQUEST']._serialized_end=1355
+  _globals['_ADVANCEREPLY']._serialized_start=1357
+  _globals['_ADVANCEREPLY']._serialized_end=1371
+  _globals['_LIVEATTEMPT']._serialized_start=1374
+  _globals['_LIVEATTEMPT']._serialized_end=1533
+  _globals['_RENEWREQUEST']._serialized_start=1535
+  _globals['_RENEWREQUEST']._serialized_end=1615
+  _globals['_RENEWREPLY']._serialized_start=1617
+  _globals['_RENEWREPLY']._serialized_end=1645
+  _globals['_GETCLUSTERREQUEST']._serialized_start=1647
+  _globals['_GETCLUSTERREQUEST']._serialized_end=1666
+  _globals['_INSTANCESTATUS']._serialized_start=1669
+  _globals['_INSTANCESTATUS']._serialized_end=1949
+  _globals['_CLUSTERSTATUS']._serialized_start=1952
+  _globals['_CLUSTERSTATUS']._serialized_end=2336
+  _globals['_CLUSTERSTATUS_REJECTIONSBYREASONENTRY']._serialized_start=2279
+  _globals['_CLUSTERSTATUS_REJECTIONSBYREASONENTRY']._serialized_end=2336
+  _globals['_CONDUCTOR']._serialized_start=2729
+  _globals['_CONDUCTOR']._serialized_end=3028
 # @@protoc_insertion_point(module_scope)

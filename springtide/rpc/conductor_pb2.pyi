@@ -85,13 +85,12 @@ class InstanceRef(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., address: _Optional[str] = ..., node_id: _Optional[str] = ..., store_address: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("attempt_id", "prefill", "decode", "local_blocks", "source", "source_blocks", "predicted_ttft_ms", "predicted_tbt_ms", "ttft_slo_ms", "tbt_slo_ms")
+    __slots__ = ("attempt_id", "prefill", "decode", "local_blocks", "sources", "predicted_ttft_ms", "predicted_tbt_ms", "ttft_slo_ms", "tbt_slo_ms")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     LOCAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_TBT_MS_FIELD_NUMBER: _ClassVar[int]
     TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
@@ -100,13 +99,12 @@ class Assignment(_message.Message):
     prefill: InstanceRef
     decode: InstanceRef
     local_blocks: int
-    source: InstanceRef
-    source_blocks: int
+    sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.PrefixSource]
     predicted_ttft_ms: float
     predicted_tbt_ms: float
     ttft_slo_ms: float
     tbt_slo_ms: float
-    def __init__(self, attempt_id: _Optional[str] = ..., prefill: _Optional[_Union[InstanceRef, _Mapping]] = ..., decode: _Optional[_Union[InstanceRef, _Mapping]] = ..., local_blocks: _Optional[int] = ..., source: _Optional[_Union[InstanceRef, _Mapping]] = ..., source_blocks: _Optional[int] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tbt_ms: _Optional[float] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ...) -> None: ...
+    def __init__(self, attempt_id: _Optional[str] = ..., prefill: _Optional[_Union[InstanceRef, _Mapping]] = ..., decode: _Optional[_Union[InstanceRef, _Mapping]] = ..., local_blocks: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tbt_ms: _Optional[float] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("reason", "message", "retry_after_s")

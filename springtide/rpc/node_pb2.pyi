@@ -16,13 +16,13 @@ class PrefillCommand(_message.Message):
     def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., abort: _Optional[_Union[AbortAttempt, _Mapping]] = ...) -> None: ...
 
 class PrefillStart(_message.Message):
-    __slots__ = ("context", "token_ids", "num_prompt_tokens", "sampling", "namespace", "source", "decode_store_address", "decode_store_node_id", "ttft_budget_ms")
+    __slots__ = ("context", "token_ids", "num_prompt_tokens", "sampling", "namespace", "sources", "decode_store_address", "decode_store_node_id", "ttft_budget_ms")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     DECODE_STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DECODE_STORE_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     TTFT_BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
@@ -31,21 +31,11 @@ class PrefillStart(_message.Message):
     num_prompt_tokens: int
     sampling: _common_pb2.SamplingParams
     namespace: bytes
-    source: PrefixSource
+    sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.PrefixSource]
     decode_store_address: str
     decode_store_node_id: str
     ttft_budget_ms: float
-    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., source: _Optional[_Union[PrefixSource, _Mapping]] = ..., decode_store_address: _Optional[str] = ..., decode_store_node_id: _Optional[str] = ..., ttft_budget_ms: _Optional[float] = ...) -> None: ...
-
-class PrefixSource(_message.Message):
-    __slots__ = ("node_id", "store_address", "num_blocks")
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    node_id: str
-    store_address: str
-    num_blocks: int
-    def __init__(self, node_id: _Optional[str] = ..., store_address: _Optional[str] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ..., decode_store_address: _Optional[str] = ..., decode_store_node_id: _Optional[str] = ..., ttft_budget_ms: _Optional[float] = ...) -> None: ...
 
 class AbortAttempt(_message.Message):
     __slots__ = ("attempt_id",)
@@ -112,7 +102,7 @@ class WatchLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("instance_id", "incarnation", "node_id", "running", "waiting", "tokens", "queue_ms", "step_ms", "slots_total", "slots_available", "cost", "max_batch", "attempt_ids")
+    __slots__ = ("instance_id", "incarnation", "node_id", "running", "waiting", "tokens", "queue_ms", "step_ms", "slots_total", "slots_available", "cost", "max_batch", "attempt_ids", "ssd_read_us_per_block")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +116,7 @@ class LoadReport(_message.Message):
     COST_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    SSD_READ_US_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     incarnation: int
     node_id: str
@@ -139,7 +130,8 @@ class LoadReport(_message.Message):
     cost: CostModel
     max_batch: int
     attempt_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    ssd_read_us_per_block: int
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ..., ssd_read_us_per_block: _Optional[int] = ...) -> None: ...
 
 class CostModel(_message.Message):
     __slots__ = ("prefill", "decode")

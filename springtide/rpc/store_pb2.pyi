@@ -13,9 +13,18 @@ class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TIER_UNSPECIFIED: _ClassVar[Tier]
     TIER_DRAM: _ClassVar[Tier]
     TIER_SSD: _ClassVar[Tier]
+
+class PinKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PIN_KIND_UNSPECIFIED: _ClassVar[PinKind]
+    PIN_KIND_SOFT: _ClassVar[PinKind]
+    PIN_KIND_HARD: _ClassVar[PinKind]
 TIER_UNSPECIFIED: Tier
 TIER_DRAM: Tier
 TIER_SSD: Tier
+PIN_KIND_UNSPECIFIED: PinKind
+PIN_KIND_SOFT: PinKind
+PIN_KIND_HARD: PinKind
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -80,24 +89,28 @@ class BlocksRemoved(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("attempt_id", "reader", "keys")
+    __slots__ = ("attempt_id", "reader", "keys", "tenant")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     READER_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     reader: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, attempt_id: _Optional[str] = ..., reader: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    tenant: str
+    def __init__(self, attempt_id: _Optional[str] = ..., reader: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
-    __slots__ = ("lease_id", "handles", "ttl_ms")
+    __slots__ = ("lease_id", "handles", "ttl_ms", "tenant")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     handles: _containers.RepeatedCompositeFieldContainer[_common_pb2.BlockHandle]
     ttl_ms: int
-    def __init__(self, lease_id: _Optional[int] = ..., handles: _Optional[_Iterable[_Union[_common_pb2.BlockHandle, _Mapping]]] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    tenant: str
+    def __init__(self, lease_id: _Optional[int] = ..., handles: _Optional[_Iterable[_Union[_common_pb2.BlockHandle, _Mapping]]] = ..., ttl_ms: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class RenewLeaseRequest(_message.Message):
     __slots__ = ("lease_ids",)
@@ -201,12 +214,201 @@ class IngestSeal(_message.Message):
     first_token: int
     def __init__(self, first_token: _Optional[int] = ...) -> None: ...
 
+class ReplicateRequest(_message.Message):
+    __slots__ = ("keys", "sources")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.PrefixSource]
+    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ...) -> None: ...
+
+class ReplicateReply(_message.Message):
+    __slots__ = ("blocks", "fetched_blocks")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    fetched_blocks: int
+    def __init__(self, blocks: _Optional[int] = ..., fetched_blocks: _Optional[int] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("pin_id", "keys", "kind", "ttl_ms")
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    pin_id: str
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    kind: PinKind
+    ttl_ms: int
+    def __init__(self, pin_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., kind: _Optional[_Union[PinKind, str]] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class RenewPinRequest(_message.Message):
+    __slots__ = ("pin_id", "ttl_ms")
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    pin_id: str
+    ttl_ms: int
+    def __init__(self, pin_id: _Optional[str] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class UnpinRequest(_message.Message):
+    __slots__ = ("pin_id",)
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    pin_id: str
+    def __init__(self, pin_id: _Optional[str] = ...) -> None: ...
+
+class PinReply(_message.Message):
+    __slots__ = ("pin",)
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    pin: PinInfo
+    def __init__(self, pin: _Optional[_Union[PinInfo, _Mapping]] = ...) -> None: ...
+
+class PinInfo(_message.Message):
+    __slots__ = ("pin_id", "kind", "blocks", "ttl_ms", "tenant")
+    PIN_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    pin_id: str
+    kind: PinKind
+    blocks: int
+    ttl_ms: int
+    tenant: str
+    def __init__(self, pin_id: _Optional[str] = ..., kind: _Optional[_Union[PinKind, str]] = ..., blocks: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ListPinsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListPinsReply(_message.Message):
+    __slots__ = ("pins",)
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    pins: _containers.RepeatedCompositeFieldContainer[PinInfo]
+    def __init__(self, pins: _Optional[_Iterable[_Union[PinInfo, _Mapping]]] = ...) -> None: ...
+
+class ListBlocksRequest(_message.Message):
+    __slots__ = ("key_prefix", "limit", "keys")
+    KEY_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    key_prefix: str
+    limit: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, key_prefix: _Optional[str] = ..., limit: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class ListBlocksReply(_message.Message):
+    __slots__ = ("chains", "total", "bytes_per_block", "block_tokens")
+    CHAINS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    chains: _containers.RepeatedCompositeFieldContainer[BlockChain]
+    total: int
+    bytes_per_block: int
+    block_tokens: int
+    def __init__(self, chains: _Optional[_Iterable[_Union[BlockChain, _Mapping]]] = ..., total: _Optional[int] = ..., bytes_per_block: _Optional[int] = ..., block_tokens: _Optional[int] = ...) -> None: ...
+
+class BlockChain(_message.Message):
+    __slots__ = ("key", "blocks", "own_blocks", "children", "references", "pin", "tenant")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OWN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    REFERENCES_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    blocks: int
+    own_blocks: int
+    children: int
+    references: int
+    pin: PinKind
+    tenant: str
+    def __init__(self, key: _Optional[bytes] = ..., blocks: _Optional[int] = ..., own_blocks: _Optional[int] = ..., children: _Optional[int] = ..., references: _Optional[int] = ..., pin: _Optional[_Union[PinKind, str]] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class EvictRequest(_message.Message):
+    __slots__ = ("keys", "all")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    all: bool
+    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., all: _Optional[bool] = ...) -> None: ...
+
+class EvictReply(_message.Message):
+    __slots__ = ("blocks", "kept_blocks", "ssd_blocks")
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SSD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    kept_blocks: int
+    ssd_blocks: int
+    def __init__(self, blocks: _Optional[int] = ..., kept_blocks: _Optional[int] = ..., ssd_blocks: _Optional[int] = ...) -> None: ...
+
+class VerifyRequest(_message.Message):
+    __slots__ = ("ssd",)
+    SSD_FIELD_NUMBER: _ClassVar[int]
+    ssd: bool
+    def __init__(self, ssd: _Optional[bool] = ...) -> None: ...
+
+class VerifyReply(_message.Message):
+    __slots__ = ("slots", "blocks", "elapsed_ms", "problem", "ssd_blocks")
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_MS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    SSD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    slots: int
+    blocks: int
+    elapsed_ms: float
+    problem: str
+    ssd_blocks: int
+    def __init__(self, slots: _Optional[int] = ..., blocks: _Optional[int] = ..., elapsed_ms: _Optional[float] = ..., problem: _Optional[str] = ..., ssd_blocks: _Optional[int] = ...) -> None: ...
+
+class TenantUsage(_message.Message):
+    __slots__ = ("tenant", "slots", "slots_cached", "quota_slots")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_CACHED_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    slots: int
+    slots_cached: int
+    quota_slots: int
+    def __init__(self, tenant: _Optional[str] = ..., slots: _Optional[int] = ..., slots_cached: _Optional[int] = ..., quota_slots: _Optional[int] = ...) -> None: ...
+
+class SsdStat(_message.Message):
+    __slots__ = ("state", "blocks", "free_blocks", "capacity_blocks", "dropped", "missed", "read_us_per_block", "direct")
+    class DroppedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    READ_US_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    DIRECT_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    blocks: int
+    free_blocks: int
+    capacity_blocks: int
+    dropped: _containers.ScalarMap[str, int]
+    missed: int
+    read_us_per_block: int
+    direct: bool
+    def __init__(self, state: _Optional[str] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., capacity_blocks: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ..., missed: _Optional[int] = ..., read_us_per_block: _Optional[int] = ..., direct: _Optional[bool] = ...) -> None: ...
+
 class StatRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StatReply(_message.Message):
-    __slots__ = ("node_id", "incarnation", "slots_total", "slots_free", "slots_cached", "slots_in_use", "slots_quarantined", "lookups_blocks", "hits_blocks", "bytes_read", "bytes_written")
+    __slots__ = ("node_id", "incarnation", "slots_total", "slots_free", "slots_cached", "slots_in_use", "slots_quarantined", "lookups_blocks", "hits_blocks", "bytes_read", "bytes_written", "bytes_per_slot", "leases", "pins", "blocks_hard_pinned", "blocks_soft_pinned", "hard_pin_limit", "sequence", "tenants", "watchers", "watchers_cut_off", "ssd", "slots_free_or_spare")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SLOTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +420,18 @@ class StatReply(_message.Message):
     HITS_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BYTES_READ_FIELD_NUMBER: _ClassVar[int]
     BYTES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SLOT_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_HARD_PINNED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_SOFT_PINNED_FIELD_NUMBER: _ClassVar[int]
+    HARD_PIN_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    WATCHERS_FIELD_NUMBER: _ClassVar[int]
+    WATCHERS_CUT_OFF_FIELD_NUMBER: _ClassVar[int]
+    SSD_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FREE_OR_SPARE_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     slots_total: int
@@ -229,7 +443,19 @@ class StatReply(_message.Message):
     hits_blocks: int
     bytes_read: int
     bytes_written: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., slots_total: _Optional[int] = ..., slots_free: _Optional[int] = ..., slots_cached: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., slots_quarantined: _Optional[int] = ..., lookups_blocks: _Optional[int] = ..., hits_blocks: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ...) -> None: ...
+    bytes_per_slot: int
+    leases: int
+    pins: int
+    blocks_hard_pinned: int
+    blocks_soft_pinned: int
+    hard_pin_limit: int
+    sequence: int
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantUsage]
+    watchers: int
+    watchers_cut_off: int
+    ssd: SsdStat
+    slots_free_or_spare: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., slots_total: _Optional[int] = ..., slots_free: _Optional[int] = ..., slots_cached: _Optional[int] = ..., slots_in_use: _Optional[int] = ..., slots_quarantined: _Optional[int] = ..., lookups_blocks: _Optional[int] = ..., hits_blocks: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., bytes_per_slot: _Optional[int] = ..., leases: _Optional[int] = ..., pins: _Optional[int] = ..., blocks_hard_pinned: _Optional[int] = ..., blocks_soft_pinned: _Optional[int] = ..., hard_pin_limit: _Optional[int] = ..., sequence: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ..., watchers: _Optional[int] = ..., watchers_cut_off: _Optional[int] = ..., ssd: _Optional[_Union[SsdStat, _Mapping]] = ..., slots_free_or_spare: _Optional[int] = ...) -> None: ...
 
 class EngineCommand(_message.Message):
     __slots__ = ("hello", "acquire", "reserve", "grow", "commit", "open_hand_over", "push", "seal", "release")
@@ -262,32 +488,34 @@ class EngineHello(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Acquire(_message.Message):
-    __slots__ = ("attempt_id", "keys", "num_blocks", "max_reused_blocks", "source_address", "source_node_id", "source_blocks")
+    __slots__ = ("attempt_id", "keys", "num_blocks", "max_reused_blocks", "sources", "tenant", "recompute_us_per_block")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     MAX_REUSED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_US_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     num_blocks: int
     max_reused_blocks: int
-    source_address: str
-    source_node_id: str
-    source_blocks: int
-    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ..., max_reused_blocks: _Optional[int] = ..., source_address: _Optional[str] = ..., source_node_id: _Optional[str] = ..., source_blocks: _Optional[int] = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.PrefixSource]
+    tenant: str
+    recompute_us_per_block: int
+    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ..., max_reused_blocks: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ..., tenant: _Optional[str] = ..., recompute_us_per_block: _Optional[int] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("attempt_id", "keys", "num_blocks")
+    __slots__ = ("attempt_id", "keys", "num_blocks", "tenant")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     num_blocks: int
-    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+    tenant: str
+    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Grow(_message.Message):
     __slots__ = ("attempt_id", "num_blocks")
@@ -464,9 +692,11 @@ class AttemptFailed(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ..., failure: _Optional[_Union[_common_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class StoreLoad(_message.Message):
-    __slots__ = ("slots_free", "slots_available")
+    __slots__ = ("slots_free", "slots_available", "ssd_read_us_per_block")
     SLOTS_FREE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    SSD_READ_US_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     slots_free: int
     slots_available: int
-    def __init__(self, slots_free: _Optional[int] = ..., slots_available: _Optional[int] = ...) -> None: ...
+    ssd_read_us_per_block: int
+    def __init__(self, slots_free: _Optional[int] = ..., slots_available: _Optional[int] = ..., ssd_read_us_per_block: _Optional[int] = ...) -> None: ...

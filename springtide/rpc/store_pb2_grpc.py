@@ -74,6 +74,46 @@ class StoreStub:
                 request_serializer=springtide_dot_v1_dot_store__pb2.CancelHandOverRequest.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_store__pb2.CancelHandOverReply.FromString,
                 _registered_method=True)
+        self.Replicate = channel.unary_unary(
+                '/springtide.v1.Store/Replicate',
+                request_serializer=springtide_dot_v1_dot_store__pb2.ReplicateRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_store__pb2.ReplicateReply.FromString,
+                _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/springtide.v1.Store/Pin',
+                request_serializer=springtide_dot_v1_dot_store__pb2.PinRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_store__pb2.PinReply.FromString,
+                _registered_method=True)
+        self.RenewPin = channel.unary_unary(
+                '/springtide.v1.Store/RenewPin',
+                request_serializer=springtide_dot_v1_dot_store__pb2.RenewPinRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_store__pb2.PinReply.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/springtide.v1.Store/Unpin',
+                request_serializer=springtide_dot_v1_dot_store__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_store__pb2.PinReply.FromString,
+                _registered_method=True)
+        self.ListPins = channel.unary_unary(
+                '/springtide.v1.Store/ListPins',
+                request_serializer=springtide_dot_v1_dot_store__pb2.ListPinsRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_store__pb2.ListPinsReply.FromString,
+                _registered_method=True)
+        self.ListBlocks = channel.unary_unary(
+                '/springtide.v1.Store/ListBlocks',
+                request_serializer=springtide_dot_v1_dot_store__pb2.ListBlocksRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_store__pb2.ListBlocksReply.FromString,
+                _registered_method=True)
+        self.Evict = channel.unary_unary(
+                '/springtide.v1.Store/Evict',
+                request_serializer=springtide_dot_v1_dot_store__pb2.EvictRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_store__pb2.EvictReply.FromString,
+                _registered_method=True)
+        self.Verify = channel.unary_unary(
+                '/springtide.v1.Store/Verify',
+                request_serializer=springtide_dot_v1_dot_store__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_store__pb2.VerifyReply.FromString,
+                _registered_method=True)
         self.Stat = channel.unary_unary(
                 '/springtide.v1.Store/Stat',
                 request_serializer=springtide_dot_v1_dot_store__pb2.StatRequest.SerializeToString,
@@ -123,8 +163,8 @@ class StoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def OpenIngest(self, request, context):
-        """Where the blocks of an attempt are to be written: answers once this store's engine has reserved slots for the
-        attempt (the engine's reservation and the writer's question may come in either order).
+        """Where the blocks of an attempt are to be written. The engine's reservation and the writer's question may come in
+        either order: the answer waits for the reservation a moment, then names no blocks, and the writer asks again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -139,6 +179,59 @@ class StoreServicer:
 
     def CancelHandOver(self, request, context):
         """Asked by the receiving store: stop writing for this attempt. Answers once this incarnation will not write for it any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Replicate(self, request, context):
+        """Brings blocks here from other stores and keeps them as cache. Blocks that are here are not fetched again, so it may be repeated.
+        RESOURCE_EXHAUSTED: no room. The same blocks asked for twice at the same time are fetched once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pin(self, request, context):
+        """Keeps blocks for a time. A pin of the same id is replaced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewPin(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPins(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBlocks(self, request, context):
+        """What an operator asks. Each of these looks at every block, during which the store does nothing else: about a second for a million.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Evict(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Verify(self, request, context):
+        """Checks every invariant of the pool.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -199,6 +292,46 @@ def add_StoreServicer_to_server(servicer, server):
                     servicer.CancelHandOver,
                     request_deserializer=springtide_dot_v1_dot_store__pb2.CancelHandOverRequest.FromString,
                     response_serializer=springtide_dot_v1_dot_store__pb2.CancelHandOverReply.SerializeToString,
+            ),
+            'Replicate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replicate,
+                    request_deserializer=springtide_dot_v1_dot_store__pb2.ReplicateRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_store__pb2.ReplicateReply.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=springtide_dot_v1_dot_store__pb2.PinRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_store__pb2.PinReply.SerializeToString,
+            ),
+            'RenewPin': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewPin,
+                    request_deserializer=springtide_dot_v1_dot_store__pb2.RenewPinRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_store__pb2.PinReply.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=springtide_dot_v1_dot_store__pb2.UnpinRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_store__pb2.PinReply.SerializeToString,
+            ),
+            'ListPins': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPins,
+                    request_deserializer=springtide_dot_v1_dot_store__pb2.ListPinsRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_store__pb2.ListPinsReply.SerializeToString,
+            ),
+            'ListBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBlocks,
+                    request_deserializer=springtide_dot_v1_dot_store__pb2.ListBlocksRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_store__pb2.ListBlocksReply.SerializeToString,
+            ),
+            'Evict': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evict,
+                    request_deserializer=springtide_dot_v1_dot_store__pb2.EvictRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_store__pb2.EvictReply.SerializeToString,
+            ),
+            'Verify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=springtide_dot_v1_dot_store__pb2.VerifyRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_store__pb2.VerifyReply.SerializeToString,
             ),
             'Stat': grpc.unary_unary_rpc_method_handler(
                     servicer.Stat,
@@ -427,6 +560,222 @@ class Store:
             '/springtide.v1.Store/CancelHandOver',
             springtide_dot_v1_dot_store__pb2.CancelHandOverRequest.SerializeToString,
             springtide_dot_v1_dot_store__pb2.CancelHandOverReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replicate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.Store/Replicate',
+            springtide_dot_v1_dot_store__pb2.ReplicateRequest.SerializeToString,
+            springtide_dot_v1_dot_store__pb2.ReplicateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.Store/Pin',
+            springtide_dot_v1_dot_store__pb2.PinRequest.SerializeToString,
+            springtide_dot_v1_dot_store__pb2.PinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewPin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.Store/RenewPin',
+            springtide_dot_v1_dot_store__pb2.RenewPinRequest.SerializeToString,
+            springtide_dot_v1_dot_store__pb2.PinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.Store/Unpin',
+            springtide_dot_v1_dot_store__pb2.UnpinRequest.SerializeToString,
+            springtide_dot_v1_dot_store__pb2.PinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.Store/ListPins',
+            springtide_dot_v1_dot_store__pb2.ListPinsRequest.SerializeToString,
+            springtide_dot_v1_dot_store__pb2.ListPinsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.Store/ListBlocks',
+            springtide_dot_v1_dot_store__pb2.ListBlocksRequest.SerializeToString,
+            springtide_dot_v1_dot_store__pb2.ListBlocksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.Store/Evict',
+            springtide_dot_v1_dot_store__pb2.EvictRequest.SerializeToString,
+            springtide_dot_v1_dot_store__pb2.EvictReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.Store/Verify',
+            springtide_dot_v1_dot_store__pb2.VerifyRequest.SerializeToString,
+            springtide_dot_v1_dot_store__pb2.VerifyReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,7 +9,7 @@ from messenger_support import Node, Workshop
 from messenger.base import Connection
 
 
-@pytest.fixture(params=["inproc", "shm", "tcp"])
+@pytest.fixture(params=["inproc", "faulty", "shm", "tcp", "tcp-python", "tcp-mixed", pytest.param("rdma", marks=pytest.mark.rdma)])
 async def workshop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workshop]:
     made = Workshop(request.param, tmp_path)
     yield made

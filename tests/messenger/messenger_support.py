@@ -6,15 +6,20 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from messenger import native
 from messenger.arena_memory import SharedMemory
 from messenger.base import Connection, Endpoint, Identity, Slice, Transport
+from messenger.faults import FaultPlan
+from messenger.faulty import FaultyTransport
 from messenger.inproc import InprocHub, InprocTransport
+from messenger.rdma.options import RdmaOptions
+from messenger.rdma.transport import RdmaTransport
 from messenger.router import host_id
 from messenger.shm import ShmTransport
 from messenger.tcp import TcpOptions, TcpTransport
@@ -24,6 +29,8 @@ GRANULE = 1 << 20
 NUM_GRANULES = 24
 TIMEOUT_S = 20.0
 """For operations that are to succeed."""
+RDMA_OPTIONS = RdmaOptions(connect_timeout_s=8.0)
+"""These tests run in an emulated machine."""
 
 
 @dataclass
@@ -88,11 +95,17 @@ class Workshop:
         self.nodes: list[Node] = []
 
     async def node(
-        self, name: str, num_granules: int = NUM_GRANULES, granule: int = GRANULE, on_notify: Callable[[Node], bool] | None = None
+        self,
+        name: str,
+        num_granules: int = NUM_GRANULES,
+        granule: int = GRANULE,
+        on_notify: Callable[[Node], bool] | None = None,
+        transport: Transport | None = None,
     ) -> Node:
+        """`transport`: another than usual."""
         memory = SharedMemory.create(num_granules, granule, new_incarnation())
         memory.region.generations[:] = np.arange(1, num_granules + 1)
-        node = Node(name, memory, self._transport(name, memory), observe=on_notify)
+        node = Node(name, memory, transport or self._transport(name, memory), observe=on_notify)
         self.nodes.append(node)
         await node.start()
         return node
@@ -105,10 +118,20 @@ class Workshop:
         match self.transport:
             case "inproc":
                 return InprocTransport(self.hub, name)
+            case "faulty":
+                return FaultyTransport(InprocTransport(self.hub, name), FaultPlan())
             case "shm":
                 return ShmTransport(memory, self.directory / f"{name}.sock")
+            case "rdma":
+                return RdmaTransport(options=RDMA_OPTIONS)
             case _:
-                return TcpTransport(options=TcpOptions(lanes=3))
+                return TcpTransport(options=tcp_options(self.transport, len(self.nodes)))
+
+
+def tcp_options(kind: str, number: int) -> TcpOptions:
+    """`tcp`: the native data plane where it has been built; `tcp-python`: the other; `tcp-mixed`: every second node has the other."""
+    python = kind == "tcp-python" or (kind == "tcp-mixed" and number % 2 == 1)
+    return TcpOptions(lanes=3, native=native.AVAILABLE and not python)
 
 
 def fill(node: Node, seed: int) -> np.ndarray:
@@ -145,10 +168,24 @@ class PeerProcess:
         self.endpoint = endpoint
 
     @classmethod
-    async def start(cls, transport: str, directory: Path, num_granules: int = NUM_GRANULES) -> PeerProcess:
+    async def start(
+        cls,
+        transport: str,
+        directory: Path,
+        num_granules: int = NUM_GRANULES,
+        on_notify: str = "ignore",
+        connect_to: Endpoint | None = None,
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+        pattern: int | None = None,
+    ) -> PeerProcess:
+        """`on_notify`: "hang" makes it hold Python's lock for ever at the first notification. It opens a connection to `connect_to` and,
+        given a `pattern`, writes that byte there all the time. `prefix` is a command that runs it elsewhere."""
         script = Path(__file__).with_name("messenger_peer.py")
+        arguments = (transport, str(directory / "peer.sock"), str(num_granules), on_notify, connect_to.to_json() if connect_to else "")
+        more = (host, "" if pattern is None else str(pattern))
         process = await asyncio.create_subprocess_exec(
-            sys.executable, str(script), transport, str(directory / "peer.sock"), str(num_granules), stdout=asyncio.subprocess.PIPE
+            *prefix, sys.executable, str(script), *arguments, *more, stdout=asyncio.subprocess.PIPE
         )
         assert process.stdout is not None
         return cls(process, Endpoint.from_json((await process.stdout.readline()).decode()))
@@ -161,6 +198,12 @@ class PeerProcess:
         self.signal(signal.SIGSTOP)
         status = Path(f"/proc/{self._process.pid}/stat")
         await until(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")
+
+    async def said(self) -> str:
+        """Its next line."""
+        assert self._process.stdout is not None
+        async with asyncio.timeout(TIMEOUT_S):
+            return (await self._process.stdout.readline()).decode().strip()
 
     async def kill(self) -> None:
         if self._process.returncode is None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import socket
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,15 @@ async def test_a_socket_file_left_by_a_killed_process_is_replaced(tmp_path: Path
     server = FdServer(memory, tmp_path / "arena.sock")
     await server.start()
     (await asyncio.to_thread(attach, tmp_path / "arena.sock")).close()
+    await server.close()
+    memory.close()
+
+
+async def test_only_its_user_can_connect(tmp_path: Path) -> None:
+    memory = SharedMemory.create(2, 4096, 1)
+    server = FdServer(memory, tmp_path / "a.sock")
+    await server.start()
+    assert stat.S_IMODE((tmp_path / "a.sock").stat().st_mode) == 0o600
     await server.close()
     memory.close()
 

@@ -14,8 +14,10 @@ from prometheus_client import REGISTRY
 from messenger.arena_memory import SharedMemory
 from messenger.base import Endpoint, InvalidSlice, Slice, Transport
 from messenger.faults import Fault, FaultPlan
+from messenger.faulty import FaultyTransport
 from messenger.inproc import InprocHub, InprocTransport
-from messenger.router import Messenger, MeteredConnection, host_id
+from messenger.metered import MeteredConnection
+from messenger.router import Messenger, host_id
 from messenger.shm import ShmTransport
 from messenger.tcp import TcpTransport
 from springtide.errors import PeerLost
@@ -211,10 +213,10 @@ async def test_metrics_count_bytes_batches_and_failures(pair: tuple[Peer, Peer])
     assert [after - earlier for after, earlier in zip(readings(), before, strict=True)] == [GRANULE, 2, 2, 1, 1]
 
 
-async def test_the_faults_of_inproc_reach_the_caller_of_a_messenger() -> None:
+async def test_a_connection_that_dropped_is_made_anew_for_the_caller_of_a_messenger() -> None:
     hub = InprocHub()
     faults = FaultPlan([Fault("drop", times=1)])
-    here = await Peer("here", lambda memory: [InprocTransport(hub, "here", faults)]).start()
+    here = await Peer("here", lambda memory: [FaultyTransport(InprocTransport(hub, "here"), faults)]).start()
     there = await Peer("there", lambda memory: [InprocTransport(hub, "there")]).start()
     first = await here.messenger.connect(there.endpoint)
     with pytest.raises(PeerLost, match="drop"):

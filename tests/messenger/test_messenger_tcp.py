@@ -1,27 +1,49 @@
-"""What comes in at a tcp port is not trusted."""
+"""What comes in at a tcp port is not trusted, and what goes out can be checked."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import struct
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from messenger_support import GRANULE, NUM_GRANULES, TIMEOUT_S, Node, Workshop, fill, whole
+from messenger_support import GRANULE, NUM_GRANULES, TIMEOUT_S, Node, Workshop, fill, until, whole
 
-from messenger.base import Identity, Region
+from messenger.base import CorruptBytes, DeadlineExceeded, Identity, Region, Slice, Unauthenticated
 from messenger.stream import Vector
-from messenger.tcp_protocol import MAGIC, TABLE, WELCOME_BYTES, Header, Hello, Op, Verdict, Welcome
+from messenger.tcp import TcpTransport
+from messenger.tcp_options import TcpOptions
+from messenger.tcp_protocol import (
+    CHALLENGE_BYTES,
+    MAGIC,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    TABLE,
+    VERSION,
+    WELCOME_BYTES,
+    Challenge,
+    Header,
+    Hello,
+    Op,
+    Role,
+    Verdict,
+    Welcome,
+)
 from messenger.tcp_server import ServedSlices
+from springtide.errors import ConfigError, PeerLost
 
 STRANGER = Identity("stranger", 12345)
+SECRET = b"a secret of the cluster"
 
 
-@pytest.fixture
-async def workshop(tmp_path: Path) -> AsyncIterator[Workshop]:
-    made = Workshop("tcp", tmp_path)
+@pytest.fixture(params=["tcp", "tcp-python"])
+async def workshop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workshop]:
+    made = Workshop(request.param, tmp_path)
     yield made
     await made.close()
 
@@ -31,15 +53,30 @@ async def there(workshop: Workshop) -> Node:
     return await workshop.node("there")
 
 
-async def say(node: Node, *messages: bytes, greet: bool = True) -> bytes:
-    """Sends the messages to the node's port as a stranger; returns all that it answers until it closes."""
+def address_of(node: Node) -> tuple[str, int]:
     host, _, port = node.endpoint.addresses["tcp"].rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    return host, int(port)
+
+
+def hello_to(node: Node, checksums: bool = False) -> bytes:
+    name = STRANGER.name.encode()
+    fields = (VERSION, Role.DATA, False, checksums, len(name), node.endpoint.incarnation, STRANGER.incarnation, bytes(NONCE_BYTES))
+    return Hello(*fields).pack() + name
+
+
+async def greet(node: Node, checksums: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A data lane to a node without a secret."""
+    reader, writer = await asyncio.open_connection(*address_of(node))
+    writer.write(hello_to(node, checksums) + bytes(PROOF_BYTES))
+    assert not Challenge.unpack(await reader.readexactly(CHALLENGE_BYTES)).has_secret
+    welcome = Welcome.unpack(await reader.readexactly(WELCOME_BYTES))
+    assert (welcome.verdict, welcome.region_bytes, welcome.granule) == (Verdict.WELCOME, node.bytes.nbytes, GRANULE)
+    return reader, writer
+
+
+async def all_answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *messages: bytes) -> bytes:
+    """Sends the messages; returns all that comes until the node closes."""
     async with asyncio.timeout(TIMEOUT_S):
-        if greet:
-            writer.write(Hello.pack(node.endpoint.incarnation, STRANGER))
-            welcome = Welcome.unpack(await reader.readexactly(WELCOME_BYTES))
-            assert (welcome.verdict, welcome.region_bytes, welcome.granule) == (Verdict.WELCOME, node.bytes.nbytes, GRANULE)
         for message in messages:
             writer.write(message)
         try:
@@ -54,16 +91,19 @@ def request(op: int, entries: list[tuple[int, int, int]], payload: int = 0) -> b
     return struct.pack("<B3xIQ", op, len(entries), payload) + np.array(entries, TABLE).tobytes()
 
 
+# ---- garbage ----
+
+
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
         ([request(99, [])], "unknown operation 99"),
         ([b"\x00" * 64], "unknown operation 0"),
         ([struct.pack("<B3xIQ", Op.READ, 1_000_000, 0)], "1000000 slices"),
-        ([struct.pack("<B3xIQ", Op.NOTIFY, 0, 1 << 40)], str(1 << 40)),
         ([request(Op.READ, [(NUM_GRANULES * GRANULE, 1, 1)])], f"offset {NUM_GRANULES * GRANULE}, length 1: outside"),
         ([request(Op.READ, [(0, 0, 1)])], "length 0"),
         ([request(Op.READ, [(2**64 - 1, 2**64 - 1, 1)])], f"offset {2**64 - 1}"),
+        ([request(Op.READ, [(0, 2**63, 1)])], f"length {2**63}"),
         ([request(Op.WRITE, [(GRANULE - 4, 8, 1)], 8)], "crosses a granule"),
         ([request(Op.WRITE, [(0, 8, 1)], 9)], "8 bytes announces 9"),
     ],
@@ -74,30 +114,42 @@ async def test_garbage_ends_its_connection_and_touches_nobody_else(
     before = fill(there, 1)
     here = await workshop.node("here")
     connection = await here.connect(there.endpoint)
-    assert await say(there, *messages) == b""
-    assert complaint in caplog.text
+    assert await all_answers(*await greet(there), *messages) == b""
+    await until(lambda: complaint in caplog.text)
     assert "stranger" in caplog.text
     assert np.array_equal(there.bytes, before)
     assert (await connection.read([whole(there, 2)], TIMEOUT_S)).num_bytes == GRANULE
 
 
-@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n", bytes(range(256)) * 40])
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\nHost: example.org\r\n" + b"X-Filler: 1\r\n" * 9, bytes(range(256)) * 40])
 async def test_what_is_no_messenger_gets_no_welcome(there: Node, caplog: pytest.LogCaptureFixture, garbage: bytes) -> None:
-    assert await say(there, garbage, greet=False) == b""
+    assert await all_answers(*await asyncio.open_connection(*address_of(there)), garbage) == b""
     assert "handshake" in caplog.text
 
 
+@pytest.mark.parametrize("seed", range(5))
+async def test_random_bytes_in_the_middle_of_a_session_change_no_byte_out_of_their_slices(there: Node, seed: int) -> None:
+    before = fill(there, 1)
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        noise = rng.integers(0, 256, int(rng.integers(1, 4000)), np.uint8).tobytes()
+        reader, writer = await greet(there)
+        writer.write(request(Op.WRITE, [(5, 100, 1)], 100) + noise)
+        writer.write_eof()
+        await all_answers(reader, writer)
+    assert np.array_equal(np.delete(there.bytes, np.s_[5:105]), np.delete(before, np.s_[5:105]))
+
+
 async def test_another_version_is_told_so(there: Node) -> None:
-    hello = bytearray(Hello.pack(there.endpoint.incarnation, STRANGER))
+    hello = bytearray(hello_to(there))
     hello[len(MAGIC) : len(MAGIC) + 2] = struct.pack("<H", 999)
-    assert Welcome.unpack(await say(there, bytes(hello), greet=False)).verdict is Verdict.OTHER_VERSION
+    answer = await all_answers(*await asyncio.open_connection(*address_of(there)), bytes(hello))
+    assert Challenge.unpack(answer).version == VERSION
 
 
 async def test_a_write_that_breaks_off_leaves_the_rest_untouched(there: Node) -> None:
-    host, _, port = there.endpoint.addresses["tcp"].rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(Hello.pack(there.endpoint.incarnation, STRANGER) + request(Op.WRITE, [(0, 1000, 1)], 1000) + b"\x05" * 400)
-    await reader.readexactly(WELCOME_BYTES)
+    reader, writer = await greet(there)
+    writer.write(request(Op.WRITE, [(0, 1000, 1)], 1000) + b"\x05" * 400)
     writer.write_eof()
     assert await reader.read() == b""
     writer.close()
@@ -105,13 +157,23 @@ async def test_a_write_that_breaks_off_leaves_the_rest_untouched(there: Node) ->
     assert not there.bytes[400:].any()
 
 
-async def test_a_server_that_is_no_messenger_is_lost(workshop: Workshop, there: Node) -> None:
-    from dataclasses import replace
+async def test_requests_may_be_sent_ahead_of_the_answers(there: Node) -> None:
+    """As no caller of ours does."""
+    theirs = fill(there, 3)
+    reader, writer = await greet(there)
+    writer.write(request(Op.READ, [(10, 5000, 1)]) + request(Op.WRITE, [(0, 3, 1)], 3) + b"abc" + request(Op.READ, [(0, 200_000, 1)]))
+    writer.write_eof()
+    answer = await reader.read()
+    writer.close()
+    first = Header(Op.READ, 1, 5000).pack() + theirs[10:5010].tobytes() + b"\0"
+    second = Header(Op.WRITE, 1, 0).pack() + b"\0"
+    third = Header(Op.READ, 1, 200_000).pack() + b"abc" + theirs[3:200_000].tobytes() + b"\0"
+    assert answer == first + second + third
 
-    from springtide.errors import PeerLost
 
+async def test_a_server_that_is_no_messenger_is_lost(there: Node) -> None:
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"SSH-2.0-OpenSSH_9.2p1 Debian-2 and so on, well beyond a welcome\r\n")
+        writer.write(b"SSH-2.0-OpenSSH_9.2p1 Debian-2 and so on, well beyond a challenge\r\n")
         await writer.drain()
         writer.close()
 
@@ -122,13 +184,218 @@ async def test_a_server_that_is_no_messenger_is_lost(workshop: Workshop, there: 
     server.close()
 
 
+# ---- strangers ----
+
+
+async def node_with(workshop: Workshop, name: str, **options: object) -> Node:
+    node = await workshop.node(name)
+    await node.transport.close()
+    native = TcpOptions().native and workshop.transport != "tcp-python"
+    node.transport = TcpTransport(options=TcpOptions(native=native, **options))  # type: ignore[arg-type]
+    await node.start()
+    return node
+
+
+async def test_who_knows_the_secret_comes_in(workshop: Workshop) -> None:
+    here, there = await node_with(workshop, "here", secret=SECRET), await node_with(workshop, "there", secret=SECRET)
+    theirs = fill(there, 1)
+    connection = await here.connect(there.endpoint)
+    await connection.read([whole(there, 3)], TIMEOUT_S)
+    assert np.array_equal(here.bytes[3 * GRANULE : 4 * GRANULE], theirs[3 * GRANULE : 4 * GRANULE])
+    await connection.write([], TIMEOUT_S, notify=b"mine")
+    assert await there.noted(1) == [b"mine"]
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "complaint"),
+    [
+        (b"another secret of 24 bytes", SECRET, "it has another"),
+        (None, SECRET, "the peer wants a cluster_secret"),
+        (SECRET, None, "the peer has no cluster_secret"),
+    ],
+)
+async def test_who_does_not_is_kept_out_with_the_reason(
+    workshop: Workshop, mine: bytes | None, theirs: bytes | None, complaint: str
+) -> None:
+    here, there = await node_with(workshop, "here", secret=mine), await node_with(workshop, "there", secret=theirs)
+    with pytest.raises(Unauthenticated, match=complaint):
+        await here.connect(there.endpoint)
+
+
+async def test_a_stranger_learns_nothing_and_lands_nothing(workshop: Workshop, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither with no proof, nor with a guess, nor with what an honest caller said on another connection."""
+    there = await node_with(workshop, "there", secret=SECRET)
+    for proof in (bytes(PROOF_BYTES), os.urandom(PROOF_BYTES)):
+        name = STRANGER.name.encode()
+        hello = Hello(VERSION, Role.DATA, True, False, len(name), there.endpoint.incarnation, 1, os.urandom(NONCE_BYTES)).pack() + name
+        reader, writer = await asyncio.open_connection(*address_of(there))
+        writer.write(hello + proof)
+        refusal = Welcome.unpack((await reader.readexactly(CHALLENGE_BYTES + WELCOME_BYTES))[CHALLENGE_BYTES:])
+        assert await all_answers(reader, writer, request(Op.WRITE, [(0, 4, 1)], 4) + b"evil") == b""
+        assert (refusal.verdict, refusal.region_bytes, refusal.proof) == (Verdict.WRONG_SECRET, 0, bytes(PROOF_BYTES))
+    assert not there.bytes.any()
+    assert caplog.text.count("does not know the cluster_secret") == 2
+    assert SECRET.decode() not in caplog.text
+
+
+async def test_a_false_owner_is_not_believed(workshop: Workshop) -> None:
+    """It says what a true one says, but cannot prove it; the caller's own proof, sent back, is none."""
+    here = await node_with(workshop, "here", secret=SECRET)
+    heard = asyncio.Event()
+
+    async def impersonate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(hello_to(here)) - len(STRANGER.name) + len("here"))
+        writer.write(Challenge(VERSION, True, 77, os.urandom(NONCE_BYTES)).pack())
+        writer.write(Welcome(Verdict.WELCOME, GRANULE, GRANULE, await reader.readexactly(PROOF_BYTES)).pack())
+        heard.set()
+
+    server = await asyncio.start_server(impersonate, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    with pytest.raises(Unauthenticated, match="the peer does not know the cluster_secret"):
+        await here.connect(replace(here.endpoint, incarnation=77, addresses={"tcp": address}))
+    assert heard.is_set()
+    server.close()
+
+
+async def test_without_a_secret_only_this_machine_is_spoken_with(workshop: Workshop, there: Node) -> None:
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0.*cluster_secret"):
+        await TcpTransport("0.0.0.0").listen(there.memory.region, there.identity, there.on_notify)
+    elsewhere = replace(there.endpoint, addresses={"tcp": "192.0.2.7:9"})
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.7.*cluster_secret"):
+        await there.connect(elsewhere)
+    for options in (TcpOptions(open_to_strangers=True), TcpOptions(secret=SECRET)):
+        transport = TcpTransport("0.0.0.0", options=options)
+        assert await transport.listen(there.memory.region, there.identity, there.on_notify)
+        await transport.close()
+
+
+def test_the_secret_is_not_shown() -> None:
+    assert SECRET.decode() not in repr(TcpOptions(secret=SECRET))
+
+
+# ---- checksums ----
+
+
+@pytest.mark.parametrize("length", [100, 3000, GRANULE])
+async def test_checksums_pass_what_arrives_as_it_was_sent(workshop: Workshop, length: int) -> None:
+    here, there = await node_with(workshop, "here", checksums=True), await node_with(workshop, "there")
+    mine, theirs = fill(here, 1), fill(there, 2)
+    connection = await here.connect(there.endpoint)
+    batch = [Slice(granule * GRANULE, granule * GRANULE, length, granule + 1) for granule in range(12)]
+    assert (await connection.read(batch, TIMEOUT_S)).num_bytes == 12 * length
+    assert np.array_equal(here.bytes[GRANULE : GRANULE + length], theirs[GRANULE : GRANULE + length])
+    batch = [Slice(granule * GRANULE, granule * GRANULE, length, granule + 1) for granule in range(12, 24)]
+    there.generations[15] += 1
+    completion = await connection.write(batch, TIMEOUT_S)
+    assert list(completion.failed) == [3]
+    assert np.array_equal(there.bytes[20 * GRANULE : 20 * GRANULE + length], mine[20 * GRANULE : 20 * GRANULE + length])
+
+
+async def test_a_write_with_a_wrong_checksum_is_refused(there: Node) -> None:
+    reader, writer = await greet(there, checksums=True)
+    writer.write(request(Op.WRITE, [(0, 4, 1), (8, 4, 1)], 8) + b"goodevil" + struct.pack("<II", 0xDEADBEEF, 1))
+    writer.write_eof()
+    assert await reader.read() == Header(Op.WRITE, 2, 0).pack() + bytes([2, 2])
+    writer.close()
+
+
+async def test_a_slice_that_is_corrupted_under_way_fails_typed_and_alone(workshop: Workshop) -> None:
+    """A proxy flips a bit of what the owner answers."""
+    here, there = await node_with(workshop, "here", checksums=True, lanes=1), await node_with(workshop, "there")
+    there.bytes[:] = 7
+    broken = asyncio.Event()
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        on_reader, on_writer = await asyncio.open_connection(*address_of(there))
+
+        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, flip: bool) -> None:
+            while data := bytearray(await source.read(1 << 16)):
+                position = data.find(b"\x07" * 64)
+                if flip and position >= 0 and not broken.is_set():
+                    data[position + 40] ^= 1
+                    broken.set()
+                target.write(data)
+            target.close()
+
+        await asyncio.gather(pump(reader, on_writer, False), pump(on_reader, writer, True))
+
+    server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    connection = await here.connect(replace(there.endpoint, addresses={"tcp": address}))
+    completion = await connection.read([whole(there, granule) for granule in range(4)], TIMEOUT_S)
+    assert len(completion.failed) == 1
+    assert all(isinstance(error, CorruptBytes) for error in completion.failed.values())
+    assert not (await connection.read([whole(there, granule) for granule in range(4)], TIMEOUT_S)).failed
+    await connection.close()
+    server.close()
+
+
+# ---- giving up ----
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+async def test_a_batch_that_misses_its_deadline_fails_alone(workshop: Workshop, there: Node, operation: str) -> None:
+    here = await workshop.node("here")
+    theirs = fill(there, 4)
+    connection = await here.connect(there.endpoint)
+    batch = [whole(there, granule) for granule in range(24)]
+    move = connection.read if operation == "read" else connection.write
+    missed = 0
+    for _ in range(10):
+        other = asyncio.create_task(connection.read(batch, TIMEOUT_S))
+        try:
+            await move(batch, 0.0)  # it may just be done when that is looked at
+        except DeadlineExceeded:
+            missed += 1
+        assert (await other).num_bytes == here.bytes.nbytes
+    assert missed
+    await connection.drain()
+    assert connection.is_open
+    assert (await connection.read(batch, TIMEOUT_S)).num_bytes == here.bytes.nbytes
+    assert np.array_equal(here.bytes, there.bytes)
+    if operation == "read":
+        assert np.array_equal(there.bytes, theirs)
+
+
+async def test_after_drain_nothing_of_a_batch_that_was_given_up_lands(workshop: Workshop, there: Node) -> None:
+    here = await workshop.node("here")
+    connection = await here.connect(there.endpoint)
+    for value in range(1, 20):
+        here.bytes[:] = value
+        with contextlib.suppress(DeadlineExceeded):
+            await connection.write([whole(there, granule) for granule in range(24)], 0.0)
+        await connection.drain()
+        there.bytes[:] = 0
+        assert (await connection.read([whole(there, 23)], TIMEOUT_S)).num_bytes == GRANULE
+        assert not there.bytes.any()
+
+
+async def test_what_the_owner_has_given_away_is_not_written_any_more(workshop: Workshop, there: Node) -> None:
+    """Over and over a granule is taken back while writes to it are under way: from `settle` on its bytes stay as they are."""
+    here = await workshop.node("here")
+    connection = await here.connect(there.endpoint)
+    refused = 0
+    for value in range(1, 60):
+        here.bytes[:] = value
+        there.bytes[:GRANULE] = 0
+        writing = asyncio.create_task(connection.write([whole(there, 0, local) for local in range(24)], TIMEOUT_S))
+        await until(lambda task=writing: bool(there.bytes[GRANULE // 2]) or task.done())  # type: ignore[misc]
+        there.generations[0] += 1
+        there.transport.settle()
+        snapshot = there.bytes[:GRANULE].copy()
+        completion = await writing
+        refused += len(completion.failed)
+        assert np.array_equal(there.bytes[:GRANULE], snapshot)
+    assert refused
+
+
 def test_what_turns_stale_half_way_is_diverted_from_there_on() -> None:
     memory = np.zeros(64, np.uint8)
     region = Region(memory, np.array([1, 2], np.uint64), 32)
     table = np.array([(0, 32, 1), (32, 32, 2)], TABLE)
     slices = ServedSlices(table, region)
     vector = Vector(slices.views)
-    check = slices.refuse_stale(vector, np.arange(2))
+    check = slices.refuse_stale(vector)
 
     def arrive(num_bytes: int) -> None:
         check()
@@ -146,7 +413,7 @@ def test_what_turns_stale_half_way_is_diverted_from_there_on() -> None:
     check()
     assert vector.done
     assert memory.tolist() == [9] * 40 + [0] * 24
-    assert slices.refused.tolist() == [False, True]
+    assert slices.verdicts() == bytes([0, 1])
 
 
 def test_headers_survive_the_wire() -> None:

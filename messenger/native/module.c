@@ -1,0 +1,37 @@
+/* The extension module messenger._native; messenger/_native.pyi says what its parts are for. */
+#include "native.h"
+
+static PyObject *crc32(PyObject *module, PyObject *data) {
+    (void)module;
+    Py_buffer view;
+    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)) return NULL;
+    uint32_t sum = crc32_of(view.buf, (size_t)view.len);
+    PyBuffer_Release(&view);
+    return PyLong_FromUnsignedLong(sum);
+}
+
+static PyMethodDef functions[] = {
+    {"settle", sessions_settle, METH_NOARGS, NULL},
+    {"crc32", crc32, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "messenger._native",
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__native(void) {
+    crc32_init();
+    if (batch_init() || PyType_Ready(&Batch_Type) || PyType_Ready(&Lanes_Type) || PyType_Ready(&Session_Type)) return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    if (!module) return NULL;
+    if (PyModule_AddObjectRef(module, "Batch", (PyObject *)&Batch_Type) || PyModule_AddObjectRef(module, "Lanes", (PyObject *)&Lanes_Type) ||
+        PyModule_AddObjectRef(module, "Session", (PyObject *)&Session_Type)) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

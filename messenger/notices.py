@@ -1,0 +1,129 @@
+"""Notifications over a stream, in their order: each a length (u32) and so many bytes, answered by one byte once the handler has had it."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from messenger.base import Completion, DeadlineExceeded, InvalidSlice, NotifyHandler
+from messenger.ordering import Turns, deliver
+from messenger.stream import Stream, Vector
+from springtide.errors import PeerLost
+
+MAX_NOTIFY_BYTES = 1 << 20
+ASK_AFTER_S = 0.4
+"""An answer that takes longer makes the sender ask whether anybody is there."""
+_LENGTH = struct.Struct("<I")
+_ACKNOWLEDGED = b"\x06"
+
+
+def frame(payload: bytes) -> bytes:
+    return _LENGTH.pack(len(payload)) + payload
+
+
+async def receive_frame(stream: Stream) -> bytes:
+    """Raises PeerClosed between two frames, ConnectionError within one and when it is too long."""
+    (length,) = _LENGTH.unpack(await stream.receive(_LENGTH.size))
+    if length > MAX_NOTIFY_BYTES:
+        raise ConnectionError(f"a message of {length} bytes, more than {MAX_NOTIFY_BYTES}")
+    return bytes(await stream.receive(length))
+
+
+async def serve_notices(stream: Stream, peer: str, on_notify: NotifyHandler) -> None:
+    """The receiving side. Raises PeerClosed when the peer ends the stream, ConnectionError when it breaks off."""
+    while True:
+        payload = await receive_frame(stream)
+        deliver(on_notify, peer, payload)
+        await stream.send(Vector([memoryview(_ACKNOWLEDGED)]))
+
+
+class NoticeSender:
+    """The sending side. It owns the stream, and notices when the peer goes."""
+
+    def __init__(self, stream: Stream, peer: str, on_lost: Callable[[PeerLost], None], check: Callable[[], Awaitable[None]]) -> None:
+        """`on_lost` is called when the stream breaks. `check` is awaited while the peer is silent; it calls `fail` if that is lost."""
+        self._stream = stream
+        self._peer = peer
+        self._on_lost = on_lost
+        self._check = check
+        self._lost: PeerLost | None = None
+        self._unsent: deque[memoryview] = deque()
+        self._sending: asyncio.Task[None] | None = None
+        self._answers: deque[asyncio.Future[None]] = deque()
+        self._turns = Turns()
+        self._watching = asyncio.create_task(self._watch(), name=f"answers of {peer}")
+
+    async def after(self, write: Callable[[float], Awaitable[Completion]], payload: bytes, timeout_s: float, what: str) -> Completion:
+        """Does `write` (given its timeout), then sends `payload` if no slice failed, in the order in which this was called. Raises what
+        `write` raises, PeerLost, DeadlineExceeded."""
+        check_length(payload)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        async with self._turns.take() as come:
+            completion = await write(timeout_s)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await come()
+                    if not completion.failed:
+                        await self._send(payload)
+            except TimeoutError as error:
+                raise DeadlineExceeded(f"{what} took longer than {timeout_s:g} s to be acknowledged") from error
+            return completion
+
+    def fail(self, error: PeerLost) -> None:
+        """Idempotent. Everybody who waits for an answer gets the error."""
+        if self._lost is not None:
+            return
+        self._lost = error
+        for answer in self._answers:
+            if not answer.done():
+                answer.set_exception(error)
+                answer.exception()  # whoever waited may be gone
+        self._stream.close()
+
+    async def close(self) -> None:
+        """After `fail`."""
+        await asyncio.gather(self._watching, *([self._sending] if self._sending else []), return_exceptions=True)
+
+    async def _send(self, payload: bytes) -> None:
+        """Returns when the peer's handler has had it. A cancelled one may still be delivered."""
+        if self._lost is not None:
+            raise self._lost
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        self._unsent.append(memoryview(frame(payload)))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_unsent(), name=f"notifications to {self._peer}")
+        while not answer.done():
+            await asyncio.wait((answer,), timeout=ASK_AFTER_S)
+            if not answer.done():
+                await self._check()
+        answer.result()
+
+    async def _send_unsent(self) -> None:
+        """In a task of its own: whoever asked may be cancelled, and a frame is sent whole."""
+        try:
+            while self._unsent:
+                await self._stream.send(Vector([self._unsent.popleft()]))
+        except OSError as error:
+            self._on_lost(PeerLost(f"lost {self._peer}: {error}"))
+
+    async def _watch(self) -> None:
+        try:
+            while True:
+                await self._stream.receive(len(_ACKNOWLEDGED))
+                if not self._answers:
+                    raise ConnectionError("it acknowledged a notification that was not sent")
+                answer = self._answers.popleft()
+                if not answer.done():
+                    answer.set_result(None)
+        except OSError as error:
+            self._on_lost(PeerLost(f"lost {self._peer}: {error}"))
+
+
+def check_length(payload: bytes) -> None:
+    """Raises InvalidSlice."""
+    if len(payload) > MAX_NOTIFY_BYTES:
+        raise InvalidSlice(f"a notification of {len(payload)} bytes, more than {MAX_NOTIFY_BYTES}")

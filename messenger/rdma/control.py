@@ -1,0 +1,203 @@
+"""The control RPC of the transport, both ends: how queue pairs are exchanged, and how a side makes sure that the other has let go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+from collections import OrderedDict
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from messenger.base import Identity, Unauthenticated
+from messenger.rdma.ports import Address
+from messenger.rdma.wire import (
+    NONCE_BYTES,
+    VERSION,
+    Answer,
+    OfferedPath,
+    answer_from_pb,
+    answer_to_pb,
+    offer_to_pb,
+    pair_from_pb,
+    port_from_pb,
+    port_to_pb,
+    proof_of,
+)
+from springtide.errors import PeerLost, SpringtideError
+from springtide.rpc import channels
+from springtide.rpc import rdma_pb2 as pb
+from springtide.rpc.rdma_pb2_grpc import RdmaControlServicer, RdmaControlStub, add_RdmaControlServicer_to_server
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_LEAVE_TIMEOUT_S = 1.0
+"""For a peer to say that nothing can land any more."""
+_ASK_TIMEOUT_S = 1.0
+_MAX_NONCES = 1024
+"""Greeted but not yet offered; the oldest are forgotten first."""
+
+
+class Host(Protocol):
+    """What the server end asks of the process that lends memory."""
+
+    def ports(self) -> list[Address]: ...
+
+    def open(self, caller: Identity, paths: list[OfferedPath], session: bytes) -> Answer:
+        """`session`: to which they are added, empty for a new one. Raises SpringtideError."""
+        ...
+
+    def leave(self, session: bytes, path: int | None) -> None:
+        """Closes one path of a session, or all; what is unknown is closed already."""
+        ...
+
+
+class ControlServer:
+    def __init__(self, host: Host, incarnation: int, secret: bytes | None) -> None:
+        self._server = channels.new_server()
+        servicer = _Servicer(host, incarnation, secret)
+        add_RdmaControlServicer_to_server(servicer, self._server)
+
+    async def start(self, address: str) -> str:
+        """Serves at `host:port`, port 0 for a free one. Returns the address. Raises OSError when it is taken."""
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot serve the control RPC of rdma at {address}: {error}") from error
+        await self._server.start()
+        return f"{address.rpartition(':')[0]}:{port}"
+
+    async def close(self) -> None:
+        await self._server.stop(None)
+
+
+class ControlClient:
+    """To one peer. Every method raises PeerLost when it is away or does not answer as it should."""
+
+    def __init__(self, address: str, secret: bytes | None) -> None:
+        self._address = address
+        self._secret = secret
+        self._channel = channels.connect(address)
+        self._stub = RdmaControlStub(self._channel)
+        self._nonces = (b"", b"")
+        self._closed = False
+
+    async def greet(self, expected_incarnation: int, timeout_s: float) -> list[Address]:
+        """The peer's ports. It has half of the time: gRPC gives up what is not connected within 0.2 s, and until then it is tried again."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        welcome: pb.RdmaWelcome = await self._call(
+            self._stub.Greet, pb.RdmaGreeting(caller_nonce=nonce), timeout_s / 2, wait_for_ready=True
+        )
+        if welcome.incarnation != expected_incarnation:
+            raise PeerLost(f"the peer has restarted: it is incarnation {welcome.incarnation}, not {expected_incarnation}")
+        self._nonces = (nonce, welcome.server_nonce)
+        try:
+            return [port_from_pb(port) for port in welcome.ports]
+        except ValueError as error:
+            raise PeerLost(f"{self._address} names a port that is not understood: {error}") from error
+
+    async def connect(
+        self, expected_incarnation: int, caller: Identity, paths: list[OfferedPath], session: bytes, timeout_s: float
+    ) -> Answer:
+        """After `greet`. `session`: to which the paths are added, empty for a new one."""
+        offer = offer_to_pb(expected_incarnation, caller, paths, session).SerializeToString()
+        proof = proof_of(self._secret, "offer", *self._nonces, offer)
+        signed = pb.SignedRdmaOffer(caller_nonce=self._nonces[0], server_nonce=self._nonces[1], offer=offer, proof=proof)
+        reply: pb.SignedRdmaAnswer = await self._call(self._stub.Connect, signed, timeout_s)
+        if not hmac.compare_digest(reply.proof, proof_of(self._secret, "answer", *self._nonces, reply.answer)):
+            raise Unauthenticated(f"{self._address} does not know the cluster_secret")
+        try:
+            answer = answer_from_pb(pb.RdmaAnswer.FromString(reply.answer))
+        except (ValueError, DecodeError) as error:
+            raise PeerLost(f"{self._address} answers what is not understood: {error}") from error
+        if len(answer.paths) != len(paths):
+            raise PeerLost(f"{self._address} answers {len(answer.paths)} paths instead of {len(paths)}")
+        return answer
+
+    async def ask(self) -> None:
+        """Whether the peer's process answers at all."""
+        await self._call(self._stub.Greet, pb.RdmaGreeting(), _ASK_TIMEOUT_S)
+
+    async def leave(self, session: bytes, path: int) -> None:
+        """After it returns, nothing that was sent over `path` can land."""
+        message = pb.LeaveRdmaPath(session=pb.RdmaSession(token=session), path=path)
+        await self._call(self._stub.LeavePath, message, _LEAVE_TIMEOUT_S)
+
+    async def disconnect(self, session: bytes) -> None:
+        """As `leave` for all paths."""
+        await self._call(self._stub.Disconnect, pb.RdmaSession(token=session), _LEAVE_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """Idempotent. Calls under way raise PeerLost."""
+        self._closed = True
+        await self._channel.close(None)
+
+    async def _call(self, method: Any, message: Any, timeout_s: float, wait_for_ready: bool = False) -> Any:
+        closed = PeerLost(f"the connection to {self._address} was closed here")
+        if self._closed:
+            raise closed
+        try:
+            return await method(message, timeout=timeout_s, wait_for_ready=wait_for_ready)
+        except asyncio.CancelledError as error:
+            if self._closed:  # gRPC lets the closing of a channel look as if the caller had been cancelled
+                raise closed from error
+            raise
+        except grpc.aio.AioRpcError as error:
+            kind = Unauthenticated if error.code() is grpc.StatusCode.PERMISSION_DENIED else PeerLost
+            raise kind(f"{self._address}: {error.details()} ({error.code().name})") from error
+
+
+class _Servicer(RdmaControlServicer):
+    def __init__(self, host: Host, incarnation: int, secret: bytes | None) -> None:
+        self._host = host
+        self._incarnation = incarnation
+        self._secret = secret
+        self._nonces: OrderedDict[bytes, None] = OrderedDict()
+
+    async def Greet(self, request: pb.RdmaGreeting, context: Context) -> pb.RdmaWelcome:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self._nonces[nonce] = None
+        if len(self._nonces) > _MAX_NONCES:
+            self._nonces.popitem(last=False)
+        ports = [port_to_pb(port) for port in self._host.ports()]
+        return pb.RdmaWelcome(server_nonce=nonce, incarnation=self._incarnation, ports=ports)
+
+    async def Connect(self, request: pb.SignedRdmaOffer, context: Context) -> pb.SignedRdmaAnswer:
+        nonces = (request.caller_nonce, request.server_nonce)
+        known = request.server_nonce in self._nonces
+        self._nonces.pop(request.server_nonce, None)
+        if not known or not hmac.compare_digest(request.proof, proof_of(self._secret, "offer", *nonces, request.offer)):
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the caller does not know the cluster_secret")
+        try:
+            answer = self._open(pb.RdmaOffer.FromString(request.offer))
+        except (SpringtideError, ValueError, DecodeError) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        message = answer_to_pb(answer).SerializeToString()
+        return pb.SignedRdmaAnswer(answer=message, proof=proof_of(self._secret, "answer", *nonces, message))
+
+    async def LeavePath(self, request: pb.LeaveRdmaPath, context: Context) -> pb.RdmaDone:
+        self._host.leave(request.session.token, request.path)
+        return pb.RdmaDone()
+
+    async def Disconnect(self, request: pb.RdmaSession, context: Context) -> pb.RdmaDone:
+        self._host.leave(request.token, None)
+        return pb.RdmaDone()
+
+    def _open(self, offer: pb.RdmaOffer) -> Answer:
+        if offer.version != VERSION:
+            raise ValueError(f"version {offer.version} of the rdma transport, this is {VERSION}")
+        if offer.expected_incarnation != self._incarnation:
+            raise ValueError(f"the peer has restarted: it is incarnation {self._incarnation}, not {offer.expected_incarnation}")
+        paths = [OfferedPath(pair_from_pb(path.queue_pair), path.port) for path in offer.paths]
+        return self._host.open(Identity(offer.caller_name, offer.caller_incarnation), paths, offer.session.token)
+
+
+async def close_quietly(client: ControlClient, session: bytes) -> None:
+    """Tells a peer that may be gone, and ends the channel."""
+    with contextlib.suppress(PeerLost):
+        await client.disconnect(session)
+    await client.close()
