@@ -10,12 +10,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from deploy.options import DEFAULT_URL, ClusterName, RedisUrl, Url
+from deploy.store_cli import store
 from springtide.errors import ConfigError, SpringtideError
 
 if TYPE_CHECKING:
     from springtide.config import ClusterConfig
 
-DEFAULT_URL = "http://127.0.0.1:8000"
+MAX_REPLAYED_BLOCKS = 1 << 28
+"""Of `bench kvstore`: some 40 GiB of memory."""
 
 app = typer.Typer(
     name="springtide",
@@ -24,10 +27,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-bench = typer.Typer(help="Measures a running cluster.", no_args_is_help=True)
+bench = typer.Typer(help="Measures a running cluster, or its cache on a trace.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+app.add_typer(store, name="store")
 
-Url = Annotated[str, typer.Option("--url", help="where the cluster serves HTTP")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML; see docs/configuration.md")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any setting of docs/configuration.md; repeatable")]
 
@@ -91,13 +94,14 @@ def up(
 @app.command()
 def status(
     url: Url = DEFAULT_URL,
-    redis_url: Annotated[str | None, typer.Option(help="the Valkey or Redis of a cluster that runs elsewhere")] = None,
-    cluster: Annotated[str, typer.Option(help="its name there, setting `cluster`")] = "springtide",
+    redis_url: RedisUrl = None,
+    cluster: ClusterName = "springtide",
 ) -> None:
     """Show a running cluster's nodes, slots, queues and hit rate."""
+    from deploy.commands.locate import Where
     from deploy.commands.status import status as show
 
-    show(url, redis_url, cluster)
+    show(Where(url, redis_url, cluster))
 
 
 @app.command()
@@ -191,6 +195,19 @@ def bench_serve(
     raise typer.Exit(run(workload, BenchOptions(url, model, ttft_slo_ms, tbt_slo_ms, as_json, output)))
 
 
+@bench.command("kvstore")
+def bench_kvstore(
+    trace: Annotated[Path, typer.Option(help="JSONL: timestamp (ms), input_length, output_length, hash_ids (block ids) of each request")],
+    capacity: Annotated[str, typer.Option(help="in blocks, separated by commas")] = "1000,3000,10000,30000,50000,100000",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Replay a trace through the pool: each eviction policy's hit rate, beside an infinite cache's and Belady's optimum."""
+    from deploy.bench.kvstore import TraceOptions
+    from deploy.bench.kvstore import bench_kvstore as run
+
+    run(TraceOptions(trace, _parse_capacities(capacity), as_json))
+
+
 def main() -> None:
     try:
         app()
@@ -213,6 +230,15 @@ def _load(path: Path | None, overrides: dict[str, Any]) -> ClusterConfig:
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _parse_capacities(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 0 < int(part) <= MAX_REPLAYED_BLOCKS for part in parts):
+        raise ConfigError(
+            f"--capacity: write numbers of blocks up to {MAX_REPLAYED_BLOCKS} separated by commas, such as 1000,50000, not {text!r}"
+        )
+    return [int(part) for part in parts]
 
 
 def _parse_settings(settings: list[str] | None) -> dict[str, Any]:

@@ -117,6 +117,7 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         report.incarnation = self.incarnation
         report.slots_total = self.link.num_slots if self.link is not None else 0
         report.slots_available = self.store_load.slots_available
+        report.ssd_read_us_per_block = self.store_load.ssd_read_us_per_block
         return report
 
     def _on_command(self, session: int, command: node_pb2.PrefillCommand | node_pb2.DecodeCommand) -> None:

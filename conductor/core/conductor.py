@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
-from conductor.core.decision import Outcome, Placement, Reason, Rejection
+from conductor.core.decision import Alternatives, Outcome, Placement, Reason, Rejection
 from conductor.core.events import (
     Action,
     Advance,
@@ -37,8 +37,12 @@ from conductor.core.settings import ConductorSettings
 from conductor.core.state import Attempt, ClusterState
 from conductor.core.transfer import TransferModel
 from springtide.blocks import blocks_for
-from springtide.ids import GatewayId, NodeId
+from springtide.ids import GatewayId, NodeId, RequestId
 
+_MOST_SOURCES = 3
+"""The chosen one and those that take its place when it fails or is slow."""
+_COUNTED_REQUESTS = 1 << 16
+"""The latest, which may still be scheduled anew."""
 _SWEPT_A_TICK = 50_000
 """Table entries cleaned at a time, some 20 ms."""
 
@@ -51,6 +55,19 @@ class Totals:
     rejected: Counter[Reason] = field(default_factory=Counter)
     prompt_tokens: int = 0
     cached_tokens: int = 0
+
+    _counted: OrderedDict[RequestId, None] = field(default_factory=OrderedDict)
+
+    def count_prompt(self, request_id: RequestId | None, num_tokens: int, cached_tokens: int) -> None:
+        """Once for each request: a later attempt finds in the pool what an earlier one has put there. None: which one is not known."""
+        if request_id in self._counted:
+            return
+        if request_id is not None:
+            self._counted[request_id] = None
+            if len(self._counted) > _COUNTED_REQUESTS:
+                self._counted.popitem(last=False)
+        self.prompt_tokens += num_tokens
+        self.cached_tokens += cached_tokens
 
     @property
     def decided(self) -> int:
@@ -124,13 +141,13 @@ class ConductorCore:
         self._count(outcome)
         assignment = None
         if isinstance(outcome, Placement):
-            source = self._source(outcome)
+            sources = self._sources(outcome, alternatives)
             assignment = Assignment(
                 attempt_id=request.attempt_id,
                 prefill=self.state.instances[outcome.prefill.instance_id].ref,
                 decode=self.state.instances[outcome.decode.instance_id].ref,
                 local_blocks=outcome.prefill.local_blocks,
-                source=source,
+                sources=sources,
                 predicted_ttft_ms=outcome.prefill.ttft_ms,
                 predicted_tbt_ms=outcome.decode.tbt_ms,
                 ttft_slo_ms=alternatives.ttft_slo_ms,
@@ -139,6 +156,7 @@ class ConductorCore:
             self.state.place(
                 Attempt(
                     attempt_id=request.attempt_id,
+                    request_id=request.request_id,
                     gateway_id=request.gateway_id,
                     prefill_id=outcome.prefill.instance_id,
                     decode_id=outcome.decode.instance_id,
@@ -150,15 +168,23 @@ class ConductorCore:
                     renewed_at=now,
                 )
             )
-            if source is not None:
-                self.transfers.begin(request.attempt_id, source.node_id, assignment.prefill.node_id)
+            if sources:
+                self.transfers.begin(request.attempt_id, sources[0].node_id, assignment.prefill.node_id)
         return Reply(request.attempt_id, outcome, alternatives, assignment)
 
-    def _source(self, placement: Placement) -> Source | None:
-        node_id = placement.prefill.source_id
-        if node_id is None:
-            return None
-        return Source(node_id, self._store_addresses[node_id], placement.prefill.source_blocks)
+    def _sources(self, placement: Placement, alternatives: Alternatives) -> tuple[Source, ...]:
+        """The one that was chosen, then others that hold more than the prefill node itself."""
+        prefill = placement.prefill
+        if prefill.source_id is None:
+            return ()
+        own_id = self.state.instances[prefill.instance_id].ref.node_id
+        chosen = [(prefill.source_id, prefill.source_blocks)]
+        chosen += [
+            (node_id, min(blocks, prefill.source_blocks))
+            for node_id, blocks in alternatives.holders
+            if node_id not in (own_id, prefill.source_id) and blocks > prefill.local_blocks
+        ]
+        return tuple(Source(node_id, self._store_addresses[node_id], blocks) for node_id, blocks in chosen[:_MOST_SOURCES])
 
     def _count(self, outcome: Outcome) -> None:
         if isinstance(outcome, Rejection):
@@ -179,8 +205,7 @@ class ConductorCore:
             return []
         self.transfers.end(event.attempt_id, event.remote_tokens * self.settings.bytes_per_token, event.fetch_ms)
         self.state.prefill_over(attempt)
-        self.totals.prompt_tokens += attempt.num_tokens
-        self.totals.cached_tokens += event.cached_tokens
+        self.totals.count_prompt(attempt.request_id, attempt.num_tokens, event.cached_tokens)
         return [PrefillFinished(event.attempt_id, attempt.predicted_ttft_ms, event.ttft_ms, attempt.num_tokens, event.cached_tokens)]
 
     def _renew(self, event: Renew, now: float) -> None:
@@ -201,6 +226,7 @@ class ConductorCore:
         cost = prefill.load.prefill_cost if prefill is not None else None
         return Attempt(
             attempt_id=live.attempt_id,
+            request_id=None,
             gateway_id=gateway_id,
             prefill_id=live.prefill_id,
             decode_id=live.decode_id,

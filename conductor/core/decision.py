@@ -67,6 +67,8 @@ class Alternatives:
     """When to come back if there is no instance at all."""
     prefills: tuple[PrefillEstimate, ...]
     decodes: tuple[DecodeEstimate, ...]
+    holders: tuple[tuple[NodeId, int], ...]
+    """Some of the stores that hold a prefix of the prompt, and how many blocks of it: the longest first, then the least congested."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -77,6 +79,7 @@ class Alternatives:
         fields["avoid"] = tuple(fields["avoid"])
         fields["prefills"] = tuple(PrefillEstimate(*row) for row in fields["prefills"])
         fields["decodes"] = tuple(DecodeEstimate(*row) for row in fields["decodes"])
+        fields["holders"] = tuple((node_id, blocks) for node_id, blocks in fields["holders"])
         return cls(**fields)
 
 

@@ -60,6 +60,7 @@ class Load:
     attempt_ids: frozenset[AttemptId] = frozenset()
     prefill_cost: PrefillCost | None = None
     decode_cost: DecodeCost | None = None
+    ssd_read_us_per_block: int = 0
 
 
 # ---- events ----
@@ -225,7 +226,8 @@ class Assignment:
     prefill: InstanceRef
     decode: InstanceRef
     local_blocks: int
-    source: Source | None
+    sources: tuple[Source, ...]
+    """Where to fetch from, best first; the prediction counts on the first."""
     predicted_ttft_ms: float
     predicted_tbt_ms: float
     ttft_slo_ms: float

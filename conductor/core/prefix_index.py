@@ -100,6 +100,18 @@ class PrefixIndex:
         masks: Iterator[int] = map(dram.get, keys, repeat(0))
         if ssd:
             masks = (mask | ssd.get(key, 0) for key, mask in zip(keys, masks, strict=True))
+        return self._longest(keys, masks)
+
+    def match_in_dram(self, keys: Sequence[BlockKey]) -> dict[NodeId, int]:
+        """As `match`, counting only what can be read at once."""
+        return self._longest(keys, map(self._holders[Tier.DRAM].get, keys, repeat(0)))
+
+    @property
+    def has_ssd(self) -> bool:
+        """Some store holds blocks on SSD."""
+        return bool(self._holders[Tier.SSD])
+
+    def _longest(self, keys: Sequence[BlockKey], masks: Iterator[int]) -> dict[NodeId, int]:
         matches: dict[NodeId, int] = {}
         holding = self._live_mask
         for depth, mask in enumerate(masks):

@@ -7,6 +7,7 @@ replayed from its log line.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import nsmallest
 from typing import TypeVar
 
 from conductor.core.admission import ADMISSIONS
@@ -20,6 +21,7 @@ from conductor.core.transfer import TransferModel
 from springtide.blocks import blocks_for
 from springtide.ids import NodeId
 
+_MOST_HOLDERS = 5
 _Estimate = TypeVar("_Estimate", PrefillEstimate, DecodeEstimate)
 
 
@@ -50,7 +52,12 @@ class Scheduler:
             rejoin_s=settings.rejoin_s,
             prefills=self._prefills(request, matches, now),
             decodes=self._decodes(request, matches),
+            holders=self._holders(matches),
         )
+
+    def _holders(self, matches: Mapping[NodeId, int]) -> tuple[tuple[NodeId, int], ...]:
+        best = nsmallest(_MOST_HOLDERS, matches, key=lambda node_id: (-matches[node_id], self._transfers.congestion(node_id), node_id))
+        return tuple((node_id, matches[node_id]) for node_id in best)
 
     def ready(self, instance: Instance) -> bool:
         """Its load is known, with what it takes to predict, and so is what its store holds."""
@@ -60,27 +67,40 @@ class Scheduler:
     def _prefills(self, request: Schedule, matches: Mapping[NodeId, int], now: float) -> tuple[PrefillEstimate, ...]:
         # The last token is always computed: its logits are what the first output token is drawn from.
         most_reused = (request.num_tokens - 1) // self._settings.block_tokens
+        at_once = self._index.match_in_dram(request.block_keys) if self._index.has_ssd else matches
         best, holders = best_match(matches, most_reused)
         source = min(holders, key=self._transfers.congestion) if holders and self._policy.fetches else None
         return tuple(
-            self._prefill(request, instance, min(matches.get(instance.ref.node_id, 0), most_reused), best, source, now)
+            self._prefill(request, instance, *self._local(request, instance, matches, at_once, most_reused), best, source, now)
             for instance in self._state.of_role(Role.PREFILL)
             if self.ready(instance)
         )
 
-    def _prefill(self, request: Schedule, instance: Instance, local: int, best: int, source: NodeId | None, now: float) -> PrefillEstimate:
+    def _local(
+        self, request: Schedule, instance: Instance, matches: Mapping[NodeId, int], at_once: Mapping[NodeId, int], most: int
+    ) -> tuple[int, float]:
+        """Blocks that the instance's own store will give, and how long it reads: from its SSD, where that is sooner than computing."""
+        held, in_dram = (min(found.get(instance.ref.node_id, 0), most) for found in (matches, at_once))
+        read_ms = (held - in_dram) * instance.load.ssd_read_us_per_block / 1000
+        if read_ms and read_ms + self._compute_ms(request, instance, held) >= self._compute_ms(request, instance, in_dram):
+            return in_dram, 0.0
+        return held, read_ms
+
+    def _prefill(
+        self, request: Schedule, instance: Instance, local: int, read_ms: float, best: int, source: NodeId | None, now: float
+    ) -> PrefillEstimate:
         """Lines 4 to 20 of Algorithm 1 for one instance. The paper always fetches there; here, what is computed sooner is computed."""
         queue_ms = instance.queue_ms(now)
-        transfer_ms, compute_ms = 0.0, self._compute_ms(request, instance, local)
+        transfer_ms, compute_ms = read_ms, self._compute_ms(request, instance, local)
         fetched: NodeId | None = None
         branch: Branch = "cache-aware"
-        if source is not None and best > local and best >= self._settings.kvcache_balancing_threshold * local:
+        if source not in (None, instance.ref.node_id) and best > local and best >= self._settings.kvcache_balancing_threshold * local:
             num_bytes = (best - local) * self._settings.bytes_per_block
             fetch_ms = self._transfers.predict_ms(source, instance.ref.node_id, num_bytes)
             rest_ms = self._compute_ms(request, instance, best)
             branch = "recompute"
             if fetch_ms + rest_ms < compute_ms:
-                branch, fetched, transfer_ms, compute_ms = "fetch", source, fetch_ms, rest_ms
+                branch, fetched, transfer_ms, compute_ms = "fetch", source, read_ms + fetch_ms, rest_ms
         return PrefillEstimate(
             instance.ref.instance_id,
             local,

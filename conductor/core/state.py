@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from conductor.core.events import InstanceRef, Load, Phase, Role
 from springtide.cost import PrefillCost
-from springtide.ids import AttemptId, GatewayId, InstanceId
+from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
 
 _INITIAL_OUTPUT_TOKENS = 128.0
 _OUTPUT_SMOOTHING = 0.05
@@ -20,6 +20,8 @@ _OUTPUT_SMOOTHING = 0.05
 @dataclass(slots=True)
 class Attempt:
     attempt_id: AttemptId
+    request_id: RequestId | None
+    """None when another Conductor placed it."""
     gateway_id: GatewayId
     prefill_id: InstanceId
     decode_id: InstanceId

@@ -49,8 +49,7 @@ class Assignment:
     attempt_id: AttemptId
     prefill: Instance
     decode: Instance
-    source: Instance | None = None
-    source_blocks: int = 0
+    sources: tuple[pb.PrefixSource, ...] = ()
     predicted_ttft_ms: float = 0.0
     ttft_slo_ms: float = 0.0
     tbt_slo_ms: float = 0.0

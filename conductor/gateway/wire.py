@@ -61,8 +61,7 @@ def _assignment(message: conductor_pb2.Assignment) -> ev.Assignment:
         attempt_id=AttemptId(message.attempt_id),
         prefill=_instance(message.prefill),
         decode=_instance(message.decode),
-        source=_instance(message.source) if message.HasField("source") else None,
-        source_blocks=message.source_blocks,
+        sources=tuple(message.sources),
         predicted_ttft_ms=message.predicted_ttft_ms,
         ttft_slo_ms=message.ttft_slo_ms,
         tbt_slo_ms=message.tbt_slo_ms,
@@ -125,11 +124,8 @@ def prefill_start(action: ev.StartPrefill, namespace: BlockKey) -> node_pb2.Pref
         decode_store_address=assignment.decode.store_address,
         decode_store_node_id=assignment.decode.node_id,
         ttft_budget_ms=action.ttft_budget_ms,
+        sources=assignment.sources,
     )
-    if assignment.source is not None:
-        start.source.node_id = assignment.source.node_id
-        start.source.store_address = assignment.source.store_address
-        start.source.num_blocks = assignment.source_blocks
     return node_pb2.PrefillCommand(start=start)
 
 

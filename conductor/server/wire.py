@@ -29,7 +29,7 @@ from springtide.blocks import KEY_BYTES
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.errors import InvalidRequest
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
-from springtide.rpc import conductor_pb2, node_pb2, store_pb2
+from springtide.rpc import common_pb2, conductor_pb2, node_pb2, store_pb2
 
 _TIERS = {store_pb2.TIER_DRAM: Tier.DRAM, store_pb2.TIER_SSD: Tier.SSD}
 _REASONS = {
@@ -121,21 +121,20 @@ def schedule_reply(reply: Reply, debug: bool) -> conductor_pb2.ScheduleReply:
 
 
 def _assignment(assignment: Assignment) -> conductor_pb2.Assignment:
-    message = conductor_pb2.Assignment(
+    return conductor_pb2.Assignment(
         attempt_id=assignment.attempt_id,
         prefill=_ref(assignment.prefill),
         decode=_ref(assignment.decode),
         local_blocks=assignment.local_blocks,
+        sources=[
+            common_pb2.PrefixSource(node_id=source.node_id, store_address=source.store_address, num_blocks=source.num_blocks)
+            for source in assignment.sources
+        ],
         predicted_ttft_ms=assignment.predicted_ttft_ms,
         predicted_tbt_ms=assignment.predicted_tbt_ms,
         ttft_slo_ms=assignment.ttft_slo_ms,
         tbt_slo_ms=assignment.tbt_slo_ms,
     )
-    if assignment.source is not None:
-        message.source.node_id = assignment.source.node_id
-        message.source.store_address = assignment.source.store_address
-        message.source_blocks = assignment.source.num_blocks
-    return message
 
 
 def _ref(ref: InstanceRef) -> conductor_pb2.InstanceRef:
@@ -249,6 +248,7 @@ def load(report: node_pb2.LoadReport) -> Load:
         attempt_ids=frozenset(AttemptId(attempt_id) for attempt_id in report.attempt_ids),
         prefill_cost=PrefillCost(*_three(report, "prefill")) if report.cost.prefill else None,
         decode_cost=DecodeCost(*_three(report, "decode")) if report.cost.decode else None,
+        ssd_read_us_per_block=report.ssd_read_us_per_block,
     )
 
 

@@ -164,7 +164,8 @@ class DecodeCore:
 
     def _reserve(self, attempt: Attempt) -> None:
         attempt.phase = "reserving"
-        self._orders.append(storage.Reserve(attempt.attempt_id, attempt.request.keys, attempt.request.num_blocks))
+        request = attempt.request
+        self._orders.append(storage.Reserve(request.attempt_id, request.keys, request.num_blocks, request.tenant))
 
     def _notice(self, notice: storage.Notice, now: float) -> None:
         if isinstance(notice, storage.StoreLoad):

@@ -66,16 +66,20 @@ def _type_name(annotation: Any) -> str:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
+    if origin is dict:
+        return f"mapping of {_type_name(arguments[0])} to sizes"
     if origin in (types.UnionType, Union):
         return _type_name(next(argument for argument in arguments if argument is not types.NoneType))
-    names = {"str": "text", "int": "integer", "float": "number", "bool": "`true`, `false`", "Path": "path"}
+    names = {"str": "text", "int": "integer", "float": "number", "bool": "`true`, `false`", "Path": "path", "SecretStr": "text"}
     return names[annotation.__name__]
 
 
 def _default(info: FieldInfo) -> str:
-    value = info.default
+    value = info.get_default(call_default_factory=True)
     if value is None:
         return ""
+    if isinstance(value, dict):
+        return f"`{{{', '.join(value)}}}`"
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

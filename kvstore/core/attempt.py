@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 from kvstore.core.block import Block
 from kvstore.core.ingest import Ingest
+from kvstore.core.tenants import Tenant
 from springtide.ids import AttemptId, BlockKey, Slot
 
 
@@ -15,6 +16,8 @@ class Holder(Enum):
 
     ENGINE = auto()
     """Reads and writes all of them, until Release or its end."""
+    STORE = auto()
+    """This store itself, for a replica that it was told to take: the engine's part."""
     FETCH = auto()
     """This store reads from a peer into them."""
     HAND_OVER = auto()
@@ -23,6 +26,8 @@ class Holder(Enum):
     """A peer writes them: quarantined once the engine has let go, until the peer closes the ingest or is fenced."""
 
 
+OWNERS = frozenset({Holder.ENGINE, Holder.STORE})
+"""Who wants an attempt's blocks. Each attempt begins with one of them."""
 WRITERS = frozenset({Holder.ENGINE, Holder.FETCH, Holder.INGEST})
 
 
@@ -42,6 +47,8 @@ class Place:
 @dataclass(slots=True)
 class Attempt:
     attempt_id: AttemptId
+    tenant: Tenant
+    """Who pays for its slots."""
     keys: list[BlockKey]
     """Known keys, of the first blocks."""
     places: list[Place | None]
@@ -58,6 +65,10 @@ class Attempt:
         return any(position in held for held in self.holders.values())
 
     @property
+    def wanted(self) -> bool:
+        return not OWNERS.isdisjoint(self.holders)
+
+    @property
     def quarantined(self) -> bool:
-        """The engine has let go, but somebody may still write."""
-        return Holder.ENGINE not in self.holders and not WRITERS.isdisjoint(self.holders)
+        """Nobody wants it any more, but somebody may still write."""
+        return not self.wanted and not WRITERS.isdisjoint(self.holders)

@@ -1,26 +1,15 @@
-"""A committed block: visible to everybody who knows its key."""
+"""`Block`, `BlockTable` and `BlockHeap`: the compact ones where the C part is built, else the plain ones, which behave alike."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from dataclasses import dataclass
+from kvstore.core.plain_block import MAX_USES
 
-from springtide.ids import BlockKey, Slot
+if TYPE_CHECKING:
+    from kvstore.core.plain_block import Block, BlockHeap, BlockTable
+else:
+    try:
+        from kvstore._native import Block, BlockHeap, BlockTable
+    except ImportError:
+        from kvstore.core.plain_block import Block, BlockHeap, BlockTable
 
-
-@dataclass(slots=True, eq=False)
-class Block:
-    """`slot` belongs to the block until it is evicted; nobody writes it meanwhile."""
-
-    key: BlockKey
-    slot: Slot
-    parent: Block | None
-    children: int = 0
-    """Held blocks whose parent this is."""
-    refs: int = 0
-    """Places of attempts and leases. Whoever references a block references its ancestors too."""
-    last_used: int = 0
-    """Tick of the index when the last reference was dropped: larger is later."""
-
-    @property
-    def evictable(self) -> bool:
-        return self.refs == 0 and self.children == 0
+__all__ = ["MAX_USES", "Block", "BlockHeap", "BlockTable"]

@@ -1,24 +1,31 @@
-"""Which of the evictable blocks goes first."""
+"""Which of the evictable blocks goes first. A policy judges blocks; that only leaves go, whatever it says, is the index's doing."""
 
 from __future__ import annotations
 
-import heapq
-from typing import Protocol
+import math
+from collections.abc import Callable
+from typing import Literal, Protocol
 
-from kvstore.core.block import Block
+from kvstore.core.block import MAX_USES, Block, BlockHeap
+from kvstore.core.hit_density import HitDensity
 
-_COMPACT_ABOVE = 1024
+PolicyName = Literal["hit-density", "lru", "lfu", "length-aware"]
+
+DEPTH_WEIGHT = 0.1
+"""Of a doubled depth, against doubled uses."""
 
 
-class EvictionPolicy(Protocol):
-    """Orders the blocks that may go now: leaves without references. The index adds a block when it becomes one and discards it when it
-    ceases to be one; while it is in, nothing about the block changes."""
+class VictimQueue(Protocol):
+    """Orders blocks that may go now: leaves without references. The index adds a block when it becomes one and discards it when it ceases
+    to be one; while it is in, nothing about the block changes."""
 
     def add(self, block: Block) -> None: ...
 
-    def discard(self, block: Block) -> None: ...
+    def discard(self, block: Block) -> None:
+        """No-op when it is not in."""
+        ...
 
-    def pop(self) -> Block:
+    def pop(self, now: int) -> Block:
         """Removes and returns the next victim. Raises IndexError when there is none."""
         ...
 
@@ -27,33 +34,82 @@ class EvictionPolicy(Protocol):
     def __len__(self) -> int: ...
 
 
-class LRU:
-    """The block whose last reference was dropped longest ago. A heap, for a parent becomes evictable after its children but is to go by its
-    own last use; entries of discarded blocks stay in it until they surface or outnumber the others."""
+class Observer(Protocol):
+    """Learns from how some of the blocks are used. Time (`now`) is counted in uses of blocks: the ticks of `Block.last_used`."""
 
-    def __init__(self) -> None:
-        self._members: set[Block] = set()
-        self._heap: list[tuple[int, int, Block]] = []
+    def observes(self, block: Block) -> bool:
+        """Whether to be told of blocks of this key. They become `sampled`."""
+        ...
+
+    def used(self, block: Block, now: int) -> None:
+        """It has been stored, or was found while nobody else used it."""
+        ...
+
+    def rested(self, block: Block, now: int) -> None:
+        """Nobody uses it any more."""
+        ...
+
+
+class EvictionPolicy(Protocol):
+    @property
+    def observer(self) -> Observer | None: ...
+
+    def new_queue(self, lane: int) -> VictimQueue:
+        """`lane` as in BlockHeap."""
+        ...
+
+
+def new_policy(name: PolicyName, capacity: int) -> EvictionPolicy:
+    """The policy of a tier that holds `capacity` blocks."""
+    if name == "hit-density":
+        return HitDensity(capacity)
+    return Ranking(ranking(name, capacity))
+
+
+def ranking(name: Literal["lru", "lfu", "length-aware"], capacity: int) -> Callable[[Block], float]:
+    """What a block is worth, from the moment of its last use on: the tick at which an LRU would have used it last.
+
+    LFU: each doubling of its uses makes a block that much younger as it takes to fill the tier once. The frequent stay longer, but age wins
+    in the end, which it never does in pure LFU. Length-aware is like LFU, but gives the later blocks of long prompts a longer stay too,
+    for they cost more to compute (LengthAwareCache of the Mooncake paper, arXiv 2407.00079, section 4.2).
+    """
+    if name == "lru":
+        return lambda block: block.last_used
+    worth = [0.0, *(capacity * math.log2(uses) for uses in range(1, MAX_USES + 1))]
+    if name == "lfu":
+        return lambda block: block.last_used + worth[block.uses]
+    per_doubling = capacity * DEPTH_WEIGHT
+    return lambda block: block.last_used + worth[block.uses] + per_doubling * block.depth.bit_length()
+
+
+class Ranking:
+    """The policy that evicts the block of least value. O(log n) each."""
+
+    observer = None
+
+    def __init__(self, value: Callable[[Block], float]) -> None:
+        self._value = value
+
+    def new_queue(self, lane: int) -> VictimQueue:
+        return RankedQueue(self._value, lane)
+
+
+class RankedQueue:
+    def __init__(self, value: Callable[[Block], float], lane: int) -> None:
+        self._value = value
+        self._heap = BlockHeap(lane)
 
     def add(self, block: Block) -> None:
-        self._members.add(block)
-        heapq.heappush(self._heap, (block.last_used, block.slot, block))
-        if len(self._heap) > 2 * len(self._members) + _COMPACT_ABOVE:
-            self._heap = [(member.last_used, member.slot, member) for member in self._members]
-            heapq.heapify(self._heap)
+        self._heap.push(block, self._value(block))
 
     def discard(self, block: Block) -> None:
-        self._members.discard(block)
+        self._heap.discard(block)
 
-    def pop(self) -> Block:
-        while True:
-            last_used, _, block = heapq.heappop(self._heap)
-            if block in self._members and block.last_used == last_used:
-                self._members.remove(block)
-                return block
+    def pop(self, now: int) -> Block:
+        return self._heap.pop()
 
     def __contains__(self, block: Block) -> bool:
-        return block in self._members
+        return block in self._heap
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._heap)

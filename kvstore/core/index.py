@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Container, Generator, Iterator, Sequence
 
-from kvstore.core.block import Block
+from kvstore.core.block import Block, BlockTable
 from kvstore.core.eviction import EvictionPolicy
+from kvstore.core.history import UseHistory
+from kvstore.core.order import EvictionOrder
+from kvstore.core.tenants import Tenant
 from springtide.ids import BlockKey, Slot
 
 
 class BlockIndex:
-    def __init__(self, policy: EvictionPolicy) -> None:
-        self._blocks: dict[BlockKey, Block] = {}
-        self._policy = policy
+    """`capacity`: blocks that there are room for. `pinned`, `tells_dirty` as in EvictionOrder."""
+
+    def __init__(self, capacity: int, policy: EvictionPolicy, pinned: Container[BlockKey] = (), tells_dirty: bool = False) -> None:
+        self._blocks = BlockTable(capacity)
+        self._order = EvictionOrder(policy, pinned, tells_dirty)
+        self._observer = policy.observer
+        self._history = UseHistory(capacity)
         self._tick = 0
         self.num_unreferenced = 0
         """Because references are prefix-closed, all of these can go, leaf by leaf."""
+        self.num_spare = 0
+        """Of those, the spare ones."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -24,82 +35,151 @@ class BlockIndex:
         return self._blocks.get(key)
 
     def keys(self) -> list[BlockKey]:
-        """Every key, parents before their children."""
-        return list(self._blocks)
+        """Every key, parents before their children; O(blocks), as `blocks`."""
+        return [block.key for block in self._blocks.by_depth()]
 
-    def blocks(self) -> Iterable[Block]:
-        return self._blocks.values()
+    def blocks(self) -> list[Block]:
+        """Parents before their children."""
+        return self._blocks.by_depth()
+
+    def with_descendants(self, keys: Collection[BlockKey] | None) -> list[Block]:
+        """The blocks of `keys` and all that continue them, or all blocks when None; parents before their children; O(blocks)."""
+        found: dict[BlockKey, Block] = {}
+        for block in self.blocks():
+            if keys is None or block.key in keys or (block.parent is not None and block.parent.key in found):
+                found[block.key] = block
+        return list(found.values())
 
     def match(self, keys: Sequence[BlockKey]) -> list[Block]:
         """The longest prefix of `keys`, counted from a first block on, that is held."""
-        found: list[Block] = []
-        parent: Block | None = None
-        for key in keys:
-            block = self._blocks.get(key)
-            if block is None or block.parent is not parent:
-                break
-            found.append(block)
-            parent = block
-        return found
+        return self._blocks.match(keys)
 
-    def insert(self, key: BlockKey, parent: Block | None, slot: Slot) -> Block:
-        """Takes `slot` over from the caller, who references `parent`; `evict` gives it back. The new block has no reference yet."""
-        assert key not in self._blocks, "a key is held once"
+    def insert(self, key: BlockKey, parent: Block | None, slot: Slot, tenant: Tenant) -> Block:
+        """Takes `slot` over from the caller, who references `parent` and now the new block too; `evict` gives it back."""
         assert parent is None or parent.refs > 0, "only who holds a block adds a child to it"
-        block = Block(key, slot, parent)
-        self._blocks[key] = block
+        block = Block(key, slot, parent, tenant)
+        self._blocks.add(block)
         if parent is not None:
             parent.children += 1
-        self._became_unreferenced(block)
+            self._dirty_children_change(parent, 1)
+        block.uses = self._history.recall(block)
+        block.reference()
+        if self._observer is not None and self._observer.observes(block):
+            block.sampled = True
+            self._observer.used(block, self._tick)
         return block
 
     def reference(self, block: Block) -> None:
-        if block.refs == 0:
+        if block.evictable:
+            self._order.discard(block)  # before its uses change, which may decide where it is
+        if block.reference() == 0:
             self.num_unreferenced -= 1
-            self._policy.discard(block)
-        block.refs += 1
+            self.num_spare -= block.spare
+            block.tenant.unreferenced -= 1
+            if block.sampled and self._observer is not None:
+                self._observer.used(block, self._tick)
 
     def dereference(self, block: Block) -> None:
         """Callers drop a prefix from its end, so that a leaf counts as less recently used than its ancestors."""
-        assert block.refs > 0, "dereferenced more often than referenced"
-        block.refs -= 1
-        if block.refs == 0:
-            self._became_unreferenced(block)
+        if block.dereference() == 0:
+            self._tick += 1
+            block.last_used = self._tick
+            self.num_unreferenced += 1
+            self.num_spare += block.spare
+            block.tenant.unreferenced += 1
+            if block.sampled and self._observer is not None:
+                self._observer.rested(block, self._tick)
+            if not block.children:
+                self._order.add(block)
 
-    def evict(self, count: int) -> list[Block]:
-        """Removes `count` blocks, least valuable leaf first. Their slots are the caller's. At most `num_unreferenced` can be had."""
-        assert count <= self.num_unreferenced, "more asked for than can go"
-        return [self._evict_one() for _ in range(count)]
+    def evict(self, count: int, tenant: Tenant | None = None) -> list[Block]:
+        """Removes `count` blocks (of `tenant`, where one with a quota is given), least valuable leaf first. Their slots are the caller's.
+        At most as many as are unreferenced can be had."""
+        assert count <= (self.num_unreferenced if tenant is None else tenant.unreferenced), "more asked for than can go"
+        victims = []
+        for _ in range(count):
+            victims.append(self._order.pop(self._tick, tenant))
+            self._remove(victims[-1])
+        return victims
 
-    def _evict_one(self) -> Block:
-        block = self._policy.pop()
-        del self._blocks[block.key]
+    def discard(self, block: Block) -> None:
+        """Removes one that is evictable. Its slot is the caller's."""
+        self._order.discard(block)
+        self._remove(block)
+
+    def set_clean(self, block: Block, clean: bool) -> None:
+        before = block.spare
+        with self.reordering(block):
+            block.clean = clean
+        if block.spare is not before:
+            self._spare_changed(block)
+
+    def _dirty_children_change(self, block: Block, by: int) -> None:
+        before = block.spare
+        block.dirty_children += by
+        if block.spare is not before:
+            self._spare_changed(block)
+
+    def _spare_changed(self, block: Block) -> None:
+        """And thereby, maybe, that its ancestors are spare."""
+        spare = block.spare
+        while True:
+            if block.refs == 0:
+                self.num_spare += 1 if spare else -1
+            parent = block.parent
+            if parent is None:
+                return
+            before = parent.spare
+            parent.dirty_children -= 1 if spare else -1
+            if parent.spare is before:
+                return
+            block = parent
+
+    def dirty_leaves(self) -> Generator[Block, None, None]:
+        """Blocks that are evictable and not clean, the next victim first. Nothing may change before the iterator is closed."""
+        return self._order.dirty(self._tick)
+
+    @contextlib.contextmanager
+    def reordering(self, block: Block) -> Iterator[None]:
+        """While the block's pins change, or whether it is clean."""
+        ordered = block in self._order
+        if ordered:
+            self._order.discard(block)
+        yield
+        if ordered:
+            self._order.add(block)
+
+    def _remove(self, block: Block) -> None:
+        assert block.evictable, "only leaves that nobody references go"
+        self._blocks.remove(block)
+        self._history.remember(block)
         self.num_unreferenced -= 1
+        block.tenant.unreferenced -= 1
         parent = block.parent
+        if block.spare:
+            self.num_spare -= 1
+        elif parent is not None:
+            self._dirty_children_change(parent, -1)
         if parent is not None:
             parent.children -= 1
             if parent.evictable:
-                self._policy.add(parent)
-        return block
-
-    def _became_unreferenced(self, block: Block) -> None:
-        self._tick += 1
-        block.last_used = self._tick
-        self.num_unreferenced += 1
-        if block.evictable:
-            self._policy.add(block)
+                self._order.add(parent)
 
     def validate(self) -> None:
         """Asserts the invariants of this class; O(blocks)."""
-        children: dict[BlockKey, int] = {}
-        for key, block in self._blocks.items():
-            assert block.key == key
+        blocks = self.blocks()
+        children = Counter(block.parent.key for block in blocks if block.parent is not None)
+        for block in blocks:
+            assert self._blocks.get(block.key) is block
             assert block.refs >= 0
             if block.parent is not None:
                 assert self._blocks.get(block.parent.key) is block.parent, "a held block's parent is held"
                 assert block.parent.refs > 0 or block.refs == 0, "a referenced block's parent is referenced"
-                children[block.parent.key] = children.get(block.parent.key, 0) + 1
-            assert (block in self._policy) == block.evictable, "the policy knows exactly the evictable blocks"
-        assert all(block.children == children.get(key, 0) for key, block in self._blocks.items())
-        assert self.num_unreferenced == sum(block.refs == 0 for block in self._blocks.values())
-        assert len(self._policy) == sum(block.evictable for block in self._blocks.values())
+                assert block.parent.tenant is block.tenant, "a chain is one tenant's"
+            assert block.children == children[block.key]
+            assert (block in self._order) == block.evictable, "the order knows exactly the evictable blocks"
+        assert self.num_unreferenced == sum(block.refs == 0 for block in blocks)
+        assert self.num_spare == sum(block.refs == 0 and block.spare for block in blocks)
+        dirty = Counter(block.parent.key for block in blocks if block.parent is not None and not block.spare)
+        assert all(block.dirty_children == dirty[block.key] for block in blocks)
+        assert len(self._order) == sum(block.evictable for block in blocks)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvstore.core.attempt import Attempt, Holder
+from kvstore.core.attempt import Attempt
+from kvstore.core.pins import PinKind
 
 if TYPE_CHECKING:
     from kvstore.core.index import BlockIndex
     from kvstore.core.leases import LeaseTable
     from kvstore.core.ledger import Ledger
+    from kvstore.core.pins import Pins
     from kvstore.core.slots import SlotTable
     from springtide.ids import AttemptId
 
@@ -19,13 +21,14 @@ def validate(ledger: Ledger, leases: LeaseTable) -> None:
     """Raises AssertionError naming what is broken."""
     attempts = ledger.attempts
     ledger.index.validate()
+    ledger.pins.validate()
     _each_slot_has_one_owner(ledger.slots, ledger.index, attempts)
-    _references_add_up(ledger.index, leases, attempts)
+    _references_add_up(ledger.index, leases, ledger.pins, attempts)
+    _each_tenant_pays_for_its_slots(ledger)
     for attempt in attempts.values():
         _attempt_is_sound(attempt)
-    assert ledger.orphans.keys() == {attempt_id for attempt_id, attempt in attempts.items() if Holder.ENGINE not in attempt.holders}, (
-        "orphans are those whose engine has let go"
-    )
+    unwanted = {attempt_id for attempt_id, attempt in attempts.items() if not attempt.wanted}
+    assert ledger.orphans.keys() == unwanted, "orphans are those that nobody wants"
 
 
 def _each_slot_has_one_owner(slots: SlotTable, index: BlockIndex, attempts: dict[AttemptId, Attempt]) -> None:
@@ -39,12 +42,24 @@ def _each_slot_has_one_owner(slots: SlotTable, index: BlockIndex, attempts: dict
     assert all(count == 1 for count in owners.values()), "no slot is owned twice"
 
 
-def _references_add_up(index: BlockIndex, leases: LeaseTable, attempts: dict[AttemptId, Attempt]) -> None:
+def _references_add_up(index: BlockIndex, leases: LeaseTable, pins: Pins, attempts: dict[AttemptId, Attempt]) -> None:
     references = Counter(id(block) for lease in leases for block in lease.blocks)
+    references.update(id(block) for pin in pins if pin.kind is PinKind.HARD for block in pin.blocks.values())
     references.update(id(place.block) for attempt in attempts.values() for place in attempt.places if place is not None and place.block)
     held = {id(block): block for block in index.blocks()}
     assert references.keys() <= held.keys(), "what is referenced is held"
     assert all(block.refs == references[identity] for identity, block in held.items())
+
+
+def _each_tenant_pays_for_its_slots(ledger: Ledger) -> None:
+    slots = Counter(block.tenant for block in ledger.index.blocks())
+    unreferenced = Counter(block.tenant for block in ledger.index.blocks() if block.refs == 0)
+    for attempt in ledger.attempts.values():
+        slots[attempt.tenant] += attempt.num_private
+    assert +slots == {tenant: tenant.slots for tenant in ledger.tenants}, "each slot in use is on one tenant's account"
+    for tenant in ledger.tenants:
+        assert tenant.unreferenced == unreferenced[tenant]
+        assert tenant.quota is None or tenant.slots <= tenant.quota, "a quota is kept"
 
 
 def _attempt_is_sound(attempt: Attempt) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from kvstore.core.attempt import Attempt, Holder, Place
+from kvstore.core.attempt import OWNERS, Attempt, Holder, Place
 from kvstore.core.block import Block
 from kvstore.core.index import BlockIndex
-from kvstore.core.results import PoolEvent, Removed, Stored, UnknownAttempt
+from kvstore.core.journal import Journal
+from kvstore.core.pins import Pins
+from kvstore.core.results import Removed, Stored, Tier, UnknownAttempt
 from kvstore.core.slots import SlotTable
-from springtide.errors import InvalidRequest, PoolFull
+from kvstore.core.ssd import SsdBlocks
+from kvstore.core.tenants import Tenant, Tenants
+from springtide.errors import InvalidRequest, PoolFull, SpringtideError
 from springtide.ids import AttemptId, BlockKey, Slot
 
 _REMEMBERED_ATTEMPTS = 1 << 16
@@ -19,22 +23,32 @@ _REMEMBERED_ATTEMPTS = 1 << 16
 class Ledger:
     """Slots move between free, private to one attempt, and that of a committed block, here and nowhere else."""
 
-    def __init__(self, slots: SlotTable, index: BlockIndex) -> None:
+    def __init__(
+        self, slots: SlotTable, index: BlockIndex, pins: Pins, tenants: Tenants, journal: Journal, ssd: SsdBlocks | None = None
+    ) -> None:
         self.slots = slots
         self.index = index
+        self.pins = pins
+        self.tenants = tenants
+        self._journal = journal
+        self._ssd = ssd
         self.attempts: dict[AttemptId, Attempt] = {}
         self.orphans: dict[AttemptId, Attempt] = {}
-        """Attempts whose engine has let go, while somebody else still holds slots of theirs."""
+        """Attempts that nobody wants any more, while somebody still holds slots of theirs."""
         self._gone: OrderedDict[AttemptId, None] = OrderedDict()
-        self._events: list[PoolEvent] = []
-        self.sequence = 0
-        """Of the last event."""
         self.looked_up_blocks = 0
         self.hit_blocks = 0
 
     def is_over(self, attempt_id: AttemptId) -> bool:
         """It was here and has ended, lately."""
         return attempt_id in self._gone
+
+    def with_owner(self, attempt_id: AttemptId) -> Attempt:
+        """Raises UnknownAttempt when nobody wants such an attempt (any more)."""
+        attempt = self.attempts.get(attempt_id)
+        if attempt is None or not attempt.wanted:
+            raise UnknownAttempt(f"attempt {attempt_id} is not known here")
+        return attempt
 
     def with_engine(self, attempt_id: AttemptId) -> Attempt:
         """Raises UnknownAttempt when the engine does not hold such an attempt."""
@@ -43,54 +57,73 @@ class Ledger:
             raise UnknownAttempt(f"attempt {attempt_id} is not known here")
         return attempt
 
-    def look_up(self, keys: Sequence[BlockKey]) -> list[Block]:
-        """The longest held prefix; counted for the hit rate."""
+    def look_up(self, keys: Sequence[BlockKey], tenant: str | None = None) -> list[Block]:
+        """The longest held prefix, none of another than `tenant` if one is given; counted for the hit rate."""
         found = self.index.match(keys)
+        if tenant is not None and found and found[0].tenant.name != tenant:
+            found = []
         self.looked_up_blocks += len(keys)
         self.hit_blocks += len(found)
         return found
 
-    def admit(self, attempt_id: AttemptId, keys: Sequence[BlockKey], num_blocks: int, max_reused: int) -> Attempt:
+    def admit(
+        self, attempt_id: AttemptId, keys: Sequence[BlockKey], num_blocks: int, max_reused: int, tenant_name: str, owner: Holder
+    ) -> Attempt:
         """A new attempt with the longest held prefix of `keys` up to `max_reused`, referenced, and private slots for the rest.
 
-        Raises PoolFull, or InvalidRequest when the attempt was here before or the numbers make no sense.
+        Raises PoolFull, QuotaExceeded, or InvalidRequest when the attempt was here before, the numbers make no sense or the quota is less.
         """
         if attempt_id in self.attempts or self.is_over(attempt_id):
             raise InvalidRequest(f"attempt {attempt_id} was here before; every try takes a new id")
         if num_blocks < 1 or len(keys) > num_blocks:
             raise InvalidRequest(f"attempt {attempt_id} asks for {num_blocks} blocks with {len(keys)} keys")
-        reused = self.look_up(keys[:max_reused])
+        tenant = self.tenants.find(tenant_name)
+        reused = self.look_up(keys[:max_reused], tenant_name)
         for block in reused:
             self.index.reference(block)
         try:
-            fresh = self.allocate(num_blocks - len(reused))
-        except PoolFull:
+            fresh = self.allocate(num_blocks - len(reused), tenant, num_blocks)
+        except SpringtideError:
             for block in reversed(reused):
                 self.index.dereference(block)
+            self.tenants.forget_if_idle(tenant)
             raise
         places: list[Place | None] = [Place(block.slot, block) for block in reused]
         places += [Place(slot) for slot in fresh]
-        attempt = Attempt(attempt_id, list(keys), places, len(reused), {Holder.ENGINE: range(num_blocks)}, num_private=len(fresh))
+        attempt = Attempt(attempt_id, tenant, list(keys), places, len(reused), {owner: range(num_blocks)}, num_private=len(fresh))
         self.attempts[attempt_id] = attempt
         return attempt
 
-    def allocate(self, count: int) -> list[Slot]:
-        """Free slots, after evicting as many blocks as it takes. Raises PoolFull, with nothing changed."""
-        short = count - self.slots.num_free
-        if short > self.index.num_unreferenced:
+    def allocate(self, count: int, tenant: Tenant, num_blocks: int) -> list[Slot]:
+        """Free slots for an attempt of `tenant` that then has `num_blocks`, after evicting as many blocks as it takes: the tenant's own
+        until its quota suffices, then anybody's. Raises PoolFull, QuotaExceeded or InvalidRequest, with nothing changed."""
+        own = tenant.own_evictions(count, num_blocks)
+        short = count - own - self.slots.num_free
+        if short > self.index.num_unreferenced - own:
             raise PoolFull(
                 f"{count} slots asked for; {self.slots.num_free} of {self.slots.num_slots} are free "
                 f"and {self.index.num_unreferenced} evictable"
             )
+        victims = self.index.evict(own, tenant) if own else []
         if short > 0:
-            victims = self.index.evict(short)
-            self.slots.give_back(block.slot for block in victims)
-            self.sequence += 1
-            self._events.append(Removed(self.sequence, [block.key for block in victims]))
+            victims += self.index.evict(short)
+        tenant.slots += count  # first, so that a tenant whose every block goes is not forgotten
+        self.bury(victims)
         return self.slots.take(count)
 
+    def bury(self, victims: Sequence[Block]) -> None:
+        """What is left to do for blocks that the index has given up."""
+        self.pins.evicted(victims)
+        self.slots.give_back(block.slot for block in victims)
+        for block in victims:
+            block.tenant.slots -= 1
+            self.tenants.forget_if_idle(block.tenant)
+        if self._ssd is not None:
+            self._ssd.left_arena(victims)
+        self._journal.tell(Removed, [block.key for block in victims], Tier.DRAM)
+
     def publish(self, attempt: Attempt, end: int, new_keys: Sequence[BlockKey] = ()) -> None:
-        """Makes the attempt's blocks before `end` visible, or those before the first whose key is held under another parent."""
+        """Makes the attempt's blocks before `end` visible, or those before the first whose key is held under another parent or tenant."""
         attempt.keys += new_keys
         added = []
         while attempt.complete < end:
@@ -100,24 +133,25 @@ class Ledger:
             assert place is not None, "the engine holds it"
             block = self.index.get(key)
             if block is None:
-                block = self.index.insert(key, parent, place.slot)
+                block = self.index.insert(key, parent, place.slot, attempt.tenant)
+                if self._ssd is not None:
+                    self._ssd.entered_arena(block)
                 attempt.num_private -= 1
                 added.append(key)
-            elif block.parent is not parent:
+            elif block.parent is not parent or block.tenant is not attempt.tenant:
                 break
-            self.index.reference(block)
+            else:
+                self.index.reference(block)
             place.block = block
             attempt.complete += 1
-        if added:
-            self.sequence += 1
-            self._events.append(Stored(self.sequence, added))
+        self._journal.tell(Stored, added, Tier.DRAM)
 
     def let_go(self, attempt_id: AttemptId, holder: Holder) -> None:
         """Gives back what nobody else holds, from the end, so that references stay prefix-closed and leaves go first."""
         attempt = self.attempts.get(attempt_id)
         if attempt is None or attempt.holders.pop(holder, None) is None:
             return
-        if holder is Holder.ENGINE:
+        if holder in OWNERS:
             self.orphans[attempt_id] = attempt
         for position in range(len(attempt.places) - 1, -1, -1):
             place = attempt.places[position]
@@ -126,19 +160,21 @@ class Ledger:
             attempt.places[position] = None
             if place.private:
                 attempt.num_private -= 1
+                attempt.tenant.slots -= 1
                 self.slots.give_back([place.slot])
             if place.block is not None:
                 self.index.dereference(place.block)
         if not attempt.holders:
             self._forget(attempt_id)
 
-    def take_events(self) -> list[PoolEvent]:
-        events, self._events = self._events, []
-        return events
-
     def _forget(self, attempt_id: AttemptId) -> None:
-        del self.attempts[attempt_id]
+        attempt = self.attempts.pop(attempt_id)
+        self.tenants.forget_if_idle(attempt.tenant)
         self.orphans.pop(attempt_id, None)
+        self.remember_over(attempt_id)
+
+    def remember_over(self, attempt_id: AttemptId) -> None:
+        """So that who asks for it is told, and nobody waits for it."""
         self._gone[attempt_id] = None
         if len(self._gone) > _REMEMBERED_ATTEMPTS:
             self._gone.popitem(last=False)

@@ -6,18 +6,23 @@ synchronous and either do all they say or raise without a trace.
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import TYPE_CHECKING
 
 from kvstore.core.attempt import Attempt, Holder, Place
-from kvstore.core.eviction import LRU, EvictionPolicy
+from kvstore.core.block import Block
+from kvstore.core.eviction import EvictionPolicy, new_policy
 from kvstore.core.index import BlockIndex
 from kvstore.core.ingest import Ingest, Unit, Writer
 from kvstore.core.invariants import validate
+from kvstore.core.journal import Journal
 from kvstore.core.leases import Lease, LeaseTable
 from kvstore.core.ledger import Ledger
+from kvstore.core.listing import Listing
+from kvstore.core.pins import Pins, SoftPins
 from kvstore.core.results import (
     Acquired,
+    Evicted,
     Ingested,
     IngestFailed,
     Leased,
@@ -28,6 +33,8 @@ from kvstore.core.results import (
     UnknownAttempt,
 )
 from kvstore.core.slots import SlotTable
+from kvstore.core.ssd import SsdBlocks
+from kvstore.core.tenants import Tenants
 from springtide.errors import InvalidRequest, PeerLost, SpringtideError
 from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId, Slot
 
@@ -36,7 +43,9 @@ if TYPE_CHECKING:
 
 
 class Pool:
-    """`generations` as in SlotTable. Lease ids count from `first_lease_id` on: an incarnation, so that an old one never fits."""
+    """`generations` and `settle` as in SlotTable, `quotas` as in Tenants. Lease ids count from `first_lease_id` on: an
+    incarnation, so that an old one never fits. At most `hard_pins` blocks can be under hard pins; None: half of the slots. With an SSD
+    (`ssd_capacity` blocks), `ssd` says what it holds; to write and to read it is the caller's."""
 
     def __init__(
         self,
@@ -46,31 +55,48 @@ class Pool:
         lease_s: float = 30.0,
         first_lease_id: int = 1,
         policy: EvictionPolicy | None = None,
+        quotas: Mapping[str, int] | None = None,
+        hard_pins: int | None = None,
+        settle: Callable[[], None] | None = None,
+        ssd_capacity: int | None = None,
+        ssd_policy: EvictionPolicy | None = None,
     ) -> None:
-        self._ledger = Ledger(SlotTable(generations), BlockIndex(policy or LRU()))
+        soft: SoftPins = {}
+        index = BlockIndex(len(generations), policy or new_policy("lru", len(generations)), soft, tells_dirty=ssd_capacity is not None)
+        self._journal = Journal()
+        self.ssd: SsdBlocks | None = None
+        if ssd_capacity is not None:
+            self.ssd = SsdBlocks(index, ssd_capacity, ssd_policy or new_policy("lru", ssd_capacity), self._journal)
+        self.pins = Pins(index, soft, len(generations) // 2 if hard_pins is None else hard_pins)
+        self.listing = Listing(index, self.pins)
+        self.tenants = Tenants(quotas)
+        self._ledger = Ledger(SlotTable(generations, settle), index, self.pins, self.tenants, self._journal, self.ssd)
         self._leases = LeaseTable(lease_s, first_lease_id)
         self._num_layers = num_layers
 
     # ---- attempts ----
 
-    def acquire(self, attempt_id: AttemptId, keys: Sequence[BlockKey], num_blocks: int, max_reused_blocks: int) -> Acquired:
+    def acquire(
+        self, attempt_id: AttemptId, keys: Sequence[BlockKey], num_blocks: int, max_reused_blocks: int, tenant: str = ""
+    ) -> Acquired:
         """Slots for a prompt of `num_blocks`: the longest held prefix of `keys` up to `max_reused_blocks`, referenced, and private ones.
 
-        Raises PoolFull, or InvalidRequest when the attempt is known already or the numbers make no sense.
+        Raises PoolFull, QuotaExceeded, or InvalidRequest when the attempt is known already, the numbers make no sense, or the tenant's
+        quota can never hold so many blocks.
         """
-        attempt = self._ledger.admit(attempt_id, keys, num_blocks, max_reused_blocks)
+        attempt = self._ledger.admit(attempt_id, keys, num_blocks, max_reused_blocks, tenant, Holder.ENGINE)
         return Acquired(_slots_of(attempt), attempt.complete)
 
-    def reserve(self, attempt_id: AttemptId, keys: Sequence[BlockKey], num_blocks: int) -> Reserved:
+    def reserve(self, attempt_id: AttemptId, keys: Sequence[BlockKey], num_blocks: int, tenant: str = "") -> Reserved:
         """As `acquire`, for a prompt that a peer will write (`open_ingest`)."""
-        attempt = self._ledger.admit(attempt_id, keys, num_blocks, len(keys))
+        attempt = self._ledger.admit(attempt_id, keys, num_blocks, len(keys), tenant, Holder.ENGINE)
         attempt.ingest = Ingest(self._num_layers, num_blocks, attempt.complete)
         return Reserved(_slots_of(attempt), attempt.complete)
 
     def grow(self, attempt_id: AttemptId, num_blocks: int) -> list[Slot]:
-        """That many more private slots. Raises PoolFull, UnknownAttempt."""
+        """That many more private slots. Raises PoolFull, QuotaExceeded, InvalidRequest as `acquire`, UnknownAttempt."""
         attempt = self._ledger.with_engine(attempt_id)
-        slots = self._ledger.allocate(num_blocks)
+        slots = self._ledger.allocate(num_blocks, attempt.tenant, len(attempt.places) + num_blocks)
         attempt.places += [Place(slot) for slot in slots]
         attempt.num_private += len(slots)
         attempt.holders[Holder.ENGINE] = range(len(attempt.places))
@@ -101,17 +127,20 @@ class Pool:
             raise InvalidRequest(f"commit of {attempt_id}: the key of block {attempt.complete} is that of a block with another parent")
 
     def release(self, attempt_id: AttemptId) -> None:
-        """The engine will not touch the attempt's slots again. Repeats, and unknown attempts, are no-ops."""
-        self._ledger.let_go(attempt_id, Holder.ENGINE)
+        """The engine will not touch the attempt's slots again, nor ask for any. A repeat is a no-op."""
+        if attempt_id in self._ledger.attempts:
+            self._ledger.let_go(attempt_id, Holder.ENGINE)
+        else:
+            self._ledger.remember_over(attempt_id)
 
     def engine_attempts(self) -> list[AttemptId]:
-        return [attempt_id for attempt_id in self._ledger.attempts if attempt_id not in self._ledger.orphans]
+        return [attempt_id for attempt_id, attempt in self._ledger.attempts.items() if Holder.ENGINE in attempt.holders]
 
     # ---- transfers by this store ----
 
     def begin_fetch(self, attempt_id: AttemptId, blocks: range) -> list[Slot]:
         """The store will write these private blocks of the attempt, until `end_fetch`. Returns their slots. Raises UnknownAttempt."""
-        attempt = self._ledger.with_engine(attempt_id)
+        attempt = self._ledger.with_owner(attempt_id)
         assert blocks.start == attempt.complete, "a fetch follows the blocks that are there"
         attempt.holders[Holder.FETCH] = blocks
         return [place.slot for place in attempt.places[blocks.start : blocks.stop] if place is not None]
@@ -121,7 +150,7 @@ class Pool:
         attempt = self._ledger.attempts.get(attempt_id)
         if attempt is None or Holder.FETCH not in attempt.holders:
             return
-        if Holder.ENGINE in attempt.holders and valid_blocks > attempt.complete:
+        if attempt.wanted and valid_blocks > attempt.complete:
             self._ledger.publish(attempt, valid_blocks)
         self._ledger.let_go(attempt_id, Holder.FETCH)
 
@@ -133,6 +162,14 @@ class Pool:
 
     def end_hand_over(self, attempt_id: AttemptId) -> None:
         self._ledger.let_go(attempt_id, Holder.HAND_OVER)
+
+    def admit_replica(self, attempt_id: AttemptId, keys: Sequence[BlockKey], tenant: str) -> Acquired:
+        """As `acquire`, for blocks that this store brings here by itself (`begin_fetch`, `end_fetch`), until `end_replica`."""
+        attempt = self._ledger.admit(attempt_id, keys, len(keys), len(keys), tenant, Holder.STORE)
+        return Acquired(_slots_of(attempt), attempt.complete)
+
+    def end_replica(self, attempt_id: AttemptId) -> None:
+        self._ledger.let_go(attempt_id, Holder.STORE)
 
     # ---- ingest: a peer writes ----
 
@@ -226,11 +263,12 @@ class Pool:
         """References the longest held prefix of `keys`, for `lease_s`. Where nothing is held there is no lease: its id is 0."""
         blocks = self._ledger.look_up(keys)
         if not blocks:
-            return Leased(0, [])
+            return Leased(0, [], "")
         for block in blocks:
             self._ledger.index.reference(block)
         lease = self._leases.add(reader, blocks, now)
-        return Leased(lease.lease_id, [(block.slot, self._ledger.slots.generation(block.slot)) for block in blocks])
+        handles = [(block.slot, self._ledger.slots.generation(block.slot)) for block in blocks]
+        return Leased(lease.lease_id, handles, blocks[0].tenant.name)
 
     def renew_leases(self, lease_ids: Sequence[int], now: float) -> list[int]:
         """Returns those that no longer exist."""
@@ -252,16 +290,38 @@ class Pool:
     def lease_s(self) -> float:
         return self._leases.ttl_s
 
+    def num_held(self, keys: Sequence[BlockKey]) -> int:
+        """Length of the longest held prefix. Not counted for the hit rate: nobody uses it."""
+        return len(self._ledger.index.match(keys))
+
+    # ---- by order of an operator ----
+
+    def evict(self, keys: Sequence[BlockKey] | None) -> Evicted:
+        """Removes these blocks and all that continue them, or everything when None, but for what is in use or pinned; O(blocks). Of what
+        goes, and of what was on the SSD alone, the tier has to remove the copies."""
+        index, chosen = self._ledger.index, None if keys is None else frozenset(keys)
+        victims: list[Block] = []
+        spared: set[BlockKey] = set()
+        for block in reversed(index.with_descendants(chosen)):
+            if block.evictable and self.pins.kind_of(block.key) is None:
+                index.discard(block)
+                victims.append(block)
+            else:
+                spared.add(block.key)
+        self._ledger.bury(victims)
+        copies = [] if self.ssd is None else self.ssd.lost(chosen, spared)
+        return Evicted(len(victims), len(spared), copies)
+
     # ---- watching ----
 
     def take_events(self) -> list[PoolEvent]:
         """What happened to the index since the last call; events are numbered from 1 without a gap."""
-        return self._ledger.take_events()
+        return self._journal.take()
 
     @property
     def sequence(self) -> int:
         """Of the last event."""
-        return self._ledger.sequence
+        return self._journal.sequence
 
     @property
     def looked_up_blocks(self) -> int:
@@ -270,6 +330,25 @@ class Pool:
     @property
     def hit_blocks(self) -> int:
         return self._ledger.hit_blocks
+
+    @property
+    def num_slots(self) -> int:
+        return self._ledger.slots.num_slots
+
+    @property
+    def num_free_or_spare(self) -> int:
+        """Slots that can be had without losing a block that is not on the SSD."""
+        return self._ledger.slots.num_free + self._ledger.index.num_spare
+
+    def tenant_of(self, keys: Sequence[BlockKey]) -> str | None:
+        """Whose the prompt's held blocks are; None when none is held."""
+        first = self._ledger.index.match(keys[:1])
+        return first[0].tenant.name if first else None
+
+    @property
+    def num_blocks(self) -> int:
+        """Held, in use or not."""
+        return len(self._ledger.index)
 
     def held_keys(self) -> list[BlockKey]:
         """Parents before children; together with `sequence` a snapshot."""
@@ -285,6 +364,8 @@ class Pool:
     def validate(self) -> None:
         """Asserts the invariants; O(slots)."""
         validate(self._ledger, self._leases)
+        if self.ssd is not None:
+            self.ssd.validate()
         assert self.counts().total == self._ledger.slots.num_slots
 
     # ---- how it is done ----

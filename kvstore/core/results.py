@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, BlockKey, Slot
@@ -39,6 +40,8 @@ class Leased:
     lease_id: int
     slots: Sequence[tuple[Slot, int]]
     """With their generations."""
+    tenant: str
+    """Whose blocks they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +59,31 @@ class IngestFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Evicted:
+    blocks: int
+    kept: int
+    """In use or pinned, or with descendants that are."""
+    copies: Sequence[BlockKey] = ()
+    """Given up on the SSD: the tier has to remove them."""
+
+
+class Tier(Enum):
+    DRAM = "dram"
+    SSD = "ssd"
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     sequence: int
     keys: Sequence[BlockKey]
+    tier: Tier = Tier.DRAM
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
     sequence: int
     keys: Sequence[BlockKey]
+    tier: Tier = Tier.DRAM
 
 
 PoolEvent = Stored | Removed

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableSequence
+from array import array
+from collections.abc import Callable, Iterable, MutableSequence
 from typing import TYPE_CHECKING
 
 from springtide.ids import Slot
@@ -13,14 +14,16 @@ if TYPE_CHECKING:
 
 class SlotTable:
     """`generations` (one per slot) is where peers look to see whether a handle is stale: the arena's own array, or a list. A slot that is
-    given back changes its generation at once, so whoever still has a handle to it is refused from then on."""
+    given back changes its generation at once, so whoever still has a handle to it is refused from then on: for certain once `settle`, which
+    is called then, has returned (Transport.settle)."""
 
-    def __init__(self, generations: MutableSequence[int] | np.ndarray) -> None:
+    def __init__(self, generations: MutableSequence[int] | np.ndarray, settle: Callable[[], None] | None = None) -> None:
         self._generations = generations
+        self._settle = settle
         self.num_slots = len(generations)
         for slot in range(self.num_slots):
             generations[slot] = 1  # so that a handle of zeros never fits
-        self._free = [Slot(slot) for slot in range(self.num_slots - 1, -1, -1)]
+        self._free = array("I", range(self.num_slots - 1, -1, -1))
         """Last in, first out: memory that was touched before is used again first."""
 
     @property
@@ -28,7 +31,7 @@ class SlotTable:
         return len(self._free)
 
     def free(self) -> list[Slot]:
-        return list(self._free)
+        return [Slot(slot) for slot in self._free]
 
     def generation(self, slot: Slot) -> int:
         return int(self._generations[slot])
@@ -36,9 +39,11 @@ class SlotTable:
     def take(self, count: int) -> list[Slot]:
         """At most `num_free`. The slots are the caller's."""
         assert count <= len(self._free), "more slots than are free"
-        return [self._free.pop() for _ in range(count)]
+        return [Slot(self._free.pop()) for _ in range(count)]
 
     def give_back(self, slots: Iterable[Slot]) -> None:
         for slot in slots:
             self._generations[slot] += 1
             self._free.append(slot)
+        if self._settle is not None:
+            self._settle()

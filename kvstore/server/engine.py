@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from kvstore.core.ingest import Unit
 from kvstore.core.results import UnknownAttempt
+from kvstore.core.tenants import QuotaExceeded
 from kvstore.server.failures import failure_of
 from kvstore.server.fetch import Fetch
 from kvstore.server.handover import HandOver
 from kvstore.server.ingests import Ingests
 from kvstore.server.node import Node
 from springtide.errors import SpringtideError
-from springtide.ids import AttemptId, BlockKey, NodeId, Slot
+from springtide.ids import AttemptId, BlockKey, Slot
+from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -119,25 +121,40 @@ class EngineSession:
 
     def _acquire(self, command: pb.Acquire) -> None:
         attempt_id, keys = AttemptId(command.attempt_id), [BlockKey(key) for key in command.keys]
-        acquired = self._node.pool.acquire(attempt_id, keys, command.num_blocks, command.max_reused_blocks)
-        wanted = min(command.source_blocks, command.max_reused_blocks, len(keys))
-        elsewhere = command.source_address and NodeId(command.source_node_id) != self._node.options.node_id
-        if elsewhere and wanted > acquired.local_blocks:
-            fetch = Fetch(self._node, self.notify, attempt_id, acquired, keys[:wanted], command.source_address)
+        acquired = self._node.pool.acquire(attempt_id, keys, command.num_blocks, command.max_reused_blocks, command.tenant)
+        elsewhere = [source for source in command.sources if source.node_id != self._node.options.node_id]
+        most = min(command.max_reused_blocks, len(keys))
+        ssd_blocks = self._on_ssd(keys[:most], acquired.local_blocks, command)
+        wanted = max(min(max((source.num_blocks for source in elsewhere), default=0), most), ssd_blocks)
+        if wanted > acquired.local_blocks:
+            fetch = Fetch(self._node, self.notify, attempt_id, command.tenant, acquired, keys[:wanted], elsewhere, ssd_blocks)
             self._transfers.start_fetch(attempt_id, fetch, lambda error: self._broken(attempt_id, error))
             return
         answer = pb.Acquired(attempt_id=attempt_id, slots=acquired.slots, local_blocks=acquired.local_blocks)
         self.notify(pb.StoreNotice(acquired=answer))
 
+    def _on_ssd(self, keys: Sequence[BlockKey], local_blocks: int, command: pb.Acquire) -> int:
+        """Up to which block the prompt is to be read from the SSD."""
+        if self._node.ssd is None:
+            return local_blocks
+        recompute = command.recompute_us_per_block if command.HasField("recompute_us_per_block") else None
+        return self._node.ssd.worth_reading(keys, local_blocks, recompute)
+
     def _reserve(self, command: pb.Reserve) -> None:
         attempt_id = AttemptId(command.attempt_id)
-        reserved = self._node.pool.reserve(attempt_id, [BlockKey(key) for key in command.keys], command.num_blocks)
+        reserved = self._node.pool.reserve(attempt_id, [BlockKey(key) for key in command.keys], command.num_blocks, command.tenant)
         answer = pb.Reserved(attempt_id=attempt_id, slots=reserved.slots, present_blocks=reserved.present_blocks)
         self.notify(pb.StoreNotice(reserved=answer))
         self._ingests.reserved(attempt_id)
 
     def _grow(self, command: pb.Grow) -> None:
-        slots: list[Slot] = self._node.pool.grow(AttemptId(command.attempt_id), command.num_blocks)
+        try:
+            slots: list[Slot] = self._node.pool.grow(AttemptId(command.attempt_id), command.num_blocks)
+        except QuotaExceeded as error:
+            # To wait, or to preempt somebody else's attempt, would not make room in this tenant's quota: this attempt gives way.
+            failure = common_pb2.Failure(code=common_pb2.FAILURE_CODE_PREEMPTED, message=error.message)
+            self.notify(pb.StoreNotice(attempt_failed=pb.AttemptFailed(attempt_id=command.attempt_id, failure=failure)))
+            return
         self.notify(pb.StoreNotice(grown=pb.Grown(attempt_id=command.attempt_id, slots=slots)))
 
     def _commit(self, command: pb.Commit) -> None:

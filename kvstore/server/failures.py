@@ -5,7 +5,9 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
+from kvstore.core.pins import NothingHeld, PinLimit, UnknownPin
 from kvstore.core.results import UnknownAttempt
+from kvstore.core.tenants import QuotaExceeded
 from messenger.base import DeadlineExceeded
 from springtide.errors import InvalidRequest, PeerLost, PoolFull, SpringtideError, StaleHandle
 from springtide.rpc import common_pb2 as pb
@@ -19,6 +21,11 @@ _STATUS: tuple[tuple[type[SpringtideError], grpc.StatusCode], ...] = (
     (UnknownAttempt, grpc.StatusCode.NOT_FOUND),
     (InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
     (PoolFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (QuotaExceeded, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (PinLimit, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (NothingHeld, grpc.StatusCode.NOT_FOUND),
+    (UnknownPin, grpc.StatusCode.NOT_FOUND),
+    (PeerLost, grpc.StatusCode.UNAVAILABLE),
     (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
 )
 _FAILURE: tuple[tuple[type[SpringtideError], pb.FailureCode], ...] = (
@@ -26,6 +33,7 @@ _FAILURE: tuple[tuple[type[SpringtideError], pb.FailureCode], ...] = (
     (TransferCancelled, pb.FAILURE_CODE_ABORTED),
     (InvalidRequest, pb.FAILURE_CODE_INVALID),
     (PoolFull, pb.FAILURE_CODE_POOL_FULL),
+    (QuotaExceeded, pb.FAILURE_CODE_OVERLOADED),
     (PeerLost, pb.FAILURE_CODE_PEER_LOST),
     (DeadlineExceeded, pb.FAILURE_CODE_PEER_LOST),
     (StaleHandle, pb.FAILURE_CODE_PEER_LOST),
@@ -48,6 +56,6 @@ def error_of(error: grpc.aio.AioRpcError, what: str) -> SpringtideError:
     for kind, known in _STATUS:
         if status == known:
             return kind(message)
-    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+    if status is grpc.StatusCode.CANCELLED:
         return PeerLost(message)
     return SpringtideError(message)

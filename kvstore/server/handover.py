@@ -17,21 +17,23 @@ from kvstore.core.results import UnknownAttempt
 from kvstore.server.failures import TransferCancelled, error_of, failure_of
 from kvstore.server.node import Node
 from kvstore.server.peers import CALL_TIMEOUT_S
-from kvstore.server.slabs import BATCH_TIMEOUT_S, batches, block_slice
+from kvstore.server.slabs import Pace, batches, block_slice
 from messenger.base import Connection, DeadlineExceeded
-from springtide.errors import PeerLost, SpringtideError
+from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, Slot
 from springtide.rpc import store_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
+_REPEAT_S = 0.5
 T = TypeVar("T")
 Notify = Callable[[pb.StoreNotice], None]
 
 
 class HandOver:
     """One attempt's. The engine pushes units as they become final and never waits; what it pushes faster than the network takes is joined
-    to larger units. Order is kept, and the seal is the last. The slots are held by the hand-over until `run` has read them for good."""
+    to larger units, so that few are kept whatever the network does. Order is kept, and the seal is the last. The slots are held by the
+    hand-over until it has read them for good."""
 
     def __init__(self, node: Node, notify: Notify, attempt_id: AttemptId, slots: Sequence[Slot], address: str) -> None:
         self._node = node
@@ -43,6 +45,8 @@ class HandOver:
         self._first_token: int | None = None
         self._wake = asyncio.Event()
         self._cancelled = asyncio.Event()
+        self._connection: Connection | None = None
+        self._pace = Pace()
         self._num_bytes = 0
         self.ended = asyncio.Event()
         """This store will not write for the attempt any more."""
@@ -51,8 +55,14 @@ class HandOver:
     def sealed(self) -> bool:
         return self._first_token is not None
 
+    @property
+    def num_waiting(self) -> int:
+        """Units that have been pushed and are not being written yet."""
+        return len(self._units)
+
     def push(self, unit: Unit) -> None:
         self._units.append(unit)
+        join_last(self._units)
         self._wake.set()
 
     def seal(self, first_token: int) -> None:
@@ -65,57 +75,78 @@ class HandOver:
         self._wake.set()
 
     async def run(self) -> None:
-        """Ends with HandedOver or HandOverFailed."""
+        """Tells the engine HandedOver or HandOverFailed, as soon as its slots are at rest; then lets the receiving store know that nothing
+        will follow, for a lease's time at most: its engine may be waiting for what will not come."""
+        try:
+            await self._hand_over()
+        finally:
+            self.ended.set()
+            closed = await self._close()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._node.options.lease_s
+        while not closed and loop.time() < until:
+            await asyncio.sleep(_REPEAT_S)
+            closed = await self._close()
+
+    async def _hand_over(self) -> None:
         start = time.perf_counter()
         try:
-            await self._transfer()
+            try:
+                await self._transfer()
+            finally:
+                self._node.pool.end_hand_over(self._attempt_id)
+                self._node.changed()
         except SpringtideError as error:
             metrics.HAND_OVER_SECONDS.labels("failed").observe(time.perf_counter() - start)
-            logger.log(
-                logging.INFO if isinstance(error, TransferCancelled | UnknownAttempt) else logging.WARNING,
-                "hand-over to %s failed: %s",
-                self._address,
-                error,
-                extra={"attempt_id": self._attempt_id},
-            )
-            self._notify(pb.StoreNotice(hand_over_failed=pb.HandOverFailed(attempt_id=self._attempt_id, failure=failure_of(error))))
+            self._failed(error)
+            await self._come_to_rest()
+        except asyncio.CancelledError:
+            await self._come_to_rest()
+            raise
         else:
             metrics.HAND_OVER_SECONDS.labels("complete").observe(time.perf_counter() - start)
             self._notify(pb.StoreNotice(handed_over=pb.HandedOver(attempt_id=self._attempt_id, num_bytes=self._num_bytes)))
 
+    async def _come_to_rest(self) -> None:
+        """After this nothing of it lands any more, and the ingest can be closed."""
+        if self._connection is not None:
+            await self._connection.drain()
+
+    def _failed(self, error: SpringtideError) -> None:
+        level = logging.INFO if isinstance(error, TransferCancelled | UnknownAttempt) else logging.WARNING
+        logger.log(level, "hand-over to %s failed: %s", self._address, error, extra={"attempt_id": self._attempt_id})
+        self._notify(pb.StoreNotice(hand_over_failed=pb.HandOverFailed(attempt_id=self._attempt_id, failure=failure_of(error))))
+
     async def _transfer(self) -> None:
-        try:
-            try:
-                targets = await self._open()
-                connection = await self._unless_cancelled(self._node.peers.connect(self._address, targets[0].handle.incarnation))
-                try:
-                    await self._write_all(connection, targets)
-                except (PeerLost, DeadlineExceeded):
-                    await connection.close()  # broken anyhow; after this nothing of it lands, and the ingest can be closed
-                    raise
-            finally:
-                self._node.pool.end_hand_over(self._attempt_id)
-                self._node.changed()
-                self.ended.set()
-        finally:
-            await self._close()
+        targets = await self._open()
+        self._connection = await self._unless_cancelled(self._node.peers.connect(self._address, targets[0].handle.incarnation))
+        await self._write_all(self._connection, targets)
 
     async def _open(self) -> Sequence[pb.IngestBlock]:
-        """Waits until the receiving engine has reserved slots, for a lease's time at most."""
-        options = self._node.options
+        """Waits until the receiving engine has reserved slots, for a lease's time at most. The question is repeated, so that a store that
+        has gone silent is noticed."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._node.options.lease_s
+        while not (blocks := await self._ask_for_targets()):
+            if loop.time() >= until:
+                raise DeadlineExceeded(f"{self._address} reserved nothing for the prompt within {self._node.options.lease_s:g} s")
+        if len(blocks) != len(self._slots):
+            raise SpringtideError(f"{self._address} reserved {len(blocks)} blocks for a prompt of {len(self._slots)}")
+        return blocks
+
+    async def _ask_for_targets(self) -> Sequence[pb.IngestBlock]:
+        """Empty while nothing has been reserved; the receiving store takes its time to say so."""
         request = pb.OpenIngestRequest(
             attempt_id=self._attempt_id,
-            writer=options.node_id,
+            writer=self._node.options.node_id,
             writer_incarnation=self._node.incarnation,
             writer_address=self._node.address,
         )
-        call = self._node.peers.stub(self._address).OpenIngest(request, timeout=options.lease_s)
         try:
+            call = self._node.peers.stub(self._address).OpenIngest(request, timeout=CALL_TIMEOUT_S)
             reply: pb.OpenIngestReply = await self._unless_cancelled(call)
         except grpc.aio.AioRpcError as error:
             raise error_of(error, f"opening the ingest at {self._address}") from error
-        if len(reply.blocks) != len(self._slots):
-            raise SpringtideError(f"{self._address} reserved {len(reply.blocks)} blocks for a prompt of {len(self._slots)}")
         return reply.blocks
 
     async def _write_all(self, connection: Connection, targets: Sequence[pb.IngestBlock]) -> None:
@@ -123,7 +154,7 @@ class HandOver:
             await self._write(connection, targets, unit)
         assert self._first_token is not None
         seal = pb.IngestNotice(attempt_id=self._attempt_id, seal=pb.IngestSeal(first_token=self._first_token))
-        await connection.write([], BATCH_TIMEOUT_S, seal.SerializeToString())
+        await connection.write([], self._node.options.batch_timeout_s, seal.SerializeToString())
 
     async def _next(self) -> Unit | None:
         """The next unit, or None when everything up to the seal has been taken. Raises TransferCancelled."""
@@ -131,7 +162,7 @@ class HandOver:
             if self._cancelled.is_set():
                 raise TransferCancelled("the hand-over was cancelled")
             if self._units:
-                return join_units(self._units)
+                return self._units.popleft()
             if self.sealed:
                 return None
             self._wake.clear()
@@ -145,26 +176,29 @@ class HandOver:
         done = pb.IngestUnit(layer_begin=unit.layer_begin, layer_end=unit.layer_end, block_begin=unit.block_begin, block_end=unit.block_end)
         notice = pb.IngestNotice(attempt_id=self._attempt_id, unit=done).SerializeToString()
         written = 0
-        for batch in batches(pieces):
+        for batch in batches(pieces, self._pace):
             if self._cancelled.is_set():
                 raise TransferCancelled("the hand-over was cancelled")
             written += len(batch)
-            completion = await connection.write(batch, BATCH_TIMEOUT_S, notice if written == len(pieces) else None)
+            last = notice if written == len(pieces) else None
+            completion = await self._pace.move(connection.write(batch, self._node.options.batch_timeout_s, last))
             self._num_bytes += completion.num_bytes
             self._node.bytes_written += completion.num_bytes
             metrics.HANDED_OVER_BYTES.inc(completion.num_bytes)
             if completion.failed:
                 raise next(iter(completion.failed.values()))
 
-    async def _close(self) -> None:
-        """When this is lost, the receiving store asks (CancelHandOver) before it gives the slots to others."""
+    async def _close(self) -> bool:
+        """Whether the receiving store has heard it. When it has not, it asks (CancelHandOver) before it gives the slots to others."""
         request = pb.CloseIngestRequest(
             attempt_id=self._attempt_id, writer=self._node.options.node_id, writer_incarnation=self._node.incarnation
         )
         try:
             await self._node.peers.stub(self._address).CloseIngest(request, timeout=CALL_TIMEOUT_S)
+            return True
         except grpc.aio.AioRpcError as error:
             logger.info("ingest at %s not closed: %s", self._address, error.details(), extra={"attempt_id": self._attempt_id})
+            return False
 
     async def _unless_cancelled(self, work: Awaitable[T]) -> T:
         """Raises TransferCancelled as soon as the hand-over is, and gives up the work."""
@@ -180,18 +214,18 @@ class HandOver:
             cancelled.cancel()
 
 
-def join_units(units: deque[Unit]) -> Unit:
-    """Takes the first unit, and those after it that continue it in layers or in blocks."""
-    joined = units.popleft()
-    while units:
-        following = units[0]
-        same_layers = (joined.layer_begin, joined.layer_end) == (following.layer_begin, following.layer_end)
-        same_blocks = (joined.block_begin, joined.block_end) == (following.block_begin, following.block_end)
-        if same_blocks and joined.layer_end == following.layer_begin:
-            joined = Unit(joined.layer_begin, following.layer_end, joined.block_begin, joined.block_end)
-        elif same_layers and joined.block_end == following.block_begin:
-            joined = Unit(joined.layer_begin, joined.layer_end, joined.block_begin, following.block_end)
-        else:
-            break
-        units.popleft()
-    return joined
+def join_last(units: deque[Unit]) -> None:
+    """Joins the last unit to the one before where it continues that in layers or in blocks, and the result again, as far as it goes."""
+    while len(units) > 1 and (joined := _join(units[-2], units[-1])) is not None:
+        units.pop()
+        units[-1] = joined
+
+
+def _join(first: Unit, second: Unit) -> Unit | None:
+    same_layers = (first.layer_begin, first.layer_end) == (second.layer_begin, second.layer_end)
+    same_blocks = (first.block_begin, first.block_end) == (second.block_begin, second.block_end)
+    if same_blocks and first.layer_end == second.layer_begin:
+        return Unit(first.layer_begin, second.layer_end, first.block_begin, first.block_end)
+    if same_layers and first.block_end == second.block_begin:
+        return Unit(first.layer_begin, first.layer_end, first.block_begin, second.block_end)
+    return None

@@ -22,9 +22,12 @@ from springtide.rpc import store_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-PROBE_INTERVAL_S = 0.5
-PROBE_TIMEOUT_S = 1.0
-SILENCE_UNTIL_LOST_S = 1.5
+PROBE_INTERVAL_S = 0.4
+PROBE_TIMEOUT_S = 0.5
+SILENCE_UNTIL_LOST_S = 1.3
+"""So that a writer that is gone is known within two seconds: two probes fail, or three are refused."""
+OPEN_WAIT_S = 0.7
+"""A writer that asks before the reservation is made is answered after so long at the latest, and asks again."""
 
 
 class Ingests:
@@ -35,32 +38,47 @@ class Ingests:
         self._notify = notify
         self._waiting: dict[AttemptId, set[asyncio.Future[None]]] = {}
         """Writers that asked before the reservation was made."""
-        self._silent_since: dict[Writer, float] = {}
+        self._heard_at: dict[Writer, float] = {}
+        """When a writer last answered, or was first asked."""
+        self.has_engine = False
         self._idle = True
         """Nobody may write here, so nobody is watched."""
         self._kick = asyncio.Event()
 
     async def open(self, attempt_id: AttemptId, writer: Writer) -> list[Target]:
-        """Waits for the engine's reservation; the caller sets the limit. Raises as Pool.open_ingest."""
-        while True:
-            targets = self._node.pool.open_ingest(attempt_id, writer)
-            if targets is not None:
+        """Where the writer is to write; empty when the engine has reserved nothing within OPEN_WAIT_S. Raises as Pool.open_ingest, and
+        PeerLost when there is no engine that could."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OPEN_WAIT_S):
+                while (targets := self._node.pool.open_ingest(attempt_id, writer)) is None:
+                    if not self.has_engine:
+                        raise PeerLost(f"{self._node.options.node_id} has no engine that could reserve slots for attempt {attempt_id}")
+                    await self._reservation(attempt_id)
                 if self._idle:
                     self._kick.set()
                 return targets
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(attempt_id, set()).add(waiter)
-            try:
-                await waiter
-            finally:
-                waiters = self._waiting.get(attempt_id)
-                if waiters is not None:
-                    waiters.discard(waiter)
-                    if not waiters:
-                        del self._waiting[attempt_id]
+        return []
+
+    async def _reservation(self, attempt_id: AttemptId) -> None:
+        """Returns when it is worth asking the pool again."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(attempt_id, set()).add(waiter)
+        try:
+            await waiter
+        finally:
+            waiters = self._waiting.get(attempt_id, set())
+            waiters.discard(waiter)
+            if not waiters:
+                self._waiting.pop(attempt_id, None)
+
+    def engine_changed(self, present: bool) -> None:
+        """An engine has come, or gone with whatever it might have reserved."""
+        self.has_engine = present
+        for attempt_id in list(self._waiting):
+            self.reserved(attempt_id)
 
     def reserved(self, attempt_id: AttemptId) -> None:
-        """Whoever waits for the reservation looks again."""
+        """Or given up: whoever waits for the reservation looks again."""
         for waiter in self._waiting.pop(attempt_id, ()):
             if not waiter.done():
                 waiter.set_result(None)
@@ -93,21 +111,24 @@ class Ingests:
         while True:
             writers = self._node.pool.writers()
             await asyncio.gather(*(self._probe(writer, messenger) for writer in writers))
-            self._silent_since = {writer: since for writer, since in self._silent_since.items() if writer in writers}
+            self._heard_at = {writer: when for writer, when in self._heard_at.items() if writer in writers}
             self._idle = not self._node.pool.writers()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._kick.wait(), None if self._idle else PROBE_INTERVAL_S)
+                # Not wait_for: until Python 3.12 it swallows a cancellation that comes together with the kick.
+                async with asyncio.timeout(None if self._idle else PROBE_INTERVAL_S):
+                    await self._kick.wait()
             self._kick.clear()
 
     async def _probe(self, writer: Writer, messenger: Messenger) -> None:
-        stub, now = self._node.peers.stub(writer.address), asyncio.get_running_loop().time()
+        stub, loop = self._node.peers.stub(writer.address), asyncio.get_running_loop()
+        heard_at = self._heard_at.setdefault(writer, loop.time())
         try:
             description = await stub.Describe(pb.DescribeRequest(), timeout=PROBE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            if now - self._silent_since.setdefault(writer, now) >= SILENCE_UNTIL_LOST_S:
+            if loop.time() - heard_at >= SILENCE_UNTIL_LOST_S:
                 await self._lose(writer, f"{writer.node_id} at {writer.address} does not answer: {error.details()}", messenger)
             return
-        self._silent_since.pop(writer, None)
+        self._heard_at[writer] = loop.time()
         if description.incarnation != writer.incarnation:
             await self._lose(writer, f"{writer.node_id} has restarted", messenger)
             return

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvstore import metrics
+from kvstore.core.eviction import PolicyName
 from kvstore.core.pool import Pool
 from kvstore.core.results import Stored
+from kvstore.server.lateness import Lateness
 from kvstore.server.peers import Peers
+from kvstore.server.ssd import Ssd, SsdOptions
 from kvstore.server.watchers import Watchers
+from messenger.rdma.options import RdmaOptions
+from messenger.tcp_options import TcpOptions
 from springtide.ids import Incarnation, NodeId
 from springtide.kvspec import KVSpec
 
@@ -27,9 +32,24 @@ class StoreOptions:
     arena_socket: Path
     transports: Sequence[str] = ("shm", "tcp")
     """Best first."""
+    optional_transports: Sequence[str] = ()
+    """Those of them that it goes on without, if this machine turns out not to have them."""
+    tcp: TcpOptions = field(default_factory=TcpOptions)
+    rdma: RdmaOptions = field(default_factory=RdmaOptions)
+    eviction: PolicyName = "hit-density"
     lease_s: float = 30.0
+    batch_timeout_s: float = 15.0
+    """For one batch of a transfer; what is slow is moved in smaller ones."""
     layer_group_bytes: int = 4 << 20
     """A unit of a layer stream has at least so many."""
+    replication_bytes_per_s: int = 256 << 20
+    """What replicas may take of the network."""
+    hard_pin_share: float = 0.5
+    """Of the slots, how many may be under hard pins."""
+    tenant_quotas: Mapping[str, int] = field(default_factory=dict)
+    """Slots by tenant (kvstore.core.tenants.Tenants)."""
+    ssd: SsdOptions | None = None
+    """None: there is no SSD tier."""
 
 
 class Node:
@@ -40,7 +60,10 @@ class Node:
         self.incarnation = incarnation
         self.pool = pool
         self.peers = peers
+        self.ssd: Ssd | None = None
+        """Once it is open, if there is one."""
         self.watchers = Watchers(pool)
+        self.lateness = Lateness()
         self.address = ""
         """gRPC host:port, once it is served."""
         self.bytes_read = 0
@@ -59,5 +82,5 @@ class Node:
         events = self.pool.take_events()
         for event in events:
             metric = metrics.STORED if isinstance(event, Stored) else metrics.REMOVED
-            metric.labels("dram").inc(len(event.keys))
+            metric.labels(event.tier.value).inc(len(event.keys))
         self.watchers.publish(events)

@@ -12,7 +12,7 @@ from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
 
-CALL_TIMEOUT_S = 2.0
+CALL_TIMEOUT_S = 1.5
 """For a question that a living store answers at once."""
 
 

@@ -10,8 +10,13 @@ from pathlib import Path
 import psutil
 
 from kvstore.server.node import StoreOptions
+from kvstore.server.ssd import SsdOptions
 from kvstore.server.store import Store
-from springtide.config import KVConfig
+from kvstore.ssd.errors import SsdUnavailable
+from messenger.rdma.options import RdmaOptions
+from messenger.rdma.ports import rdma_problem
+from messenger.tcp_options import TcpOptions
+from springtide.config import ClusterConfig, KVConfig
 from springtide.errors import ConfigError
 from springtide.ids import NodeId
 from springtide.kvspec import KVSpec
@@ -30,7 +35,10 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
     store = Store(options_of(arguments))
     membership: Membership | None = None
     try:
-        endpoint = await store.start()
+        try:
+            endpoint = await store.start()
+        except SsdUnavailable as error:
+            raise ConfigError(f"kv.ssd_dir: {error}") from error
         config = arguments.config
         if config.redis_url is not None:
             membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
@@ -53,8 +61,9 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
 
 
 def options_of(arguments: ProcessArguments) -> StoreOptions:
-    """Raises ConfigError when the arena has no room for blocks, or the machine none for the arena."""
+    """Raises ConfigError when the arena has no room for blocks, the machine none for the arena, or not the transports that are named."""
     config = arguments.config
+    transports, optional = transports_of(config.kv)
     spec = arguments.model_info.kv_spec(config.dtype, config.kv.block_tokens)
     return StoreOptions(
         node_id=NodeId(arguments.node_id),
@@ -63,10 +72,84 @@ def options_of(arguments: ProcessArguments) -> StoreOptions:
         bind_host=arguments.bind_host,
         store_socket=arguments.store_socket,
         arena_socket=arguments.arena_socket,
-        transports=config.kv.transports,
+        transports=transports,
+        optional_transports=optional,
+        tcp=tcp_options(config),
+        rdma=rdma_options(config),
+        eviction=config.kv.eviction,
         lease_s=config.kv.lease_s,
         layer_group_bytes=config.kv.layer_group_size,
+        replication_bytes_per_s=config.kv.replication_rate,
+        hard_pin_share=config.kv.hard_pin_share,
+        tenant_quotas=quota_slots(config.kv, spec),
+        ssd=ssd_options(arguments, spec),
     )
+
+
+def ssd_options(arguments: ProcessArguments, spec: KVSpec) -> SsdOptions | None:
+    """Of the node's own directory, so that stores of one machine can share `kv.ssd_dir`. Raises ConfigError."""
+    kv, info = arguments.config.kv, arguments.model_info
+    if kv.ssd_dir is None:
+        return None
+    if kv.ssd_size < 2 * spec.bytes_per_slot:
+        raise ConfigError(
+            f"kv.ssd_size: {kv.ssd_size} bytes have no room for blocks; one of {spec.block_tokens} tokens takes "
+            f"{spec.bytes_per_slot} bytes with this model"
+        )
+    if kv.demote_until < kv.demote_below:
+        raise ConfigError(f"kv.demote_until: {kv.demote_until} is less than kv.demote_below, {kv.demote_below}")
+    geometry = f"{spec.layers}x{spec.kv_heads}x{spec.head_dim}"
+    return SsdOptions(
+        directory=kv.ssd_dir / arguments.node_id,
+        capacity_bytes=kv.ssd_size,
+        fingerprint=f"{info.fingerprint}/{spec.dtype}/{spec.block_tokens}/{geometry}",
+        demote_below=kv.demote_below,
+        demote_until=kv.demote_until,
+    )
+
+
+def transports_of(kv: KVConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What to serve by, best first, and which of that may fail. Raises ConfigError when rdma, or a device of it, is named and not there."""
+    if kv.transports is not None and "rdma" not in kv.transports:
+        return kv.transports, ()
+    problem = rdma_problem(kv.rdma_devices)
+    if problem is not None and (kv.transports is not None or kv.rdma_devices):
+        raise ConfigError(f"kv.transports: {problem}")
+    if kv.transports is not None:
+        return kv.transports, ()
+    if problem is not None:
+        logger.info("without rdma: %s", problem)
+        return ("shm", "tcp"), ()
+    return ("shm", "rdma", "tcp"), ("rdma",)
+
+
+def tcp_options(config: ClusterConfig) -> TcpOptions:
+    return TcpOptions(checksums=config.kv.checksums, secret=secret_of(config), open_to_strangers=config.kv.open_to_strangers)
+
+
+def rdma_options(config: ClusterConfig) -> RdmaOptions:
+    return RdmaOptions(
+        devices=config.kv.rdma_devices,
+        traffic_class=config.kv.rdma_traffic_class,
+        secret=secret_of(config),
+        open_to_strangers=config.kv.open_to_strangers,
+    )
+
+
+def secret_of(config: ClusterConfig) -> bytes | None:
+    return config.cluster_secret.get_secret_value().encode() if config.cluster_secret is not None else None
+
+
+def quota_slots(kv: KVConfig, spec: KVSpec) -> dict[str, int]:
+    """Raises ConfigError when a tenant may not hold a single block."""
+    quotas = {tenant: num_bytes // spec.bytes_per_slot for tenant, num_bytes in kv.tenant_quotas.items()}
+    for tenant, slots in quotas.items():
+        if slots < 1:
+            raise ConfigError(
+                f"kv.tenant_quotas: {kv.tenant_quotas[tenant]} bytes for {tenant!r} have no room for a block; one of "
+                f"{spec.block_tokens} tokens takes {spec.bytes_per_slot} bytes with this model"
+            )
+    return quotas
 
 
 def arena_slots(kv: KVConfig, spec: KVSpec, machine_bytes: int) -> int:

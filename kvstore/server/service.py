@@ -6,34 +6,35 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 import grpc.aio
 
 from kvstore.core.ingest import Writer
-from kvstore.core.results import PoolEvent, Stored
+from kvstore.core.results import PoolEvent, Stored, Tier
 from kvstore.server.engine import EngineSession, Transfers
 from kvstore.server.failures import status_of
 from kvstore.server.ingests import Ingests
 from kvstore.server.node import Node
-from kvstore.server.watchers import WatcherLags
+from kvstore.server.operations import Context, Operations
+from kvstore.server.promotion import Promotion
+from kvstore.server.replication import Replication
+from kvstore.server.watchers import SnapshotPart, WatcherLags
 from messenger.base import Endpoint
 from springtide.clock import Clock
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
-from springtide.rpc.store_pb2_grpc import StoreServicer
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_PART_KEYS = 4096
+_TIERS = {Tier.DRAM: pb.TIER_DRAM, Tier.SSD: pb.TIER_SSD}
 T = TypeVar("T")
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class StoreService(StoreServicer):
+class StoreService(Operations):
     """`on_engine` is told of a new engine's session, and of None when it has gone."""
 
     def __init__(
@@ -41,15 +42,17 @@ class StoreService(StoreServicer):
         node: Node,
         transfers: Transfers,
         ingests: Ingests,
+        replication: Replication,
+        promotion: Promotion,
         endpoint: Endpoint,
         clock: Clock,
         on_engine: Callable[[EngineSession | None], None],
     ) -> None:
-        self._node = node
+        super().__init__(node, replication, clock)
         self._transfers = transfers
         self._ingests = ingests
+        self._promotion = promotion
         self._endpoint = endpoint
-        self._clock = clock
         self._on_engine = on_engine
         self._session: EngineSession | None = None
 
@@ -61,11 +64,6 @@ class StoreService(StoreServicer):
         subscription = self._node.watchers.subscribe()
         logger.info("%s watches from event %d on", request.watcher, subscription.sequence)
         try:
-            keys = subscription.keys
-            for begin in range(0, max(len(keys), 1), SNAPSHOT_PART_KEYS):
-                end = begin + SNAPSHOT_PART_KEYS
-                part = pb.Snapshot(keys=keys[begin:end], tier=pb.TIER_DRAM, complete=end >= len(keys))
-                yield self._event(subscription.sequence, snapshot=part)
             while True:
                 yield self._translate(await subscription.next())
         except WatcherLags as error:
@@ -74,9 +72,12 @@ class StoreService(StoreServicer):
             self._node.watchers.unsubscribe(subscription)
 
     async def Lease(self, request: pb.LeaseRequest, context: Context) -> pb.LeaseReply:
-        leased = self._node.pool.lease(request.reader, [BlockKey(key) for key in request.keys], self._clock.now())
+        keys = [BlockKey(key) for key in request.keys]
+        await self._promotion.promote(keys, request.tenant if request.HasField("tenant") else None)
+        leased = self._node.pool.lease(request.reader, keys, self._clock.now())
         handles = [self._handle(slot, generation) for slot, generation in leased.slots]
-        return pb.LeaseReply(lease_id=leased.lease_id, handles=handles, ttl_ms=int(self._node.pool.lease_s * 1000))
+        ttl_ms = int(self._node.pool.lease_s * 1000)
+        return pb.LeaseReply(lease_id=leased.lease_id, handles=handles, ttl_ms=ttl_ms, tenant=leased.tenant)
 
     async def RenewLease(self, request: pb.RenewLeaseRequest, context: Context) -> pb.RenewLeaseReply:
         return pb.RenewLeaseReply(lost=self._node.pool.renew_leases(request.lease_ids, self._clock.now()))
@@ -98,22 +99,6 @@ class StoreService(StoreServicer):
     async def CancelHandOver(self, request: pb.CancelHandOverRequest, context: Context) -> pb.CancelHandOverReply:
         await self._transfers.cancel_hand_over(AttemptId(request.attempt_id))
         return pb.CancelHandOverReply(incarnation=self._node.incarnation)
-
-    async def Stat(self, request: pb.StatRequest, context: Context) -> pb.StatReply:
-        counts, pool = self._node.pool.counts(), self._node.pool
-        return pb.StatReply(
-            node_id=self._node.options.node_id,
-            incarnation=self._node.incarnation,
-            slots_total=counts.total,
-            slots_free=counts.free,
-            slots_cached=counts.cached,
-            slots_in_use=counts.in_use,
-            slots_quarantined=counts.quarantined,
-            lookups_blocks=pool.looked_up_blocks,
-            hits_blocks=pool.hit_blocks,
-            bytes_read=self._node.bytes_read,
-            bytes_written=self._node.bytes_written,
-        )
 
     async def Engine(self, requests: AsyncIterator[pb.EngineCommand], context: Context) -> AsyncIterator[pb.StoreNotice]:
         hello = await anext(aiter(requests), None)
@@ -159,10 +144,13 @@ class StoreService(StoreServicer):
             node_id=self._node.options.node_id, incarnation=self._node.incarnation, slot=slot, generation=generation
         )
 
-    def _translate(self, event: PoolEvent) -> pb.StoreEvent:
+    def _translate(self, event: SnapshotPart | PoolEvent) -> pb.StoreEvent:
+        tier = _TIERS[event.tier]
+        if isinstance(event, SnapshotPart):
+            return self._event(event.sequence, snapshot=pb.Snapshot(keys=event.keys, tier=tier, complete=event.complete))
         if isinstance(event, Stored):
-            return self._event(event.sequence, stored=pb.BlocksStored(keys=event.keys, tier=pb.TIER_DRAM))
-        return self._event(event.sequence, removed=pb.BlocksRemoved(keys=event.keys, tier=pb.TIER_DRAM))
+            return self._event(event.sequence, stored=pb.BlocksStored(keys=event.keys, tier=tier))
+        return self._event(event.sequence, removed=pb.BlocksRemoved(keys=event.keys, tier=tier))
 
     def _event(
         self,

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Awaitable, Iterator, Sequence
 
-from messenger.base import Slice
+from messenger.base import Completion, Slice
 from springtide.ids import Slot
 from springtide.kvspec import KVSpec
 
-MAX_BATCH_BYTES = 32 << 20
-"""Moved under one deadline."""
-BATCH_TIMEOUT_S = 15.0
+_FIRST_BATCH_BYTES = 4 << 20
+_MIN_BATCH_BYTES, _MAX_BATCH_BYTES = 256 << 10, 32 << 20
+_BATCH_TARGET_S = 0.5
+
+
+class Pace:
+    """How much of one transfer goes into a batch: what the link takes in about half a second, for a batch has one deadline and is finished
+    before a cancellation takes effect."""
+
+    def __init__(self) -> None:
+        self.batch_bytes = _FIRST_BATCH_BYTES
+
+    async def move(self, batch: Awaitable[Completion]) -> Completion:
+        start = time.perf_counter()
+        completion = await batch
+        bytes_per_s = completion.num_bytes / max(time.perf_counter() - start, 1e-6)
+        self.batch_bytes = min(max(int(bytes_per_s * _BATCH_TARGET_S), _MIN_BATCH_BYTES), _MAX_BATCH_BYTES)
+        return completion
 
 
 def block_slice(spec: KVSpec, own: Slot, theirs: int, generation: int, layers: range) -> Slice:
@@ -26,11 +42,11 @@ def layer_groups(spec: KVSpec, num_blocks: int, min_bytes: int) -> Iterator[rang
         yield range(begin, min(begin + size, spec.layers))
 
 
-def batches(slices: Sequence[Slice]) -> Iterator[Sequence[Slice]]:
-    """`slices` in order, in runs of at most MAX_BATCH_BYTES (a longer slice goes alone)."""
+def batches(slices: Sequence[Slice], pace: Pace) -> Iterator[Sequence[Slice]]:
+    """`slices` in order, in runs of at most what `pace` then says (a longer slice goes alone)."""
     begin = num_bytes = 0
     for i, piece in enumerate(slices):
-        if i > begin and num_bytes + piece.length > MAX_BATCH_BYTES:
+        if i > begin and num_bytes + piece.length > pace.batch_bytes:
             yield slices[begin:i]
             begin, num_bytes = i, 0
         num_bytes += piece.length

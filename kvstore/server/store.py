@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import numpy as np
 
 from kvstore import metrics
+from kvstore.core.eviction import new_policy
 from kvstore.core.pool import Pool
 from kvstore.core.results import PoolCounts
+from kvstore.core.tenants import EVERY_OTHER
+from kvstore.server.demotion import Demotion
 from kvstore.server.engine import EngineSession, Transfers
 from kvstore.server.ingests import Ingests
 from kvstore.server.node import Node, StoreOptions
 from kvstore.server.peers import Peers
+from kvstore.server.promotion import Promotion
+from kvstore.server.replication import Replication
 from kvstore.server.service import StoreService
+from kvstore.server.ssd import Ssd, SsdOptions
+from kvstore.ssd.disk import Disk
+from kvstore.ssd.tier import SsdTier
 from messenger.arena_memory import FdServer, SharedMemory
 from messenger.base import Endpoint, Slice, Transport
+from messenger.rdma.transport import RdmaTransport
 from messenger.router import Messenger
-from messenger.shm import ShmTransport
+from messenger.shm import ShmOptions, ShmTransport
 from messenger.tcp import TcpTransport
 from springtide.clock import MonotonicClock
 from springtide.errors import SpringtideError
@@ -32,24 +42,47 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.1
 STOP_GRACE_S = 0.5
 SELF_TEST_BYTES = 64 << 10
+MakeTransport = Callable[[str, SharedMemory], Transport]
 
 
 class Store:
     """Owns everything that it makes; `close` leaves neither process, socket nor memory behind."""
 
-    def __init__(self, options: StoreOptions) -> None:
-        """Takes the arena's memory (address space; pages come at their first touch). Raises SpringtideError when it cannot be had."""
+    def __init__(self, options: StoreOptions, make_transport: MakeTransport | None = None, disk: Disk | None = None) -> None:
+        """Takes the arena's memory (address space; pages come at their first touch). Raises SpringtideError when it cannot be had.
+        `make_transport` makes what `options.transports` names, and `disk` is the SSD's, where
+        it is to be something else than usual."""
         self.options = options
+        self._disk = disk
         self.incarnation = new_incarnation()
         self._clock = MonotonicClock()
         self._arena = SharedMemory.create(options.num_slots, options.spec.bytes_per_slot, self.incarnation, populate=False)
-        self.pool = Pool(self._arena.region.generations, options.spec.layers, lease_s=options.lease_s, first_lease_id=self.incarnation)
+        ssd_slots = None if options.ssd is None else max(1, options.ssd.capacity_bytes // options.spec.bytes_per_slot)
+        self.pool = Pool(
+            self._arena.region.generations,
+            options.spec.layers,
+            lease_s=options.lease_s,
+            first_lease_id=self.incarnation,
+            policy=new_policy(options.eviction, options.num_slots),
+            quotas=options.tenant_quotas,
+            hard_pins=int(options.hard_pin_share * options.num_slots),
+            settle=lambda: self._messenger.settle(),
+            ssd_capacity=ssd_slots,
+            ssd_policy=None if ssd_slots is None else new_policy(options.eviction, ssd_slots),
+        )
         self._arena_server = None if "shm" in options.transports else FdServer(self._arena, options.arena_socket)
         self._messenger = Messenger(
-            [self._transport(name) for name in options.transports], self._arena.region, options.node_id, self.incarnation, self._on_notify
+            [(make_transport or self._transport)(name, self._arena) for name in options.transports],
+            self._arena.region,
+            options.node_id,
+            self.incarnation,
+            self._on_notify,
+            optional=options.optional_transports,
         )
         self.node = Node(options, self.incarnation, self.pool, Peers(self._messenger))
         self._transfers = Transfers()
+        self._replication = Replication(self.node)
+        self._promotion = Promotion(self.node)
         self._ingests = Ingests(self.node, self._notify_engine)
         self._session: EngineSession | None = None
         self._server = channels.new_server()
@@ -67,11 +100,15 @@ class Store:
         if self._arena_server is not None:
             await self._arena_server.start()
         await self._self_test(endpoint)
-        service = StoreService(self.node, self._transfers, self._ingests, endpoint, self._clock, self._set_session)
+        if self.options.ssd is not None:
+            await self._open_ssd(self.options.ssd)
+        service = StoreService(
+            self.node, self._transfers, self._ingests, self._replication, self._promotion, endpoint, self._clock, self._set_session
+        )
         add_StoreServicer_to_server(service, self._server)
         self.node.address = self._listen()
         await self._server.start()
-        self._tasks = [
+        self._tasks += [
             asyncio.create_task(self._ingests.watch_writers(self._messenger), name="watch writers"),
             asyncio.create_task(self._tick(), name="store tick"),
         ]
@@ -85,11 +122,15 @@ class Store:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._transfers.close()
+        await self._replication.close()
+        await self._promotion.close()
         await self._server.stop(STOP_GRACE_S)
         await self.node.peers.close()
         await self._messenger.close()
         if self._arena_server is not None:
             await self._arena_server.close()
+        if self.node.ssd is not None:
+            await self.node.ssd.close()
         self._arena.close()
         self.options.store_socket.unlink(missing_ok=True)
 
@@ -100,10 +141,20 @@ class Store:
         self._server.add_insecure_port(f"unix:{self.options.store_socket}")
         return f"{host}:{port}"
 
-    def _transport(self, name: str) -> Transport:
+    async def _open_ssd(self, options: SsdOptions) -> None:
+        """Raises SsdUnavailable."""
+        assert self.pool.ssd is not None, "a store with SSD options has a pool that knows of it"
+        spec = self.options.spec
+        tier = await SsdTier.open(options.directory, options.capacity_bytes, spec.bytes_per_slot, options.fingerprint, self._disk)
+        self.node.ssd = Ssd(tier, self.pool.ssd, self._arena.region.memory, spec.bytes_per_slot)
+        self._tasks.append(asyncio.create_task(Demotion(self.node, self.node.ssd, options).run(), name="demotion"))
+
+    def _transport(self, name: str, arena: SharedMemory) -> Transport:
         if name == "shm":
-            return ShmTransport(self._arena, self.options.arena_socket, populate=False)
-        return TcpTransport(self.options.bind_host)
+            return ShmTransport(arena, self.options.arena_socket, ShmOptions(populate=False))
+        if name == "rdma":
+            return RdmaTransport(self.options.bind_host, self.options.rdma)
+        return TcpTransport(self.options.bind_host, options=self.options.tcp)
 
     def _on_notify(self, peer: str, payload: bytes) -> None:
         self._ingests.on_notify(peer, payload)
@@ -115,6 +166,7 @@ class Store:
     def _set_session(self, session: EngineSession | None) -> None:
         self._session = session
         self._last_load = None
+        self._ingests.engine_changed(session is not None)
 
     async def _self_test(self, endpoint: Endpoint) -> None:
         """Writes from one slot to another by Messenger and compares. Raises SpringtideError when that does not work."""
@@ -135,14 +187,22 @@ class Store:
 
     async def _tick(self) -> None:
         """For ever: ends leases whose time is over, and shows how full the pool is."""
-        looked_up = hit = 0
+        looked_up = hit = missed = 0
         while True:
             metrics.LEASES_EXPIRED.inc(self.pool.expire_leases(self._clock.now()))
+            self.pool.pins.expire(self._clock.now())
             counts = self.pool.counts()
             self._show(counts)
             self._count_lookups(self.pool.looked_up_blocks - looked_up, self.pool.hit_blocks - hit)
             looked_up, hit = self.pool.looked_up_blocks, self.pool.hit_blocks
-            load = pb.StoreLoad(slots_free=counts.free, slots_available=counts.available)
+            if self.pool.ssd is not None:
+                metrics.SSD_MISSED.inc(self.pool.ssd.missed - missed)
+                missed = self.pool.ssd.missed
+            load = pb.StoreLoad(
+                slots_free=counts.free,
+                slots_available=counts.available,
+                ssd_read_us_per_block=0 if self.node.ssd is None else self.node.ssd.read_us_per_block,
+            )
             if load != self._last_load:
                 self._last_load = load
                 self._notify_engine(pb.StoreNotice(load=load))
@@ -153,6 +213,11 @@ class Store:
             metrics.SLOTS.labels("dram", state).set(getattr(counts, state))
         metrics.LEASES.set(counts.leases)
         metrics.INGESTS.set(counts.ingests)
+        metrics.PINS.set(len(self.pool.pins))
+        metrics.PINNED_BLOCKS.labels("hard").set(self.pool.pins.num_hard)
+        metrics.PINNED_BLOCKS.labels("soft").set(self.pool.pins.num_soft)
+        for name in self.options.tenant_quotas.keys() - {EVERY_OTHER}:
+            metrics.TENANT_SLOTS.labels(name).set(self.pool.tenants.slots_of(name))
 
     def _count_lookups(self, looked_up: int, hit: int) -> None:
         metrics.LOOKUPS.inc(looked_up)

@@ -24,7 +24,7 @@ class Attempt:
     slots: tuple[int, ...] = ()
     local_blocks: int = 0
     reused_blocks: int = 0
-    """Local ones and those fetched from the source."""
+    """Local ones and those fetched from the sources."""
     layers_arrived: int = 0
     """Of the remote part of the prefix."""
     asked_at: float = 0.0

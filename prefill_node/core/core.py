@@ -156,7 +156,7 @@ class PrefillCore:
 
     def _acquire(self, attempt: Attempt, now: float) -> None:
         attempt.phase, attempt.asked_at = "acquiring", now
-        request, start = attempt.request, attempt.start
+        request = attempt.request
         # The last token is always computed: its logits are what is asked for.
         reusable = (request.num_tokens - 1) // self._block_tokens
         self._out.append(
@@ -165,11 +165,18 @@ class PrefillCore:
                 keys=request.keys,
                 num_blocks=request.num_blocks,
                 max_reused_blocks=reusable,
-                source_address=start.source_address,
-                source_node_id=start.source_node_id,
-                source_blocks=start.source_blocks,
+                sources=attempt.start.sources,
+                tenant=request.tenant,
+                recompute_us_per_block=self._recompute_us(request.num_tokens, reusable),
             )
         )
+
+    def _recompute_us(self, num_tokens: int, blocks: int) -> int | None:
+        """What each of a prompt's first `blocks` saves if it need not be computed."""
+        if not blocks:
+            return None
+        saved_ms = self._policy.work_ms(num_tokens, 0) - self._policy.work_ms(num_tokens, blocks * self._block_tokens)
+        return round(1000 * max(0.0, saved_ms) / blocks)
 
     def _notice(self, notice: storage.Notice, now: float) -> None:
         if isinstance(notice, storage.StoreLoad):
@@ -370,10 +377,11 @@ class PrefillCore:
             self._out.append(release)
 
     def _expected_prefix(self, attempt: Attempt) -> int:
-        """Tokens that are computed already or, before the slots are there, can be read at the source."""
+        """Tokens that are computed already or, before the slots are there, can be read at the best source."""
         if attempt.phase == "running":
             return attempt.computed
-        return min(attempt.start.source_blocks * self._block_tokens, attempt.request.num_tokens - 1)
+        sources = attempt.start.sources
+        return min(sources[0].num_blocks * self._block_tokens, attempt.request.num_tokens - 1) if sources else 0
 
 
 def _slot_deadline(attempt: Attempt) -> float:

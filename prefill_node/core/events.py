@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from node_runtime import storage
 from node_runtime.events import Abort, SessionEnded, Tick
 from node_runtime.requests import Request
+from springtide.rpc import common_pb2
 from springtide.sampling import SampledToken
 
 
@@ -21,9 +22,8 @@ class Start:
     decode_store_node_id: str
     ttft_budget_ms: float
     """Allowed from now on; 0 for none."""
-    source_address: str = ""
-    source_node_id: str = ""
-    source_blocks: int = 0
+    sources: tuple[common_pb2.PrefixSource, ...] = ()
+    """Where more of the prefix lies than here, best first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,9 +105,7 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
             decode_store_address=start.decode_store_address,
             decode_store_node_id=start.decode_store_node_id,
             ttft_budget_ms=start.ttft_budget_ms,
-            source_address=start.source.store_address,
-            source_node_id=start.source.node_id,
-            source_blocks=start.source.num_blocks,
+            sources=tuple(start.sources),
         )
 
     def failed_update(self, output: common_pb2.TokenOutput) -> node_pb2.PrefillUpdate:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from conductor_support import ask, assigned, bring_up, hold, idle, keys_of, make_core, ref, report, request
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ from conductor.core.events import (
     Tick,
     Tier,
 )
-from springtide.ids import AttemptId, GatewayId, InstanceId, NodeId
+from springtide.ids import AttemptId, GatewayId, InstanceId, NodeId, RequestId
 
 GATEWAY = GatewayId("gateway-0")
 
@@ -50,6 +52,15 @@ def test_late_repeated_and_unknown_reports_of_an_attempt_change_nothing() -> Non
     assert core.handle(Advance(AttemptId("a"), Phase.DECODE), 1.1) == []
     assert core.state.attempts == {}
     assert (core.totals.prompt_tokens, core.totals.cached_tokens) == (401, 0)
+
+
+def test_a_prompt_that_is_scheduled_anew_counts_once_for_the_hit_rate() -> None:
+    core = make_core()
+    for name, cached in (("a", 100), ("b", 400)):
+        assigned(core, replace(request(name), request_id=RequestId("one")))
+        core.handle(Advance(AttemptId(name), Phase.DECODE, cached_tokens=cached, ttft_ms=1), 1.0)
+        core.handle(Advance(AttemptId(name), Phase.FAILED), 2.0)
+    assert (core.totals.prompt_tokens, core.totals.cached_tokens) == (401, 100)
 
 
 def test_a_late_renewal_does_not_bring_a_finished_attempt_back() -> None:

@@ -7,7 +7,7 @@ from conductor_support import ask, assigned, hold, keys_of, make_core, report, r
 
 from conductor.core.conductor import ConductorCore
 from conductor.core.decision import Alternatives, Placement, PrefillEstimate
-from conductor.core.events import Advance, Phase, Role, StoreDown
+from conductor.core.events import Advance, Phase, Role, Source, StoreDown
 from conductor.core.scheduler import decide
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId, InstanceId, NodeId
@@ -21,7 +21,7 @@ def test_an_idle_cluster_sends_a_prompt_to_where_its_prefix_is() -> None:
     core = make_core()
     hold(core, "p1", keys_of(50))
     assignment = assigned(core, request("a"))
-    assert (assignment.prefill.instance_id, assignment.local_blocks, assignment.source) == ("p1", 50, None)
+    assert (assignment.prefill.instance_id, assignment.local_blocks, assignment.sources) == ("p1", 50, ())
     assert assignment.predicted_ttft_ms == pytest.approx(401 - 200)
 
 
@@ -31,8 +31,7 @@ def test_a_queue_at_the_holder_sends_it_elsewhere_with_the_prefix_fetched() -> N
     report(core, "p0", Role.PREFILL, queue_ms=100)
     assignment = assigned(core, request("a"))
     assert assignment.prefill.instance_id == "p1"
-    assert assignment.source is not None
-    assert (assignment.source.node_id, assignment.source.store_address, assignment.source.num_blocks) == ("p0", "p0:2", 50)
+    assert assignment.sources == (Source(NodeId("p0"), "p0:2", 50),)
     assert assignment.predicted_ttft_ms == pytest.approx(20 + 201)
 
 
@@ -56,16 +55,24 @@ def test_a_prefix_may_come_from_a_decode_nodes_store() -> None:
     core = make_core(prefills=["p0"])
     hold(core, "d0", keys_of(80))
     assignment = assigned(core, request("a"))
-    assert assignment.source is not None
-    assert (assignment.source.node_id, assignment.source.num_blocks) == ("d0", 80)
+    assert assignment.sources == (Source(NodeId("d0"), "d0:2", 80),)
 
 
 def test_of_several_holders_the_least_busy_one_is_the_source() -> None:
     core = make_core(prefills=["p0"], decodes=["d0", "d1"])
     hold(core, "d0", keys_of(50))
     hold(core, "d1", keys_of(50))
-    sources = [assigned(core, request(name)).source for name in "ab"]
-    assert sorted(source.node_id for source in sources if source) == ["d0", "d1"]
+    sources = [assigned(core, request(name)).sources for name in "ab"]
+    assert sorted(best.node_id for best, _ in sources) == ["d0", "d1"]
+
+
+def test_other_holders_stand_by_in_case_the_chosen_source_fails() -> None:
+    core = make_core(prefills=["p0"], decodes=["d0", "d1", "d2", "d3"])
+    hold(core, "p0", keys_of(10))
+    for node_id, blocks in (("d0", 50), ("d1", 40), ("d2", 10), ("d3", 30)):
+        hold(core, node_id, keys_of(blocks))
+    sources = assigned(core, request("a")).sources
+    assert [(source.node_id, source.num_blocks) for source in sources] == [("d0", 50), ("d1", 40), ("d3", 30)], "not d2: p0 has as much"
 
 
 def test_transfers_under_way_make_a_link_slower_until_they_end() -> None:
@@ -107,7 +114,7 @@ def test_a_hot_prefix_spreads_once_its_holder_queues() -> None:
     spread = [assignment.prefill.instance_id for assignment in assignments]
     assert spread[0] == "p0"
     assert 3 <= spread.count("p1") <= 5
-    assert all(assignment.source is not None for assignment in assignments if assignment.prefill.instance_id == "p1")
+    assert all(assignment.sources for assignment in assignments if assignment.prefill.instance_id == "p1")
 
 
 # ---- queues ----
@@ -198,7 +205,7 @@ def test_cache_aware_never_fetches() -> None:
     hold(core, "p0", keys_of(50))
     report(core, "p0", Role.PREFILL, queue_ms=150)
     assignment = assigned(core, request("a"))
-    assert (assignment.prefill.instance_id, assignment.source) == ("p0", None)
+    assert (assignment.prefill.instance_id, assignment.sources) == ("p0", ())
 
 
 def test_load_balance_looks_at_queues_only() -> None:

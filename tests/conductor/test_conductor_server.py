@@ -133,7 +133,7 @@ async def test_requests_are_placed_by_what_stores_and_engines_say(cluster: Clust
 
         async def fetched() -> bool:
             assignment = (await place(conductor, new_id("probe"))).assignment
-            return (assignment.prefill.instance_id, assignment.source.store_address) == ("prefill-0", other.store_address)
+            return (assignment.prefill.instance_id, [s.store_address for s in assignment.sources]) == ("prefill-0", [other.store_address])
 
         await until(fetched)
         assert (await status(conductor)).ready

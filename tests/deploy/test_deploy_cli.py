@@ -16,7 +16,7 @@ from deploy import cli
 from deploy.local import rundir
 from deploy.local.plan import ClusterPaths, client_host, free_port, processes, resolve, write_config
 from deploy.local.rundir import ClusterRecord
-from springtide.config import load_config
+from springtide.config import SECRET_VARIABLE, load_config
 from springtide.errors import ConfigError
 
 
@@ -129,7 +129,20 @@ def test_a_resolved_configuration_leaves_nothing_to_choose(tmp_path: Path) -> No
     )
     paths = ClusterPaths(tmp_path)
     write_config(config, paths.config)
-    assert load_config(paths.config, environ={}) == config
+    assert config.cluster_secret is not None
+    assert load_config(paths.config, environ={SECRET_VARIABLE: config.cluster_secret.get_secret_value()}) == config
+
+
+def test_stores_are_told_the_clusters_secret_and_nobody_sees_it(tmp_path: Path) -> None:
+    config = resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0}, environ={}))
+    other = resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0}, environ={}))
+    assert config.cluster_secret is not None and other.cluster_secret is not None
+    secret = config.cluster_secret.get_secret_value()
+    assert secret != other.cluster_secret.get_secret_value() and len(secret) == 64
+    specs = processes(config, ClusterPaths(tmp_path), embedded_valkey=True)
+    assert {spec.role for spec in specs if spec.environment.get(SECRET_VARIABLE) == secret} == {"store"}
+    write_config(config, tmp_path / "config.yaml")
+    assert secret not in repr(specs) + (tmp_path / "config.yaml").read_text()
 
 
 def test_every_process_of_a_cluster_has_its_place(tmp_path: Path) -> None:

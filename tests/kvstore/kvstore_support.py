@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ import numpy as np
 import yaml
 
 from kvstore.link import StoreLink
+from kvstore.server.node import StoreOptions
 from springtide.blocks import block_keys, namespace_root
 from springtide.errors import PeerLost
 from springtide.ids import BlockKey, new_id, new_incarnation
 from springtide.kvspec import KVSpec
 from springtide.modelinfo import ModelInfo
-from springtide.rpc import channels
+from springtide.rpc import channels, common_pb2
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
 
@@ -31,7 +32,8 @@ MODEL = ModelInfo(
     eos_token_ids=(2,),
 )  # fmt: skip
 SPEC: KVSpec = MODEL.kv_spec("bfloat16", 8)
-WAIT_S = 20.0
+WAIT_S = float(os.environ.get("TEST_WAIT_S", "20"))
+"""Until what must come is given up. An emulated machine needs longer."""
 
 
 def keys_of(*labels: int) -> list[BlockKey]:
@@ -58,17 +60,21 @@ class StoreProcess:
         transports: Sequence[str] = ("shm", "tcp"),
         num_slots: int = 32,
         redis_url: str | None = None,
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
         **kv: Any,
     ) -> None:
+        """Serves at `host`; `prefix` is a command that runs it elsewhere."""
         self.run_dir, self.node_id = run_dir, node_id
         config = run_dir / f"{node_id}.yaml"
         settings = {"block_tokens": SPEC.block_tokens, "arena_size": num_slots * SPEC.bytes_per_slot, "transports": list(transports), **kv}
         config.write_text(yaml.safe_dump({"kv": settings, "redis_url": redis_url}))
         MODEL.save(run_dir / "model.json")
         arguments = ["--config", config, "--model-info", run_dir / "model.json", "--run-dir", run_dir, "--node-id", node_id]
+        arguments += ["--bind-host", host]
         self.log = run_dir / f"{node_id}.log"
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", "kvstore", *map(str, arguments)], stdout=log, stderr=log)
+            self.process = subprocess.Popen([*prefix, sys.executable, "-m", "kvstore", *map(str, arguments)], stdout=log, stderr=log)
 
     @property
     def store_socket(self) -> Path:
@@ -93,6 +99,10 @@ class StoreProcess:
             os.kill(self.process.pid, number)
 
 
+Starter = Callable[..., Awaitable[tuple[StoreProcess, "Engine"]]]
+"""Starts a store and connects an engine to it."""
+
+
 class Engine:
     """An engine's behaviour towards its store, without a model: block contents are derived from keys."""
 
@@ -102,7 +112,7 @@ class Engine:
         self.link: StoreLink
 
     @classmethod
-    async def connect(cls, store: StoreProcess) -> Engine:
+    async def connect(cls, store: StoreProcess | StoreOptions) -> Engine:
         engine = cls()
         hello = pb.EngineHello(instance_id=store.node_id, incarnation=new_incarnation())
         engine.link = await StoreLink.connect(store.store_socket, store.arena_socket, hello, engine.notices.append, engine.lost.append)
@@ -129,28 +139,48 @@ class Engine:
 
         return await until(find)
 
-    async def acquire(self, keys: Sequence[BlockKey], num_blocks: int, source: Engine | None = None, attempt_id: str = "") -> pb.Acquired:
+    async def acquire(
+        self,
+        keys: Sequence[BlockKey],
+        num_blocks: int,
+        source: Engine | None = None,
+        attempt_id: str = "",
+        sources: Sequence[Engine] = (),
+        tenant: str = "",
+    ) -> pb.Acquired:
         attempt_id = attempt_id or new_id("attempt")
-        command = pb.Acquire(attempt_id=attempt_id, keys=keys, num_blocks=num_blocks, max_reused_blocks=num_blocks - 1)
-        if source is not None:
-            command.source_address, command.source_node_id = source.link.address, source.link.node_id
-            command.source_blocks = len(keys)
+        command = pb.Acquire(attempt_id=attempt_id, keys=keys, num_blocks=num_blocks, max_reused_blocks=num_blocks - 1, tenant=tenant)
+        command.sources.extend(each.as_source(keys) for each in (*sources, *([source] if source else [])))
         self.send(acquire=command)
         return await self.notice("acquired", attempt_id)
+
+    def as_source(self, keys: Sequence[BlockKey]) -> common_pb2.PrefixSource:
+        return common_pb2.PrefixSource(store_address=self.link.address, node_id=self.link.node_id, num_blocks=len(keys))
 
     async def reserve(self, keys: Sequence[BlockKey], num_blocks: int, attempt_id: str) -> pb.Reserved:
         self.send(reserve=pb.Reserve(attempt_id=attempt_id, keys=keys, num_blocks=num_blocks))
         return await self.notice("reserved", attempt_id)
 
-    async def cache(self, keys: Sequence[BlockKey]) -> None:
+    async def cache(self, keys: Sequence[BlockKey], tenant: str = "") -> None:
         """Computes and keeps these blocks in the pool; they are there when it returns."""
-        acquired = await self.acquire(keys, len(keys) + 1)
+        acquired = await self.acquire(keys, len(keys) + 1, tenant=tenant)
         for key, slot in zip(keys, acquired.slots, strict=False):
             self.slot(slot)[:] = contents(key)
         self.commit(acquired.attempt_id, 0, keys)
         self.release(acquired.attempt_id)
         later = await self.acquire([], 1)  # commands are taken in order: its answer says that those before were done
         self.release(later.attempt_id)
+
+    async def keep(self, *chains: Sequence[BlockKey]) -> None:
+        """As `cache`, many at once and without contents."""
+        for keys in chains:
+            attempt_id = new_id("attempt")
+            self.send(acquire=pb.Acquire(attempt_id=attempt_id, keys=keys, num_blocks=len(keys)))
+            self.commit(attempt_id, 0, keys)
+            self.release(attempt_id)
+        later = await self.acquire([], 1)
+        self.release(later.attempt_id)
+        self.notices.clear()
 
     def commit(self, attempt_id: str, first_block: int, keys: Sequence[BlockKey]) -> None:
         self.send(commit=pb.Commit(attempt_id=attempt_id, first_block=first_block, keys=keys))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import ClassVar
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,10 +13,11 @@ from kvstore_support import keys_of
 from kvstore.core.ingest import Unit, Writer
 from kvstore.core.pool import Pool
 from kvstore.core.results import Ingested, IngestFailed, Stored, Target, UnknownAttempt
+from kvstore.core.tenants import QuotaExceeded
 from springtide.errors import InvalidRequest, PoolFull
 from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId
 
-NUM_SLOTS, NUM_LAYERS, LEASE_S = 12, 3, 30.0
+NUM_SLOTS, NUM_LAYERS, LEASE_S, HARD_PINS = 12, 3, 30.0, 4
 WRITERS = [Writer(NodeId(f"peer-{i}"), Incarnation(100 + i), "") for i in range(2)]
 PROMPTS = st.sampled_from([[], [0], [0, 0], [0, 0, 0], [0, 0, 0, 0], [0, 0, 1], [0, 0, 1, 1], [1], [1, 0]])
 """Few, so that attempts meet."""
@@ -35,10 +37,15 @@ class Attempt:
 
 
 class PoolMachine(RuleBasedStateMachine):
+    QUOTAS: ClassVar[dict[str, int]] = {}
+
+    def tenant_of(self, prompt: list[int]) -> str:
+        return ""
+
     @initialize()
     def make(self) -> None:
         self.generations = [0] * NUM_SLOTS
-        self.pool = Pool(self.generations, NUM_LAYERS, lease_s=LEASE_S, first_lease_id=7)
+        self.pool = Pool(self.generations, NUM_LAYERS, lease_s=LEASE_S, first_lease_id=7, quotas=self.QUOTAS, hard_pins=HARD_PINS)
         self.attempts: dict[AttemptId, Attempt] = {}
         self.over: list[AttemptId] = []
         self.leases: dict[int, tuple[float, list[tuple[int, int]]]] = {}
@@ -61,17 +68,21 @@ class PoolMachine(RuleBasedStateMachine):
     def _admit(self, prompt: list[int], partial: bool, max_reused: int | None) -> None:
         keys, num_blocks = keys_of(*prompt), max(len(prompt) + partial, 1)
         attempt_id = AttemptId(f"attempt-{next(self.names)}")
-        before = self.pool.counts()
+        before, tenant = self.pool.counts(), self.tenant_of(prompt)
         try:
             if max_reused is None:
-                reserved = self.pool.reserve(attempt_id, keys, num_blocks)
+                reserved = self.pool.reserve(attempt_id, keys, num_blocks, tenant)
                 slots, reused = list(reserved.slots), reserved.present_blocks
             else:
-                acquired = self.pool.acquire(attempt_id, keys, num_blocks, max_reused)
+                acquired = self.pool.acquire(attempt_id, keys, num_blocks, max_reused, tenant)
                 slots, reused = list(acquired.slots), acquired.local_blocks
                 assert reused <= max_reused
         except PoolFull:
             assert before.available < num_blocks
+            assert self.pool.counts() == before, "a refused attempt leaves no trace"
+            return
+        except (QuotaExceeded, InvalidRequest):
+            assert self._in_use(tenant) + num_blocks > self.QUOTAS[tenant]
             assert self.pool.counts() == before, "a refused attempt leaves no trace"
             return
         assert len(set(slots)) == len(slots) == num_blocks
@@ -87,6 +98,9 @@ class PoolMachine(RuleBasedStateMachine):
             slots = self.pool.grow(attempt.attempt_id, count)
         except PoolFull:
             assert available < count
+        except (QuotaExceeded, InvalidRequest):
+            tenant = self.tenant_of_attempt(attempt)
+            assert self._in_use(tenant) + count > self.QUOTAS[tenant]
         else:
             self._handed_out(slots)
             attempt.slots += slots
@@ -320,6 +334,12 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.counts().available == NUM_SLOTS
         assert len(self.pool.acquire(AttemptId("the last"), [], NUM_SLOTS, 0).slots) == NUM_SLOTS
         assert self.pool.held_keys() == []
+
+    def tenant_of_attempt(self, attempt: Attempt) -> str:
+        return ""
+
+    def _in_use(self, tenant: str) -> int:
+        return next((each.slots - each.unreferenced for each in self.pool.tenants if each.name == tenant), 0)
 
     def _reserved(self) -> list[Attempt]:
         return [attempt for attempt in self.attempts.values() if attempt.reserved]

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.core.ingest import Unit
-from kvstore.server.handover import join_units
-from kvstore.server.slabs import MAX_BATCH_BYTES, batches, block_slice, layer_groups
-from messenger.base import Slice
+from kvstore.server.handover import join_last
+from kvstore.server.slabs import Pace, batches, block_slice, layer_groups
+from messenger.base import Completion, Slice
 from springtide.ids import Slot
 from springtide.kvspec import KVSpec
 
@@ -31,17 +31,62 @@ def test_layer_groups_cover_all_layers_and_are_as_small_as_allowed(num_blocks: i
         assert len(group) == 1 or (len(group) - 1) * num_blocks * SPEC.bytes_per_slab < min_bytes
 
 
-@given(lengths=st.lists(st.integers(1, MAX_BATCH_BYTES + 1), max_size=20))
-def test_batches_keep_order_and_are_bounded(lengths: list[int]) -> None:
-    slices = [Slice(i, i, length, 1) for i, length in enumerate(lengths)]
-    runs = list(batches(slices))
+@given(lengths=st.lists(st.integers(1, 10_000), max_size=20), limits=st.lists(st.integers(1, 20_000), min_size=21, max_size=21))
+def test_batches_keep_order_and_are_bounded_by_the_pace_at_that_moment(lengths: list[int], limits: list[int]) -> None:
+    slices, pace, runs = [Slice(i, i, length, 1) for i, length in enumerate(lengths)], Pace(), []
+    following = batches(slices, pace)
+    for pace.batch_bytes in limits:
+        run = next(following, None)
+        if run is None:
+            break
+        runs.append(run)
+        assert len(run) == 1 or sum(piece.length for piece in run) <= pace.batch_bytes
     assert [piece for run in runs for piece in run] == slices
-    assert all(len(run) == 1 or sum(piece.length for piece in run) <= MAX_BATCH_BYTES for run in runs)
 
 
-def test_units_that_piled_up_are_joined_in_layers_or_in_blocks_but_never_reordered() -> None:
-    units = deque([Unit(0, 1, 0, 2), Unit(1, 3, 0, 2), Unit(0, 3, 2, 3), Unit(0, 1, 4, 5), Unit(1, 2, 4, 6)])
-    assert join_units(units) == Unit(0, 3, 0, 3)
-    assert join_units(units) == Unit(0, 1, 4, 5)
-    assert join_units(units) == Unit(1, 2, 4, 6)
-    assert not units
+async def test_the_pace_is_what_the_link_took_lately_within_bounds() -> None:
+    async def batch(num_bytes: int) -> Completion:
+        return Completion(num_bytes)
+
+    pace = Pace()
+    await pace.move(batch(1))
+    slow = pace.batch_bytes
+    await pace.move(batch(1 << 40))
+    assert slow < pace.batch_bytes == 32 << 20
+
+
+def join_all(*units: Unit) -> list[Unit]:
+    joined: deque[Unit] = deque()
+    for unit in units:
+        joined.append(unit)
+        join_last(joined)
+    return list(joined)
+
+
+def test_units_that_pile_up_are_joined_in_layers_or_in_blocks_but_never_reordered() -> None:
+    units = [Unit(0, 1, 0, 2), Unit(1, 3, 0, 2), Unit(0, 3, 2, 3), Unit(0, 1, 4, 5), Unit(1, 2, 4, 6)]
+    assert join_all(*units) == [Unit(0, 3, 0, 3), Unit(0, 1, 4, 5), Unit(1, 2, 4, 6)]
+
+
+@given(groups=st.integers(1, 6), chunks=st.lists(st.integers(1, 5), min_size=1, max_size=30), written=st.integers(0, 40))
+def test_however_long_the_link_stands_still_few_units_wait(groups: int, chunks: list[int], written: int) -> None:
+    """What is pushed chunk by chunk and layer by layer, while the link took `written` units and then no more."""
+    waiting: deque[Unit] = deque()
+    covered, begin = set(), 0
+    for num_blocks in chunks:
+        for layer in range(groups):
+            waiting.append(Unit(layer, layer + 1, begin, begin + num_blocks))
+            join_last(waiting)
+            assert len(waiting) <= 3
+            if written > 0:
+                written -= 1
+                covered |= _slabs(waiting.popleft())
+        begin += num_blocks
+    for unit in waiting:
+        assert covered.isdisjoint(_slabs(unit))
+        covered |= _slabs(unit)
+    assert covered == {(layer, block) for layer in range(groups) for block in range(begin)}
+
+
+def _slabs(unit: Unit) -> set[tuple[int, int]]:
+    return {(layer, block) for layer in range(unit.layer_begin, unit.layer_end) for block in range(unit.block_begin, unit.block_end)}

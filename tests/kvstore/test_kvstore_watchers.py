@@ -2,24 +2,97 @@
 
 from __future__ import annotations
 
-import pytest
-from kvstore_support import keys_of
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
 
+import pytest
+from kvstore_support import Starter, keys_of
+
+from kvstore.core.journal import MAX_EVENT_KEYS
 from kvstore.core.pool import Pool
-from kvstore.core.results import Stored
-from kvstore.server.watchers import MAX_LAG_EVENTS, WatcherLags, Watchers
+from kvstore.core.results import Removed, Stored, Tier
+from kvstore.server.watchers import MAX_LAG_KEYS, SNAPSHOT_PART_KEYS, SnapshotPart, WatcherLags, Watchers
+from springtide.ids import AttemptId, BlockKey
+
+
+def many_keys(count: int) -> list[BlockKey]:
+    return [BlockKey(number.to_bytes(16, "big")) for number in range(count)]
 
 
 async def test_events_come_in_order_and_a_watcher_that_lags_too_far_is_cut_off() -> None:
     watchers = Watchers(Pool([0] * 4, 1))
     quick, slow = watchers.subscribe(), watchers.subscribe()
-    events = [Stored(sequence, keys_of(sequence)) for sequence in range(1, MAX_LAG_EVENTS + 2)]
-    for event in events:
-        watchers.publish([event])
-        assert await quick.next() == event
+    assert await quick.next() == SnapshotPart(0, [], Tier.DRAM, True)
+    keys = many_keys(1000)
+    for sequence in range(1, MAX_LAG_KEYS // len(keys) + 2):
+        watchers.publish([Stored(sequence, keys)])
+        assert await quick.next() == Stored(sequence, keys)
     with pytest.raises(WatcherLags, match="watch anew"):
         await slow.next()
     watchers.unsubscribe(slow)
-    watchers.publish([Stored(MAX_LAG_EVENTS + 2, [])])
+    watchers.publish([Stored(MAX_LAG_KEYS + 2, [])])
     with pytest.raises(WatcherLags):
         await slow.next()
+
+
+async def test_a_snapshot_of_many_blocks_comes_in_bounded_parts_and_what_happens_meanwhile_after_it() -> None:
+    pool, keys = Pool([0] * 10_000, 1), many_keys(10_000)
+    pool.acquire(AttemptId("a"), keys, len(keys), 0)
+    pool.commit(AttemptId("a"), 0, keys)
+    pool.take_events()
+    watchers = Watchers(pool)
+    subscription = watchers.subscribe()
+    pool.release(AttemptId("a"))
+    assert pool.evict(None).blocks == 10_000
+    watchers.publish(pool.take_events())
+    parts = [await subscription.next() for _ in range(3)]
+    assert all(isinstance(part, SnapshotPart) and len(part.keys) <= SNAPSHOT_PART_KEYS for part in parts)
+    assert [part.complete for part in parts if isinstance(part, SnapshotPart)] == [False, False, True]
+    assert list(itertools.chain.from_iterable(part.keys for part in parts)) == keys
+    removed = [await subscription.next() for _ in range(3)]
+    assert all(isinstance(event, Removed) and len(event.keys) <= MAX_EVENT_KEYS for event in removed)
+    assert sum(len(event.keys) for event in removed) == 10_000
+
+
+WATCHER = """
+import asyncio, sys
+from springtide.rpc import channels, store_pb2 as pb
+from springtide.rpc.store_pb2_grpc import StoreStub
+async def main():
+    async with channels.connect(sys.argv[1]) as channel:
+        for _ in range(2):
+            held, complete = set(), False
+            try:
+                async for event in StoreStub(channel).Watch(pb.WatchStoreRequest(watcher="slow")):
+                    held.update(event.snapshot.keys)
+                    held.update(event.stored.keys)
+                    held.difference_update(event.removed.keys)
+                    if event.snapshot.complete:
+                        print("snapshot", len(held), event.sequence, flush=True)
+            except Exception as error:
+                print("cut off", error.code().name, flush=True)
+asyncio.run(main())
+"""
+
+
+async def test_a_stopped_subscriber_is_cut_off_and_resynchronised_while_the_store_goes_on(start: Starter) -> None:
+    """100 000 blocks, and a subscriber that is stopped with SIGSTOP while they are replaced three times over."""
+    _, engine = await start("prefill-0", num_slots=100_000)
+    with subprocess.Popen([sys.executable, "-c", WATCHER, engine.link.address], stdout=subprocess.PIPE, text=True) as watcher:  # noqa: ASYNC220
+        try:
+            assert watcher.stdout is not None
+            assert await asyncio.to_thread(watcher.stdout.readline) == "snapshot 0 0\n"
+            os.kill(watcher.pid, signal.SIGSTOP)
+            await engine.keep(*(keys_of(label, *range(999)) for label in range(400)))
+            stat = await engine.stat()
+            assert stat.slots_cached == 100_000 - 1
+            assert stat.watchers_cut_off == 1, "the store did not wait for it"
+            os.kill(watcher.pid, signal.SIGCONT)
+            assert await asyncio.to_thread(watcher.stdout.readline) == "cut off OUT_OF_RANGE\n"
+            assert await asyncio.to_thread(watcher.stdout.readline) == f"snapshot {stat.slots_cached} {stat.sequence}\n"
+        finally:
+            watcher.kill()

@@ -73,7 +73,7 @@ def test_orders_and_notices_are_those_of_the_schema() -> None:
     push = storage.to_command(storage.Push("a", 1, 2, 3, 4)).push
     assert push == store_pb2.Push(attempt_id="a", layer_begin=1, layer_end=2, block_begin=3, block_end=4)
     for order in (
-        storage.Acquire("a", (b"k",), 2, 1, "source:1", "prefill-1", 1),
+        storage.Acquire("a", (b"k",), 2, 1, (common_pb2.PrefixSource(store_address="source:1", node_id="prefill-1", num_blocks=1),)),
         storage.Reserve("a", (b"k",), 2),
         storage.Grow("a", 1),
         storage.Commit("a", 1, (b"k",)),

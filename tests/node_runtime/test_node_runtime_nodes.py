@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from messenger.faults import Fault, FaultPlan
+from messenger.faulty import FaultyTransport
+from messenger.tcp import TcpTransport
 from node_runtime.model_thread import ModelThread
 from node_runtime.process import Parts
 from prefill_node.core.actions import RunPass
@@ -70,6 +73,29 @@ async def test_a_prefix_is_reused_here_and_from_another_node(nodes: EngineNodes)
     assert (remote.done.cached_tokens, remote.done.remote_tokens) == (320, 320)
     assert cold.token_ids == local.token_ids == remote.token_ids
     await nodes.all_slots_given_back()
+
+
+async def test_the_model_does_not_wait_for_a_link_that_stands_still(tmp_path: Path, model: Path) -> None:
+    """The first token is out before a byte of the prompt has gone over; then it goes in a few large units."""
+    plan = FaultPlan([Fault("delay", "write", times=1, delay_s=3.0), Fault("slow", "write", bytes_per_s=1e12)])
+    plan.armed = False
+    slow_link = lambda name, arena: FaultyTransport(TcpTransport(), plan)  # noqa: E731
+    kv = {**KV, "transports": ["tcp"]}
+    async with EngineNodes(
+        tmp_path, model, make_transport=slow_link, prefill=1, decode=1, kv=kv, prefill_node={"chunk_tokens": 64}
+    ) as nodes:
+        plan.armed = True  # now that the stores have tested themselves
+        token_ids, spec = prompt(640), nodes.info.kv_spec("float32", BLOCK_TOKENS)
+        attempt_id = await nodes.gateway.start(token_ids, greedy(8))
+        outcome = nodes.gateway.outcomes[attempt_id]
+        await until(lambda: outcome.done is not None or outcome.failures)
+        assert outcome.done is not None
+        assert nodes.stores["prefill-0"].node.bytes_written == 0
+        await nodes.gateway.end_of(attempt_id)
+        assert outcome.token_ids == DirectEngine(nodes).generate(token_ids, greedy(8))
+        assert nodes.stores["prefill-0"].node.bytes_written == 40 * spec.bytes_per_slot
+        assert plan.struck["slow"] <= 5, "the unit that was under way, those that had piled up behind it, and the seal"
+        await nodes.all_slots_given_back()
 
 
 async def test_blocks_of_the_output_are_found_by_the_next_turn(nodes: EngineNodes) -> None:

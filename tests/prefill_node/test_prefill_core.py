@@ -32,8 +32,8 @@ def new_core(unit_bytes: int = 150) -> PrefillCore:
 
 def start(name: str, num_tokens: int, *, session: int = 1, source_blocks: int = 0, max_tokens: int = 8, budget_ms: float = 0.0) -> ev.Start:
     request = make_request(name, num_tokens, max_tokens=max_tokens)
-    source = ("source:1", "prefill-1", source_blocks) if source_blocks else ("", "", 0)
-    return ev.Start(session, request, "decode:1", "decode-0", budget_ms, *source)
+    source = pb.PrefixSource(store_address="source:1", node_id="prefill-1", num_blocks=source_blocks)
+    return ev.Start(session, request, "decode:1", "decode-0", budget_ms, (source,) if source_blocks else ())
 
 
 class Node:
@@ -70,7 +70,7 @@ def slots(n: int) -> tuple[int, ...]:
 def test_a_prompt_is_acquired_computed_committed_pushed_sealed_and_released() -> None:
     node = Node()
     begin = start("a", 37)
-    assert node.tell(begin) == [Acquire("a", begin.request.keys, 5, 4)]
+    assert node.tell(begin) == [Acquire("a", begin.request.keys, 5, 4, recompute_us_per_block=1300)]
     actions = node.run_passes(node.tell(Acquired("a", slots(5), 0, 0)))
     assert [len(row.chunk.token_ids) for run in only(actions, RunPass) for row in run.rows] == [16, 16, 5]
     assert [run.pushes for run in only(actions, RunPass)] == [
@@ -339,7 +339,8 @@ class World:
             self.tell(AttemptFailed(name, failure(pb.FAILURE_CODE_POOL_FULL)))
             return
         local = self.data.draw(st.integers(0, acquire.max_reused_blocks), label="local")
-        remote = max(min(acquire.source_blocks, acquire.max_reused_blocks) - local, 0)
+        at_source = max((source.num_blocks for source in acquire.sources), default=0)
+        remote = max(min(at_source, acquire.max_reused_blocks) - local, 0)
         if remote:
             self.fetching[name] = (0, local, local + remote)
         self.store.committed[name] = local + remote

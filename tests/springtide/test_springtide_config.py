@@ -1,5 +1,6 @@
 """Configuration: what wins, and what a mistake is answered with."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,24 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, complai
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.yaml"):
         load_config(tmp_path / "gone.yaml", environ={})
+
+
+SECRET = "0123456789abcdef"
+
+
+@pytest.mark.parametrize("shown", [repr, str, lambda config: str(config.model_dump(mode="json")), lambda config: config.model_dump_json()])
+def test_the_clusters_secret_is_never_shown(shown: Callable[[ClusterConfig], str]) -> None:
+    config = load_config(environ={"SPRINGTIDE_CLUSTER_SECRET": SECRET})
+    assert config.cluster_secret is not None and config.cluster_secret.get_secret_value() == SECRET
+    assert SECRET not in shown(config)
+
+
+def test_a_secret_that_is_too_short_is_refused_without_being_shown() -> None:
+    with pytest.raises(ConfigError, match=r"cluster_secret \(from SPRINGTIDE_CLUSTER_SECRET\).*at least 16") as caught:
+        load_config(environ={"SPRINGTIDE_CLUSTER_SECRET": "too-short"})
+    assert "too-short" not in str(caught.value)
+
+
+def test_a_secret_on_the_command_line_is_refused() -> None:
+    with pytest.raises(ConfigError, match="SPRINGTIDE_CLUSTER_SECRET"):
+        load_config(overrides={"cluster_secret": SECRET}, environ={})

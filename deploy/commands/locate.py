@@ -1,0 +1,56 @@
+"""From what a user says of a running cluster to where its processes are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from deploy.local.rundir import ClusterRecord, find_cluster
+from springtide.errors import Unavailable
+from springtide.membership import Member, Membership
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """`redis_url` finds clusters of other machines; without it, the one of this machine that serves at `url` is meant."""
+
+    url: str
+    redis_url: str | None = None
+    cluster: str = "springtide"
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    redis_url: str
+    cluster: str
+    members: Sequence[Member]
+    record: ClusterRecord | None
+    """Of a cluster of this machine."""
+
+
+async def locate(where: Where) -> Located:
+    """Raises Unavailable when there is no such cluster, or its Valkey does not answer."""
+    record = None
+    redis_url, cluster = where.redis_url, where.cluster
+    if redis_url is None:
+        record = find_cluster(where.url)
+        if record is None:
+            raise Unavailable(
+                f"no cluster of this user on this machine serves at {where.url}; name its --url, or its --redis-url if it runs elsewhere"
+            )
+        redis_url, cluster = record.redis_url, record.cluster
+    async with _membership(redis_url, cluster) as membership:
+        members = await membership.members()
+    if members is None:
+        raise Unavailable(f"Valkey at {redis_url} does not answer")
+    return Located(redis_url, cluster, members, record)
+
+
+@asynccontextmanager
+async def _membership(redis_url: str, cluster: str) -> AsyncIterator[Membership]:
+    membership = Membership(redis_url, cluster, lease_s=1.0)
+    try:
+        yield membership
+    finally:
+        await membership.close()

@@ -1,0 +1,71 @@
+"""Tenants and their quotas. Whose a block is decides who pays for its slot; that tenants never share a block is the keys' doing, for a
+namespace's root is salted with its tenant (springtide.blocks.namespace_root)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from springtide.errors import InvalidRequest, SpringtideError
+
+EVERY_OTHER = "*"
+"""In a table of quotas: each tenant that it does not name, requests without a tenant included."""
+
+
+class QuotaExceeded(SpringtideError):
+    """The tenant holds as much as it may, and what it holds is in use. Others' blocks are not pushed out for it."""
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    name: str
+    quota: int | None
+    """Slots that it may hold; None: as many as there are."""
+    slots: int = 0
+    """Held: private to its attempts, or of blocks that they stored."""
+    unreferenced: int = 0
+    """Of those, blocks that nobody references."""
+
+    def own_evictions(self, count: int, num_blocks: int) -> int:
+        """How many of its own blocks have to go before an attempt of it, which then has `num_blocks`, may take `count` more slots.
+
+        Raises InvalidRequest when it never may, QuotaExceeded when too many of its blocks are in use.
+        """
+        if self.quota is None:
+            return 0
+        if num_blocks > self.quota:
+            raise InvalidRequest(f"{num_blocks} blocks are more than the quota of tenant {self.name!r}: {self.quota} (kv.tenant_quotas)")
+        excess = max(0, self.slots + count - self.quota)
+        if excess > self.unreferenced:
+            raise QuotaExceeded(
+                f"tenant {self.name!r} holds {self.slots} of its quota of {self.quota} blocks (kv.tenant_quotas), "
+                f"{self.slots - self.unreferenced} of them in use: no room for {count} more"
+            )
+        return excess
+
+
+class Tenants:
+    """Everybody who holds something. `quotas`: slots by tenant name, or EVERY_OTHER."""
+
+    def __init__(self, quotas: Mapping[str, int] | None = None) -> None:
+        self._quotas = dict(quotas or {})
+        self._tenants: dict[str, Tenant] = {}
+
+    def __iter__(self) -> Iterator[Tenant]:
+        return iter(self._tenants.values())
+
+    def slots_of(self, name: str) -> int:
+        tenant = self._tenants.get(name)
+        return tenant.slots if tenant is not None else 0
+
+    def find(self, name: str) -> Tenant:
+        """The tenant of that name, made when it is not there. Whoever takes no slots for it calls `forget_if_idle`."""
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            tenant = self._tenants[name] = Tenant(name, self._quotas.get(name, self._quotas.get(EVERY_OTHER)))
+        return tenant
+
+    def forget_if_idle(self, tenant: Tenant) -> None:
+        """Names come from clients: of one that holds nothing, nothing is kept."""
+        if tenant.slots == 0 and self._tenants.get(tenant.name) is tenant:
+            del self._tenants[tenant.name]

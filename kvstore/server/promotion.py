@@ -1,0 +1,73 @@
+"""Brings blocks from the SSD into the arena because a peer wants to read them there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from kvstore.core.tenants import QuotaExceeded
+from kvstore.server.node import Node
+from kvstore.server.ssd import Ssd
+from springtide.errors import InvalidRequest, PoolFull
+from springtide.ids import AttemptId, BlockKey, new_id
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 0.5
+"""What is estimated to take longer is not promised: the reader waits for the answer."""
+
+
+class Promotion:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._under_way: dict[BlockKey, asyncio.Task[None]] = {}
+        """By the last key, which stands for all of them: several readers of the same blocks wait for one reading."""
+
+    async def promote(self, keys: Sequence[BlockKey], tenant: str | None) -> None:
+        """Of this prefix, the blocks that are on the SSD, as far as that can be done soon. `tenant` says whose they are; None: whose those
+        in the arena are, and where there are none it is not known (a restart forgets it), so nothing is brought."""
+        pool, ssd = self._node.pool, self._node.ssd
+        owner = pool.tenant_of(keys)
+        tenant = owner if tenant is None else tenant
+        if ssd is None or tenant is None or (owner is not None and owner != tenant):
+            return
+        end = _within_patience(ssd, pool.num_held(keys), ssd.blocks.num_held(keys))
+        if end <= pool.num_held(keys):
+            return
+        task = self._under_way.get(keys[end - 1])
+        if task is None:
+            task = self._under_way[keys[end - 1]] = asyncio.create_task(self._promote(ssd, keys[:end], tenant), name="promote")
+            task.add_done_callback(lambda _: self._under_way.pop(keys[end - 1]))
+        await asyncio.shield(task)
+
+    async def close(self) -> None:
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _promote(self, ssd: Ssd, keys: Sequence[BlockKey], tenant: str) -> None:
+        pool, attempt_id = self._node.pool, AttemptId(new_id("promotion"))
+        try:
+            acquired = pool.admit_replica(attempt_id, keys, tenant)
+        except (PoolFull, QuotaExceeded, InvalidRequest) as error:
+            logger.info("%d blocks stay on the SSD though a peer asks for them: %s", len(keys), error)
+            return
+        local = valid = acquired.local_blocks
+        try:
+            if local < len(keys):
+                slots = pool.begin_fetch(attempt_id, range(local, len(keys)))
+                try:
+                    valid = await ssd.read(keys, local, slots)
+                finally:
+                    pool.end_fetch(attempt_id, valid)
+        finally:
+            pool.end_replica(attempt_id)
+            self._node.changed()
+
+
+def _within_patience(ssd: Ssd, first: int, end: int) -> int:
+    while end > first and ssd.tier.estimated_read_s(end - first) > PATIENCE_S:
+        end = first + (end - first) // 2
+    return end

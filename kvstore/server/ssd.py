@@ -1,0 +1,111 @@
+"""The node's SSD tier: its blocks and their bytes kept in step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvstore import metrics
+from kvstore.core.ssd import Copy, SsdBlocks
+from kvstore.ssd.disk import aligned_memory
+from kvstore.ssd.tier import PutBlock, SsdTier, TierCounts
+from springtide.ids import BlockKey, Slot
+
+if TYPE_CHECKING:
+    import numpy as np
+
+VERIFY_BYTES = 16 << 20
+"""Read at a time by `verify`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SsdOptions:
+    directory: Path
+    """This node's own."""
+    capacity_bytes: int
+    fingerprint: str
+    """Of whatever makes blocks unfit for each other, beyond their size."""
+    demote_below: float = 0.2
+    demote_until: float = 0.3
+    """Shares of the arena's slots; see kvstore.server.demotion."""
+
+
+class Ssd:
+    """Who calls what changes the blocks calls `Node.changed` too. `arena` is all of its memory, uint8 [slots * bytes_per_slot]."""
+
+    def __init__(self, tier: SsdTier, blocks: SsdBlocks, arena: np.ndarray, bytes_per_slot: int) -> None:
+        self.tier = tier
+        self.blocks = blocks
+        self._arena = arena.data
+        self._bytes_per_slot = bytes_per_slot
+        blocks.added(tier.blocks())
+
+    def slot(self, slot: Slot) -> memoryview:
+        return self._arena[slot * self._bytes_per_slot : (slot + 1) * self._bytes_per_slot]
+
+    @property
+    def read_us_per_block(self) -> int:
+        """Estimated, as for a read that begins now; a power of two, so that it does not change all the time."""
+        return 1 << max(1, round(self.tier.estimated_read_s(1) * 1e6)).bit_length() - 1
+
+    def counts(self) -> TierCounts:
+        return self.tier.counts()
+
+    def worth_reading(self, keys: Sequence[BlockKey], first: int, recompute_us_per_block: int | None) -> int:
+        """Up to which block a prompt is to be read from here, from block `first` on: all that is held, or nothing where computing it
+        anew is expected to be sooner. None: nobody says how long that takes."""
+        end = self.blocks.num_held(keys)
+        if end <= first:
+            return first
+        num_blocks = end - first
+        if recompute_us_per_block is not None and self.tier.estimated_read_s(num_blocks) > num_blocks * recompute_us_per_block / 1e6:
+            metrics.SSD_DECLINED.inc(num_blocks)
+            return first
+        return end
+
+    async def read(self, keys: Sequence[BlockKey], first: int, slots: Sequence[Slot]) -> int:
+        """Blocks [first, len(keys)) of a prompt into `slots`. Returns how many of its blocks are right then: those before the first that
+        could not be read, which is given up with all that continues it. Once begun it goes on to the end, whoever cancels it."""
+        errors = await self.tier.get(keys[first:], [self.slot(slot) for slot in slots])
+        valid = next((first + i for i, error in enumerate(errors) if error is not None), len(keys))
+        failed = [key for key, error in zip(keys[first:], errors, strict=True) if error is not None]
+        if failed:
+            await self.give_up(failed)
+        self.blocks.used(keys[:valid])
+        metrics.SSD_PROMOTED.inc(valid - first)
+        return valid
+
+    async def give_up(self, keys: Sequence[BlockKey]) -> None:
+        """And what continues them."""
+        await self.tier.remove(self.blocks.lost(frozenset(keys)))
+
+    async def put(self, copies: Sequence[Copy], staging: memoryview) -> int:
+        """Copies of blocks whose bytes lie one after another in `staging`, parents first. Returns how many are there now."""
+        size = self._bytes_per_slot
+        parts = [PutBlock(copy.key, copy.parent, staging[i * size : (i + 1) * size]) for i, copy in enumerate(copies)]
+        held = await self.tier.put(parts)
+        kept = [(copy.key, copy.parent) for copy, there in zip(copies, held, strict=True) if there]
+        refused = self.blocks.added(kept)
+        if refused:
+            await self.tier.remove(reversed(refused))
+        return len(kept) - len(refused)
+
+    async def verify(self) -> list[BlockKey]:
+        """Reads everything. Returns the blocks that could not be read right, which are given up."""
+        keys, step = self.blocks.keys(), max(1, VERIFY_BYTES // self._bytes_per_slot)
+        scratch, size = aligned_memory(step * self._bytes_per_slot), self._bytes_per_slot
+        bad: list[BlockKey] = []
+        for begin in range(0, len(keys), step):
+            part = [key for key in keys[begin : begin + step] if key in self.blocks]
+            errors = await self.tier.get(part, [scratch[i * size : (i + 1) * size] for i in range(len(part))])
+            failed = [key for key, error in zip(part, errors, strict=True) if error is not None and key in self.blocks]
+            if failed:
+                bad += failed
+                await self.give_up(failed)
+        return bad
+
+    async def close(self) -> None:
+        await self.tier.close()
+        self._arena.release()

@@ -1,0 +1,307 @@
+"""Store processes with an arena that is small and an SSD that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvstore_support import SPEC, WAIT_S, Engine, Starter, StoreProcess, contents, keys_of
+
+from kvstore.server.node import StoreOptions
+from kvstore.server.ssd import SsdOptions
+from kvstore.server.store import Store
+from kvstore.ssd.disk import Disk
+from springtide.ids import BlockKey, NodeId
+from springtide.rpc import common_pb2
+from springtide.rpc import store_pb2 as pb
+
+CHAIN = 4
+NUM_SLOTS = 32
+
+
+def chain(number: int) -> list[BlockKey]:
+    """The keys of one prompt."""
+    return keys_of(number, *range(1, CHAIN))
+
+
+@pytest.fixture
+def ssd(tmp_path: Path) -> dict[str, object]:
+    """Settings. Everything is copied that is not in use."""
+    return {"ssd_dir": str(tmp_path / "ssd"), "ssd_size": 64 << 20, "demote_below": 1.0, "demote_until": 1.0, "num_slots": NUM_SLOTS}
+
+
+async def fill(engine: Engine, numbers: Sequence[int]) -> None:
+    """Caches these chains, none of them before there is room that costs nothing."""
+    for number in numbers:
+        await engine.stat_until(lambda stat: stat.slots_free_or_spare > CHAIN)
+        await engine.cache(chain(number))
+
+
+async def copied(engine: Engine, num_blocks: int) -> pb.StatReply:
+    """Waits until so many blocks are on the SSD."""
+    return await engine.stat_until(lambda stat: stat.ssd.blocks >= num_blocks)
+
+
+async def fetched(
+    engine: Engine, keys: Sequence[BlockKey], sources: Sequence[common_pb2.PrefixSource] = (), recompute_us: int | None = None
+) -> tuple[int, int]:
+    """Acquires a prompt and waits for its prefix. Returns how many of its blocks were local and how many are valid: they are compared."""
+    attempt_id = f"read-{random.random()}"
+    command = pb.Acquire(
+        attempt_id=attempt_id,
+        keys=keys,
+        num_blocks=len(keys) + 1,
+        max_reused_blocks=len(keys),
+        sources=sources,
+        recompute_us_per_block=recompute_us,
+    )
+    engine.send(acquire=command)
+    acquired = await engine.notice("acquired", attempt_id)
+    valid = acquired.local_blocks + acquired.remote_blocks
+    if acquired.remote_blocks:
+        truncated = await asyncio.to_thread(engine.link.wait_layer, attempt_id, SPEC.layers - 1, WAIT_S)
+        valid = valid if truncated is None else truncated
+    for key, slot in zip(keys[:valid], acquired.slots, strict=False):
+        assert np.array_equal(engine.slot(slot), contents(key)), "wrong bytes were served"
+    engine.release(attempt_id)
+    return acquired.local_blocks, valid
+
+
+async def restart(store: StoreProcess, engine: Engine, number: int = signal.SIGKILL) -> None:
+    await engine.close()
+    store.kill(number)
+    await asyncio.to_thread(store.process.wait, WAIT_S)
+
+
+async def test_a_working_set_five_times_the_arena_comes_back_byte_for_byte(start: Starter, ssd: dict[str, object]) -> None:
+    _, engine = await start("prefill-0", **ssd)
+    numbers = range(5 * NUM_SLOTS // CHAIN)
+    await fill(engine, numbers)
+    stat = await copied(engine, 5 * NUM_SLOTS)
+    assert stat.ssd.state == "taking" and stat.ssd.missed == 0
+    found = [await fetched(engine, chain(number)) for number in numbers]
+    assert [valid for _, valid in found] == [CHAIN] * len(numbers)
+    assert sum(local for local, _ in found) < NUM_SLOTS, "most of it was not in the arena"
+    verdict = await engine.stub.Verify(pb.VerifyRequest(ssd=True), timeout=WAIT_S)
+    assert verdict.problem == "" and verdict.ssd_blocks == 5 * NUM_SLOTS
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+async def test_what_is_on_the_ssd_survives_a_restart(start: Starter, ssd: dict[str, object], number: int) -> None:
+    store, engine = await start("prefill-0", **ssd)
+    await fill(engine, range(12))
+    await copied(engine, 12 * CHAIN)
+    await restart(store, engine, number)
+    _, engine = await start("prefill-0", **ssd)
+    stat = await engine.stat()
+    assert stat.ssd.blocks == 12 * CHAIN
+    found = [await fetched(engine, chain(number)) for number in range(12)]
+    assert [valid for _, valid in found] == [CHAIN] * 12
+    assert found[0] == (0, CHAIN)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_store_killed_while_it_demotes_serves_only_right_bytes_afterwards(
+    start: Starter, ssd: dict[str, object], seed: int
+) -> None:
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+    store, engine = await start("prefill-0", **ssd)
+    for number in range(rng.randrange(6, 30)):  # without waiting: some are lost, some half written
+        await engine.cache(chain(number))
+    await restart(store, engine)
+    _, engine = await start("prefill-0", **ssd)
+    found = [await fetched(engine, chain(number)) for number in range(30)]
+    print(f"{sum(valid for _, valid in found)} blocks came back")
+    assert (await engine.stub.Verify(pb.VerifyRequest(ssd=True), timeout=WAIT_S)).problem == ""
+
+
+async def test_flipped_bits_are_never_served_and_what_continues_them_is_computed_anew(start: Starter, ssd: dict[str, object]) -> None:
+    store, engine = await start("prefill-0", **ssd)
+    await fill(engine, range(10))
+    await copied(engine, 10 * CHAIN)
+    await restart(store, engine)
+    flip(Path(str(ssd["ssd_dir"])), contents(chain(0)[2]))
+    _, engine = await start("prefill-0", **ssd)
+    before = (await engine.stat()).ssd.blocks
+    assert await fetched(engine, chain(0)) == (0, 2)
+    stat = await engine.stat()
+    assert stat.ssd.dropped["corrupt"] == 1
+    assert stat.ssd.blocks == before - 2, "the block, and the one that continued it"
+    assert await fetched(engine, chain(0)) == (2, 2)
+    await engine.cache(chain(0))
+    assert await fetched(engine, chain(0)) == (CHAIN, CHAIN)
+
+
+async def test_what_the_ssd_fails_to_give_comes_from_a_peer(start: Starter, ssd: dict[str, object]) -> None:
+    store, engine = await start("prefill-0", **ssd)
+    _, peer = await start("prefill-1", num_slots=NUM_SLOTS)
+    await peer.cache(chain(0))
+    await fill(engine, range(10))
+    await copied(engine, 10 * CHAIN)
+    await restart(store, engine)
+    flip(Path(str(ssd["ssd_dir"])), contents(chain(0)[1]))
+    _, engine = await start("prefill-0", **ssd)
+    assert await fetched(engine, chain(0), [peer.as_source(chain(0))]) == (0, CHAIN)
+
+
+async def test_a_prefix_begins_on_the_ssd_and_goes_on_at_a_peer(start: Starter, ssd: dict[str, object]) -> None:
+    store, engine = await start("prefill-0", **ssd)
+    _, peer = await start("prefill-1", num_slots=NUM_SLOTS)
+    longer = keys_of(0, *range(1, CHAIN), 7, 8, 9)
+    await peer.cache(longer)
+    await fill(engine, range(10))
+    await copied(engine, 10 * CHAIN)
+    await restart(store, engine)
+    _, engine = await start("prefill-0", **ssd)
+    assert await fetched(engine, longer, [peer.as_source(longer)]) == (0, len(longer))
+    assert (await peer.stat()).bytes_written == 0 and (await engine.stat()).bytes_read == 3 * SPEC.bytes_per_slot
+
+
+async def test_a_peer_gets_what_is_on_the_ssd_only(start: Starter, ssd: dict[str, object]) -> None:
+    store, engine = await start("prefill-0", **ssd)
+    await fill(engine, range(10))
+    await copied(engine, 10 * CHAIN)
+    await restart(store, engine)
+    _, engine = await start("prefill-0", **ssd)
+    _, reader = await start("prefill-1", num_slots=NUM_SLOTS)
+    source = engine.as_source(chain(0))
+    found = await asyncio.gather(*(fetched(reader, chain(0), [source]) for _ in range(3)))
+    assert [valid for _, valid in found] == [CHAIN] * 3
+    stat = await engine.stat()
+    assert stat.slots_cached + stat.slots_in_use == CHAIN, "brought into the arena, once"
+
+
+async def test_what_is_sooner_computed_is_not_read(start: Starter, ssd: dict[str, object]) -> None:
+    store, engine = await start("prefill-0", **ssd)
+    await fill(engine, range(10))
+    await copied(engine, 10 * CHAIN)
+    await restart(store, engine)
+    _, engine = await start("prefill-0", **ssd)
+    assert await fetched(engine, chain(0), recompute_us=0) == (0, 0)
+    assert await fetched(engine, chain(0), recompute_us=10_000_000) == (0, CHAIN)
+
+
+class SlowDisk(Disk):
+    """Takes so long for a read."""
+
+    read_s = 0.0
+
+    def read(self, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
+        time.sleep(self.read_s)
+        super().read(fd, buffers, offset)
+
+
+async def test_a_disk_that_has_become_slow_is_not_read_where_computing_is_sooner(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    options = StoreOptions(
+        NodeId("prefill-0"),
+        SPEC,
+        NUM_SLOTS,
+        "127.0.0.1",
+        tmp_path / "prefill-0.store.sock",
+        tmp_path / "prefill-0.arena.sock",
+        transports=("shm",),
+        ssd=SsdOptions(tmp_path / "ssd", 64 << 20, "f", demote_below=1.0, demote_until=1.0),
+    )
+    store = Store(options, disk=disk)
+    try:
+        await store.start()
+        engine = await Engine.connect(options)
+        await fill(engine, range(20))
+        await copied(engine, 20 * CHAIN)
+        assert await fetched(engine, chain(0), recompute_us=20_000) == (0, CHAIN)
+        disk.read_s = 0.5
+        assert await fetched(engine, chain(1), recompute_us=20_000) == (0, CHAIN), "nobody knows yet"
+        assert await fetched(engine, chain(2), recompute_us=20_000) == (0, 0)
+        assert await fetched(engine, chain(2), recompute_us=10_000_000) == (0, CHAIN)
+        await engine.close()
+    finally:
+        await store.close()
+
+
+async def test_evicted_means_from_the_ssd_too(start: Starter, ssd: dict[str, object]) -> None:
+    store, engine = await start("prefill-0", **ssd)
+    await fill(engine, range(10))
+    before = (await copied(engine, 10 * CHAIN)).ssd.blocks
+    reply = await engine.stub.Evict(pb.EvictRequest(keys=[chain(0)[1]]), timeout=WAIT_S)
+    assert reply.ssd_blocks == CHAIN - 1
+    assert (await engine.stat()).ssd.blocks >= before - (CHAIN - 1)
+    await engine.stub.Evict(pb.EvictRequest(all=True), timeout=WAIT_S)
+    await restart(store, engine)
+    _, engine = await start("prefill-0", **ssd)
+    assert (await engine.stat()).ssd.blocks == 0
+
+
+async def test_events_and_snapshots_say_what_is_in_which_tier(start: Starter, ssd: dict[str, object]) -> None:
+    _, engine = await start("prefill-0", **ssd)
+    held: dict[int, set[bytes]] = {pb.TIER_DRAM: set(), pb.TIER_SSD: set()}
+    stream = engine.stub.Watch(pb.WatchStoreRequest(watcher="test"), timeout=WAIT_S)
+    filling = asyncio.create_task(fill(engine, range(16)))
+    while len(held[pb.TIER_SSD]) < 16 * CHAIN:
+        event = await stream.read()
+        if event.HasField("removed"):
+            assert held[event.removed.tier].issuperset(event.removed.keys)
+            held[event.removed.tier].difference_update(event.removed.keys)
+        else:
+            added = event.stored if event.HasField("stored") else event.snapshot
+            held[added.tier].update(added.keys)
+    await filling
+    stat = await engine.stat()
+    assert stat.ssd.blocks == 16 * CHAIN
+    parts = engine.stub.Watch(pb.WatchStoreRequest(watcher="later"), timeout=WAIT_S)
+    tiers: dict[int, set[bytes]] = {}
+    complete = False
+    while not complete:
+        part = (await parts.read()).snapshot
+        tiers.setdefault(part.tier, set()).update(part.keys)
+        complete = part.complete
+    assert tiers.keys() == held.keys() and tiers[pb.TIER_SSD] == held[pb.TIER_SSD]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Needs root. With room for 1 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "springtide-test", path], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a tmpfs: {mounted.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+async def test_with_a_full_disk_serving_goes_on(start: Starter, ssd: dict[str, object], small_disk: Path) -> None:
+    store, engine = await start("prefill-0", **{**ssd, "ssd_dir": str(small_disk)})
+    for number in range(20):
+        await engine.cache(chain(number))
+    assert (await engine.stat_until(lambda stat: stat.ssd.state == "disk_full")).ssd.blocks == 0
+    assert await fetched(engine, chain(19)) == (CHAIN, CHAIN)
+    assert store.log.read_text().count("grows no more") == 1, "said once"
+
+
+async def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = StoreProcess(tmp_path, "prefill-0", ssd_dir=str(tmp_path / "file"), ssd_size=64 << 20)
+    assert await asyncio.to_thread(store.process.wait, WAIT_S) == 1
+    assert "kv.ssd_dir" in store.log.read_text() and "Traceback" not in store.log.read_text()
+
+
+def flip(directory: Path, wanted: np.ndarray) -> None:
+    """One bit of the block with these contents, in whichever file it is."""
+    for path in directory.rglob("*.kvsegment"):
+        data = path.read_bytes()
+        at = data.find(wanted.tobytes())
+        if at >= 0:
+            with path.open("r+b") as file:
+                file.seek(at + 100)
+                file.write(bytes([data[at + 100] ^ 1]))
+            return
+    raise AssertionError("the block is in no file")
