@@ -1,0 +1,234 @@
+"""Two of our store processes, `here` and `there`, that reach each other by tcp, and an engine's link to each. Arguments: layers and KV
+heads of the model, then the blocks as in blocks.py.
+
+- put: a hand-over of blocks that lie in the arena here, from the reservation there to `Ingested`: committed, found by everybody.
+- get: an acquire here of a prefix that only the store there holds, from the command to the last `FetchProgress`: leased, read, committed.
+- hit: an acquire of a prefix that the store here holds, from the command to `Acquired`: the engine maps the blocks and may read them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+import yaml
+
+from benchmarks.drivers.blocks import Blocks
+from benchmarks.drivers.protocol import end, run
+from kvstore.link import StoreLink
+from springtide.blocks import block_keys, namespace_root
+from springtide.errors import PeerLost
+from springtide.ids import BlockKey, new_id, new_incarnation
+from springtide.modelinfo import ModelInfo
+from springtide.rpc import common_pb2
+from springtide.rpc import store_pb2 as pb
+
+BLOCK_TOKENS = 64
+HEAD_DIM = 64
+SETS_THERE = 2
+TIMEOUT_S = 30.0
+
+
+class StoreProcess:
+    """`python -m kvstore`, and an engine's link to it."""
+
+    def __init__(self, directory: Path, node_id: str, model: ModelInfo, num_slots: int) -> None:
+        spec = model.kv_spec("bfloat16", BLOCK_TOKENS)
+        config, description = directory / f"{node_id}.yaml", directory / "model.json"
+        kv = {"block_tokens": BLOCK_TOKENS, "arena_size": num_slots * spec.bytes_per_slot, "transports": ["tcp"]}
+        config.write_text(yaml.safe_dump({"dtype": "bfloat16", "kv": kv}))
+        model.save(description)
+        arguments = ["--config", config, "--model-info", description, "--run-dir", directory, "--node-id", node_id]
+        self._directory = directory
+        self._node_id = node_id
+        self._process = subprocess.Popen([sys.executable, "-m", "kvstore", *map(str, arguments)])
+        self._notices: dict[tuple[str, str], asyncio.Future[Any]] = {}
+        self.num_layers = model.layers
+        self.link: StoreLink
+
+    async def connect(self) -> None:
+        """As soon as the store serves."""
+        hello = pb.EngineHello(instance_id=self._node_id, incarnation=new_incarnation())
+        sockets = [self._directory / f"{self._node_id}.{kind}.sock" for kind in ("store", "arena")]
+        while True:
+            try:
+                self.link = await StoreLink.connect(sockets[0], sockets[1], hello, self._on_notice, self._on_lost)
+                return
+            except PeerLost:
+                if self._process.poll() is not None:
+                    raise
+                await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        await self.link.close()
+        self._process.terminate()
+        end(self._process)
+
+    def send(self, **command: Any) -> None:
+        self.link.send(pb.EngineCommand(**command))
+
+    def expect(self, kind: str, attempt_id: str) -> asyncio.Future[Any]:
+        """The notice of that kind about the attempt that comes next. For `fetch_progress`: that of the last layer."""
+        return self._notices.setdefault((kind, attempt_id), asyncio.get_running_loop().create_future())
+
+    async def acquire(self, keys: Sequence[BlockKey], num_blocks: int) -> pb.Acquired:
+        """Of what is here."""
+        attempt_id = new_id("attempt")
+        acquired = self.expect("acquired", attempt_id)
+        self.send(acquire=pb.Acquire(attempt_id=attempt_id, keys=keys, num_blocks=num_blocks, max_reused_blocks=len(keys)))
+        reply: pb.Acquired = await asyncio.wait_for(acquired, TIMEOUT_S)
+        return reply
+
+    def release(self, attempt_id: str) -> None:
+        self.send(release=pb.Release(attempt_id=attempt_id))
+
+    def _on_notice(self, notice: pb.StoreNotice) -> None:
+        kind = notice.WhichOneof("notice") or ""
+        message = getattr(notice, kind)
+        attempt_id = getattr(message, "attempt_id", "")
+        if kind in ("attempt_failed", "hand_over_failed", "fetch_truncated"):
+            for waiting in [key for key in self._notices if key[1] == attempt_id]:
+                self._notices.pop(waiting).set_exception(RuntimeError(f"{kind}: {message}"))
+        elif kind != "fetch_progress" or message.layers_ready == self.num_layers:
+            waiter = self._notices.pop((kind, attempt_id), None)
+            if waiter is not None:
+                waiter.set_result(message)
+
+    def _on_lost(self, error: PeerLost) -> None:
+        for waiter in self._notices.values():
+            waiter.set_exception(error)
+
+
+class StoreJob:
+    def __init__(self, arguments: Sequence[str]) -> None:
+        layers, kv_heads = map(int, arguments[:2])
+        self._blocks = blocks = Blocks.from_arguments(arguments)
+        model = ModelInfo("", "benchmark", "llama", "f", 1 << 20, layers, kv_heads, HEAD_DIM, 1 << 15, (2,))
+        assert model.kv_spec("bfloat16", BLOCK_TOKENS).bytes_per_slot == blocks.size, "layers and KV heads do not make this block size"
+        self._directory = tempfile.TemporaryDirectory(prefix="springtide-")
+        directory = Path(self._directory.name)
+        self._here = StoreProcess(directory, "here", model, blocks.count + 1)
+        self._there = StoreProcess(directory, "there", model, SETS_THERE * blocks.count)
+        self._root = namespace_root("benchmark", "bfloat16", BLOCK_TOKENS)
+        self._sets = itertools.count()
+        self._held_there: list[list[BlockKey]] = []
+        """Least recently used first."""
+        self._held_here: list[BlockKey] = []
+        self._loop = uvloop.new_event_loop()
+        self._loop.run_until_complete(self._connect())
+
+    async def _connect(self) -> None:
+        await asyncio.gather(self._here.connect(), self._there.connect())
+
+    def verify(self) -> None:
+        self._loop.run_until_complete(self._verify())
+
+    def measure(self, operation: str, times: int) -> list[float]:
+        return self._loop.run_until_complete(self._measure(operation, times))
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._close())
+        self._directory.cleanup()
+
+    async def _close(self) -> None:
+        await self._here.close()
+        await self._there.close()
+
+    async def _verify(self) -> None:
+        sent = [self._blocks.random() for _ in range(SETS_THERE)]
+        for contents in sent:
+            await self._put(contents)
+        for contents in sent:
+            await self._get(contents)
+        await self._hit(sent[-1])
+
+    async def _measure(self, operation: str, times: int) -> list[float]:
+        work = {"put": self._put, "get": self._get, "hit": self._hit}[operation]
+        return [await work() for _ in range(times)]
+
+    async def _put(self, contents: np.ndarray | None = None) -> float:
+        """Of keys that are new there; the least recently used blocks there make room, and that is timed too."""
+        count = self._blocks.count
+        acquired = await self._here.acquire([], count)
+        attempt_id = acquired.attempt_id
+        if contents is not None:
+            for slot, block in zip(acquired.slots, contents, strict=True):
+                self._block(slot)[:] = block
+        keys = block_keys(self._root, [next(self._sets)] * BLOCK_TOKENS * count, BLOCK_TOKENS)
+        ingested = self._there.expect("ingested", attempt_id)
+        handed_over = self._here.expect("handed_over", attempt_id)
+        everything = pb.Push(attempt_id=attempt_id, layer_end=self._layers, block_end=count)
+        started = time.perf_counter()
+        self._there.send(reserve=pb.Reserve(attempt_id=attempt_id, keys=keys, num_blocks=count))
+        self._here.send(open_hand_over=pb.OpenHandOver(attempt_id=attempt_id, address=self._there.link.address, node_id="there"))
+        self._here.send(push=everything)
+        self._here.send(seal=pb.Seal(attempt_id=attempt_id, first_token=0))
+        await asyncio.wait_for(ingested, TIMEOUT_S)
+        seconds = time.perf_counter() - started
+        await asyncio.wait_for(handed_over, TIMEOUT_S)
+        self._here.release(attempt_id)
+        self._there.release(attempt_id)
+        self._held_there = [*self._held_there, keys][-SETS_THERE:]
+        return seconds
+
+    async def _get(self, contents: np.ndarray | None = None) -> float:
+        """Of keys that are not here: there is room for one set, so each get evicts the one before, and that is timed too."""
+        self._held_there.append(keys := self._held_there.pop(0))
+        count, attempt_id = self._blocks.count, new_id("attempt")
+        acquired = self._here.expect("acquired", attempt_id)
+        fetched = self._here.expect("fetch_progress", attempt_id)
+        source = self._there.link
+        command = pb.Acquire(
+            attempt_id=attempt_id,
+            keys=keys,
+            num_blocks=count + 1,
+            max_reused_blocks=count,
+            sources=[common_pb2.PrefixSource(node_id=source.node_id, store_address=source.address, num_blocks=count)],
+        )
+        started = time.perf_counter()
+        self._here.send(acquire=command)
+        await asyncio.wait_for(fetched, TIMEOUT_S)
+        seconds = time.perf_counter() - started
+        answer = acquired.result()
+        assert answer.remote_blocks == count, f"{answer.local_blocks} blocks were here, {answer.remote_blocks} there, of {count}"
+        self._check(answer, contents)
+        self._here.release(attempt_id)
+        self._held_here = keys
+        return seconds
+
+    async def _hit(self, contents: np.ndarray | None = None) -> float:
+        """Of those that were got last."""
+        keys = self._held_here
+        started = time.perf_counter()
+        acquired = await self._here.acquire(keys, len(keys) + 1)
+        seconds = time.perf_counter() - started
+        assert acquired.local_blocks == len(keys), f"only {acquired.local_blocks} blocks were here"
+        self._check(acquired, contents)
+        self._here.release(acquired.attempt_id)
+        return seconds
+
+    def _check(self, acquired: pb.Acquired, contents: np.ndarray | None) -> None:
+        if contents is not None:
+            same = all(np.array_equal(self._block(slot), block) for slot, block in zip(acquired.slots, contents, strict=False))
+            assert same, "the bytes that came are not those that were put"
+
+    def _block(self, slot: int) -> np.ndarray:
+        """In the arena here: uint8 [size]."""
+        return self._here.link.arena[slot * self._blocks.size : (slot + 1) * self._blocks.size]
+
+    @property
+    def _layers(self) -> int:
+        return self._here.num_layers
+
+
+if __name__ == "__main__":
+    run(StoreJob)

@@ -1,0 +1,86 @@
+"""The index of the pool: memory and rates at ten million blocks, and beside others' indexes (`make bench-index`, after `make peers`)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from benchmarks.driven import CHECKOUT, OURS, Bench, Driver, Job, Scale, compared, console, others_at_work, with_remarks
+from benchmarks.drivers.prompts import LOOKED_UP
+from benchmarks.filled_pool import LOOK_UPS, Figures
+from benchmarks.results import Row, show, write
+
+BLOCKS = 100
+"""Of each prompt."""
+FULL, COMPARED = 10_000_000, 1_000_000
+MEMORY_LIMIT_GIB = 2.0
+TIMES = 10
+NOTES = (
+    f"Prompts of {BLOCKS} blocks that have nothing in common, stored through the pool (acquire, commit, release) with the default policy. "
+    "Memory: what the process grows by from before the pool is made until it is full, the table of slots and generations included. "
+    f"Look-up: the longest held prefix of a prompt that is held in full, {LOOK_UPS} of them, of prompts chosen at random. Beside others: "
+    f"{COMPARED} blocks each, all in one process with the caller. The plain index is Python objects in a dict, which stands in for ours "
+    "where there is no C compiler. Dynamo's RadixTree answers with how many blocks each worker has (here one), not with the blocks, and has"
+    " keys of 64 bits."
+)
+
+
+def filled(num_blocks: int, *arguments: str) -> Figures:
+    command = [OURS, "-m", "benchmarks.filled_pool", str(num_blocks // BLOCKS), str(BLOCKS), *arguments]
+    return Figures(**json.loads(subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, check=True).stdout))
+
+
+def at_ten_million() -> list[Row]:
+    figures = filled(FULL)
+    memory = figures.memory_bytes / (1 << 30)
+    met = memory <= MEMORY_LIMIT_GIB
+    return [
+        Row("memory, 10 million blocks", "GiB", memory, None, MEMORY_LIMIT_GIB, "the limit", MEMORY_LIMIT_GIB / memory, 1.0, met),
+        Row(f"look-ups of {BLOCKS} blocks, 10 million held", "1/s", figures.look_ups_per_s),
+        Row("the same, p50", "us", figures.look_up_p50_s * 1e6),
+        Row("the same, p99", "us", figures.look_up_p99_s * 1e6),
+        Row("storing while there is room", "blocks/s", figures.stored_per_s),
+        Row("storing when full, each evicting another", "blocks/s", figures.replaced_per_s),
+    ]
+
+
+def memory_of_plain() -> Row:
+    ours, plain = (filled(COMPARED, *arguments).memory_bytes / COMPARED for arguments in ((), ("plain",)))
+    return Row("memory of a block", "bytes", ours, None, plain, "plain index", plain / ours)
+
+
+def look_ups() -> tuple[list[Row], list[str]]:
+    """And why peers were left out."""
+    count = COMPARED // BLOCKS
+    ours = Job(Driver("Springtide", "index_springtide", OURS), count, BLOCKS)
+    peers = [
+        Job(Driver("plain index", "index_springtide", OURS, ("plain",)), count, BLOCKS),
+        Job(Driver("Dynamo RadixTree", "index_dynamo"), count, BLOCKS),
+    ]
+    with Bench([ours], peers) as bench:
+        seconds = bench.rounds("look_up", TIMES)
+    scale = Scale("1/s", LOOKED_UP)
+    rows = [
+        compared(
+            f"look-ups of {BLOCKS} blocks, 1 million held", scale, seconds["Springtide"], seconds[peer.driver.name], peer.driver.name, None
+        )
+        for peer in peers
+        if peer.driver.name in seconds
+    ]
+    return rows, bench.left_out
+
+
+def main() -> None:
+    remark = others_at_work()
+    console.print("look-ups beside others")
+    rows, left_out = look_ups()
+    console.print("memory beside plain objects")
+    rows.append(memory_of_plain())
+    console.print("ten million blocks; takes some minutes")
+    rows += at_ten_million()
+    show("index", rows)
+    print(write("index", "make bench-index", rows, with_remarks(NOTES, left_out, remark)))
+
+
+if __name__ == "__main__":
+    main()
