@@ -8,7 +8,8 @@ from messenger.rdma.ports import rdma_problem
 from tests.support.netns import Namespace, Unavailable
 from tests.support.tally import Tally
 
-_LINES = pytest.StashKey[list[str]]()
+_INJECTED = "injected faults"
+"""The property of a test's report in which its line travels."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,11 +50,13 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
     yield tally
     line = tally.line(request.node.name)
     print(line)
-    request.config.stash.setdefault(_LINES, []).append(line)
+    request.node.user_properties.append((_INJECTED, line))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if lines := config.stash.get(_LINES, []):
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    ended = [r for reports in terminalreporter.stats.values() for r in reports if getattr(r, "when", None) == "teardown"]
+    lines = [line for report in ended for name, line in report.user_properties if name == _INJECTED]
+    if lines:
         terminalreporter.section("injected faults")
         for line in lines:
             terminalreporter.write_line(line)

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,13 @@ def springtide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
 def left_behind(tmp: Path) -> list[str]:
     return [str(path.relative_to(tmp)) for path in tmp.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Short enough for the Unix sockets of a run directory."""
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
 
 
 @pytest.fixture
@@ -167,15 +175,15 @@ def test_clients_get_an_address_they_can_reach(host: str, reached_at: str) -> No
     assert client_host(host) == reached_at
 
 
-def test_what_a_killed_supervisor_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_what_a_killed_supervisor_left_is_swept(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(short_path))
     run_dir = rundir.create_run_dir(None)
     record = ClusterRecord(os.getpid(), 0.0, "http://127.0.0.1:1", "127.0.0.1:2", "", "springtide", str(run_dir), True, True, {})
     rundir.write_record(record)  # of a process that had our id and started in 1970
     assert json.loads((rundir.user_directory() / f"{os.getpid()}.json").read_text())["url"] == "http://127.0.0.1:1"
     assert rundir.find_cluster("http://127.0.0.1:1") is None
     rundir.sweep()
-    assert not run_dir.exists() and left_behind(tmp_path) == []
+    assert not run_dir.exists() and left_behind(short_path) == []
 
 
 def test_a_directory_of_somebody_else_is_no_place_for_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
