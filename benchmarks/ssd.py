@@ -22,7 +22,7 @@ from kvstore.ssd.disk import aligned_memory
 from kvstore.ssd.tier import PutBlock, SsdTier
 from springtide.ids import BlockKey
 
-ROUNDS = 7
+ROUNDS = 15
 BATCH = 64
 NUM_BLOCKS = 12 * BATCH
 BLOCK_BYTES = 30 * 2 * 64 * 3 * 64 * 2

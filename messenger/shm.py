@@ -27,8 +27,8 @@ from messenger.ordering import run_to_rest
 from messenger.stream import PeerClosed, Stream, Vector
 from springtide.errors import PeerLost
 
-_SHARE_BYTES = 2 << 20
-"""Copied at a time, some 100 us: small batches at once, by the thread of the event loop, for less than waking another would take."""
+_SHARE_BYTES = 4 << 20
+"""Copied at a time, some 200 us: small batches at once, by the thread of the event loop, for less than waking another would take."""
 
 
 @dataclass(frozen=True, slots=True)
