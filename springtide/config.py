@@ -86,6 +86,7 @@ class KVConfig(Section):
         0.2, ge=0, le=1, description="blocks are copied to SSD when less than this share of a node's arena could be had without losing one"
     )
     demote_until: float = Field(0.3, ge=0, le=1, description="and until this share could; 1 copies everything that is not in use")
+    ssd_flush_s: float = Field(0.5, ge=0, description="longest that a node's orderly stop goes on copying blocks to the SSD")
     tenant_quotas: dict[str, ByteSize] = Field(
         default_factory=dict,
         description="most bytes that a tenant may hold in each node's arena; `*` is every other tenant, requests without one included",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from kvstore import metrics
 from kvstore.core.ssd import Copy
@@ -48,13 +49,19 @@ class Demotion:
         except Exception:
             logger.exception("demotion broke: what leaves the arena is lost from now on")
 
-    async def _step(self) -> bool:
+    async def flush(self) -> None:
+        """Before an orderly stop: copies what is not on the SSD yet, for `flush_s` at most."""
+        end = time.monotonic() + self._options.flush_s
+        while time.monotonic() < end and await self._step(to_the_last=True):
+            pass
+
+    async def _step(self, to_the_last: bool = False) -> bool:
         """False when there is nothing to do just now."""
         counts = self._ssd.counts()
         if counts.state is TierState.FAILING and not counts.free:
             return False
         room = counts.held + counts.free
-        if not self._wanted(room):
+        if not to_the_last and not self._wanted(room):
             return False
         batch = max(1, min(self._batch, room // BATCHES))
         await self._make_room(FREE_BATCHES * batch - counts.free)

@@ -105,6 +105,7 @@ def ssd_options(arguments: ProcessArguments, spec: KVSpec) -> SsdOptions | None:
         fingerprint=f"{info.fingerprint}/{spec.dtype}/{spec.block_tokens}/{geometry}",
         demote_below=kv.demote_below,
         demote_until=kv.demote_until,
+        flush_s=kv.ssd_flush_s,
     )
 
 

@@ -30,6 +30,8 @@ class SsdOptions:
     demote_below: float = 0.2
     demote_until: float = 0.3
     """Shares of the arena's slots; see kvstore.server.demotion."""
+    flush_s: float = 0.5
+    """The longest that an orderly stop goes on copying."""
 
 
 class Ssd:

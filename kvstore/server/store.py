@@ -84,6 +84,7 @@ class Store:
         self._replication = Replication(self.node)
         self._promotion = Promotion(self.node)
         self._ingests = Ingests(self.node, self._notify_engine)
+        self._demotion: Demotion | None = None
         self._session: EngineSession | None = None
         self._server = channels.new_server()
         self._tasks: list[asyncio.Task[None]] = []
@@ -129,6 +130,8 @@ class Store:
         await self._messenger.close()
         if self._arena_server is not None:
             await self._arena_server.close()
+        if self._demotion is not None:
+            await self._demotion.flush()
         if self.node.ssd is not None:
             await self.node.ssd.close()
         self._arena.close()
@@ -147,7 +150,8 @@ class Store:
         spec = self.options.spec
         tier = await SsdTier.open(options.directory, options.capacity_bytes, spec.bytes_per_slot, options.fingerprint, self._disk)
         self.node.ssd = Ssd(tier, self.pool.ssd, self._arena.region.memory, spec.bytes_per_slot)
-        self._tasks.append(asyncio.create_task(Demotion(self.node, self.node.ssd, options).run(), name="demotion"))
+        self._demotion = Demotion(self.node, self.node.ssd, options)
+        self._tasks.append(asyncio.create_task(self._demotion.run(), name="demotion"))
 
     def _transport(self, name: str, arena: SharedMemory) -> Transport:
         if name == "shm":

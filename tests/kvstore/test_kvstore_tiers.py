@@ -107,6 +107,21 @@ async def test_what_is_on_the_ssd_survives_a_restart(start: Starter, ssd: dict[s
     assert found[0] == (0, CHAIN)
 
 
+@pytest.mark.parametrize(("flush_s", "kept"), [(5.0, True), (0.0, False)])
+async def test_an_orderly_stop_copies_what_was_only_in_the_arena(
+    start: Starter, ssd: dict[str, object], flush_s: float, kept: bool
+) -> None:
+    lazy = ssd | {"demote_below": 0.0, "demote_until": 0.0, "ssd_flush_s": flush_s}
+    store, engine = await start("prefill-0", **lazy)
+    for number in range(4):
+        await engine.cache(chain(number))
+    assert (await engine.stat()).ssd.blocks == 0
+    await restart(store, engine, signal.SIGTERM)
+    _, engine = await start("prefill-0", **lazy)
+    found = [await fetched(engine, chain(number)) for number in range(4)]
+    assert found == [(0, CHAIN if kept else 0)] * 4
+
+
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_store_killed_while_it_demotes_serves_only_right_bytes_afterwards(
     start: Starter, ssd: dict[str, object], seed: int
