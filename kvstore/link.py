@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import logging
+import socket
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 
 import grpc.aio
 import numpy as np
 
-from messenger.arena_memory import SharedMemory, attach
-from messenger.base import DeadlineExceeded
+from messenger.arena_memory import SharedMemory, attach_session
+from messenger.base import DeadlineExceeded, Identity
+from messenger.notices import frame
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId, Incarnation, NodeId
 from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
 
+logger = logging.getLogger(__name__)
+
 CONNECT_TIMEOUT_S = 5.0
 NoticeHandler = Callable[[pb.StoreNotice], None]
 LostHandler = Callable[[PeerLost], None]
+
+
+def engine_identity(hello: pb.EngineHello) -> Identity:
+    """By which an engine's store and the transports of its arena know it."""
+    return Identity(f"engine {hello.instance_id}", hello.incarnation)
 
 
 @dataclass(slots=True)
@@ -95,6 +106,7 @@ class StoreLink:
     def __init__(
         self,
         memory: SharedMemory,
+        attachment: socket.socket,
         hello: pb.StoreHello,
         channel: grpc.aio.Channel,
         stream: grpc.aio.StreamStreamCall[pb.EngineCommand, pb.StoreNotice],
@@ -103,6 +115,7 @@ class StoreLink:
         on_lost: LostHandler,
     ) -> None:
         self._memory = memory
+        self._attachment = attachment
         self._channel = channel
         self._stream = stream
         self._commands = commands
@@ -132,16 +145,17 @@ class StoreLink:
                 greeting = await stream.read()
                 if not isinstance(greeting, pb.StoreNotice) or not greeting.HasField("hello"):
                     raise PeerLost(f"the store at {store_socket} closed at once")
-                memory = await asyncio.to_thread(attach, arena_socket, False)
+                memory, attachment = await asyncio.to_thread(_attach, arena_socket, engine_identity(hello))
         except (grpc.aio.AioRpcError, TimeoutError, PeerLost) as error:
             await channel.close(None)
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "no answer"
             raise PeerLost(f"no store at {store_socket}: {reason}") from error
         if memory.header.incarnation != greeting.hello.incarnation:
             memory.close()
+            attachment.close()
             await channel.close(None)
             raise PeerLost(f"the store at {store_socket} restarted meanwhile")
-        return cls(memory, greeting.hello, channel, stream, commands, on_notice, on_lost)
+        return cls(memory, attachment, greeting.hello, channel, stream, commands, on_notice, on_lost)
 
     def send(self, command: pb.EngineCommand) -> None:
         """From any thread, without waiting; commands keep their order. After a loss they go nowhere."""
@@ -157,14 +171,17 @@ class StoreLink:
         """
         return self._fetches.wait_layer(attempt_id, layer, timeout_s)
 
-    async def close(self) -> None:
-        """The store releases every attempt of this engine. `on_lost` is not called."""
+    async def close(self, at_rest: Callable[[], Awaitable[object]] | None = None) -> None:
+        """The store releases every attempt of this engine: once `at_rest` has returned, when nothing of the engine writes into the arena
+        any more. `on_lost` is not called."""
         self._receiving.cancel()
         await asyncio.gather(self._receiving, return_exceptions=True)
         self._fetches.lose(PeerLost("the link to the store was closed"))
         self._commands.end()
         self._stream.cancel()
         await self._channel.close(None)
+        if at_rest is not None:
+            await at_rest()
         self._unmap()
 
     async def _receive(self) -> None:
@@ -175,6 +192,10 @@ class StoreLink:
                 self._on_notice(notice)
         except grpc.aio.AioRpcError as error:
             reason = str(error.details())
+        except Exception as error:
+            logger.exception("a notice of the store could not be taken in")
+            reason = f"a notice could not be taken in: {error!r}"
+            self._stream.cancel()
         loss = PeerLost(f"lost the store of {self.node_id}: {reason}")
         self._fetches.lose(loss)
         self._commands.end()
@@ -186,6 +207,19 @@ class StoreLink:
         """The mapping goes with the last view of it, which may be the engine's."""
         self.arena = np.empty(0, np.uint8)
         self._memory.close()
+        self._attachment.close()
+
+
+def _attach(arena_socket: Path, engine: Identity) -> tuple[SharedMemory, socket.socket]:
+    """The socket tells the store that this engine may write, until it is closed. Blocks. Raises PeerLost."""
+    memory, attachment = attach_session(arena_socket, False, CONNECT_TIMEOUT_S)
+    try:
+        attachment.sendall(frame(json.dumps(asdict(engine)).encode()))
+    except OSError as error:
+        memory.close()
+        attachment.close()
+        raise PeerLost(f"lost the arena at {arena_socket}: {error}") from error
+    return memory, attachment
 
 
 class _Commands:

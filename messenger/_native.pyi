@@ -15,7 +15,7 @@ class Batch:
     """Once it has ended in Lanes: 0 complete, 1 the lanes were lost, 2 interrupted."""
     def __new__(cls, slices: Sequence[Slice], local_bytes: int, remote_bytes: int, granule: int) -> Batch: ...
     def failed(self) -> list[tuple[int, int]]:
-        """(index, tcp_protocol.SliceVerdict) of the slices that were refused."""
+        """(index, messenger.plan.SliceVerdict) of the slices that were refused."""
 
     def copy(self, local: np.ndarray, remote: np.ndarray, generations: np.ndarray, write: bool, begin: int, end: int) -> None:
         """Copies bytes [begin, end) of the batch, all its slices being one row; several threads may copy different ones at once."""
@@ -28,7 +28,8 @@ class Lanes:
 
     def __new__(cls, memory: np.ndarray, silence_s: float, checksums: bool) -> Lanes: ...
     def attach(self, fd: int, express: bool) -> None:
-        """Lends a connected socket until it is reaped or `close` has returned. The express lane is kept for small batches."""
+        """Lends a connected socket until it is reaped or `close` has returned. The express lane is kept for small batches. Raises
+        OSError when the lanes are lost, are 64 already, or the machine has no room for another."""
 
     def submit(self, batch: Batch, write: bool) -> bool:
         """True: it has ended already. Else it will be among those reaped."""
@@ -70,6 +71,3 @@ class Session:
 
 def settle() -> None:
     """Returns when no session writes on the strength of a generation that it read before this was called."""
-
-def crc32(data: bytes | bytearray | memoryview | np.ndarray) -> int:
-    """As zlib.crc32."""

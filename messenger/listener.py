@@ -47,6 +47,7 @@ class Listener:
             task = asyncio.create_task(self._serve(stream), name=f"session {self._name}")
             self._sessions[task] = stream
             task.add_done_callback(self._sessions.pop)
+            await asyncio.sleep(0)  # it begins before another comes in, however many there are
 
     async def _serve(self, stream: Stream) -> None:
         try:

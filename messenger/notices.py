@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from messenger.base import Completion, DeadlineExceeded, InvalidSlice, NotifyHandler
 from messenger.ordering import Turns, deliver
@@ -42,8 +43,11 @@ async def serve_notices(stream: Stream, peer: str, on_notify: NotifyHandler) -> 
 class NoticeSender:
     """The sending side. It owns the stream, and notices when the peer goes."""
 
-    def __init__(self, stream: Stream, peer: str, on_lost: Callable[[PeerLost], None], check: Callable[[], Awaitable[None]]) -> None:
-        """`on_lost` is called when the stream breaks. `check` is awaited while the peer is silent; it calls `fail` if that is lost."""
+    def __init__(
+        self, stream: Stream, peer: str, on_lost: Callable[[PeerLost], None], check: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """`on_lost` is called when the stream breaks. `check` is run while the peer is silent, one at a time; it calls `fail` if that is
+        lost, and ends soon after `fail`."""
         self._stream = stream
         self._peer = peer
         self._on_lost = on_lost
@@ -51,6 +55,7 @@ class NoticeSender:
         self._lost: PeerLost | None = None
         self._unsent: deque[memoryview] = deque()
         self._sending: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._answers: deque[asyncio.Future[None]] = deque()
         self._turns = Turns()
         self._watching = asyncio.create_task(self._watch(), name=f"answers of {peer}")
@@ -85,7 +90,8 @@ class NoticeSender:
 
     async def close(self) -> None:
         """After `fail`."""
-        await asyncio.gather(self._watching, *([self._sending] if self._sending else []), return_exceptions=True)
+        tasks = (self._watching, self._sending, self._checking)
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
 
     async def _send(self, payload: bytes) -> None:
         """Returns when the peer's handler has had it. A cancelled one may still be delivered."""
@@ -99,8 +105,14 @@ class NoticeSender:
         while not answer.done():
             await asyncio.wait((answer,), timeout=ASK_AFTER_S)
             if not answer.done():
-                await self._check()
+                await asyncio.wait((answer, self._ask()), return_when=asyncio.FIRST_COMPLETED)
         answer.result()
+
+    def _ask(self) -> asyncio.Task[None]:
+        """The check that is under way. It outlives those who wait for it: what they have a deadline for is the answer."""
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._check(), name=f"is {self._peer} there")
+        return self._checking
 
     async def _send_unsent(self) -> None:
         """In a task of its own: whoever asked may be cancelled, and a frame is sent whole."""

@@ -160,6 +160,8 @@ class ShmTransport(Transport):
         self._path = socket_path
         self._options = options or ShmOptions()
         self._pool = ThreadPoolExecutor(max(1, self._options.helpers), thread_name_prefix="messenger-copy")
+        self._attachers = ThreadPoolExecutor(thread_name_prefix="messenger-attach")
+        """Threads of their own: one may have to wait for a peer that hangs, and copies are not to wait for it."""
         self._server: FdServer | None = None
         self._sessions: set[_Session] = set()
         self._connections: list[ShmConnection] = []
@@ -188,7 +190,7 @@ class ShmTransport(Transport):
         hello = json.dumps(asdict(identity)).encode()
         options = self._options
         attach = partial(attach_session, path, options.populate, options.connect_timeout_s)
-        attaching = asyncio.get_running_loop().run_in_executor(self._pool, attach)
+        attaching = asyncio.get_running_loop().run_in_executor(self._attachers, attach)
         try:
             memory, sock = await asyncio.shield(attaching)
         except asyncio.CancelledError:
@@ -210,15 +212,17 @@ class ShmTransport(Transport):
         return connection
 
     async def fence(self, peer: Identity) -> bool:
-        """A process that has the memory mapped can be asked to let go only by itself: True once every session of it has ended."""
-        return not any(session.peer == peer for session in self._sessions)
+        """A process that has the memory mapped can be asked to let go only by itself: True once every session of it has ended, and every
+        one that has not said yet whose it is."""
+        return not any(session.peer in (None, peer) for session in self._sessions)
 
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self._connections))
         self._connections.clear()
         if self._server is not None:
             await self._server.close()
-        await asyncio.to_thread(self._pool.shutdown)
+        for pool in (self._attachers, self._pool):
+            await asyncio.to_thread(pool.shutdown)
 
 
 def _discard(attaching: asyncio.Future[Any]) -> None:

@@ -163,13 +163,23 @@ class Stream:
         with contextlib.suppress(OSError):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    async def drain(self) -> None:
-        """Takes and drops everything until the peer closes."""
-        scratch = memoryview(bytearray(1 << 16))
-        with contextlib.suppress(OSError):
+    def lose_if_untaken(self, timeout_s: float) -> None:
+        """The peer is lost when it takes nothing of what was sent for so long, be it that it is busy and its buffer is full. Of TCP."""
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
+
+    async def drain(self) -> bool:
+        """Takes and drops everything. Returns whether the peer has ended the stream; else it is lost."""
+        scratch = bytearray(1 << 16)
+        try:
             while True:
-                await self.receive_into(Vector([scratch]))
+                try:
+                    if not self._sock.recv_into(scratch):
+                        return True
+                except BlockingIOError:
+                    await self._wait("read")
                 await asyncio.sleep(0)
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Idempotent. Tasks that wait in this stream get a ConnectionError."""

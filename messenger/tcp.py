@@ -14,6 +14,7 @@ from messenger.admission import check_host
 from messenger.base import Connection, Endpoint, Identity, NotifyHandler, Region, Transport
 from messenger.listener import Listener
 from messenger.notices import serve_notices
+from messenger.strangers import Strangers
 from messenger.stream import PeerClosed, Stream
 from messenger.tcp_connection import TcpConnection
 from messenger.tcp_handshake import Caller, answer, call
@@ -29,8 +30,6 @@ if native.AVAILABLE:
 
 logger = logging.getLogger(__name__)
 
-_HANDSHAKE_TIMEOUT_S = 5.0
-
 
 class TcpTransport(Transport):
     name = "tcp"
@@ -41,6 +40,7 @@ class TcpTransport(Transport):
         self._port = port
         self._options = options or TcpOptions()
         self._listener: Listener | None = None
+        self._strangers = Strangers()
         self._closed = False
         self._sessions: dict[NativeSession | PythonSession | Stream, Identity] = {}
         """What peers opened to here: data lanes, and the streams of control lanes."""
@@ -51,7 +51,7 @@ class TcpTransport(Transport):
         self._check_host(self._host)
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         sock = socket.create_server((self._host, self._port), family=family, backlog=128)
-        self._prepare(sock)  # what it accepts inherits the options
+        _prepare(sock)  # what it accepts inherits the options
         port = sock.getsockname()[1]
         serve = partial(self._serve, region, identity.incarnation, on_notify)
         self._listener = Listener(sock, serve, f"Messenger on tcp port {port}")
@@ -82,7 +82,11 @@ class TcpTransport(Transport):
                 return NativePlane(address, welcome, region, open_data_lane, on_lost, self._options)
             return PythonPlane(address, welcome, region, open_data_lane, on_lost, self._options)
 
-        connection = TcpConnection(address, control, make_plane)
+        try:
+            connection = TcpConnection(address, control, make_plane)
+        except BaseException:
+            control.close()
+            raise
         try:
             with _connecting_to(address, timeout_s):
                 await connection.open()
@@ -112,17 +116,22 @@ class TcpTransport(Transport):
             await self._listener.close()
 
     async def _serve(self, region: Region, incarnation: int, on_notify: NotifyHandler, stream: Stream) -> None:
-        name = "a stranger"
         try:
-            async with asyncio.timeout(_HANDSHAKE_TIMEOUT_S):
+            async with self._strangers.handshake(stream):
                 caller = await answer(stream, region, incarnation, self._options.secret)
-            if caller is not None and not self._closed:
-                name = caller.identity.name
-                await self._serve_lane(caller, stream, region, on_notify)
+        except (ProtocolError, OSError) as error:
+            if not isinstance(error, PeerClosed) and not self._closed:
+                self._strangers.complain(error)
+            return
+        if caller is None or self._closed:
+            return
+        try:
+            self._set_role(stream, caller.role)
+            await self._serve_lane(caller, stream, region, on_notify)
         except PeerClosed:
             return
         except ProtocolError as error:
-            logger.error("closing a connection of %s: %s", name, error)
+            logger.error("closing a connection of %s: %s", caller.identity.name, error)
 
     async def _serve_lane(self, caller: Caller, stream: Stream, region: Region, on_notify: NotifyHandler) -> None:
         if caller.role is Role.CONTROL:
@@ -152,21 +161,28 @@ class TcpTransport(Transport):
         sock = socket.socket(family, kind, protocol)
         try:
             sock.setblocking(False)
-            self._prepare(sock)
+            _prepare(sock)
             await loop.sock_connect(sock, target)
-            return Stream(sock, self._options.peer_timeout_s if role is Role.DATA else None)
+            stream = Stream(sock, self._options.peer_timeout_s if role is Role.DATA else None)
+            self._set_role(stream, role)
+            return stream
         except BaseException:
             sock.close()
             raise
 
-    def _prepare(self, sock: socket.socket) -> None:
-        """Small messages go at once, and a host that vanished is noticed in some seconds, idle or not."""
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._options.peer_timeout_s * 1000))
+    def _set_role(self, stream: Stream, role: Role) -> None:
+        """On a control lane a peer that takes nothing may be busy: whether it is there, keepalive and pings tell."""
+        if role is Role.DATA:
+            stream.lose_if_untaken(self._options.peer_timeout_s)
+
+
+def _prepare(sock: socket.socket) -> None:
+    """Small messages go at once, and a host that vanished is noticed in some seconds, if idle."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
 """Who is at the other end of a lane: both sides prove that they know the cluster's secret, and the owner that it is who was looked for.
 
 A proof is HMAC-SHA256, keyed with the secret, over the side's label and everything said so far: versions, roles, names, incarnations and
-both sides' nonces; so it fits no other connection, no other peer and not the other direction. What follows the handshake is neither
-encrypted nor signed: against somebody who can change packets under way, put the cluster on a network of its own.
+both sides' nonces; so it fits no other connection, no other peer and not the other direction. The address that was dialled is not in it,
+and what follows the handshake is neither encrypted nor signed: against somebody who can change packets under way, or have the caller dial
+him and pass everything on, put the cluster on a network of its own.
 """
 
 from __future__ import annotations

@@ -72,7 +72,12 @@ class PythonPlane(DataPlane):
 
     async def open(self) -> None:
         for stream in await self._keeper.open(self._num_lanes):
-            self._free.put_nowait(stream)
+            if self._lost is None:
+                self._free.put_nowait(stream)
+            else:
+                stream.close()
+        if self._lost is not None:
+            raise self._lost
 
     async def move(self, op: Op, batch: Sequence[Slice], timeout_s: float) -> Completion:
         plan = make_plan(batch, len(self._memory), self._welcome.region_bytes, self._welcome.granule, _STRIPE_BYTES)
@@ -170,6 +175,8 @@ class PythonPlane(DataPlane):
             if self._checksums:
                 corrupt = np.frombuffer(await stream.receive(len(table) * CHECKSUM.itemsize), CHECKSUM) != sums_of(views)
         verdicts = np.frombuffer(await stream.receive(len(table)), np.uint8).copy()
+        if verdicts.max(initial=0) > SliceVerdict.CORRUPT:
+            raise ProtocolError(f"unknown verdict {verdicts.max()} on a slice")
         verdicts[corrupt & (verdicts == SliceVerdict.DONE)] = SliceVerdict.CORRUPT
         transfer.verdicts[stripe] = verdicts
 

@@ -47,8 +47,16 @@ class NativePlane(DataPlane):
         self._loop.add_reader(self._lanes.fileno(), self._reap)
 
     async def open(self) -> None:
-        for index, stream in enumerate(await self._keeper.open(self._num_lanes + 1)):
-            self._attach(stream, express=index == 0)
+        streams = await self._keeper.open(self._num_lanes + 1)
+        try:
+            for index, stream in enumerate(streams):
+                self._attach(stream, express=index == 0)
+        finally:
+            for stream in streams:
+                if stream.fileno() not in self._streams:
+                    stream.close()
+        if self._lost is not None:
+            raise self._lost
 
     async def move(self, op: Op, batch: Sequence[Slice], timeout_s: float) -> Completion:
         if self._lost is not None:
@@ -96,10 +104,14 @@ class NativePlane(DataPlane):
             raise self._lost or PeerLost(f"the lanes to {self._peer} are closed")
 
     def _attach(self, stream: Stream, express: bool) -> None:
+        """Raises OSError when the machine has no room for another lane."""
         try:
             self._lanes.attach(stream.fileno(), express)
         except OSError:
-            stream.close()  # lost meanwhile
+            stream.close()
+            self._reap()
+            if self._lost is None:
+                raise
         else:
             self._streams[stream.fileno()] = (stream, express)
 
@@ -123,7 +135,13 @@ class NativeSession:
         """Takes over the stream's socket."""
         self._signal = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._sock = stream.detach()
-        self._session = _native.Session(self._sock.fileno(), region.memory, region.generations, region.granule, self._signal, checksums)
+        try:
+            fd, signal = self._sock.fileno(), self._signal
+            self._session = _native.Session(fd, region.memory, region.generations, region.granule, signal, checksums)
+        except BaseException:
+            self._sock.close()
+            os.close(self._signal)
+            raise
 
     async def run(self) -> None:
         """Until the peer closes or `close`. Raises ProtocolError on garbage, OSError when the peer is lost."""

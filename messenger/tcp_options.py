@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from messenger import native
 
+MAX_LANES = 32
+"""Of one connection. The C part has room for twice as many: those that end are still there while others take their place."""
+
 
 @dataclass(frozen=True, slots=True)
 class TcpOptions:
@@ -24,7 +27,7 @@ class TcpOptions:
     """The data plane of the C part; False: that in Python. Either speaks with either."""
 
     def __post_init__(self) -> None:
-        if self.lanes < 1:
-            raise ValueError(f"TcpOptions.lanes must be at least 1, not {self.lanes}")
+        if not 1 <= self.lanes <= MAX_LANES:
+            raise ValueError(f"TcpOptions.lanes must be from 1 to {MAX_LANES}, not {self.lanes}")
         if self.native and not native.AVAILABLE:
             raise ValueError("TcpOptions.native is set, but messenger._native has not been built (it takes a C compiler)")

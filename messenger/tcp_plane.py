@@ -78,7 +78,8 @@ class LaneKeeper:
         self._track(self._opening, self._replace(attach), "replace a lane")
 
     async def drain(self) -> None:
-        await asyncio.gather(*self._closing)
+        if self._closing:
+            await asyncio.wait(set(self._closing))  # a drain that is cancelled cancels none of them
 
     async def close(self) -> None:
         for task in self._opening:
@@ -99,12 +100,15 @@ class LaneKeeper:
 
 
 async def _close(stream: Stream) -> None:
+    """However it ends: what the peer has not taken by then is not delivered later."""
     stream.finish_sending()
+    taken = False
     try:
-        async with asyncio.timeout(CLOSE_GRACE_S):
-            await stream.drain()
-    except TimeoutError:
-        stream.discard_unsent()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_GRACE_S):
+                taken = await stream.drain()
     finally:
+        if not taken:
+            stream.discard_unsent()
         with contextlib.suppress(OSError):
             stream.close()

@@ -12,7 +12,8 @@ from messenger.stream import PeerClosed, Stream, Vector
 from messenger.tcp_lane import sums_of
 from messenger.tcp_protocol import CHECKSUM, HEADER_BYTES, TABLE, Header, Op, ProtocolError, check_table
 
-_SMALL_BYTES = 1 << 16
+_ANSWERED_AT_ONCE = 1 << 16
+"""Bytes of a read that are copied first and sent in one system call."""
 
 
 class ServedSlices:
@@ -85,7 +86,7 @@ class PythonSession:
         data = Vector(slices.views)
         check = slices.refuse_stale(data)
         head = Header(Op.READ, len(slices.views), slices.num_bytes).pack()
-        if slices.num_bytes <= _SMALL_BYTES:
+        if slices.num_bytes <= _ANSWERED_AT_ONCE:
             # Copied in the step that checks them: one system call, and nothing can turn stale on the way.
             check()
             sums = sums_of(slices.views).tobytes() if self._checksums else b""

@@ -30,6 +30,10 @@ class ModelThread:
         """To be awaited, or given a callback, in the event loop that calls this."""
         return asyncio.get_running_loop().run_in_executor(self._executor, lambda: work(*args, **kwargs))
 
+    async def at_rest(self) -> None:
+        """Returns when what was to run by now has ended."""
+        await self.run(lambda: None)
+
     async def close(self) -> None:
         """Returns when what runs has ended; what waits is dropped."""
         await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)

@@ -186,7 +186,7 @@ async def _stay_connected(arguments: ProcessArguments, node: EngineNode[Any, Any
             node.detach(error)
         finally:
             await announcement.withdraw()
-            await link.close()
+            await link.close(node.thread.at_rest)
 
 
 async def _connect(

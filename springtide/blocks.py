@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from springtide.errors import InvalidRequest
 from springtide.ids import BlockKey
 
 KEY_BYTES = 16
@@ -29,6 +30,14 @@ def block_keys(parent: BlockKey, token_ids: Sequence[int], block_tokens: int) ->
         parent = BlockKey(blake2b(tokens[end - stride : end], digest_size=KEY_BYTES, key=parent).digest())
         keys.append(parent)
     return keys
+
+
+def checked_keys(keys: Sequence[bytes]) -> list[BlockKey]:
+    """As they came over the wire. Raises InvalidRequest naming one that is none."""
+    for position, key in enumerate(keys):
+        if len(key) != KEY_BYTES:
+            raise InvalidRequest(f"keys[{position}] must have {KEY_BYTES} bytes, not {len(key)}", param="keys")
+    return [BlockKey(key) for key in keys]
 
 
 def blocks_for(num_tokens: int, block_tokens: int) -> int:

@@ -70,7 +70,7 @@ class KVConfig(Section):
     )
     checksums: bool = Field(False, description="check every slab that comes or goes by tcp with a CRC-32")
     open_to_strangers: bool = Field(
-        False, description="speak tcp with other hosts without a cluster_secret: whoever reaches the port can read and write the pool"
+        False, description="speak tcp and rdma without a cluster_secret: whoever reaches the port can read and write the pool"
     )
     lease_s: float = Field(30.0, gt=0, description="how long a reader may hold blocks without renewing")
     layer_group_size: ByteSize = Field(4 << 20, description="least bytes of one unit of a layer stream")

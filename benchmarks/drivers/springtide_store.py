@@ -44,7 +44,7 @@ class StoreProcess:
     def __init__(self, directory: Path, node_id: str, model: ModelInfo, num_slots: int) -> None:
         spec = model.kv_spec("bfloat16", BLOCK_TOKENS)
         config, description = directory / f"{node_id}.yaml", directory / "model.json"
-        kv = {"block_tokens": BLOCK_TOKENS, "arena_size": num_slots * spec.bytes_per_slot, "transports": ["tcp"]}
+        kv = {"block_tokens": BLOCK_TOKENS, "arena_size": num_slots * spec.bytes_per_slot, "transports": ["tcp"], "open_to_strangers": True}
         config.write_text(yaml.safe_dump({"dtype": "bfloat16", "kv": kv}))
         model.save(description)
         arguments = ["--config", config, "--model-info", description, "--run-dir", directory, "--node-id", node_id]

@@ -16,6 +16,8 @@ class Holder(Enum):
 
     ENGINE = auto()
     """Reads and writes all of them, until Release or its end."""
+    DEPARTED_ENGINE = auto()
+    """An engine whose stream has ended, but that may still be writing: quarantined until it has let go of the arena."""
     STORE = auto()
     """This store itself, for a replica that it was told to take: the engine's part."""
     FETCH = auto()
@@ -28,7 +30,7 @@ class Holder(Enum):
 
 OWNERS = frozenset({Holder.ENGINE, Holder.STORE})
 """Who wants an attempt's blocks. Each attempt begins with one of them."""
-WRITERS = frozenset({Holder.ENGINE, Holder.FETCH, Holder.INGEST})
+WRITERS = frozenset({Holder.ENGINE, Holder.DEPARTED_ENGINE, Holder.FETCH, Holder.INGEST})
 
 
 @dataclass(slots=True)

@@ -43,7 +43,12 @@ class BlockIndex:
         return self._blocks.by_depth()
 
     def with_descendants(self, keys: Collection[BlockKey] | None) -> list[Block]:
-        """The blocks of `keys` and all that continue them, or all blocks when None; parents before their children; O(blocks)."""
+        """The blocks of `keys` and all that continue them, or all blocks when None; parents before their children; O(blocks), but for
+        leaves."""
+        if keys is not None:
+            named = [block for key in keys if (block := self._blocks.get(key)) is not None]
+            if not any(block.children for block in named):
+                return named
         found: dict[BlockKey, Block] = {}
         for block in self.blocks():
             if keys is None or block.key in keys or (block.parent is not None and block.parent.key in found):
@@ -74,7 +79,7 @@ class BlockIndex:
             self._order.discard(block)  # before its uses change, which may decide where it is
         if block.reference() == 0:
             self.num_unreferenced -= 1
-            self.num_spare -= block.spare
+            self._count_spare(block, -block.spare)
             block.tenant.unreferenced -= 1
             if block.sampled and self._observer is not None:
                 self._observer.used(block, self._tick)
@@ -85,7 +90,7 @@ class BlockIndex:
             self._tick += 1
             block.last_used = self._tick
             self.num_unreferenced += 1
-            self.num_spare += block.spare
+            self._count_spare(block, block.spare)
             block.tenant.unreferenced += 1
             if block.sampled and self._observer is not None:
                 self._observer.rested(block, self._tick)
@@ -125,7 +130,7 @@ class BlockIndex:
         spare = block.spare
         while True:
             if block.refs == 0:
-                self.num_spare += 1 if spare else -1
+                self._count_spare(block, 1 if spare else -1)
             parent = block.parent
             if parent is None:
                 return
@@ -135,9 +140,14 @@ class BlockIndex:
                 return
             block = parent
 
-    def dirty_leaves(self) -> Generator[Block, None, None]:
-        """Blocks that are evictable and not clean, the next victim first. Nothing may change before the iterator is closed."""
-        return self._order.dirty(self._tick)
+    def _count_spare(self, block: Block, change: int) -> None:
+        self.num_spare += change
+        block.tenant.spare += change
+
+    def dirty_leaves(self, tenant: Tenant | None = None) -> Generator[Block, None, None]:
+        """Blocks (of `tenant`, where one with a quota is given) that are evictable and not clean, the next victim first. Nothing may change
+        before the iterator is closed."""
+        return self._order.dirty(self._tick, tenant)
 
     @contextlib.contextmanager
     def reordering(self, block: Block) -> Iterator[None]:
@@ -157,7 +167,7 @@ class BlockIndex:
         block.tenant.unreferenced -= 1
         parent = block.parent
         if block.spare:
-            self.num_spare -= 1
+            self._count_spare(block, -1)
         elif parent is not None:
             self._dirty_children_change(parent, -1)
         if parent is not None:
@@ -179,7 +189,8 @@ class BlockIndex:
             assert block.children == children[block.key]
             assert (block in self._order) == block.evictable, "the order knows exactly the evictable blocks"
         assert self.num_unreferenced == sum(block.refs == 0 for block in blocks)
-        assert self.num_spare == sum(block.refs == 0 and block.spare for block in blocks)
+        spare = Counter(block.tenant for block in blocks if block.refs == 0 and block.spare)
+        assert self.num_spare == spare.total() and all(block.tenant.spare == spare[block.tenant] for block in blocks)
         dirty = Counter(block.parent.key for block in blocks if block.parent is not None and not block.spare)
         assert all(block.dirty_children == dirty[block.key] for block in blocks)
         assert len(self._order) == sum(block.evictable for block in blocks)

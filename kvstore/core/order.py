@@ -9,7 +9,7 @@ from kvstore.core.eviction import EvictionPolicy, new_policy
 from kvstore.core.tenants import Tenant
 from springtide.ids import BlockKey
 
-EVERYBODY, OWN, DIRTY = 0, 1, 2
+EVERYBODY, OWN, DIRTY, OWN_DIRTY = 0, 1, 2, 3
 """Lanes: a block can be in a heap of each."""
 
 
@@ -41,7 +41,7 @@ class PinnedLast:
 
 class EvictionOrder:
     """All blocks that may go now, and those of each tenant with a quota once more by themselves. A block's pin may change only while it is
-    not in here. `pinned` holds the keys of soft pins. With `tells_dirty`, those that are not clean are known by themselves."""
+    not in here. `pinned` holds the keys of soft pins. With `tells_dirty`, those of each that are not clean are known by themselves."""
 
     def __init__(self, policy: EvictionPolicy, pinned: Container[BlockKey], tells_dirty: bool) -> None:
         self._policy = policy
@@ -49,21 +49,28 @@ class EvictionOrder:
         self._everybody = PinnedLast(policy, EVERYBODY, pinned)
         self._dirty = PinnedLast(policy, DIRTY, pinned) if tells_dirty else None
         self._own: dict[Tenant, PinnedLast] = {}
+        self._own_dirty: dict[Tenant, PinnedLast] = {}
 
     def add(self, block: Block) -> None:
         self._everybody.add(block)
+        owned = block.tenant.quota is not None
+        if owned:
+            self._queue_of(block.tenant, self._own, OWN).add(block)
         if self._dirty is not None and not block.clean:
             self._dirty.add(block)
-        if block.tenant.quota is not None:
-            own = self._own.get(block.tenant)
-            if own is None:
-                own = self._own[block.tenant] = PinnedLast(self._policy, OWN, self._pinned)
-            own.add(block)
+            if owned:
+                self._queue_of(block.tenant, self._own_dirty, OWN_DIRTY).add(block)
 
     def discard(self, block: Block) -> None:
         self._everybody.discard(block)
         self._discard_own(block)
         self._discard_dirty(block)
+
+    def _queue_of(self, tenant: Tenant, queues: dict[Tenant, PinnedLast], lane: int) -> PinnedLast:
+        queue = queues.get(tenant)
+        if queue is None:
+            queue = queues[tenant] = PinnedLast(self._policy, lane, self._pinned)
+        return queue
 
     def pop(self, now: int, tenant: Tenant | None = None) -> Block:
         """Removes and returns the next victim, of `tenant` (which has a quota) if one is given. Raises IndexError when there is none."""
@@ -77,37 +84,46 @@ class EvictionOrder:
         block = self._own[tenant].pop(now)
         self._everybody.discard(block)
         self._discard_dirty(block)
-        self._forget_empty(tenant)
+        _forget_empty(tenant, self._own)
         return block
 
-    def dirty(self, now: int) -> Generator[Block, None, None]:
-        """Those that are not clean, the next victim first. Nothing may change here before the iterator is closed."""
-        assert self._dirty is not None, "made without tells_dirty"
+    def dirty(self, now: int, tenant: Tenant | None = None) -> Generator[Block, None, None]:
+        """Those (of `tenant`, which has a quota, if one is given) that are not clean, the next victim first. Nothing may change here before
+        the iterator is closed."""
+        queue = self._dirty if tenant is None else self._own_dirty.get(tenant)
+        if queue is None:
+            return
         taken = []
         try:
-            while len(self._dirty):
-                taken.append(self._dirty.pop(now))
+            while len(queue):
+                taken.append(queue.pop(now))
                 yield taken[-1]
         finally:
             for block in taken:
-                self._dirty.add(block)
+                queue.add(block)
 
     def _discard_dirty(self, block: Block) -> None:
         if self._dirty is not None:
             self._dirty.discard(block)
+            _discard(block, self._own_dirty)
 
     def _discard_own(self, block: Block) -> None:
-        own = self._own.get(block.tenant)
-        if own is not None:
-            own.discard(block)
-            self._forget_empty(block.tenant)
-
-    def _forget_empty(self, tenant: Tenant) -> None:
-        if not len(self._own[tenant]):
-            del self._own[tenant]
+        _discard(block, self._own)
 
     def __contains__(self, block: Block) -> bool:
         return block in self._everybody
 
     def __len__(self) -> int:
         return len(self._everybody)
+
+
+def _discard(block: Block, queues: dict[Tenant, PinnedLast]) -> None:
+    queue = queues.get(block.tenant)
+    if queue is not None:
+        queue.discard(block)
+        _forget_empty(block.tenant, queues)
+
+
+def _forget_empty(tenant: Tenant, queues: dict[Tenant, PinnedLast]) -> None:
+    if not len(queues[tenant]):
+        del queues[tenant]

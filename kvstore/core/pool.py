@@ -1,7 +1,7 @@
 """The pool of one node: every rule about who holds which slot.
 
 A slot is free, private to one attempt, or the slot of a committed block; `validate` asserts that it is exactly one of them. All methods are
-synchronous and either do all they say or raise without a trace.
+synchronous and either do all they say or raise without a trace, but for `commit`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class Pool:
         """Blocks [first_block, first_block + len(keys)) are final in all layers: others find them from now on. Where an equal block is held
         already, that one stays and this attempt's copy remains private. Repeats change nothing.
 
-        Raises UnknownAttempt, or InvalidRequest when a block before is not final or a key is not the one given before.
+        Raises UnknownAttempt, or InvalidRequest when a block before is not final or a key is not the one given before; and when a key is
+        held under another parent, the blocks before that one being visible then.
         """
         attempt = self._ledger.with_engine(attempt_id)
         if attempt.ingest is not None and not attempt.ingest.complete:
@@ -133,8 +134,20 @@ class Pool:
         else:
             self._ledger.remember_over(attempt_id)
 
-    def engine_attempts(self) -> list[AttemptId]:
-        return [attempt_id for attempt_id, attempt in self._ledger.attempts.items() if Holder.ENGINE in attempt.holders]
+    def engine_departed(self) -> list[AttemptId]:
+        """The engine asks for nothing more, yet a pass of its may still be writing: its attempts, which are over, stay in quarantine until
+        `engine_gone`. Returns them."""
+        departed = [attempt_id for attempt_id, attempt in self._ledger.attempts.items() if Holder.ENGINE in attempt.holders]
+        for attempt_id in departed:
+            holders = self._ledger.attempts[attempt_id].holders
+            holders[Holder.DEPARTED_ENGINE] = holders[Holder.ENGINE]
+            self._ledger.let_go(attempt_id, Holder.ENGINE)
+        return departed
+
+    def engine_gone(self, departed: Sequence[AttemptId]) -> None:
+        """It is certain that the engine that these attempts were of writes no more."""
+        for attempt_id in departed:
+            self._ledger.let_go(attempt_id, Holder.DEPARTED_ENGINE)
 
     # ---- transfers by this store ----
 
@@ -259,9 +272,10 @@ class Pool:
 
     # ---- leases: a peer reads ----
 
-    def lease(self, reader: str, keys: Sequence[BlockKey], now: float) -> Leased:
-        """References the longest held prefix of `keys`, for `lease_s`. Where nothing is held there is no lease: its id is 0."""
-        blocks = self._ledger.look_up(keys)
+    def lease(self, reader: str, keys: Sequence[BlockKey], now: float, tenant: str | None = None) -> Leased:
+        """References the longest held prefix of `keys`, for `lease_s`; none of another than `tenant` if one is given. Where nothing is held
+        there is no lease: its id is 0."""
+        blocks = self._ledger.look_up(keys, tenant)
         if not blocks:
             return Leased(0, [], "")
         for block in blocks:
@@ -353,6 +367,10 @@ class Pool:
     def held_keys(self) -> list[BlockKey]:
         """Parents before children; together with `sequence` a snapshot."""
         return self._ledger.index.keys()
+
+    def held_blocks(self) -> list[Block]:
+        """As `held_keys`, in a fraction of the time."""
+        return self._ledger.index.blocks()
 
     def counts(self) -> PoolCounts:
         free, cached = self._ledger.slots.num_free, self._ledger.index.num_unreferenced

@@ -43,6 +43,8 @@ class SsdBlocks:
         self._journal = journal
         self.missed = 0
         """Blocks that left the arena before they were on the SSD."""
+        self.losses = 0
+        """How many times blocks were `lost`: by order, or with their bytes."""
 
     def __len__(self) -> int:
         return len(self._index)
@@ -54,16 +56,21 @@ class SsdBlocks:
         """Parents before children."""
         return self._index.keys()
 
+    def held_blocks(self) -> list[Block]:
+        """As `keys`, in a fraction of the time."""
+        return self._index.blocks()
+
     def num_held(self, keys: Sequence[BlockKey]) -> int:
         """Length of the longest held prefix."""
         return len(self._index.match(keys))
 
     # ---- to the SSD ----
 
-    def next_copies(self, at_most: int) -> list[Copy]:
-        """Of the blocks that the arena would drop next, those that are not on the SSD, and their ancestors, parents first."""
+    def next_copies(self, at_most: int, tenant: Tenant | None = None) -> list[Copy]:
+        """Of the blocks that the arena would drop next (for `tenant`, where one with a quota is given), those that are not on the SSD, and
+        their ancestors, parents first."""
         chosen: dict[BlockKey, Copy] = {}
-        leaves = self._arena.dirty_leaves()
+        leaves = self._arena.dirty_leaves(tenant)
         for leaf in leaves:
             for block in reversed(_dirty_line(leaf, chosen)):
                 chosen[block.key] = Copy(block.key, None if block.parent is None else block.parent.key, block.slot)
@@ -72,8 +79,11 @@ class SsdBlocks:
                     return list(chosen.values())
         return list(chosen.values())
 
-    def added(self, blocks: Iterable[tuple[BlockKey, BlockKey | None]]) -> list[BlockKey]:
-        """The tier holds these now, keys with their parents', parents first. Returns those that it has to remove: their parents went."""
+    def added(self, blocks: Iterable[tuple[BlockKey, BlockKey | None]], losses: int | None = None) -> list[BlockKey]:
+        """The tier holds these now, keys with their parents', parents first. `losses` is what it was when they were chosen from the arena.
+        Returns those that the tier has to remove: their parents went, or they may have been evicted by order while they were written."""
+        if losses not in (None, self.losses):
+            return [key for key, _ in blocks if key not in self]
         stored: list[BlockKey] = []
         refused: list[BlockKey] = []
         for chain in _chains(blocks):
@@ -117,7 +127,8 @@ class SsdBlocks:
 
     def lost(self, keys: Collection[BlockKey] | None, spared: Collection[BlockKey] = ()) -> list[BlockKey]:
         """These, or all when None, are of no use any more, and neither is what continues them, but for those `spared` (and the ancestors of
-        each). Returns what went, which the tier has to remove, children first; O(blocks)."""
+        each). Returns what went, which the tier has to remove, children first; O(blocks), but for leaves."""
+        self.losses += 1
         gone: list[BlockKey] = []
         for block in reversed(self._index.with_descendants(keys)):
             if block.key not in spared:

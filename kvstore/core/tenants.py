@@ -25,6 +25,14 @@ class Tenant:
     """Held: private to its attempts, or of blocks that they stored."""
     unreferenced: int = 0
     """Of those, blocks that nobody references."""
+    spare: int = 0
+    """Of those, the spare ones: on the SSD too, with all that continues them."""
+
+    @property
+    def num_unused_or_spare(self) -> int:
+        """Slots that it can have without losing a block that is not on the SSD. It has a quota."""
+        assert self.quota is not None, "asked of tenants with a quota"
+        return self.quota - self.slots + self.spare
 
     def own_evictions(self, count: int, num_blocks: int) -> int:
         """How many of its own blocks have to go before an attempt of it, which then has `num_blocks`, may take `count` more slots.

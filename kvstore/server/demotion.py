@@ -13,6 +13,7 @@ import time
 
 from kvstore import metrics
 from kvstore.core.ssd import Copy
+from kvstore.core.tenants import Tenant
 from kvstore.server.node import Node
 from kvstore.server.ssd import Ssd, SsdOptions
 from kvstore.ssd.disk import aligned_memory
@@ -32,13 +33,15 @@ BATCHES = 8
 
 
 class Demotion:
-    """When fewer than `demote_below` of the arena's slots are free or spare, blocks are copied until `demote_until` are."""
+    """When fewer than `demote_below` of the arena's slots are free or spare, blocks are copied until `demote_until` are; and likewise of a
+    tenant's quota, for what goes first there is its own."""
 
     def __init__(self, node: Node, ssd: Ssd, options: SsdOptions) -> None:
         self._node, self._ssd, self._options = node, ssd, options
         self._batch = max(1, STAGED_BYTES // node.options.spec.bytes_per_slot)
         self._staging = aligned_memory(self._batch * node.options.spec.bytes_per_slot)
-        self._under_way = False
+        self._wanting: list[Tenant | None] = []
+        """Whose blocks are copied until there are enough; None: everybody's."""
 
     async def run(self) -> None:
         """For ever, unless it breaks: then the store goes on without it."""
@@ -61,12 +64,13 @@ class Demotion:
         if counts.state is TierState.FAILING and not counts.free:
             return False
         room = counts.held + counts.free
-        if not to_the_last and not self._wanted(room):
+        self._wanting = [None] if to_the_last else self._short(room)
+        if not self._wanting:
             return False
         batch = max(1, min(self._batch, room // BATCHES))
         await self._make_room(FREE_BATCHES * batch - counts.free)
-        copies = self._ssd.blocks.next_copies(batch)
-        if not copies:
+        copies = next((copies for tenant in self._wanting if (copies := self._ssd.blocks.next_copies(batch, tenant))), None)
+        if copies is None:
             return False
         self._stage(copies)
         written = await self._ssd.put(copies, self._staging)
@@ -74,14 +78,23 @@ class Demotion:
         self._node.changed()
         return written > 0
 
-    def _wanted(self, room: int) -> bool:
-        """`room`: blocks that the SSD can hold as things are."""
-        pool = self._node.pool
-        most = int(SSD_SHARE * room)
-        until = min(int(self._options.demote_until * pool.num_slots), most)
-        below = min(int(self._options.demote_below * pool.num_slots), until)
-        self._under_way = pool.num_free_or_spare < (until if self._under_way else below)
-        return self._under_way
+    def _short(self, room: int) -> list[Tenant | None]:
+        """Who has too little that can go without a loss. `room`: blocks that the SSD can hold as things are."""
+        pool, most = self._node.pool, int(SSD_SHARE * room)
+        short: list[Tenant | None] = []
+        if pool.num_free_or_spare < self._enough(None, pool.num_slots, most):
+            short.append(None)
+        if sum(tenant.spare for tenant in pool.tenants) < most:
+            short += [
+                tenant
+                for tenant in pool.tenants
+                if tenant.quota is not None and tenant.num_unused_or_spare < self._enough(tenant, tenant.quota, most)
+            ]
+        return short
+
+    def _enough(self, tenant: Tenant | None, num_slots: int, most: int) -> int:
+        until = min(int(self._options.demote_until * num_slots), most)
+        return until if tenant in self._wanting else min(int(self._options.demote_below * num_slots), until)
 
     def _stage(self, copies: list[Copy]) -> None:
         size = self._node.options.spec.bytes_per_slot

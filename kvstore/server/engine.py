@@ -10,11 +10,14 @@ from typing import Any
 from kvstore.core.ingest import Unit
 from kvstore.core.results import UnknownAttempt
 from kvstore.core.tenants import QuotaExceeded
+from kvstore.server.departed import DepartedEngines
 from kvstore.server.failures import failure_of
 from kvstore.server.fetch import Fetch
 from kvstore.server.handover import HandOver
 from kvstore.server.ingests import Ingests
 from kvstore.server.node import Node
+from messenger.base import Identity
+from springtide.blocks import checked_keys
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, BlockKey, Slot
 from springtide.rpc import common_pb2
@@ -66,11 +69,12 @@ class Transfers:
 class EngineSession:
     """One engine's stream. `notify` queues a notice for it; after `close` it goes nowhere."""
 
-    def __init__(self, node: Node, transfers: Transfers, ingests: Ingests, instance_id: str) -> None:
+    def __init__(self, node: Node, transfers: Transfers, ingests: Ingests, departed: DepartedEngines, engine: Identity) -> None:
         self._node = node
         self._transfers = transfers
         self._ingests = ingests
-        self.instance_id = instance_id
+        self._departed = departed
+        self.engine = engine
         self.notices: asyncio.Queue[pb.StoreNotice | None] = asyncio.Queue()
         """None ends the stream."""
         self._closed = False
@@ -96,7 +100,7 @@ class EngineSession:
         kind = command.WhichOneof("command")
         handler = self._handlers.get(kind or "")
         if handler is None:
-            logger.warning("%s sent a command without meaning here: %s", self.instance_id, kind)
+            logger.warning("%s sent a command without meaning here: %s", self.engine.name, kind)
             return
         message = getattr(command, kind or "")
         try:
@@ -110,17 +114,19 @@ class EngineSession:
         self._node.changed()
 
     def close(self) -> None:
-        """The engine is gone, or replaced: its attempts are released, transfers that it had not sealed are cancelled."""
+        """The engine's stream has ended, or it is replaced: its attempts are over and its transfers cancelled."""
         if self._closed:
             return
         self._closed = True
         self.notices.put_nowait(None)
-        for attempt_id in self._node.pool.engine_attempts():
-            self._let_go(attempt_id, finish_hand_over=False)
+        departed = self._node.pool.engine_departed()
+        for attempt_id in departed:
+            self._end_transfers(attempt_id, finish_hand_over=False)
+        self._departed.add(self.engine, departed)
         self._node.changed()
 
     def _acquire(self, command: pb.Acquire) -> None:
-        attempt_id, keys = AttemptId(command.attempt_id), [BlockKey(key) for key in command.keys]
+        attempt_id, keys = AttemptId(command.attempt_id), checked_keys(command.keys)
         acquired = self._node.pool.acquire(attempt_id, keys, command.num_blocks, command.max_reused_blocks, command.tenant)
         elsewhere = [source for source in command.sources if source.node_id != self._node.options.node_id]
         most = min(command.max_reused_blocks, len(keys))
@@ -142,7 +148,7 @@ class EngineSession:
 
     def _reserve(self, command: pb.Reserve) -> None:
         attempt_id = AttemptId(command.attempt_id)
-        reserved = self._node.pool.reserve(attempt_id, [BlockKey(key) for key in command.keys], command.num_blocks, command.tenant)
+        reserved = self._node.pool.reserve(attempt_id, checked_keys(command.keys), command.num_blocks, command.tenant)
         answer = pb.Reserved(attempt_id=attempt_id, slots=reserved.slots, present_blocks=reserved.present_blocks)
         self.notify(pb.StoreNotice(reserved=answer))
         self._ingests.reserved(attempt_id)
@@ -158,7 +164,7 @@ class EngineSession:
         self.notify(pb.StoreNotice(grown=pb.Grown(attempt_id=command.attempt_id, slots=slots)))
 
     def _commit(self, command: pb.Commit) -> None:
-        self._node.pool.commit(AttemptId(command.attempt_id), command.first_block, [BlockKey(key) for key in command.keys])
+        self._node.pool.commit(AttemptId(command.attempt_id), command.first_block, checked_keys(command.keys))
 
     def _open_hand_over(self, command: pb.OpenHandOver) -> None:
         attempt_id = AttemptId(command.attempt_id)
@@ -177,15 +183,16 @@ class EngineSession:
             hand_over.seal(command.first_token)
 
     def _release(self, command: pb.Release) -> None:
-        self._let_go(AttemptId(command.attempt_id), command.finish_hand_over)
+        attempt_id = AttemptId(command.attempt_id)
+        self._node.pool.release(attempt_id)
+        self._end_transfers(attempt_id, command.finish_hand_over)
 
-    def _let_go(self, attempt_id: AttemptId, finish_hand_over: bool) -> None:
+    def _end_transfers(self, attempt_id: AttemptId, finish_hand_over: bool) -> None:
         fetch, hand_over = self._transfers.fetches.get(attempt_id), self._transfers.hand_overs.get(attempt_id)
         if fetch is not None:
             fetch.cancel()
         if hand_over is not None and not (finish_hand_over and hand_over.sealed):
             hand_over.cancel()
-        self._node.pool.release(attempt_id)
         self._ingests.reserved(attempt_id)
         self._ingests.released()
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
 
 from kvstore import metrics
 from kvstore.core.results import Acquired, UnknownAttempt
+from kvstore.server.failures import failure_of
 from kvstore.server.node import Node
 from kvstore.server.prefix_read import PrefixRead
+from kvstore.server.ssd import Ssd
+from kvstore.ssd.tier import SsdTier
+from messenger.base import DeadlineExceeded
 from springtide.ids import AttemptId, BlockKey, Slot
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
+LATE_S = 1.0
+"""A read from the SSD is late when one system call of it does not come back for so long, or all of it takes LATE_FACTOR times what was
+estimated, and so long at least: the engine's model waits for it, whoever else would have a turn."""
+LATE_FACTOR = 4.0
+LOOK_EVERY_S = 0.1
 Notify = Callable[[pb.StoreNotice], None]
 
 
@@ -42,12 +52,14 @@ class Fetch:
         self._keys = keys
         self._sources = sources
         self._ssd_blocks = ssd_blocks
-        self._cancelled = False
+        self._cancelled = asyncio.Event()
+        self._late = False
+        """The engine has been told that the attempt failed, as the SSD did not give its blocks in time."""
         self._read = PrefixRead(node, keys, sources, tenant)
 
     def cancel(self) -> None:
         """The engine does not want it any more. Reading stops after what is under way; the slots are held until then."""
-        self._cancelled = True
+        self._cancelled.set()
         self._read.cancel()
 
     async def run(self) -> None:
@@ -73,9 +85,14 @@ class Fetch:
         start, local, valid = time.perf_counter(), self._acquired.local_blocks, 0
         try:
             valid = await self._fill(local, slots)
+            if self._late:  # until it lets go, the engine may commit what it computed without these blocks: held here, that is refused
+                await self._cancelled.wait()
         finally:
             self._node.pool.end_fetch(self._attempt_id, max(valid, local))
             self._node.changed()
+        if self._late:
+            metrics.FETCH_SECONDS.labels("late").observe(time.perf_counter() - start)
+            return
         complete = valid == local + len(slots)
         metrics.FETCH_SECONDS.labels("complete" if complete else "truncated").observe(time.perf_counter() - start)
         if complete:
@@ -88,14 +105,37 @@ class Fetch:
         """Blocks from `first` on into `slots`. Returns how many of the prompt's are valid then."""
         valid, end = first, first + len(slots)
         if self._node.ssd is not None and self._ssd_blocks > first:
-            valid = await self._node.ssd.read(self._keys[: self._ssd_blocks], first, slots[: self._ssd_blocks - first])
-            self._node.changed()
-            if valid < self._ssd_blocks and not self._cancelled:
+            valid = await self._read_ssd(self._node.ssd, first, slots[: self._ssd_blocks - first])
+            if valid < self._ssd_blocks and not self._cancelled.is_set() and not self._late:
                 end = min(await self._open_anew(valid), end)
-        if valid < end:
+        if valid < end and not self._late:
             from_ssd, valid = valid, await self._read.run(valid, slots[valid - first : end - first], self._arrived)
             metrics.FETCHED_BLOCKS.inc(valid - from_ssd)
         return valid
+
+    async def _read_ssd(self, ssd: Ssd, first: int, slots: Sequence[Slot]) -> int:
+        """As `Ssd.read`: returns when nothing is written to the slots any more, however late that is."""
+        limit_s = LATE_FACTOR * ssd.tier.estimated_read_s(len(slots))
+        watching = asyncio.create_task(self._fail_when_late(ssd.tier, limit_s), name="watch a read from the SSD")
+        try:
+            return await ssd.read(self._keys[: self._ssd_blocks], first, slots)
+        finally:
+            watching.cancel()
+            self._node.changed()
+
+    async def _fail_when_late(self, tier: SsdTier, limit_s: float) -> None:
+        """Truncating the fetch would not do: the engine would compute into slots that the read may yet write."""
+        start = time.monotonic()
+        await asyncio.sleep(LATE_S)
+        while True:
+            taken_s = time.monotonic() - start
+            if taken_s >= limit_s or tier.hanging_s() >= LATE_S:
+                break
+            await asyncio.sleep(LOOK_EVERY_S)
+        self._late = True
+        error = DeadlineExceeded(f"blocks are late from the SSD, after {taken_s:.1f} s")
+        logger.warning("%s", error, extra={"attempt_id": self._attempt_id})
+        self._notify(pb.StoreNotice(attempt_failed=pb.AttemptFailed(attempt_id=self._attempt_id, failure=failure_of(error))))
 
     async def _open_anew(self, more_than: int) -> int:
         """The SSD gave less than it had promised: sources may have the rest, which were passed over for that promise."""

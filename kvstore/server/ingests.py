@@ -99,8 +99,11 @@ class Ingests:
         if notice.HasField("unit"):
             unit = notice.unit
             outcome = pool.cover(attempt_id, NodeId(peer), Unit(unit.layer_begin, unit.layer_end, unit.block_begin, unit.block_end))
-        else:
+        elif notice.HasField("seal"):
             outcome = pool.seal(attempt_id, NodeId(peer), notice.seal.first_token)
+        else:
+            logger.warning("%s sent a notice without meaning here", peer)
+            return
         self._tell(outcome)
 
     def close(self, attempt_id: AttemptId, writer: NodeId, incarnation: Incarnation) -> None:
@@ -134,8 +137,9 @@ class Ingests:
             return
         for attempt_id in [attempt_id for attempt_id, by in self._node.pool.quarantined_ingests() if by == writer]:
             with contextlib.suppress(grpc.aio.AioRpcError):  # asked again in the next round
-                await stub.CancelHandOver(pb.CancelHandOverRequest(attempt_id=attempt_id), timeout=PROBE_TIMEOUT_S)
-                self.close(attempt_id, writer.node_id, writer.incarnation)
+                reply = await stub.CancelHandOver(pb.CancelHandOverRequest(attempt_id=attempt_id), timeout=PROBE_TIMEOUT_S)
+                if reply.incarnation == writer.incarnation:
+                    self.close(attempt_id, writer.node_id, writer.incarnation)
 
     async def _lose(self, writer: Writer, why: str, messenger: Messenger) -> None:
         """Tells the engine now. The slots leave quarantine once nothing of the writer can land any more; it may take more rounds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import grpc
@@ -16,10 +16,9 @@ from kvstore.server.failures import status_of
 from kvstore.server.node import Node
 from kvstore.server.replication import Replication
 from kvstore.server.ssd import Ssd
-from springtide.blocks import KEY_BYTES
+from springtide.blocks import checked_keys
 from springtide.clock import Clock
 from springtide.errors import InvalidRequest, SpringtideError
-from springtide.ids import BlockKey
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreServicer
 
@@ -39,7 +38,7 @@ class Operations(StoreServicer):
         self._clock = clock
 
     async def Replicate(self, request: pb.ReplicateRequest, context: Context) -> pb.ReplicateReply:
-        keys = await _or_abort(context, _keys, request.keys)
+        keys = await _or_abort(context, checked_keys, request.keys)
         try:
             replicated = await self._replication.replicate(keys, request.sources)
         except SpringtideError as error:
@@ -51,7 +50,7 @@ class Operations(StoreServicer):
 
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinReply:
         now = self._clock.now()
-        keys, kind = await _or_abort(context, _keys, request.keys), await _or_abort(context, _pin_kind, request.kind)
+        keys, kind = await _or_abort(context, checked_keys, request.keys), await _or_abort(context, _pin_kind, request.kind)
         pin = await _or_abort(context, self._node.pool.pins.pin, request.pin_id, keys, kind, request.ttl_ms / 1000, now)
         return pb.PinReply(pin=_pin_info(pin, now))
 
@@ -73,7 +72,7 @@ class Operations(StoreServicer):
     async def ListBlocks(self, request: pb.ListBlocksRequest, context: Context) -> pb.ListBlocksReply:
         spec, pool = self._node.options.spec, self._node.pool
         if request.keys:
-            part = pool.listing.held_part(await _or_abort(context, _keys, request.keys))
+            part = pool.listing.held_part(await _or_abort(context, checked_keys, request.keys))
             chains, total = ([part], 1) if part is not None else ([], 0)
         else:
             chains, total = pool.listing.chains(request.key_prefix.lower(), min(request.limit, MAX_LISTED))
@@ -82,7 +81,7 @@ class Operations(StoreServicer):
         )
 
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
-        evicted = self._node.pool.evict(None if request.all else await _or_abort(context, _keys, request.keys))
+        evicted = self._node.pool.evict(None if request.all else await _or_abort(context, checked_keys, request.keys))
         self._node.changed()
         if self._node.ssd is not None:
             await self._node.ssd.tier.remove(evicted.copies)
@@ -167,14 +166,6 @@ def _pin_kind(kind: pb.PinKind) -> PinKind:
     if kind not in _PIN_KINDS:
         raise InvalidRequest(f"kind must be PIN_KIND_SOFT or PIN_KIND_HARD, not {kind}", param="kind")
     return _PIN_KINDS[kind]
-
-
-def _keys(keys: Sequence[bytes]) -> list[BlockKey]:
-    """Raises InvalidRequest."""
-    for position, key in enumerate(keys):
-        if len(key) != KEY_BYTES:
-            raise InvalidRequest(f"keys[{position}] must have {KEY_BYTES} bytes, not {len(key)}", param="keys")
-    return [BlockKey(key) for key in keys]
 
 
 def _pin_info(pin: Pin, now: float) -> pb.PinInfo:

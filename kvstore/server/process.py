@@ -16,7 +16,7 @@ from kvstore.ssd.errors import SsdUnavailable
 from messenger.rdma.options import RdmaOptions
 from messenger.rdma.ports import rdma_problem
 from messenger.tcp_options import TcpOptions
-from springtide.config import ClusterConfig, KVConfig
+from springtide.config import SECRET_VARIABLE, ClusterConfig, KVConfig
 from springtide.errors import ConfigError
 from springtide.ids import NodeId
 from springtide.kvspec import KVSpec
@@ -53,7 +53,12 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
                 details={"endpoint": endpoint.to_json()},
             )
             await membership.announce(member)
-        await stop.wait()
+        running = [asyncio.create_task(stop.wait()), asyncio.create_task(store.run())]
+        done, rest = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for task in rest:
+            task.cancel()
+        for task in done:
+            task.result()
     finally:
         if membership is not None:
             await membership.close()
@@ -61,7 +66,8 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
 
 
 def options_of(arguments: ProcessArguments) -> StoreOptions:
-    """Raises ConfigError when the arena has no room for blocks, the machine none for the arena, or not the transports that are named."""
+    """Raises ConfigError when the arena has no room for blocks, the machine none for the arena, or not the transports that are named; and
+    without a secret."""
     config = arguments.config
     transports, optional = transports_of(config.kv)
     spec = arguments.model_info.kv_spec(config.dtype, config.kv.block_tokens)
@@ -138,7 +144,15 @@ def rdma_options(config: ClusterConfig) -> RdmaOptions:
 
 
 def secret_of(config: ClusterConfig) -> bytes | None:
-    return config.cluster_secret.get_secret_value().encode() if config.cluster_secret is not None else None
+    """None where it was decided to do without. Raises ConfigError where nobody has decided."""
+    if config.cluster_secret is not None:
+        return config.cluster_secret.get_secret_value().encode()
+    if not config.kv.open_to_strangers:
+        raise ConfigError(
+            "cluster_secret: there is none, and whoever reaches a port of the store could read and write the pool. Set "
+            f"{SECRET_VARIABLE} to the same 16 characters or more for every node, or kv.open_to_strangers to true"
+        )
+    return None
 
 
 def quota_slots(kv: KVConfig, spec: KVSpec) -> dict[str, int]:

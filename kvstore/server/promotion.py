@@ -15,7 +15,7 @@ from springtide.ids import AttemptId, BlockKey, new_id
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.5
-"""What is estimated to take longer is not promised: the reader waits for the answer."""
+"""What is estimated to take longer is not promised, and what does take longer not waited for: the reader waits for the answer."""
 
 
 class Promotion:
@@ -25,8 +25,9 @@ class Promotion:
         """By the last key, which stands for all of them: several readers of the same blocks wait for one reading."""
 
     async def promote(self, keys: Sequence[BlockKey], tenant: str | None) -> None:
-        """Of this prefix, the blocks that are on the SSD, as far as that can be done soon. `tenant` says whose they are; None: whose those
-        in the arena are, and where there are none it is not known (a restart forgets it), so nothing is brought."""
+        """Of this prefix, the blocks that are on the SSD, as far as that can be done soon; what is late is there for the next reader.
+        `tenant` says whose they are; None: whose those in the arena are, and where there are none it is not known (a restart forgets it),
+        so nothing is brought."""
         pool, ssd = self._node.pool, self._node.ssd
         owner = pool.tenant_of(keys)
         tenant = owner if tenant is None else tenant
@@ -39,7 +40,9 @@ class Promotion:
         if task is None:
             task = self._under_way[keys[end - 1]] = asyncio.create_task(self._promote(ssd, keys[:end], tenant), name="promote")
             task.add_done_callback(lambda _: self._under_way.pop(keys[end - 1]))
-        await asyncio.shield(task)
+        done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)  # whatever was estimated: a disk may stall in the middle of a read
+        if done:
+            task.result()
 
     async def close(self) -> None:
         tasks = list(self._under_way.values())

@@ -13,6 +13,8 @@ import grpc.aio
 
 from kvstore.core.ingest import Writer
 from kvstore.core.results import PoolEvent, Stored, Tier
+from kvstore.link import engine_identity
+from kvstore.server.departed import DepartedEngines
 from kvstore.server.engine import EngineSession, Transfers
 from kvstore.server.failures import status_of
 from kvstore.server.ingests import Ingests
@@ -21,10 +23,11 @@ from kvstore.server.operations import Context, Operations
 from kvstore.server.promotion import Promotion
 from kvstore.server.replication import Replication
 from kvstore.server.watchers import SnapshotPart, WatcherLags
-from messenger.base import Endpoint
+from messenger.base import Endpoint, Identity
+from springtide.blocks import checked_keys
 from springtide.clock import Clock
-from springtide.errors import SpringtideError
-from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId
+from springtide.errors import InvalidRequest, SpringtideError
+from springtide.ids import AttemptId, Incarnation, NodeId
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
 
@@ -44,6 +47,7 @@ class StoreService(Operations):
         ingests: Ingests,
         replication: Replication,
         promotion: Promotion,
+        departed: DepartedEngines,
         endpoint: Endpoint,
         clock: Clock,
         on_engine: Callable[[EngineSession | None], None],
@@ -52,6 +56,7 @@ class StoreService(Operations):
         self._transfers = transfers
         self._ingests = ingests
         self._promotion = promotion
+        self._departed = departed
         self._endpoint = endpoint
         self._on_engine = on_engine
         self._session: EngineSession | None = None
@@ -72,9 +77,14 @@ class StoreService(Operations):
             self._node.watchers.unsubscribe(subscription)
 
     async def Lease(self, request: pb.LeaseRequest, context: Context) -> pb.LeaseReply:
-        keys = [BlockKey(key) for key in request.keys]
-        await self._promotion.promote(keys, request.tenant if request.HasField("tenant") else None)
-        leased = self._node.pool.lease(request.reader, keys, self._clock.now())
+        try:
+            keys = checked_keys(request.keys)
+        except InvalidRequest as error:
+            await context.abort(status_of(error), error.message)
+            raise
+        tenant = request.tenant if request.HasField("tenant") else None
+        await self._promotion.promote(keys, tenant)
+        leased = self._node.pool.lease(request.reader, keys, self._clock.now(), tenant)
         handles = [self._handle(slot, generation) for slot, generation in leased.slots]
         ttl_ms = int(self._node.pool.lease_s * 1000)
         return pb.LeaseReply(lease_id=leased.lease_id, handles=handles, ttl_ms=ttl_ms, tenant=leased.tenant)
@@ -105,7 +115,7 @@ class StoreService(Operations):
         if hello is None or not hello.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an engine's first command is EngineHello")
             return
-        session = self._begin(hello.hello.instance_id)
+        session = self._begin(engine_identity(hello.hello))
         commands = asyncio.create_task(_take_in(requests, session), name="engine commands")
         try:
             yield self._hello()
@@ -115,18 +125,18 @@ class StoreService(Operations):
             commands.cancel()
             self._end(session)
 
-    def _begin(self, instance_id: str) -> EngineSession:
+    def _begin(self, engine: Identity) -> EngineSession:
         if self._session is not None:
-            logger.warning("engine %s takes the place of %s", instance_id, self._session.instance_id)
+            logger.warning("%s takes the place of %s", engine.name, self._session.engine.name)
             self._session.close()
-        logger.info("engine %s connected", instance_id)
-        self._session = EngineSession(self._node, self._transfers, self._ingests, instance_id)
+        logger.info("%s connected", engine.name)
+        self._session = EngineSession(self._node, self._transfers, self._ingests, self._departed, engine)
         self._on_engine(self._session)
         return self._session
 
     def _end(self, session: EngineSession) -> None:
         session.close()
-        logger.info("engine %s disconnected", session.instance_id)
+        logger.info("%s disconnected", session.engine.name)
         if self._session is session:
             self._session = None
             self._on_engine(None)
@@ -177,7 +187,7 @@ async def _take_in(requests: AsyncIterator[pb.EngineCommand], session: EngineSes
             async for command in requests:
                 session.handle(command)
     except Exception:
-        logger.exception("a command of %s broke; ending its session", session.instance_id)
+        logger.exception("a command of %s broke; ending its session", session.engine.name)
     finally:
         session.close()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 from kvstore import metrics
 from kvstore.core.ssd import Copy, SsdBlocks
 from kvstore.ssd.disk import aligned_memory
-from kvstore.ssd.tier import PutBlock, SsdTier, TierCounts
+from kvstore.ssd.tier import PutBlock, SsdTier, TierCounts, ended
+from springtide.errors import SpringtideError
 from springtide.ids import BlockKey, Slot
 
 if TYPE_CHECKING:
@@ -49,8 +51,8 @@ class Ssd:
 
     @property
     def read_us_per_block(self) -> int:
-        """Estimated, as for a read that begins now; a power of two, so that it does not change all the time."""
-        return 1 << max(1, round(self.tier.estimated_read_s(1) * 1e6)).bit_length() - 1
+        """Estimated, as for a read that begins now; a power of two, so that it does not change all the time, and within a uint32."""
+        return min(1 << max(1, round(self.tier.estimated_read_s(1) * 1e6)).bit_length() - 1, 1 << 31)
 
     def counts(self) -> TierCounts:
         return self.tier.counts()
@@ -70,28 +72,40 @@ class Ssd:
     async def read(self, keys: Sequence[BlockKey], first: int, slots: Sequence[Slot]) -> int:
         """Blocks [first, len(keys)) of a prompt into `slots`. Returns how many of its blocks are right then: those before the first that
         could not be read, which is given up with all that continues it. Once begun it goes on to the end, whoever cancels it."""
+        return await ended(asyncio.create_task(self._read(keys, first, slots)))
+
+    async def _read(self, keys: Sequence[BlockKey], first: int, slots: Sequence[Slot]) -> int:
         errors = await self.tier.get(keys[first:], [self.slot(slot) for slot in slots])
         valid = next((first + i for i, error in enumerate(errors) if error is not None), len(keys))
-        failed = [key for key, error in zip(keys[first:], errors, strict=True) if error is not None]
-        if failed:
-            await self.give_up(failed)
+        await self._give_up_failed(keys[first:], errors)
         self.blocks.used(keys[:valid])
         metrics.SSD_PROMOTED.inc(valid - first)
         return valid
 
-    async def give_up(self, keys: Sequence[BlockKey]) -> None:
+    async def give_up(self, keys: Collection[BlockKey]) -> None:
         """And what continues them."""
         await self.tier.remove(self.blocks.lost(frozenset(keys)))
 
+    async def _give_up_failed(self, keys: Sequence[BlockKey], errors: Sequence[SpringtideError | None]) -> list[BlockKey]:
+        """Returns those that were lost by failing; the others had made room meanwhile."""
+        failed = [key for key, error in zip(keys, errors, strict=True) if error is not None and key in self.blocks]
+        if failed:
+            await self.give_up(failed)
+        return failed
+
     async def put(self, copies: Sequence[Copy], staging: memoryview) -> int:
-        """Copies of blocks whose bytes lie one after another in `staging`, parents first. Returns how many are there now."""
-        size = self._bytes_per_slot
+        """Copies of blocks whose bytes lie one after another in `staging`, parents first, chosen in this turn of the event loop. Returns
+        how many are there now."""
+        size, losses = self._bytes_per_slot, self.blocks.losses
         parts = [PutBlock(copy.key, copy.parent, staging[i * size : (i + 1) * size]) for i, copy in enumerate(copies)]
         held = await self.tier.put(parts)
         kept = [(copy.key, copy.parent) for copy, there in zip(copies, held, strict=True) if there]
-        refused = self.blocks.added(kept)
+        refused = self.blocks.added(kept, losses)
         if refused:
             await self.tier.remove(reversed(refused))
+        gone = {copy.parent for copy in copies if copy.parent is not None and copy.parent in self.blocks and copy.parent not in self.tier}
+        if gone:  # else what continues them would be refused for ever
+            await self.give_up(gone)
         return len(kept) - len(refused)
 
     async def verify(self) -> list[BlockKey]:
@@ -101,12 +115,12 @@ class Ssd:
         bad: list[BlockKey] = []
         for begin in range(0, len(keys), step):
             part = [key for key in keys[begin : begin + step] if key in self.blocks]
-            errors = await self.tier.get(part, [scratch[i * size : (i + 1) * size] for i in range(len(part))])
-            failed = [key for key, error in zip(part, errors, strict=True) if error is not None and key in self.blocks]
-            if failed:
-                bad += failed
-                await self.give_up(failed)
+            memories = [scratch[i * size : (i + 1) * size] for i in range(len(part))]
+            bad += await ended(asyncio.create_task(self._verify(part, memories)))
         return bad
+
+    async def _verify(self, keys: Sequence[BlockKey], memories: Sequence[memoryview]) -> list[BlockKey]:
+        return await self._give_up_failed(keys, await self.tier.get(keys, memories))
 
     async def close(self) -> None:
         await self.tier.close()

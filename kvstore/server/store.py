@@ -14,6 +14,7 @@ from kvstore.core.pool import Pool
 from kvstore.core.results import PoolCounts
 from kvstore.core.tenants import EVERY_OTHER
 from kvstore.server.demotion import Demotion
+from kvstore.server.departed import Attachments, DepartedEngines
 from kvstore.server.engine import EngineSession, Transfers
 from kvstore.server.ingests import Ingests
 from kvstore.server.node import Node, StoreOptions
@@ -25,7 +26,7 @@ from kvstore.server.ssd import Ssd, SsdOptions
 from kvstore.ssd.disk import Disk
 from kvstore.ssd.tier import SsdTier
 from messenger.arena_memory import FdServer, SharedMemory
-from messenger.base import Endpoint, Slice, Transport
+from messenger.base import Endpoint, Identity, Slice, Transport
 from messenger.rdma.transport import RdmaTransport
 from messenger.router import Messenger
 from messenger.shm import ShmOptions, ShmTransport
@@ -70,7 +71,8 @@ class Store:
             ssd_capacity=ssd_slots,
             ssd_policy=None if ssd_slots is None else new_policy(options.eviction, ssd_slots),
         )
-        self._arena_server = None if "shm" in options.transports else FdServer(self._arena, options.arena_socket)
+        self._attachments = Attachments()
+        self._arena_server = None if "shm" in options.transports else FdServer(self._arena, options.arena_socket, self._attachments.serve)
         self._messenger = Messenger(
             [(make_transport or self._transport)(name, self._arena) for name in options.transports],
             self._arena.region,
@@ -84,6 +86,7 @@ class Store:
         self._replication = Replication(self.node)
         self._promotion = Promotion(self.node)
         self._ingests = Ingests(self.node, self._notify_engine)
+        self._departed = DepartedEngines(self.node, self._fence_engine)
         self._demotion: Demotion | None = None
         self._session: EngineSession | None = None
         self._server = channels.new_server()
@@ -104,7 +107,15 @@ class Store:
         if self.options.ssd is not None:
             await self._open_ssd(self.options.ssd)
         service = StoreService(
-            self.node, self._transfers, self._ingests, self._replication, self._promotion, endpoint, self._clock, self._set_session
+            self.node,
+            self._transfers,
+            self._ingests,
+            self._replication,
+            self._promotion,
+            self._departed,
+            endpoint,
+            self._clock,
+            self._set_session,
         )
         add_StoreServicer_to_server(service, self._server)
         self.node.address = self._listen()
@@ -116,12 +127,18 @@ class Store:
         logger.info("store serves %d slots of %d bytes at %s", self.options.num_slots, self.options.spec.bytes_per_slot, self.address)
         return endpoint
 
+    async def run(self) -> None:
+        """Until cancelled. What breaks of what a store does all the time (leases and pins that end, writers that are watched) is raised: a
+        store without it would leak slots."""
+        await asyncio.gather(*self._tasks)
+
     async def close(self) -> None:
         if self._session is not None:
             self._session.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._departed.close()
         await self._transfers.close()
         await self._replication.close()
         await self._promotion.close()
@@ -167,26 +184,30 @@ class Store:
         if self._session is not None:
             self._session.notify(notice)
 
+    async def _fence_engine(self, engine: Identity) -> bool:
+        return await self._messenger.fence(engine.name, engine.incarnation) and await self._attachments.fence(engine)
+
     def _set_session(self, session: EngineSession | None) -> None:
         self._session = session
         self._last_load = None
         self._ingests.engine_changed(session is not None)
 
     async def _self_test(self, endpoint: Endpoint) -> None:
-        """Writes from one slot to another by Messenger and compares. Raises SpringtideError when that does not work."""
-        attempt, size = AttemptId("self-test"), min(self.options.spec.bytes_per_slab, SELF_TEST_BYTES)
-        source, target = self.pool.acquire(attempt, [], 2, 0).slots
-        memory, stride = self._arena.region.memory, self.options.spec.bytes_per_slot
+        """Writes from one half of a slot to the other by Messenger and compares. Raises SpringtideError when that does not work."""
+        attempt, half = AttemptId("self-test"), self.options.spec.bytes_per_slot // 2
+        (slot,) = self.pool.acquire(attempt, [], 1, 0).slots
+        memory, source, size = self._arena.region.memory, slot * self.options.spec.bytes_per_slot, min(half, SELF_TEST_BYTES)
+        target = source + half
         pattern = np.random.default_rng(self.incarnation).integers(0, 256, size, dtype=np.uint8)
-        memory[source * stride : source * stride + size] = pattern
+        memory[source : source + size] = pattern
         try:
             connection = await self._messenger.connect(endpoint)
-            generation = int(self._arena.region.generations[target])
-            completion = await connection.write([Slice(source * stride, target * stride, size, generation)], 5.0)
+            generation = int(self._arena.region.generations[slot])
+            completion = await connection.write([Slice(source, target, size, generation)], 5.0)
             await connection.close()
         finally:
             self.pool.release(attempt)
-        if completion.failed or not np.array_equal(memory[target * stride : target * stride + size], pattern):
+        if completion.failed or not np.array_equal(memory[target : target + size], pattern):
             raise SpringtideError(f"the self-test transfer of {size} bytes over {'/'.join(self.options.transports)} failed")
 
     async def _tick(self) -> None:

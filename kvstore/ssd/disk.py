@@ -17,6 +17,7 @@ ALIGNMENT = 4096
 """Of offsets, lengths and memory in direct I/O."""
 _HUGE_PAGE = 2 << 20
 _PROBE = "direct-io-probe"
+_NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def aligned_memory(num_bytes: int) -> memoryview:
@@ -46,6 +47,9 @@ class Disk:
     def allocate(self, fd: int, num_bytes: int) -> None:
         """Makes the file that long and reserves the room, so that writes within find it. New bytes are zero."""
         try:
+            there = os.fstatvfs(fd)
+            if there.f_bavail * there.f_frsize < num_bytes:  # to try would take what is left from everybody, until the file is deleted
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.posix_fallocate(fd, 0, num_bytes)
         except OSError as error:
             raise disk_error(f"reserve {num_bytes} bytes for {_path(fd)}", error) from error
@@ -74,9 +78,17 @@ class Disk:
         except OSError as error:
             raise disk_error(f"read at {offset} of {_path(fd)}", error) from error
 
-    def can_direct(self, directory: Path) -> bool:
-        """Whether a page can be written and read back there by direct I/O. Raises DiskError when files cannot be made there at all."""
-        path = directory / _PROBE
+    def can_direct(self, directory: Path, there: Path) -> bool:
+        """Whether a page can be written and read back there by direct I/O; on a full disk, whether `there`, a file of the directory, can be
+        read so. Raises DiskError when files cannot be made for another reason."""
+        try:
+            return self._can_direct_new(directory / _PROBE)
+        except DiskError as error:
+            if not error.no_room:
+                raise
+        return self._can_direct_old(there)
+
+    def _can_direct_new(self, path: Path) -> bool:
         path.unlink(missing_ok=True)
         os.close(self.open(path, direct=False, create=True))
         try:
@@ -88,11 +100,22 @@ class Disk:
             finally:
                 os.close(fd)
         except DiskError as error:
-            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+            if error.errno in _NOT_DIRECT:
                 return False
             raise
         finally:
             path.unlink(missing_ok=True)
+        return True
+
+    def _can_direct_old(self, path: Path) -> bool:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+            try:
+                os.preadv(fd, [aligned_memory(ALIGNMENT)], 0)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            return error.errno not in _NOT_DIRECT
         return True
 
 

@@ -14,7 +14,7 @@ from kvstore.ssd.disk import Disk
 from kvstore.ssd.errors import DiskError, SsdUnavailable
 from kvstore.ssd.format import Entry, Layout
 from kvstore.ssd.recovery import Recovered, recover
-from kvstore.ssd.segment import Segment, slots_of_a_run
+from kvstore.ssd.segment import SUFFIX, Segment, number_of, slots_of_a_run
 from kvstore.ssd.space import Place, runs
 from kvstore.ssd.speed import ReadSpeed
 from springtide.clock import Clock
@@ -40,7 +40,8 @@ class SegmentFiles:
             raise SsdUnavailable(f"capacity_bytes: {capacity_bytes} has no room for one block, which takes {layout.segment_bytes(1)}")
         self._lock = _lock(directory)
         try:
-            self.direct = layout.bytes_per_slot == layout.stride and disk.can_direct(directory)
+            there = next(directory.glob(f"*{SUFFIX}"), directory / _LOCK)
+            self.direct = layout.bytes_per_slot == layout.stride and disk.can_direct(directory, there)
             self.recovered: Recovered = recover(disk, directory, layout, capacity_bytes, self.direct)
         except (OSError, DiskError) as error:
             os.close(self._lock)
@@ -49,7 +50,7 @@ class SegmentFiles:
             os.close(self._lock)
             raise
         self._segments = self.recovered.segments
-        self._next_number = max(self._segments, default=-1) + 1
+        self._next_number = 1 + max([number_of(path) for path in directory.glob(f"*{SUFFIX}")], default=-1)
         self._readers = ThreadPoolExecutor(READ_THREADS, "ssd-read")
         self._writers = ThreadPoolExecutor(WRITE_THREADS, "ssd-write")
         self.read_speed = ReadSpeed(clock)
@@ -99,7 +100,8 @@ class SegmentFiles:
 
     @property
     def _unclaimed_bytes(self) -> int:
-        return max(0, self._capacity_bytes - sum(segment.num_bytes for segment in self._segments.values()))
+        claimed = sum(segment.num_bytes for segment in self._segments.values()) + self.recovered.unreadable_bytes
+        return max(0, self._capacity_bytes - claimed)
 
     async def _in_runs(
         self, threads: ThreadPoolExecutor, num_threads: int, move: _MoveRun, blocks: Sequence[tuple[Place, memoryview]]

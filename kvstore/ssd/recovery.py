@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvstore.ssd.disk import Disk
+from kvstore.ssd.errors import DiskError
 from kvstore.ssd.format import Entry, Layout
 from kvstore.ssd.segment import SUFFIX, Segment
 from kvstore.ssd.space import Place
@@ -32,15 +33,22 @@ class Recovered:
     """In the order of `parents_first`."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Blocks, by reason: torn, orphan."""
+    unreadable_bytes: int = 0
+    """Of segments that are left as they are, and out: they are tried again at the next start."""
 
 
 def recover(disk: Disk, directory: Path, layout: Layout, capacity_bytes: int, direct: bool) -> Recovered:
     """Reads headers and tables, not the blocks. Blocks that cannot be had or whose ancestors are missing are dropped for good; files of
-    another layout, empty ones and those beyond `capacity_bytes` are deleted. Raises DiskError."""
+    another layout, empty ones and those beyond `capacity_bytes` are deleted. Raises OSError."""
     recovered = Recovered()
     try:
         for path in sorted(directory.glob(f"*{SUFFIX}")):
-            segment = Segment.open(disk, path, layout, direct)
+            try:
+                segment = Segment.open(disk, path, layout, direct)
+            except DiskError as error:
+                logger.error("%s is left out: its blocks, and what continues them, are not served: %s", path, error)
+                recovered.unreadable_bytes += path.stat().st_size
+                continue
             if segment is None:
                 logger.warning(
                     "%s is no segment of this store (%s, %d bytes a block): deleted", path, layout.fingerprint, layout.bytes_per_slot
@@ -48,7 +56,7 @@ def recover(disk: Disk, directory: Path, layout: Layout, capacity_bytes: int, di
                 path.unlink()
             else:
                 recovered.segments[segment.number] = segment
-        _recover_blocks(recovered, capacity_bytes)
+        _recover_blocks(recovered, capacity_bytes - recovered.unreadable_bytes)
     except BaseException:
         for segment in recovered.segments.values():
             segment.close()
@@ -75,8 +83,10 @@ def _recover_blocks(recovered: Recovered, capacity_bytes: int) -> None:
     kept = {record.place for record in recovered.records.values()}
     for number, entries in found.items():
         gone = [slot for slot in entries if Place(number, slot) not in kept]
-        if gone:
+        try:
             recovered.segments[number].commit(dict.fromkeys(gone))
+        except DiskError as error:  # the next start finds them again, as after a removal that could not be written
+            logger.warning("what is dropped of segment %d could not be cleared: %s", number, error)
 
 
 def _superfluous(segments: Mapping[int, Segment], found: Mapping[int, Mapping[int, Entry | None]], capacity_bytes: int) -> Iterator[int]:

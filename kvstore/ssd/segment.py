@@ -132,6 +132,11 @@ def _name(number: int) -> str:
     return f"{number:08d}{SUFFIX}"
 
 
+def number_of(path: Path) -> int:
+    """By its name; -1 when that is not one of a segment."""
+    return int(path.stem) if path.stem.isdecimal() else -1
+
+
 def slots_of_a_run(layout: Layout) -> int:
     """How many slots that lie side by side are moved by one system call."""
     return max(1, min(_MAX_SLOTS_OF_A_RUN, _RUN_BYTES // pages(layout.bytes_per_slot)))

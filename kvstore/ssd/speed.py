@@ -51,6 +51,12 @@ class ReadSpeed:
             self._one_read_s += (1 - _DECAY) * (now - began - self._one_read_s) if self._one_read_s else now - began
             self._last_end = max(self._last_end, now)
 
+    def hanging_s(self) -> float:
+        """How long the oldest read under way has taken."""
+        now = self._clock.now()
+        with self._lock:
+            return now - min(self._running.values(), default=now)
+
     def estimate_s(self, num_bytes: int) -> float:
         """Until a read of `num_bytes` that begins now is done: what is queued before it included, and no less than a read takes that is
         under way."""

@@ -56,6 +56,19 @@ class TierCounts:
     """Blocks lost since the start, by reason: torn, orphan (found at the start), corrupt, disk_error (when read)."""
 
 
+async def ended(task: asyncio.Task[T]) -> T:
+    """The task's result. Who is cancelled while waiting for it is cancelled when it has ended."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
+
+
 class SsdTier:
     """Lives in one event loop. The memory of a `put` or `get` belongs to it until it returns, and is at rest then, however it ended. It
     is `bytes_per_slot` long, and aligned to pages where that is a multiple of a page, as the slots of an arena are.
@@ -137,6 +150,10 @@ class SsdTier:
     def estimated_read_s(self, num_blocks: int) -> float:
         """How long a `get` of so many would take, from what the last ones took and what is queued."""
         return self._files.read_speed.estimate_s(num_blocks * self._layout.bytes_per_slot)
+
+    def hanging_s(self) -> float:
+        """How long the oldest read under way has not come back: a system call, which moves one block or 2 MiB."""
+        return self._files.read_speed.hanging_s()
 
     async def put(self, blocks: Sequence[PutBlock]) -> list[bool]:
         """Which of `blocks`, parents before their children, the tier holds afterwards: those it held before, and those that it has written.
@@ -280,15 +297,7 @@ class SsdTier:
         task = asyncio.create_task(operation)
         self._operations.add(task)
         task.add_done_callback(self._operations.discard)
-        cancelled: asyncio.CancelledError | None = None
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
-        return task.result()
+        return await ended(task)
 
     def _check(self, memories: Sequence[memoryview]) -> None:
         for memory in memories:

@@ -17,7 +17,9 @@ static int read_signed(PyObject *slice, PyObject *name, int64_t *value) {
 
 static int read_slice(PyObject *slice, int64_t *local, int64_t *remote, int64_t *length, uint64_t *generation) {
     if (read_signed(slice, name_local, local) || read_signed(slice, name_remote, remote) || read_signed(slice, name_length, length)) return -1;
-    PyObject *number = PyObject_GetAttr(slice, name_generation);
+    PyObject *given = PyObject_GetAttr(slice, name_generation);
+    PyObject *number = given ? PyNumber_Index(given) : NULL; /* an integer of numpy's, for example */
+    Py_XDECREF(given);
     if (!number) return -1;
     *generation = PyLong_AsUnsignedLongLong(number);
     Py_DECREF(number);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <linux/sockios.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -88,6 +89,8 @@ static Outcome pump(Lane *lane, Vector *vector, int sending, uint64_t until) {
             vector_advance(vector, (size_t)moved);
         } else if (moved == 0) {
             return broken(lane, "it closed the connection");
+        } else if (errno == EAGAIN && until && now_ns() < until) {
+            sched_yield(); /* to sleep and be woken would take longer than the answer; the peer may need this very core */
         } else if (errno == EAGAIN) {
             Outcome outcome = await_network(lane, sending ? POLLOUT : POLLIN, until);
             if (outcome != EXCHANGED) return outcome;
@@ -107,20 +110,22 @@ static Outcome check_answer(Lane *lane) {
     return EXCHANGED;
 }
 
-static void judge(Lane *lane) {
+static Outcome judge(Lane *lane) {
     int sums = lane->lanes->checksums && lane->batch->op == OP_READ;
     for (uint32_t i = 0; i < lane->count; i++) {
         uint8_t verdict = lane->verdicts[i];
+        if (verdict > VERDICT_CORRUPT) return broken(lane, "unknown verdict %u on a slice", verdict);
         if (verdict == VERDICT_DONE && sums && crc32_of(lane->slices[i].iov_base, lane->slices[i].iov_len) != lane->sums[i])
             verdict = VERDICT_CORRUPT;
         if (verdict != VERDICT_DONE) run_judge(&lane->batch->runs[lane->run_of[i]], verdict);
     }
+    return EXCHANGED;
 }
 
 Outcome lane_exchange(Lane *lane, uint64_t until) {
     Outcome outcome = pump(lane, &lane->sending, 1, until);
     if (outcome == EXCHANGED) outcome = pump(lane, &lane->receiving, 0, until);
     if (outcome == EXCHANGED) outcome = check_answer(lane);
-    if (outcome == EXCHANGED) judge(lane);
+    if (outcome == EXCHANGED) outcome = judge(lane);
     return outcome;
 }

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 enum { LARGEST_PART = 2 << 20, SMALLEST_PART = 256 << 10 };
-enum { SMALL_BYTES = 64 << 10 }; /* what the express lane takes, and what is tried at once */
+enum { EXPRESS_BYTES = 64 << 10 }; /* what the express lane takes, and what is tried at once */
 enum { AT_ONCE_NS = 60000, MISSES_UNTIL_SHY = 8, SHY_BATCHES = 64 };
 
 /* ---- the ring of batches (under the lock) ---- */
@@ -82,7 +82,7 @@ static void take_part(Lane *lane, Batch *batch) {
     batch->active++;
 }
 
-static int is_small(const Batch *batch) { return batch->num_bytes <= SMALL_BYTES && batch->num_runs <= PART_ENTRIES; }
+static int is_small(const Batch *batch) { return batch->num_bytes <= EXPRESS_BYTES && batch->num_runs <= PART_ENTRIES; }
 
 /* The first batch in the ring that this lane serves; it goes to the end while parts of it are left. */
 static Batch *next_batch(Lane *lane) {
@@ -152,6 +152,12 @@ static int outcome_of(const Lanes *self, const Batch *batch) {
 
 /* ---- the lane's thread ---- */
 
+/* Under the lock. */
+static int goes_on(Lane *lane) {
+    if (lane->state == WOKEN) lane->state = FREE;
+    return lane->state != RETIRED && !(lane->lanes->lost && lane->state == FREE);
+}
+
 /* Under the lock. Whether there is an exchange to make, and whether it was begun before. */
 static int has_work(Lane *lane, int *begun) {
     *begun = lane->state == HANDED_ON;
@@ -163,7 +169,7 @@ void *lane_main(void *argument) {
     Lanes *self = lane->lanes;
     int begun;
     pthread_mutex_lock(&self->lock);
-    while (lane->state != RETIRED && !(self->lost && lane->state == FREE)) {
+    while (goes_on(lane)) {
         if (!has_work(lane, &begun)) {
             pthread_cond_wait(&lane->wake, &self->lock);
             continue;
@@ -200,12 +206,18 @@ static Lane *lane_at_once(Lanes *self, const Batch *batch) {
     return free_express_lane(self);
 }
 
+static void wake(Lane *lane) {
+    if (lane->state == FREE) lane->state = WOKEN;
+    pthread_cond_signal(&lane->wake);
+}
+
+/* As many free lanes as the batch has parts. Those that were woken for an earlier one have that to do. */
 static void wake_lanes(Lanes *self, const Batch *batch) {
     uint64_t parts = batch->remaining / SMALLEST_PART + 1;
     for (int i = 0; i < self->num_lanes && parts; i++) {
         Lane *lane = self->lanes[i];
         if (lane->state != FREE || (lane->express && !is_small(batch))) continue;
-        pthread_cond_signal(&lane->wake);
+        wake(lane);
         parts--;
     }
 }
@@ -224,12 +236,12 @@ static int try_at_once(Lanes *self, Lane *lane, Batch *batch) {
     if (outcome == LATER) {
         if (++self->misses >= MISSES_UNTIL_SHY) self->shy = SHY_BATCHES;
         lane->state = HANDED_ON;
-        pthread_cond_signal(&lane->wake);
+        wake(lane);
         return 0;
     }
     self->misses = 0;
     leave(lane, outcome);
-    if (lane->state == RETIRED || self->queue) pthread_cond_signal(&lane->wake);
+    if (lane->state == RETIRED || self->queue) wake(lane);
     batch->outcome = outcome_of(self, batch);
     batch->done = 1;
     return 1;

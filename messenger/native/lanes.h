@@ -12,8 +12,8 @@ enum { PART_ENTRIES = 512 };
 enum { MAX_LANES = 64 };
 
 typedef enum { EXCHANGED, LATER, BROKEN, GIVEN_UP } Outcome;
-typedef enum { FREE, BUSY, CALLERS, HANDED_ON, RETIRED } State;
-/* CALLERS: the thread of the caller tries a small batch on it; HANDED_ON: and has left the rest to the lane's own thread */
+typedef enum { FREE, WOKEN, BUSY, CALLERS, HANDED_ON, RETIRED } State;
+/* WOKEN: free, and its thread is about to look for work; CALLERS: the thread of the caller tries a small batch on it; HANDED_ON: and has left the rest to the lane's own thread */
 
 typedef struct Lane {
     struct Lanes *lanes;

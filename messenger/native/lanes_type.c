@@ -55,7 +55,7 @@ static PyObject *attach(Lanes *self, PyObject *arguments) {
     int fd, express;
     if (!PyArg_ParseTuple(arguments, "ip", &fd, &express)) return NULL;
     Lane *lane = PyMem_RawCalloc(1, sizeof(Lane));
-    if (!lane) return PyErr_NoMemory();
+    if (!lane) return PyErr_SetFromErrno(PyExc_OSError);
     lane->lanes = self;
     lane->fd = fd;
     lane->express = express;

@@ -1,18 +1,8 @@
 /* The extension module messenger._native; messenger/_native.pyi says what its parts are for. */
 #include "native.h"
 
-static PyObject *crc32(PyObject *module, PyObject *data) {
-    (void)module;
-    Py_buffer view;
-    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)) return NULL;
-    uint32_t sum = crc32_of(view.buf, (size_t)view.len);
-    PyBuffer_Release(&view);
-    return PyLong_FromUnsignedLong(sum);
-}
-
 static PyMethodDef functions[] = {
     {"settle", sessions_settle, METH_NOARGS, NULL},
-    {"crc32", crc32, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

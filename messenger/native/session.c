@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -63,6 +64,8 @@ static int need(Session *self, size_t num_bytes, int first) {
             self->end += (size_t)received;
         } else if (received == 0) {
             return first && !self->end ? 1 : fail_with(self, ECONNRESET);
+        } else if (errno == EAGAIN && now_ns() < self->linger_until) {
+            sched_yield();
         } else if (errno == EAGAIN) {
             if (await_input(self)) return -1;
         } else if (errno != EINTR) {
@@ -72,27 +75,27 @@ static int need(Session *self, size_t num_bytes, int first) {
     return 0;
 }
 
-static int send_all(Session *self, Vector *vector) {
-    struct iovec window[WINDOW_BUFFERS];
-    while (!vector_done(vector)) {
-        struct msghdr message = {.msg_iov = window, .msg_iovlen = vector_window(vector, window)};
-        ssize_t sent = sendmsg(self->fd, &message, MSG_NOSIGNAL);
-        if (sent > 0)
-            vector_advance(vector, (size_t)sent);
-        else if (errno == EAGAIN) { /* the socket may be non-blocking: it was Python's */
-            struct pollfd file = {self->fd, POLLOUT, 0};
-            if (poll(&file, 1, -1) < 0 && errno != EINTR) return fail_with(self, errno);
-            if (is_aborted(self)) return fail_with(self, ECONNABORTED);
-        } else if (errno != EINTR)
-            return fail_with(self, errno);
+/* How much of the window one system call took; 0 after a wait, or when it is to be tried again. */
+static ssize_t send_window(Session *self, struct iovec *window, size_t count) {
+    struct msghdr message = {.msg_iov = window, .msg_iovlen = count};
+    ssize_t sent = sendmsg(self->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent >= 0) return sent;
+    if (errno == EAGAIN) {
+        struct pollfd file = {self->fd, POLLOUT, 0};
+        if (poll(&file, 1, -1) < 0 && errno != EINTR) return fail_with(self, errno);
+        return is_aborted(self) ? fail_with(self, ECONNABORTED) : 0;
     }
-    return 0;
+    return errno == EINTR ? 0 : fail_with(self, errno);
 }
 
-static int send_bytes(Session *self, void *data, size_t num_bytes) {
-    struct iovec buffer = {data, num_bytes};
-    Vector vector = {&buffer, num_bytes ? 1 : 0, 0};
-    return send_all(self, &vector);
+static int send_bytes(Session *self, const void *data, size_t num_bytes) {
+    for (size_t done = 0; done < num_bytes;) {
+        struct iovec rest = {(char *)data + done, num_bytes - done};
+        ssize_t sent = send_window(self, &rest, 1);
+        if (sent < 0) return -1;
+        done += (size_t)sent;
+    }
+    return 0;
 }
 
 /* ---- requests ---- */
@@ -143,25 +146,24 @@ static void sum_slices(Session *self, uint32_t *sums) {
 
 /* Whether the answer fits the buffer that the request came in. */
 static int is_small_read(const Session *self, uint64_t num_bytes) {
-    return num_bytes <= SMALL_BYTES && num_bytes + self->request.count * 5 + sizeof(Header) <= BUFFER_BYTES && self->begin == self->end;
+    return num_bytes <= ANSWERED_AT_ONCE && num_bytes + self->request.count * 5 + sizeof(Header) <= BUFFER_BYTES && self->begin == self->end;
 }
 
-/* Copied first and checked afterwards: one system call, and nothing can turn stale on the way. */
+/* Copied first and checked afterwards: one system call, and nothing can turn stale on the way. What has is overwritten with zeros. */
 static int serve_small_read(Session *self, uint64_t num_bytes) {
     uint32_t count = self->request.count;
-    char *at = self->buffer;
+    char *copied = self->buffer + sizeof(Header), *at = copied;
     self->begin = self->end = 0;
-    memcpy(at, &(Header){OP_READ, {0}, count, num_bytes}, sizeof(Header));
-    at += sizeof(Header);
-    for (uint32_t i = 0; i < count; i++) {
-        memcpy(at, self->slices[i].iov_base, self->slices[i].iov_len);
-        if (self->checksums) self->sums[i] = crc32_of(at, self->slices[i].iov_len);
-        at += self->slices[i].iov_len;
+    memcpy(self->buffer, &(Header){OP_READ, {0}, count, num_bytes}, sizeof(Header));
+    for (uint32_t i = 0; i < count; at += self->slices[i++].iov_len) memcpy(at, self->slices[i].iov_base, self->slices[i].iov_len);
+    __atomic_thread_fence(__ATOMIC_ACQ_REL);
+    for (uint32_t i = 0; i < count; copied += self->slices[i++].iov_len) {
+        if (is_refused(self, i)) memset(copied, 0, self->slices[i].iov_len);
+        if (self->checksums) self->sums[i] = crc32_of(copied, self->slices[i].iov_len);
     }
     if (self->checksums) at = (char *)memcpy(at, self->sums, count * sizeof(uint32_t)) + count * sizeof(uint32_t);
-    __atomic_thread_fence(__ATOMIC_ACQ_REL);
-    for (uint32_t i = 0; i < count; i++) *at++ = (char)(is_refused(self, i) ? VERDICT_STALE : VERDICT_DONE);
-    return send_bytes(self, self->buffer, (size_t)(at - self->buffer));
+    memcpy(at, self->verdicts, count);
+    return send_bytes(self, self->buffer, (size_t)(at + count - self->buffer));
 }
 
 /* What is left of the slices, as much as one system call takes; zeros for what has turned stale. */
@@ -178,13 +180,10 @@ static int serve_large_read(Session *self, uint64_t num_bytes) {
     Vector vector = {self->slices, count, 0};
     struct iovec window[WINDOW_BUFFERS];
     if (send_bytes(self, &header, sizeof header)) return -1;
-    while (!vector_done(&vector)) {
-        struct iovec *at = window;
-        Vector part = {at, reading_window(self, &vector, at), 0};
-        size_t moved = 0;
-        for (size_t i = 0; i < part.count; i++) moved += window[i].iov_len;
-        if (send_all(self, &part)) return -1;
-        vector_advance(&vector, moved);
+    while (!vector_done(&vector)) { /* after each wait it is looked again */
+        ssize_t sent = send_window(self, window, reading_window(self, &vector, window));
+        if (sent < 0) return -1;
+        vector_advance(&vector, (size_t)sent);
     }
     if (self->checksums) {
         sum_slices(self, self->sums);
@@ -272,6 +271,7 @@ void *session_main(void *argument) {
         else
             status = is_small_read(self, num_bytes) ? serve_small_read(self, num_bytes) : serve_large_read(self, num_bytes);
         if (status) break;
+        self->linger_until = num_bytes <= ANSWERED_AT_ONCE ? now_ns() + LINGER_NS : 0;
     }
     __atomic_store_n(&self->ended, 1, __ATOMIC_RELEASE);
     uint64_t one = 1;

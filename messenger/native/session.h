@@ -8,9 +8,10 @@
 
 #include "native.h"
 
-enum { SMALL_BYTES = 64 << 10, SCRATCH_BYTES = WINDOW_BYTES };
-enum { BUFFER_BYTES = SMALL_BYTES + (8 << 10), RECEIVED_AHEAD = 32 << 10 };
-/* RECEIVED_AHEAD: holds the longest table; what is of the slices after it is copied once more. */
+enum { ANSWERED_AT_ONCE = 64 << 10, SCRATCH_BYTES = WINDOW_BYTES };
+enum { LINGER_NS = 50000 };
+enum { BUFFER_BYTES = ANSWERED_AT_ONCE + (8 << 10), RECEIVED_AHEAD = 32 << 10 };
+/* ANSWERED_AT_ONCE: a read of no more is copied first and sent in one system call. RECEIVED_AHEAD: holds the longest table; what is of the slices after it is copied once more. */
 
 typedef struct Session {
     PyObject_HEAD
@@ -26,6 +27,7 @@ typedef struct Session {
     struct Session *next; /* in the list of all that run */
     /* -- the request; the thread's own -- */
     char buffer[BUFFER_BYTES];
+    uint64_t linger_until; /* small requests come one after another: until this time of now_ns the thread looks for the next without sleeping */
     size_t begin, end; /* what of the buffer has been received and not used */
     char *discarded;   /* where the bytes of stale slices go */
     Header request;

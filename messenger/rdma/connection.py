@@ -42,13 +42,14 @@ class _Joined:
 class RdmaConnection(Connection):
     """`join` gives it its paths, before it is used. As long as one is left, it tries to get lost ones back."""
 
-    def __init__(self, peer: str, region: Region, control: ControlClient, answer: Answer, maker: PathMaker) -> None:
-        """Takes over `control`, which `maker` uses too. `answer`: to the first offer."""
+    def __init__(self, peer: str, region: Region, control: ControlClient, answer: Answer, maker: PathMaker, silence_s: float) -> None:
+        """Takes over `control`, which `maker` uses too. `answer`: to the first offer. `silence_s`: after which a path is given up."""
         self._peer = peer
         self._region = region
         self._control = control
         self._answer = answer
         self._maker = maker
+        self._silence_s = silence_s
         self._outbox = Outbox(maker.nics, self)
         self._lanes: dict[Path, _Joined] = {}
         self._restoring: asyncio.Task[None] | None = None
@@ -65,7 +66,8 @@ class RdmaConnection(Connection):
         """Takes over those of `opened` that packets come through. Raises PeerLost when it then has no path at all."""
         lanes: list[Lane] = []
         try:
-            lanes += [Lane(self._path(path), path.nic, path.local, path.remote) for path in opened]
+            for path in opened:
+                lanes.append(Lane(self._path(path), path.nic, path.local, path.remote))
             problems = await asyncio.gather(*(lane.probe() for lane in lanes), return_exceptions=True)
             self._raise_if_lost()
         except BaseException:
@@ -108,7 +110,8 @@ class RdmaConnection(Connection):
         await asyncio.shield(self._closing)
 
     def _path(self, opened: OpenedPath) -> Path:
-        return Path(opened.pair, f"{self._peer} over {opened.nic.port}", self._on_receive, self._on_lost)
+        name = f"{self._peer} over {opened.nic.port}"
+        return Path(opened.pair, name, self._on_receive, self._on_lost, self._silence_s)
 
     def _on_receive(self, path: Path, immediate: int, length: int) -> None:
         """The peer only ever sends acknowledgements."""
@@ -128,7 +131,9 @@ class RdmaConnection(Connection):
             self._fail(PeerLost(f"lost {self._peer}, no path is left: {error.message}"))
         else:
             logger.warning("going on without a path to %s: %s", self._peer, error.message)
-            self._leaving[path] = asyncio.create_task(self._leave(joined.index), name=f"leave a path to {self._peer}")
+            leaving = asyncio.create_task(self._leave(joined.index), name=f"leave a path to {self._peer}")
+            self._leaving[path] = leaving
+            leaving.add_done_callback(lambda _: self._leaving.pop(path))
             self._restore_missing()
         self._outbox.on_lost(path, self._lost or error)
 
@@ -156,8 +161,9 @@ class RdmaConnection(Connection):
     async def leave(self, path: Path) -> None:
         """Returns when nothing of a lost path can land any more: only then may its work be done again. Raises PeerLost."""
         self._raise_if_lost()
-        await asyncio.shield(self._leaving[path])
-        self._raise_if_lost()
+        if path in self._leaving:
+            await asyncio.shield(self._leaving[path])
+            self._raise_if_lost()
 
     async def check(self) -> None:
         """Raises PeerLost when the peer's process does not answer."""
@@ -219,7 +225,7 @@ class RdmaConnection(Connection):
 
     async def _pull(self, lane: Lane, job: Job) -> None:
         while job.stripes:
-            async with lane.turn() as row:
+            async with lane.turn(job.unless_abandoned) as row:
                 if not job.stripes:
                     return
                 stripe = job.stripes.popleft()

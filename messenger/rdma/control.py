@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import secrets
-from collections import OrderedDict
+import time
 from typing import Any, Protocol
 
 import grpc
@@ -14,6 +14,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from messenger.base import Identity, Unauthenticated
+from messenger.rdma.nonces import Nonces
 from messenger.rdma.ports import Address
 from messenger.rdma.wire import (
     NONCE_BYTES,
@@ -38,8 +39,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _LEAVE_TIMEOUT_S = 1.0
 """For a peer to say that nothing can land any more."""
 _ASK_TIMEOUT_S = 1.0
-_MAX_NONCES = 1024
-"""Greeted but not yet offered; the oldest are forgotten first."""
 
 
 class Host(Protocol):
@@ -156,21 +155,16 @@ class _Servicer(RdmaControlServicer):
         self._host = host
         self._incarnation = incarnation
         self._secret = secret
-        self._nonces: OrderedDict[bytes, None] = OrderedDict()
+        self._nonces = Nonces()
 
     async def Greet(self, request: pb.RdmaGreeting, context: Context) -> pb.RdmaWelcome:
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        self._nonces[nonce] = None
-        if len(self._nonces) > _MAX_NONCES:
-            self._nonces.popitem(last=False)
         ports = [port_to_pb(port) for port in self._host.ports()]
-        return pb.RdmaWelcome(server_nonce=nonce, incarnation=self._incarnation, ports=ports)
+        return pb.RdmaWelcome(server_nonce=self._nonces.make(time.monotonic()), incarnation=self._incarnation, ports=ports)
 
     async def Connect(self, request: pb.SignedRdmaOffer, context: Context) -> pb.SignedRdmaAnswer:
         nonces = (request.caller_nonce, request.server_nonce)
-        known = request.server_nonce in self._nonces
-        self._nonces.pop(request.server_nonce, None)
-        if not known or not hmac.compare_digest(request.proof, proof_of(self._secret, "offer", *nonces, request.offer)):
+        proven = hmac.compare_digest(request.proof, proof_of(self._secret, "offer", *nonces, request.offer))
+        if not proven or not self._nonces.use(request.server_nonce, time.monotonic()):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the caller does not know the cluster_secret")
         try:
             answer = self._open(pb.RdmaOffer.FromString(request.offer))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,9 +71,9 @@ class Lane:
         await self.path.run(list(self._ask(GenerationCheck(np.zeros(1, np.int64), np.zeros(1, np.uint64)), 0, fenced=False)))
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[int]:
-        """Waits until another stripe may be under way; the context is given the place for its generations."""
-        row = await self._free.get()
+    async def turn(self, wait: Callable[[Awaitable[int]], Awaitable[int]]) -> AsyncIterator[int]:
+        """Waits, by `wait`, until another stripe may be under way; the context is given the place for its generations."""
+        row = await wait(self._free.get()) if self._free.empty() else self._free.get_nowait()
         try:
             yield row
         finally:

@@ -47,7 +47,6 @@ class Nic:
         except self._verbs.error as error:
             raise RdmaUnavailable(f"cannot open the RDMA device {port.device}: {error}") from error
         limits = self.context.query_device()
-        self.max_work = int(limits.max_qp_wr)
         self.max_reads_out = max(1, int(limits.max_qp_init_rd_atom))
         """Reads that a queue pair of this NIC may have under way."""
         self.max_reads_in = max(1, int(limits.max_qp_rd_atom))

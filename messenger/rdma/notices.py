@@ -14,7 +14,7 @@ import numpy as np
 from messenger.base import NotifyHandler
 from messenger.ordering import deliver
 from messenger.rdma.lane import Lane
-from messenger.rdma.nic import Nic
+from messenger.rdma.nic import Nic, Registration
 from messenger.rdma.path import Path, PathLost
 from messenger.rdma.queue_pair import Opcode, Work
 from springtide.errors import SpringtideError
@@ -50,7 +50,13 @@ class Outbox:
     def __init__(self, nics: Sequence[Nic], route: Route) -> None:
         self._route = route
         self._staged = np.zeros(MAILBOX_BYTES, np.uint8)
-        self._registered = {nic: nic.register(self._staged, peers_read=False, peers_write=False) for nic in nics}
+        self._registered: dict[Nic, Registration] = {}
+        try:
+            for nic in nics:
+                self._registered[nic] = nic.register(self._staged, peers_read=False, peers_write=False)
+        except BaseException:
+            self.close()
+            raise
         self._number = 0
         self._acknowledged: asyncio.Future[None] | None = None
         self._through: Path | None = None

@@ -16,9 +16,8 @@ _SIGNAL_EVERY = 32
 _POLL_BATCH = 32
 _SPIN_S = 20e-6
 """How long a short piece of work is polled for before it is waited for: a NIC answers sooner than the kernel wakes a process."""
-_HEARTBEAT_S = 0.5
-_SILENCE_S = 2.0
-"""NICs report a lost peer themselves, sooner than this as a rule; one that does not is given up."""
+_BEATS_OF_SILENCE = 4
+"""How often a path is looked at in the time that it may be silent for."""
 
 
 class PathLost(SpringtideError):
@@ -36,11 +35,13 @@ class Path:
         name: str,
         on_receive: Callable[[Path, int, int], None],
         on_lost: Callable[[Path, SpringtideError], None],
+        silence_s: float,
     ) -> None:
         self.name = name
         self._pair = pair
         self._on_receive = on_receive
         self._on_lost = on_lost
+        self._silence_s = silence_s
         self._loop = asyncio.get_running_loop()
         self._lost: SpringtideError | None = None
         self._posted = 0
@@ -48,7 +49,7 @@ class Path:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._heard = time.monotonic()
         self._loop.add_reader(pair.fd, self._on_event)
-        self._heartbeat = self._loop.call_later(_HEARTBEAT_S, self._beat)
+        self._heartbeat = self._loop.call_later(silence_s / _BEATS_OF_SILENCE, self._beat)
 
     @property
     def is_open(self) -> bool:
@@ -143,10 +144,10 @@ class Path:
             return
         if not self.outstanding:
             self.post([Work(Opcode.WRITE)])
-        elif time.monotonic() - self._heard > _SILENCE_S:
-            self._fail(PathLost(f"{self.name}: nothing came back for {_SILENCE_S:g} s"))
+        elif time.monotonic() - self._heard > self._silence_s:
+            self._fail(PathLost(f"{self.name}: nothing came back for {self._silence_s:g} s"))
             return
-        self._heartbeat = self._loop.call_later(_HEARTBEAT_S, self._beat)
+        self._heartbeat = self._loop.call_later(self._silence_s / _BEATS_OF_SILENCE, self._beat)
 
 
 def _mark_retrieved(ended: asyncio.Future[None]) -> None:

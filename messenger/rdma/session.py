@@ -11,6 +11,7 @@ from messenger.base import Identity, NotifyHandler, Region
 from messenger.rdma.lane import RemoteRegion
 from messenger.rdma.nic import Nic, Registration
 from messenger.rdma.notices import Inbox
+from messenger.rdma.options import RdmaOptions
 from messenger.rdma.path import Path
 from messenger.rdma.ports import Address, Port
 from messenger.rdma.queue_pair import NUM_RECEIVES, QueuePair
@@ -68,11 +69,11 @@ class Session:
 class Sessions:
     """All of them: the `Host` of the control RPC."""
 
-    def __init__(self, nics: list[LentNic], region: Region, on_notify: NotifyHandler, traffic_class: int) -> None:
+    def __init__(self, nics: list[LentNic], region: Region, on_notify: NotifyHandler, options: RdmaOptions) -> None:
         self._nics = nics
         self._region = region
         self._on_notify = on_notify
-        self._traffic_class = traffic_class
+        self._options = options
         self._sessions: dict[bytes, Session] = {}
 
     def ports(self) -> list[Address]:
@@ -125,7 +126,7 @@ class Sessions:
         if not 0 <= offered.port < len(self._nics):
             raise SpringtideError(f"port {offered.port} was asked for; there are {len(self._nics)}")
         lent_nic = self._nics[offered.port]
-        pair = QueuePair(lent_nic.nic, _MAX_WORK, self._traffic_class)
+        pair = QueuePair(lent_nic.nic, _MAX_WORK, self._options.traffic_class)
         try:
             address = pair.address
             mailbox = session.mailbox(lent_nic.nic)
@@ -138,7 +139,7 @@ class Sessions:
             self._on_lost(token, index, lent_nic.nic.port, error)
 
         name = f"{session.peer.name} over {lent_nic.nic.port}"
-        session.paths[index] = Path(pair, name, session.inbox.on_receive, on_lost)
+        session.paths[index] = Path(pair, name, session.inbox.on_receive, on_lost, self._options.silence_s)
         remote = RemoteRegion(lent(lent_nic.memory), lent(lent_nic.generations), lent(mailbox))
         return AnsweredPath(index, address, remote)
 

@@ -59,7 +59,7 @@ class RdmaTransport(Transport):
         generations = [nic.register(region.generations, peers_read=True, peers_write=False) for nic in self._nics]
         self._local[id(region)] = (region, memory)
         lent = [LentNic(*parts) for parts in zip(self._nics, memory, generations, strict=True)]
-        self._sessions = Sessions(lent, region, on_notify, self._options.traffic_class)
+        self._sessions = Sessions(lent, region, on_notify, self._options)
         self._server = ControlServer(self._sessions, identity.incarnation, self._options.secret)
         host = f"[{self._host}]" if ":" in self._host else self._host
         address = await self._server.start(f"{host}:0")
@@ -74,7 +74,12 @@ class RdmaTransport(Transport):
             maker = PathMaker(control, self._nics, self._registered(region), identity, endpoint.incarnation, self._options)
             async with asyncio.timeout(self._options.connect_timeout_s):
                 answer, opened = await maker.open()
-                connection = RdmaConnection(address, region, control, answer, maker)
+                try:
+                    connection = RdmaConnection(address, region, control, answer, maker, self._options.silence_s)
+                except BaseException:
+                    for path in opened:
+                        path.pair.close()
+                    raise
                 try:
                     await connection.join(opened)
                 except BaseException:

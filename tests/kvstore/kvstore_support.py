@@ -67,7 +67,8 @@ class StoreProcess:
         """Serves at `host`; `prefix` is a command that runs it elsewhere."""
         self.run_dir, self.node_id = run_dir, node_id
         config = run_dir / f"{node_id}.yaml"
-        settings = {"block_tokens": SPEC.block_tokens, "arena_size": num_slots * SPEC.bytes_per_slot, "transports": list(transports), **kv}
+        settings = {"block_tokens": SPEC.block_tokens, "arena_size": num_slots * SPEC.bytes_per_slot, "transports": list(transports)}
+        settings |= {"open_to_strangers": True, **kv}
         config.write_text(yaml.safe_dump({"kv": settings, "redis_url": redis_url}))
         MODEL.save(run_dir / "model.json")
         arguments = ["--config", config, "--model-info", run_dir / "model.json", "--run-dir", run_dir, "--node-id", node_id]

@@ -38,7 +38,8 @@ async def test_blocks_are_replicated_by_order_and_only_those_that_are_not_there(
     (_, source), (_, target) = await asyncio.gather(start("prefill-0", transports=transports), start("prefill-1", transports=transports))
     await asyncio.gather(source.cache(PROMPT), target.cache(PROMPT[:1]))
     first, same = await asyncio.gather(replicate(target, source), replicate(target, source))
-    assert first == same == pb.ReplicateReply(blocks=4, fetched_blocks=3)
+    assert first.blocks == same.blocks == 4
+    assert {3} <= {first.fetched_blocks, same.fetched_blocks} <= {0, 3}, "0 where one order had been carried out before the other came"
     assert await replicate(target, source) == pb.ReplicateReply(blocks=4, fetched_blocks=0)
     acquired = await target.acquire(PROMPT, 5)
     assert acquired.local_blocks == 4

@@ -28,6 +28,8 @@ class Attempt:
         self.attempt_id, self.keys, self.slots, self.complete, self.reserved = attempt_id, keys, slots, present, reserved
         self.num_prompt_blocks = len(slots)
         self.engine = True
+        self.departed: list[tuple[int, int]] = []
+        """Slots that its engine, whose stream has ended, may still write, with their generations."""
         self.waiting = reserved
         self.fetching: range | None = None
         self.handing_over = False
@@ -131,6 +133,23 @@ class PoolMachine(RuleBasedStateMachine):
         if attempt_id in self.attempts:
             self.attempts[attempt_id].engine = False
             self._settle(self.attempts[attempt_id])
+
+    @precondition(lambda self: self._with_engine())
+    @rule()
+    def engine_departs(self) -> None:
+        departed = self.pool.engine_departed()
+        assert set(departed) == {attempt.attempt_id for attempt in self._with_engine()}
+        for attempt_id in departed:
+            attempt = self.attempts[attempt_id]
+            attempt.engine, attempt.departed = False, [(slot, self.generations[slot]) for slot in attempt.slots]
+
+    @precondition(lambda self: any(attempt.departed for attempt in self.attempts.values()))
+    @rule()
+    def departed_engine_is_gone(self) -> None:
+        for attempt in [attempt for attempt in self.attempts.values() if attempt.departed]:
+            self.pool.engine_gone([attempt.attempt_id])
+            attempt.departed = []
+            self._settle(attempt)
 
     # ---- transfers of this store ----
 
@@ -298,10 +317,11 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.validate()
 
     @invariant()
-    def what_a_peer_may_touch_is_not_given_away(self) -> None:
+    def what_somebody_may_touch_is_not_given_away(self) -> None:
         for _, slots in self.leases.values():
             assert all(self.generations[slot] == generation for slot, generation in slots)
         for attempt in self.attempts.values():
+            assert all(self.generations[slot] == generation for slot, generation in attempt.departed)
             if attempt.writer in self.pool.writers() and attempt.attempt_id in self.pool.ingests_of(attempt.writer):
                 absent = [target for target in attempt.targets if not target.present]
                 assert all(self.generations[target.slot] == target.generation for target in absent)
@@ -325,6 +345,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         for attempt_id in list(self.attempts):
             self.pool.release(attempt_id)
+            self.pool.engine_gone([attempt_id])
             self.pool.end_fetch(attempt_id, 0)
             self.pool.end_hand_over(attempt_id)
         for writer in WRITERS:
@@ -355,7 +376,10 @@ class PoolMachine(RuleBasedStateMachine):
 
     def _settle(self, attempt: Attempt) -> None:
         writing = attempt.writer is not None and attempt.attempt_id in self.pool.ingests_of(attempt.writer)
-        if not (attempt.engine or attempt.fetching or attempt.handing_over or writing) and attempt.attempt_id in self.attempts:
+        if (
+            not (attempt.engine or attempt.departed or attempt.fetching or attempt.handing_over or writing)
+            and attempt.attempt_id in self.attempts
+        ):
             del self.attempts[attempt.attempt_id]
             self.over.append(attempt.attempt_id)
 

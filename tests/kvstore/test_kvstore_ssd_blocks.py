@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 from kvstore_support import keys_of
+from test_kvstore_pins_random import PinnedPoolMachine
 from test_kvstore_pool_random import HARD_PINS, LEASE_S, NUM_LAYERS, NUM_SLOTS, PROMPTS, PoolMachine
 
 from kvstore.core.eviction import PolicyName, new_policy
@@ -107,6 +108,38 @@ def test_a_block_whose_parent_went_while_it_was_written_is_refused() -> None:
     pool.validate()
 
 
+def test_what_is_evicted_by_order_while_it_is_written_does_not_come_back() -> None:
+    pool, ssd = new_pool()
+    keys = keys_of(1, 2)
+    cache(pool, "first", keys)
+    copies, losses = ssd.next_copies(100), ssd.losses
+    assert pool.evict(None).blocks == 2
+    assert ssd.added([(copy.key, copy.parent) for copy in copies], losses) == keys
+    assert len(ssd) == 0 and pool.num_held(keys) == 0
+    pool.validate()
+
+
+def test_a_tenants_own_blocks_are_copied_before_its_quota_pushes_them_out() -> None:
+    pool = Pool([0] * 20, 1, quotas={"small": 4}, ssd_capacity=SSD_CAPACITY)
+    ssd = pool.ssd
+    assert ssd is not None
+    cache(pool, "theirs", keys_of(7, 8))
+    own = [keys_of(label, label) for label in (1, 2)]
+    for number, keys in enumerate(own):
+        pool.acquire(AttemptId(f"own-{number}"), keys, 2, 0, "small")
+        pool.commit(AttemptId(f"own-{number}"), 0, keys)
+        pool.release(AttemptId(f"own-{number}"))
+    (small,) = [tenant for tenant in pool.tenants if tenant.quota is not None]
+    assert small.num_unused_or_spare == 0
+    assert [copy.key for copy in ssd.next_copies(2, small)] == own[0]
+    write(ssd, ssd.next_copies(2, small))
+    assert small.num_unused_or_spare == small.spare == 2
+    assert [copy.key for copy in ssd.next_copies(100, small)] == own[1]
+    pool.acquire(AttemptId("room"), [], 2, 0, "small")
+    assert ssd.missed == 0 and pool.num_held(own[0]) == 0 and ssd.num_held(own[0]) == 2
+    pool.validate()
+
+
 def test_what_is_lost_takes_what_continues_it_along() -> None:
     pool, ssd = new_pool()
     left, right = keys_of(1, 2, 3), keys_of(1, 2, 4)
@@ -142,12 +175,15 @@ class TieredMachine(PoolMachine):
         self.ssd = self.pool.ssd
         self.on_ssd: set[BlockKey] = set()
         self.writing: list[Copy] = []
+        self.losses = 0
 
-    @rule(at_most=st.integers(1, 6))
-    def begin_write(self, at_most: int) -> None:
+    @rule(at_most=st.integers(1, 6), whose=st.integers(0, 9))
+    def begin_write(self, at_most: int, whose: int) -> None:
         """One batch at a time, as the store does."""
+        limited = [tenant for tenant in self.pool.tenants if tenant.quota is not None]
         if not self.writing:
-            self.writing = self.ssd.next_copies(at_most)
+            self.writing = self.ssd.next_copies(at_most, limited[whose] if whose < len(limited) else None)
+            self.losses = self.ssd.losses
             assert len(self.writing) <= at_most
             before = {copy.key for copy in self.writing}
             assert len(before) == len(self.writing) and before.isdisjoint(self.ssd.keys())
@@ -163,7 +199,9 @@ class TieredMachine(PoolMachine):
                 there.append((copy.key, copy.parent))
         self.writing = []
         room = SSD_CAPACITY - len(self.ssd)
-        self.ssd.added(there[:room])
+        stale = self.losses != self.ssd.losses
+        refused = self.ssd.added(there[:room], self.losses)
+        assert not stale or refused == [own for own, _ in there[:room]]
 
     @rule(count=st.integers(1, 4))
     def make_room(self, count: int) -> None:
@@ -207,3 +245,11 @@ class TieredMachine(PoolMachine):
 
 TestTiersUnderRandomOrders = TieredMachine.TestCase
 TestTiersUnderRandomOrders.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+
+
+class TieredMachineWithAQuota(TieredMachine, PinnedPoolMachine):
+    """And some of them are pinned, or those of a tenant with a quota."""
+
+
+TestTiersWithAQuotaUnderRandomOrders = TieredMachineWithAQuota.TestCase
+TestTiersWithAQuotaUnderRandomOrders.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

@@ -11,7 +11,8 @@ import pytest
 from prometheus_client import REGISTRY
 from ssd_support import MIB, block, key, open_tier, read, small_segments
 
-from kvstore.ssd.errors import SsdUnavailable
+from kvstore.ssd.disk import Disk
+from kvstore.ssd.errors import DiskError, SsdUnavailable
 from kvstore.ssd.health import RETRY_S, TierState
 from springtide.clock import ManualClock
 
@@ -74,6 +75,30 @@ async def test_on_a_disk_without_any_room_nothing_is_taken(small_disk: Path, mon
     assert tier.counts().state is TierState.DISK_FULL
     assert sorted(os.listdir(small_disk)) == ["hog", "lock"]
     await tier.close()
+
+
+async def test_on_a_full_disk_a_tier_opens_again_and_serves_what_it_has(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_segments(monkeypatch, MIB)
+    tier = await open_tier(small_disk, 16 * MIB)
+    direct = tier.direct
+    await tier.put([block(number) for number in range(300)])
+    await tier.close()
+    with pytest.raises(OSError, match="No space"), (small_disk / "hog").open("wb", buffering=0) as hog:
+        while True:
+            hog.write(bytes(4096))
+    tier = await open_tier(small_disk, 16 * MIB)
+    assert set(await read(tier, range(300))) == {"right"}
+    assert tier.direct is direct
+    await tier.remove([key(0)])
+    assert await tier.put([block(1000)]) == [True]
+    await tier.close()
+
+
+def test_what_is_left_of_a_disk_is_not_taken_for_a_reservation_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("tried"))
+    with (tmp_path / "file").open("wb") as file, pytest.raises(DiskError, match="No space") as raised:
+        Disk().allocate(file.fileno(), 1 << 60)
+    assert raised.value.no_room
 
 
 async def test_a_disk_that_is_read_only_cannot_be_opened(small_disk: Path) -> None:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ssd_support import BLOCK_BYTES, FINGERPRINT, MIB, ODD_BLOCK_BYTES, block, chain, content, key, open_tier, read, small_segments
+from ssd_support import (
+    BLOCK_BYTES,
+    FINGERPRINT,
+    MIB,
+    ODD_BLOCK_BYTES,
+    ManualDisk,
+    block,
+    chain,
+    content,
+    key,
+    open_tier,
+    read,
+    small_segments,
+)
 
-from kvstore.ssd.disk import ALIGNMENT
-from kvstore.ssd.errors import SsdUnavailable
+from kvstore.ssd.disk import ALIGNMENT, Disk
+from kvstore.ssd.errors import DiskError, SsdUnavailable
 from kvstore.ssd.format import ENTRY_BYTES
+from springtide.clock import ManualClock
 
 
 def segments(directory: Path) -> list[Path]:
@@ -116,6 +133,69 @@ async def test_a_block_whose_ancestor_is_lost_is_dropped_with_all_its_descendant
         assert tier.counts().held + tier.counts().free == tier.counts().capacity
         assert await read(tier, [1, 5, 6]) == ["right"] * 3
         await tier.close()
+
+
+class DiskWithABadFile(Disk):
+    """Whose table, or all of it, cannot be read."""
+
+    def __init__(self, bad: str) -> None:
+        self.bad = bad
+
+    def read(self, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(self.bad):
+            raise DiskError("cannot read: injected", errno.EIO)
+        super().read(fd, buffers, offset)
+
+
+@pytest.mark.parametrize("bad", range(3))
+async def test_a_segment_that_cannot_be_read_is_left_out_and_there_again_when_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bad: int
+) -> None:
+    small_segments(monkeypatch, 12 * BLOCK_BYTES)
+    capacity = 40 * BLOCK_BYTES
+    tier = await open_tier(tmp_path, capacity)
+    for number in range(30):
+        await tier.put([block(number)])
+    await tier.close()
+    paths = segments(tmp_path)
+    assert len(paths) == 3
+    tier = await open_tier(tmp_path, capacity, disk=DiskWithABadFile(paths[bad].name))
+    held = [int.from_bytes(own, "big") for own, _ in tier.blocks()]
+    assert 18 <= len(held) <= 22 and await read(tier, held) == ["right"] * len(held)
+    assert [record.levelname for record in caplog.records] == ["ERROR"] and paths[bad].name in caplog.text
+    stored = await tier.put([block(1000 + number) for number in range(30)])
+    assert 0 < sum(stored) < 30
+    assert sum(path.stat().st_size for path in segments(tmp_path)) <= capacity, "the one left out counts"
+    await tier.close()
+    tier = await open_tier(tmp_path, capacity)
+    assert await read(tier, range(30)) == ["right"] * 30
+    await tier.close()
+
+
+async def test_blocks_that_cannot_be_cleared_at_the_start_do_not_prevent_it(tmp_path: Path) -> None:
+    tier = await open_tier(tmp_path)
+    await tier.put(chain([1, 2, 3]))
+    await tier.remove([key(2)])
+    await tier.close()
+    disk = ManualDisk(ManualClock())
+    disk.write_errno, disk.failing_writes = errno.EIO, range(ALIGNMENT, ALIGNMENT + 1)
+    for expected in (disk, None):
+        tier = await open_tier(tmp_path, disk=expected)
+        assert [own for own, _ in tier.blocks()] == [key(1)]
+        assert tier.counts().dropped["orphan"] == 1
+        await tier.close()
+
+
+async def test_a_disk_without_room_for_the_probe_of_direct_io_serves_what_it_has(tmp_path: Path) -> None:
+    tier = await open_tier(tmp_path)
+    direct = tier.direct
+    await tier.put([block(1)])
+    await tier.close()
+    disk = ManualDisk(ManualClock())
+    disk.write_errno = errno.ENOSPC
+    tier = await open_tier(tmp_path, disk=disk)
+    assert (tier.direct, await read(tier, [1])) == (direct, ["right"])
+    await tier.close()
 
 
 async def test_a_child_is_not_held_after_a_restart_when_its_parent_was_removed_before_it(tmp_path: Path) -> None:

@@ -26,6 +26,17 @@ def test_a_disk_never_read_is_taken_to_be_fast() -> None:
     assert ReadSpeed(ManualClock()).estimate_s(MIB) == pytest.approx(MIB * ASSUMED_SECONDS_PER_BYTE)
 
 
+def test_a_read_that_does_not_come_back_is_told_from_many_that_do() -> None:
+    clock = ManualClock()
+    speed = ReadSpeed(clock)
+    for _ in range(10):
+        read_one(speed, clock, MIB, 0.5)
+    assert speed.hanging_s() == 0
+    speed.began()
+    clock.advance(3)
+    assert speed.hanging_s() == 3
+
+
 def test_the_estimate_follows_the_disk() -> None:
     clock = ManualClock()
     speed = ReadSpeed(clock)

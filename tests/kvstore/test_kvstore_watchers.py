@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import signal
 import subprocess
 import sys
+import tracemalloc
+import weakref
 
 import pytest
 from kvstore_support import Starter, keys_of
@@ -56,6 +59,31 @@ async def test_a_snapshot_of_many_blocks_comes_in_bounded_parts_and_what_happens
     removed = [await subscription.next() for _ in range(3)]
     assert all(isinstance(event, Removed) and len(event.keys) <= MAX_EVENT_KEYS for event in removed)
     assert sum(len(event.keys) for event in removed) == 10_000
+
+
+async def test_subscribers_of_the_same_event_share_a_snapshot_that_is_given_up_with_the_last() -> None:
+    pool, keys = Pool([0] * 10_000, 1), many_keys(10_000)
+    pool.acquire(AttemptId("a"), keys, len(keys), 0)
+    pool.commit(AttemptId("a"), 0, keys)
+    pool.take_events()
+    watchers = Watchers(pool)
+    idle = watchers.subscribe()
+    tracemalloc.start()
+    subscribed = [watchers.subscribe() for _ in range(100)]
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 100 * len(keys), "less than a byte a key"
+    for subscription in subscribed:
+        parts = [await subscription.next() for _ in range(3)]
+        assert list(itertools.chain.from_iterable(part.keys for part in parts)) == keys
+    held = weakref.ref(next(iter(watchers._snapshots.values())))
+    del subscription, subscribed
+    watchers.publish([Stored(pool.sequence + 1, many_keys(MAX_LAG_KEYS + 1))])
+    with pytest.raises(WatcherLags):
+        await idle.next()
+    watchers._subscriptions.clear()
+    gc.collect()
+    assert held() is None
 
 
 WATCHER = """

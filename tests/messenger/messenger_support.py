@@ -29,7 +29,7 @@ GRANULE = 1 << 20
 NUM_GRANULES = 24
 TIMEOUT_S = 20.0
 """For operations that are to succeed."""
-RDMA_OPTIONS = RdmaOptions(connect_timeout_s=8.0)
+RDMA_OPTIONS = RdmaOptions(connect_timeout_s=8.0, silence_s=2.0)
 """These tests run in an emulated machine."""
 
 

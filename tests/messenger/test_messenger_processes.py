@@ -16,6 +16,7 @@ from messenger_support import GRANULE, NUM_GRANULES, TIMEOUT_S, Node, PeerProces
 
 from messenger import native
 from messenger.base import Connection, DeadlineExceeded, Slice
+from messenger.tcp import TcpOptions, TcpTransport
 from springtide.errors import PeerLost
 
 ALL = [Slice(granule * GRANULE, granule * GRANULE, GRANULE, granule + 1) for granule in range(NUM_GRANULES)]
@@ -167,6 +168,24 @@ async def test_a_native_session_serves_while_its_owners_python_does_not(tmp_path
         with pytest.raises(DeadlineExceeded):
             await connection.write([], 3.0, notify=b"it is busy, and not lost")
         assert connection.is_open
+    finally:
+        await peer.kill()
+        await workshop.close()
+
+
+async def test_notifications_that_a_busy_peer_does_not_take_do_not_lose_it(tmp_path: Path) -> None:
+    """Its buffer is full for longer than a silent peer is waited for."""
+    if not native.AVAILABLE:
+        pytest.skip("messenger._native has not been built")
+    workshop = Workshop("tcp", tmp_path)
+    here = await workshop.node("here", transport=TcpTransport(options=TcpOptions(peer_timeout_s=0.5)))
+    peer = await PeerProcess.start("tcp", tmp_path, on_notify="hang")
+    try:
+        connection = await here.connect(peer.endpoint)
+        notes = [connection.write([], 2.5, notify=bytes(1 << 20)) for _ in range(16)]
+        assert {type(end) for end in await asyncio.gather(*notes, return_exceptions=True)} == {DeadlineExceeded}
+        assert connection.is_open
+        assert (await connection.read(ALL[:1], TIMEOUT_S)).num_bytes == GRANULE
     finally:
         await peer.kill()
         await workshop.close()

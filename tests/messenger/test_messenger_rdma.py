@@ -4,6 +4,7 @@ rxe0 and rxe1 are on networks of their own."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -16,15 +17,19 @@ from messenger_support import GRANULE, NUM_GRANULES, RDMA_OPTIONS, TIMEOUT_S, No
 
 from messenger.base import Connection, Endpoint, InvalidSlice, Slice, Unauthenticated
 from messenger.metered import MeteredConnection
+from messenger.plan import make_plan
 from messenger.rdma import verbs
 from messenger.rdma.connection import RdmaConnection
 from messenger.rdma.control import ControlClient
 from messenger.rdma.generations import GenerationCheck
-from messenger.rdma.lane import Lane
-from messenger.rdma.nic import DeviceMemory
+from messenger.rdma.job import Abandoned, Job
+from messenger.rdma.lane import STRIPES_IN_FLIGHT, Lane
+from messenger.rdma.nic import DeviceMemory, Registration
+from messenger.rdma.nonces import LIFETIME_S, Nonces
 from messenger.rdma.notices import MAILBOX_BYTES, MAX_NOTIFY_BYTES
 from messenger.rdma.options import RdmaOptions
 from messenger.rdma.ports import Address, GidEntry, Link, choose_gid, find_ports, pair_ports
+from messenger.rdma.queue_pair import Opcode
 from messenger.rdma.transport import RdmaTransport
 from messenger.rdma.verbs import RdmaUnavailable
 from messenger.rdma.wire import proof_of
@@ -97,6 +102,40 @@ def test_a_proof_fits_one_message_one_direction_and_one_connection() -> None:
     }
     assert len(proofs) == 24
     assert proof_of(None, "offer", b"1", b"2", b"x") == b""
+
+
+def test_nonces_are_good_for_one_proof_each_and_for_a_while() -> None:
+    nonces, others = Nonces(), Nonces()
+    first, *crowd = [nonces.make(100.0) for _ in range(5000)]
+    assert nonces.use(first, 100.0 + LIFETIME_S)
+    assert not nonces.use(first, 100.0 + LIFETIME_S)
+    assert not nonces.use(crowd[0], 100.1 + LIFETIME_S)
+    assert not nonces.use(first, 1000.0)
+    for forged in (b"", bytes(len(first)), others.make(100.0), first[:-1] + bytes([first[-1] ^ 1])):
+        assert not nonces.use(forged, 100.0)
+
+
+class NicWithoutDevice:
+    def register(self, memory: np.ndarray, *, peers_read: bool, peers_write: bool) -> Registration:
+        return Registration(0, memory.nbytes, 0, 0)
+
+
+async def test_a_batch_that_is_given_up_does_not_wait_for_its_turn() -> None:
+    lane = Lane(None, NicWithoutDevice(), Registration(0, 0, 0, 0), None)  # type: ignore[arg-type]
+    job = Job(Opcode.READ, make_plan((), 0, 0, 1, 1))
+    async with contextlib.AsyncExitStack() as busy:
+        for _ in range(STRIPES_IN_FLIGHT):
+            await busy.enter_async_context(lane.turn(job.unless_abandoned))
+
+        async def take_turn() -> None:
+            async with lane.turn(job.unless_abandoned):
+                raise AssertionError("there was none to be had")
+
+        waiting = asyncio.create_task(take_turn())
+        await asyncio.sleep(0)
+        job.abandon()
+        with pytest.raises(Abandoned):
+            await waiting
 
 
 def test_a_machine_without_devices_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +252,7 @@ async def test_when_a_nic_loses_its_link_its_work_is_done_by_the_other(rdma: Wor
     reads = 0
 
     async def write() -> None:
-        while len(connection._leaving) == 0 or len(payloads) < 6:
+        while len(connection._lanes) == 2 or len(payloads) < 6:
             payloads.append(b"%d" % len(payloads))
             there.bytes[: half * GRANULE] = 0
             completion = await connection.write([whole(there, granule) for granule in range(half)], TIMEOUT_S, notify=payloads[-1])
@@ -222,7 +261,7 @@ async def test_when_a_nic_loses_its_link_its_work_is_done_by_the_other(rdma: Wor
 
     async def read() -> None:
         nonlocal reads
-        while len(connection._leaving) == 0 or reads < 6:
+        while len(connection._lanes) == 2 or reads < 6:
             here.bytes[half * GRANULE :] = 0
             await connection.read([whole(there, granule) for granule in range(half, NUM_GRANULES)], TIMEOUT_S)
             assert np.array_equal(here.bytes[half * GRANULE :], theirs[half * GRANULE :])

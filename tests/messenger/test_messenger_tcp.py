@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import socket
 import struct
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,12 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from messenger_support import GRANULE, NUM_GRANULES, TIMEOUT_S, Node, Workshop, fill, until, whole
+from messenger_support import GRANULE, NUM_GRANULES, TIMEOUT_S, Node, Workshop, fill, open_files, until, whole
 
+from messenger import native
 from messenger.base import CorruptBytes, DeadlineExceeded, Identity, Region, Slice, Unauthenticated
-from messenger.stream import Vector
+from messenger.strangers import MAX_STRANGERS
+from messenger.stream import Stream, Vector
 from messenger.tcp import TcpTransport
 from messenger.tcp_options import TcpOptions
+from messenger.tcp_plane import LaneKeeper
 from messenger.tcp_protocol import (
     CHALLENGE_BYTES,
     MAGIC,
@@ -36,6 +41,10 @@ from messenger.tcp_protocol import (
 )
 from messenger.tcp_server import ServedSlices
 from springtide.errors import ConfigError, PeerLost
+
+if native.AVAILABLE:
+    from messenger._native import Lanes
+    from messenger.tcp_native import NativeSession
 
 STRANGER = Identity("stranger", 12345)
 SECRET = b"a secret of the cluster"
@@ -269,6 +278,17 @@ async def test_without_a_secret_only_this_machine_is_spoken_with(workshop: Works
         await transport.close()
 
 
+async def test_strangers_that_say_nothing_keep_nobody_out(workshop: Workshop, there: Node, caplog: pytest.LogCaptureFixture) -> None:
+    silent = [await asyncio.open_connection(*address_of(there)) for _ in range(3 * MAX_STRANGERS)]
+    here = await workshop.node("here")
+    connection = await here.connect(there.endpoint)
+    assert (await connection.read([whole(there, 2)], TIMEOUT_S)).num_bytes == GRANULE
+    await until(lambda: sum(reader.at_eof() for reader, _ in silent) >= 2 * MAX_STRANGERS)
+    assert 0 < caplog.text.count("closing a connection of a stranger") < MAX_STRANGERS
+    for _, writer in silent:
+        writer.close()
+
+
 def test_the_secret_is_not_shown() -> None:
     assert SECRET.decode() not in repr(TcpOptions(secret=SECRET))
 
@@ -331,6 +351,138 @@ async def test_a_slice_that_is_corrupted_under_way_fails_typed_and_alone(worksho
 
 
 # ---- giving up ----
+
+
+async def test_what_is_refused_of_a_read_is_not_told(workshop: Workshop, there: Node) -> None:
+    here = await workshop.node("here")
+    connection = await here.connect(there.endpoint)
+    there.bytes[:] = 77
+    for length in (4096, GRANULE):
+        there.generations[3] = 999
+        completion = await connection.read([Slice(0, 3 * GRANULE, length, 4), Slice(GRANULE, 0, length, 1)], TIMEOUT_S)
+        assert list(completion.failed) == [0]
+        assert not (here.bytes[:GRANULE] == 77).any()
+        assert (here.bytes[GRANULE : GRANULE + length] == 77).all()
+
+
+async def test_a_verdict_that_there_is_not_breaks_the_connection(workshop: Workshop) -> None:
+    here, there = await node_with(workshop, "here", lanes=1), await workshop.node("there")
+
+    async def meddle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        on_reader, on_writer = await asyncio.open_connection(*address_of(there))
+
+        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while data := await source.read(1 << 16):
+                target.write(data[:-1] + b"\x4d" if data == Header(Op.WRITE, 1, 0).pack() + b"\0" else data)
+            target.close()
+
+        await asyncio.gather(pump(reader, on_writer), pump(on_reader, writer))
+
+    server = await asyncio.start_server(meddle, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    connection = await here.connect(replace(there.endpoint, addresses={"tcp": address}))
+    with pytest.raises(PeerLost, match="unknown verdict 77"):
+        await connection.write([whole(there, 1)], TIMEOUT_S)
+    assert not connection.is_open
+    await connection.close()
+    server.close()
+
+
+class Exhausted:
+    """Lanes of a machine that has room for so many."""
+
+    room = 0
+
+    def __init__(self, *arguments: object) -> None:
+        self._lanes = Lanes(*arguments)  # type: ignore[arg-type]
+
+    def attach(self, fd: int, express: bool) -> None:
+        if Exhausted.room == 0:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        Exhausted.room -= 1
+        self._lanes.attach(fd, express)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._lanes, name)
+
+
+@pytest.mark.skipif(not native.AVAILABLE, reason="messenger._native has not been built")
+async def test_a_machine_without_room_for_another_lane_does_not_leave_a_batch_waiting_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("messenger.tcp_native._native.Lanes", Exhausted)
+    workshop = Workshop("tcp", tmp_path)
+    here, there = await node_with(workshop, "here", lanes=1), await workshop.node("there")
+    monkeypatch.setattr(Exhausted, "room", 1)
+    with pytest.raises(PeerLost, match="Resource temporarily unavailable"):
+        await here.connect(there.endpoint)
+    monkeypatch.setattr(Exhausted, "room", 2)
+    connection = await here.connect(there.endpoint)
+    with pytest.raises(PeerLost, match="Resource temporarily unavailable"):
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:  # until one is given up in the middle, and costs its lane
+                with contextlib.suppress(DeadlineExceeded):
+                    await connection.read([whole(there, granule) for granule in range(24)], 0.0)
+    assert not connection.is_open
+    await workshop.close()
+
+
+@pytest.mark.skipif(not native.AVAILABLE, reason="messenger._native has not been built")
+async def test_a_session_that_cannot_begin_leaves_nothing_open(there: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*arguments: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("messenger.tcp_native._native.Session", exhausted)
+    before = list(open_files().values())
+    mine, theirs = socket.socketpair()
+    with pytest.raises(OSError, match="Resource temporarily unavailable"):
+        NativeSession(Stream(mine), there.memory.region, False)
+    theirs.close()
+    assert sorted(open_files().values()) == sorted(before)
+
+
+@pytest.mark.parametrize("lanes", [0, 33])
+def test_as_many_lanes_as_there_is_room_for(lanes: int) -> None:
+    with pytest.raises(ValueError, match=f"from 1 to 32, not {lanes}"):
+        TcpOptions(lanes=lanes)
+
+
+async def never() -> Stream:
+    raise AssertionError("nothing is to be opened")
+
+
+async def test_who_gives_up_waiting_for_lanes_to_rest_disturbs_nobody() -> None:
+    keeper = LaneKeeper(never, "a peer", lambda error: None)
+    mine, theirs = socket.socketpair()
+    keeper.lay_to_rest(Stream(mine))
+    impatient, patient = asyncio.create_task(keeper.drain()), asyncio.create_task(keeper.drain())
+    await asyncio.sleep(0)
+    impatient.cancel()
+    await asyncio.wait((impatient,))
+    theirs.close()
+    await patient
+    await keeper.close()
+
+
+async def test_what_was_not_taken_when_the_closing_of_a_lane_is_cut_short_is_not_delivered() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        mine = socket.create_connection(listening.getsockname())
+        theirs, _ = listening.accept()
+    keeper = LaneKeeper(never, "a peer", lambda error: None)
+    stream = Stream(mine)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            mine.send(bytes(1 << 20))
+    keeper.lay_to_rest(stream)
+    closing = asyncio.create_task(keeper.close())
+    await asyncio.sleep(0)  # both have begun
+    closing.cancel()
+    await asyncio.wait((closing,))
+    assert stream.fileno() < 0
+    with pytest.raises(ConnectionResetError):
+        while await asyncio.to_thread(theirs.recv, 1 << 20):
+            pass
+    theirs.close()
 
 
 @pytest.mark.parametrize("operation", ["read", "write"])

@@ -66,7 +66,9 @@ class EngineNodes:
             f"{section}.{key}": v for section, values in self._settings.items() if isinstance(values, dict) for key, v in values.items()
         }
         plain = {key: value for key, value in self._settings.items() if not isinstance(value, dict)}
-        self.config = load_config(overrides={**plain, **flat, "redis_url": f"redis://127.0.0.1:{self._valkey.port}"}, environ={})
+        self.config = load_config(
+            overrides={**plain, **flat, "kv.open_to_strangers": True, "redis_url": f"redis://127.0.0.1:{self._valkey.port}"}, environ={}
+        )
         self._membership = Membership(self.config.redis_url or "", self.config.cluster, 5.0)
         names = [f"prefill-{i}" for i in range(self.config.prefill)] + [f"decode-{i}" for i in range(self.config.decode)]
         for name in names:

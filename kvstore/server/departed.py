@@ -1,0 +1,78 @@
+"""Engines whose stream has ended.
+
+That an engine asks for nothing more does not say that it writes nothing more: its process may be alive, frozen, or in the middle of a pass.
+Its slots come back when it has let go of the arena, for which the kernel is the witness: an engine keeps the connection by which it got
+the arena until after its last write (kvstore.link).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from kvstore.server.node import Node
+from messenger.base import Identity
+from messenger.notices import receive_frame
+from messenger.stream import PeerClosed, Stream
+from springtide.ids import AttemptId
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.02
+SAY_AFTER_S = 5.0
+
+
+class DepartedEngines:
+    """`fence` says whether nothing of an engine's can land any more, as `Transport.fence`."""
+
+    def __init__(self, node: Node, fence: Callable[[Identity], Awaitable[bool]]) -> None:
+        self._node = node
+        self._fence = fence
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def add(self, engine: Identity, attempts: Sequence[AttemptId]) -> None:
+        if attempts:
+            task = asyncio.create_task(self._wait_for(engine, attempts), name=f"{engine.name} departs")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _wait_for(self, engine: Identity, attempts: Sequence[AttemptId]) -> None:
+        loop = asyncio.get_running_loop()
+        said_at = loop.time()
+        while not await self._fence(engine):
+            if loop.time() - said_at >= SAY_AFTER_S:
+                logger.warning("%s has ended its stream but not let go of the arena; slots of %d attempts wait", engine.name, len(attempts))
+                said_at = float("inf")
+            await asyncio.sleep(LOOK_EVERY_S)
+        self._node.pool.engine_gone(attempts)
+        self._node.changed()
+
+
+class Attachments:
+    """Who has the arena mapped, where shm is not among the transports that would know. `serve` is for an FdServer."""
+
+    def __init__(self) -> None:
+        self._attached: dict[Stream, Identity | None] = {}
+        """None: somebody who has not said who it is."""
+
+    async def serve(self, stream: Stream) -> None:
+        self._attached[stream] = None
+        try:
+            self._attached[stream] = Identity(**json.loads(await receive_frame(stream)))
+            await stream.drain()
+        except (ValueError, TypeError) as error:
+            raise ConnectionError(f"not an identity: {error}") from error
+        except PeerClosed:
+            return
+        finally:
+            del self._attached[stream]
+
+    async def fence(self, peer: Identity) -> bool:
+        return not any(attached in (None, peer) for attached in self._attached.values())
