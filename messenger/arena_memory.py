@@ -101,15 +101,9 @@ class SharedMemory:
                 raise SpringtideError(f"cannot get {self.header.total_bytes} bytes of memory for an arena: {error}") from error
 
 
-def attach(path: Path, populate: bool = True, timeout_s: float = 5.0) -> SharedMemory:
-    """Maps the memory that an FdServer hands out at `path`. Blocks. Raises PeerLost when nobody serves it there."""
-    memory, sock = attach_session(path, populate, timeout_s)
-    sock.close()
-    return memory
-
-
 def attach_session(path: Path, populate: bool, timeout_s: float) -> tuple[SharedMemory, socket.socket]:
-    """As `attach`; the caller also gets the connected socket, which closes when the owner of the memory ends."""
+    """Maps the memory that an FdServer hands out at `path`. Blocks. The connected socket closes when the owner of the memory ends. Raises
+    PeerLost when nobody serves it there."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)

@@ -13,8 +13,14 @@ import numpy as np
 import pytest
 from messenger_support import open_files
 
-from messenger.arena_memory import FdServer, SharedMemory, attach, attach_session
+from messenger.arena_memory import FdServer, SharedMemory, attach_session
 from springtide.errors import PeerLost
+
+
+def attach(path: Path) -> SharedMemory:
+    memory, sock = attach_session(path, populate=True, timeout_s=5.0)
+    sock.close()
+    return memory
 
 
 def num_arenas() -> int:
