@@ -18,18 +18,20 @@ import numpy as np
 
 from benchmarks.driven import compared, console, rate
 from benchmarks.results import Row, show, write
+from kvstore.server.demotion import STAGED_BYTES
 from kvstore.ssd.disk import aligned_memory
 from kvstore.ssd.tier import PutBlock, SsdTier
 from springtide.ids import BlockKey
 
-ROUNDS = 15
-BATCH = 64
-NUM_BLOCKS = 12 * BATCH
+ROUNDS = 9
 BLOCK_BYTES = 30 * 2 * 64 * 3 * 64 * 2
 """Of the demo model: layers, K and V, tokens, heads, head size, bytes of a bfloat16."""
+BATCH = STAGED_BYTES // BLOCK_BYTES
+"""As demotion does: from and to one staging memory, which stays in the processor's cache as fio's buffers do."""
+NUM_BLOCKS = 70 * BATCH
 DEPTH = 4
 """Requests that fio keeps under way, as many as the tier has reading threads."""
-RESTART_BLOCKS, RESTART_BLOCK_BYTES = 1 << 17, 4096
+RESTART_BLOCKS, RESTART_BLOCK_BYTES = 10_000 * BATCH, 4096
 OPERATIONS = {"write, new files": "write", "write, in place of removed blocks": "write", "read": "read"}
 WANTED = 0.8
 REST_S = 1.0
