@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import socket
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -19,7 +18,7 @@ import numpy as np
 
 from messenger.arena_memory import SharedMemory, attach_session
 from messenger.base import DeadlineExceeded, Identity
-from messenger.notices import frame
+from messenger.notices import introduction
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId, Incarnation, NodeId
 from springtide.rpc import channels
@@ -214,7 +213,7 @@ def _attach(arena_socket: Path, engine: Identity) -> tuple[SharedMemory, socket.
     """The socket tells the store that this engine may write, until it is closed. Blocks. Raises PeerLost."""
     memory, attachment = attach_session(arena_socket, False, CONNECT_TIMEOUT_S)
     try:
-        attachment.sendall(frame(json.dumps(asdict(engine)).encode()))
+        attachment.sendall(introduction(engine))
     except OSError as error:
         memory.close()
         attachment.close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import asdict
 from typing import Any
 
-from messenger.base import Completion, DeadlineExceeded, InvalidSlice, NotifyHandler
+from messenger.base import Completion, DeadlineExceeded, Identity, InvalidSlice, NotifyHandler
 from messenger.ordering import Turns, deliver
 from messenger.stream import Stream, Vector
 from springtide.errors import PeerLost
@@ -22,6 +24,19 @@ _ACKNOWLEDGED = b"\x06"
 
 def frame(payload: bytes) -> bytes:
     return _LENGTH.pack(len(payload)) + payload
+
+
+def introduction(identity: Identity) -> bytes:
+    """What whoever attaches to an arena sends first."""
+    return frame(json.dumps(asdict(identity)).encode())
+
+
+async def receive_identity(stream: Stream) -> Identity:
+    """Raises as receive_frame, and ConnectionError for what is no introduction."""
+    try:
+        return Identity(**json.loads(await receive_frame(stream)))
+    except (ValueError, TypeError) as error:
+        raise ConnectionError(f"not an identity: {error}") from error
 
 
 async def receive_frame(stream: Stream) -> bytes:

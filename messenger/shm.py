@@ -7,11 +7,10 @@ as JSON, then notifications (messenger.notices). When the socket ends, the proce
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from messenger import native
 from messenger.arena_memory import FdServer, SharedMemory, attach_session
 from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Transport
 from messenger.copying import CopyWork, NativeCopy, PythonCopy
-from messenger.notices import NoticeSender, frame, receive_frame, serve_notices
+from messenger.notices import NoticeSender, introduction, receive_identity, serve_notices
 from messenger.ordering import run_to_rest
 from messenger.stream import PeerClosed, Stream, Vector
 from springtide.errors import PeerLost
@@ -142,10 +141,7 @@ class _Session:
     async def run(self) -> None:
         """Until the peer closes. Raises ConnectionError when it breaks off or sends what it must not."""
         try:
-            try:
-                self.peer = Identity(**json.loads(await receive_frame(self.stream)))
-            except (ValueError, TypeError) as error:
-                raise ConnectionError(f"not an identity: {error}") from error
+            self.peer = await receive_identity(self.stream)
             await serve_notices(self.stream, self.peer.name, self._on_notify)
         except PeerClosed:
             return
@@ -187,7 +183,6 @@ class ShmTransport(Transport):
 
     async def connect(self, endpoint: Endpoint, region: Region, identity: Identity) -> Connection:
         path = Path(endpoint.addresses[self.name])
-        hello = json.dumps(asdict(identity)).encode()
         options = self._options
         attach = partial(attach_session, path, options.populate, options.connect_timeout_s)
         attaching = asyncio.get_running_loop().run_in_executor(self._attachers, attach)
@@ -200,7 +195,7 @@ class ShmTransport(Transport):
         try:
             if memory.header.incarnation != endpoint.incarnation:
                 raise PeerLost(f"the peer has restarted: it is incarnation {memory.header.incarnation}, not {endpoint.incarnation}")
-            await stream.send(Vector([memoryview(frame(hello))]))
+            await stream.send(Vector([memoryview(introduction(identity))]))
         except BaseException as error:
             stream.close()
             memory.close()

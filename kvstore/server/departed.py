@@ -8,13 +8,12 @@ the arena until after its last write (kvstore.link).
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from kvstore.server.node import Node
 from messenger.base import Identity
-from messenger.notices import receive_frame
+from messenger.notices import receive_identity
 from messenger.stream import PeerClosed, Stream
 from springtide.ids import AttemptId
 
@@ -65,10 +64,8 @@ class Attachments:
     async def serve(self, stream: Stream) -> None:
         self._attached[stream] = None
         try:
-            self._attached[stream] = Identity(**json.loads(await receive_frame(stream)))
+            self._attached[stream] = await receive_identity(stream)
             await stream.drain()
-        except (ValueError, TypeError) as error:
-            raise ConnectionError(f"not an identity: {error}") from error
         except PeerClosed:
             return
         finally:

@@ -38,7 +38,7 @@ class Operations(StoreServicer):
         self._clock = clock
 
     async def Replicate(self, request: pb.ReplicateRequest, context: Context) -> pb.ReplicateReply:
-        keys = await _or_abort(context, checked_keys, request.keys)
+        keys = await or_abort(context, checked_keys, request.keys)
         try:
             replicated = await self._replication.replicate(keys, request.sources)
         except SpringtideError as error:
@@ -50,17 +50,17 @@ class Operations(StoreServicer):
 
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinReply:
         now = self._clock.now()
-        keys, kind = await _or_abort(context, checked_keys, request.keys), await _or_abort(context, _pin_kind, request.kind)
-        pin = await _or_abort(context, self._node.pool.pins.pin, request.pin_id, keys, kind, request.ttl_ms / 1000, now)
+        keys, kind = await or_abort(context, checked_keys, request.keys), await or_abort(context, _pin_kind, request.kind)
+        pin = await or_abort(context, self._node.pool.pins.pin, request.pin_id, keys, kind, request.ttl_ms / 1000, now)
         return pb.PinReply(pin=_pin_info(pin, now))
 
     async def RenewPin(self, request: pb.RenewPinRequest, context: Context) -> pb.PinReply:
         now = self._clock.now()
-        pin = await _or_abort(context, self._node.pool.pins.renew, request.pin_id, request.ttl_ms / 1000, now)
+        pin = await or_abort(context, self._node.pool.pins.renew, request.pin_id, request.ttl_ms / 1000, now)
         return pb.PinReply(pin=_pin_info(pin, now))
 
     async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.PinReply:
-        pin = await _or_abort(context, self._node.pool.pins.unpin, request.pin_id)
+        pin = await or_abort(context, self._node.pool.pins.unpin, request.pin_id)
         return pb.PinReply(pin=_pin_info(pin, self._clock.now()))
 
     async def ListPins(self, request: pb.ListPinsRequest, context: Context) -> pb.ListPinsReply:
@@ -72,7 +72,7 @@ class Operations(StoreServicer):
     async def ListBlocks(self, request: pb.ListBlocksRequest, context: Context) -> pb.ListBlocksReply:
         spec, pool = self._node.options.spec, self._node.pool
         if request.keys:
-            part = pool.listing.held_part(await _or_abort(context, checked_keys, request.keys))
+            part = pool.listing.held_part(await or_abort(context, checked_keys, request.keys))
             chains, total = ([part], 1) if part is not None else ([], 0)
         else:
             chains, total = pool.listing.chains(request.key_prefix.lower(), min(request.limit, MAX_LISTED))
@@ -81,7 +81,7 @@ class Operations(StoreServicer):
         )
 
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
-        evicted = self._node.pool.evict(None if request.all else await _or_abort(context, checked_keys, request.keys))
+        evicted = self._node.pool.evict(None if request.all else await or_abort(context, checked_keys, request.keys))
         self._node.changed()
         if self._node.ssd is not None:
             await self._node.ssd.tier.remove(evicted.copies)
@@ -138,7 +138,7 @@ class Operations(StoreServicer):
         )
 
 
-async def _or_abort(context: Context, do: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+async def or_abort(context: Context, do: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """What `do` returns; what it raises ends the call."""
     try:
         return do(*arguments, **named)

@@ -19,14 +19,14 @@ from kvstore.server.engine import EngineSession, Transfers
 from kvstore.server.failures import status_of
 from kvstore.server.ingests import Ingests
 from kvstore.server.node import Node
-from kvstore.server.operations import Context, Operations
+from kvstore.server.operations import Context, Operations, or_abort
 from kvstore.server.promotion import Promotion
 from kvstore.server.replication import Replication
 from kvstore.server.watchers import SnapshotPart, WatcherLags
 from messenger.base import Endpoint, Identity
 from springtide.blocks import checked_keys
 from springtide.clock import Clock
-from springtide.errors import InvalidRequest, SpringtideError
+from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, Incarnation, NodeId
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
@@ -77,11 +77,7 @@ class StoreService(Operations):
             self._node.watchers.unsubscribe(subscription)
 
     async def Lease(self, request: pb.LeaseRequest, context: Context) -> pb.LeaseReply:
-        try:
-            keys = checked_keys(request.keys)
-        except InvalidRequest as error:
-            await context.abort(status_of(error), error.message)
-            raise
+        keys = await or_abort(context, checked_keys, request.keys)
         tenant = request.tenant if request.HasField("tenant") else None
         await self._promotion.promote(keys, tenant)
         leased = self._node.pool.lease(request.reader, keys, self._clock.now(), tenant)
