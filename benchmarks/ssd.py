@@ -11,14 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.driven import compared, console, rate
 from benchmarks.results import Row, show, write
-from kvstore.server.demotion import STAGED_BYTES
+from kvstore.server.demotion import BATCHES_UNDER_WAY, STAGED_BYTES
 from kvstore.ssd.disk import aligned_memory
 from kvstore.ssd.tier import PutBlock, SsdTier
 from springtide.ids import BlockKey
@@ -27,18 +27,19 @@ ROUNDS = 9
 BLOCK_BYTES = 30 * 2 * 64 * 3 * 64 * 2
 """Of the demo model: layers, K and V, tokens, heads, head size, bytes of a bfloat16."""
 BATCH = STAGED_BYTES // BLOCK_BYTES
-"""As demotion does: from and to one staging memory, which stays in the processor's cache as fio's buffers do."""
-NUM_BLOCKS = 70 * BATCH
-DEPTH = 4
-"""Requests that fio keeps under way, as many as the tier has reading threads."""
-RESTART_BLOCKS, RESTART_BLOCK_BYTES = 10_000 * BATCH, 4096
+"""As demotion does: from and to little staging memory, which stays in the processor's cache as fio's buffers do."""
+NUM_BLOCKS = 154 * BATCH
+DEPTH = BATCH * BATCHES_UNDER_WAY
+"""Requests that fio keeps under way: as many blocks as are handed to the tier at a time, so both work on as much memory."""
+RESTART_BLOCKS, RESTART_BLOCK_BYTES = 20_000 * BATCH, 4096
 OPERATIONS = {"write, new files": "write", "write, in place of removed blocks": "write", "read": "read"}
 WANTED = 0.8
 REST_S = 1.0
 """Before each measurement, the same for both: a disk that is rented grants bursts after a pause, and fio pauses while it starts."""
 NOTES = (
-    f"{NUM_BLOCKS} blocks of {BLOCK_BYTES / (1 << 20):.1f} MiB, ours in batches of {BATCH} through `put` and `get`, checksums and table "
-    f"included; fio sequential, direct, libaio with {DEPTH} requests under way, same block and file size. Both take turns in every round. "
+    f"{NUM_BLOCKS} blocks of {BLOCK_BYTES / (1 << 20):.1f} MiB, ours in batches of {BATCH} through `put` and `get`, {BATCHES_UNDER_WAY} at "
+    f"a time, checksums and table included; fio sequential, direct, libaio with {DEPTH} requests under way, same block and file size. "
+    "Both take turns in every round. "
     f"Restart: the index of {RESTART_BLOCKS} small blocks."
 )
 
@@ -77,9 +78,12 @@ class Ours:
     def __init__(self, directory: Path, bytes_per_slot: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS) -> None:
         self._directory, self._bytes_per_slot = directory / "tier", bytes_per_slot
         self._keys = [BlockKey(i.to_bytes(16, "big")) for i in range(num_blocks)]
-        arena = aligned_memory(BATCH * bytes_per_slot)
-        np.frombuffer(arena, np.uint8)[:] = np.random.default_rng(0).integers(0, 256, len(arena), dtype=np.uint8)
-        self._slots = [arena[i * bytes_per_slot : (i + 1) * bytes_per_slot] for i in range(BATCH)]
+        self._stagings = [self._staging(bytes_per_slot) for _ in range(BATCHES_UNDER_WAY)]
+
+    def _staging(self, bytes_per_slot: int) -> list[memoryview]:
+        memory = aligned_memory(BATCH * bytes_per_slot)
+        np.frombuffer(memory, np.uint8)[:] = np.random.default_rng(0).integers(0, 256, len(memory), dtype=np.uint8)
+        return [memory[i * bytes_per_slot : (i + 1) * bytes_per_slot] for i in range(BATCH)]
 
     def run(self, operation: str) -> float:
         """Seconds, without opening and closing."""
@@ -95,22 +99,33 @@ class Ours:
         if operation == "write, in place of removed blocks":
             await tier.remove(self._keys)
         started = time.perf_counter()
-        await (self._read(tier) if operation == "read" else self.write(tier))
+        await (self.read(tier) if operation == "read" else self.write(tier))
         seconds = time.perf_counter() - started
         await tier.close()
         return seconds
 
     async def write(self, tier: SsdTier) -> None:
-        for begin in range(0, len(self._keys), BATCH):
-            stored = await tier.put(
-                [PutBlock(key, None, slot) for key, slot in zip(self._keys[begin : begin + BATCH], self._slots, strict=True)]
-            )
+        async def put(keys: Sequence[BlockKey], slots: Sequence[memoryview]) -> None:
+            stored = await tier.put([PutBlock(key, None, slot) for key, slot in zip(keys, slots, strict=True)])
             assert all(stored), f"refused: {tier.counts()}"
 
-    async def _read(self, tier: SsdTier) -> None:
-        for begin in range(0, len(self._keys), BATCH):
-            errors = await tier.get(self._keys[begin : begin + BATCH], self._slots)
+        await self._in_batches(put)
+
+    async def read(self, tier: SsdTier) -> None:
+        async def get(keys: Sequence[BlockKey], slots: Sequence[memoryview]) -> None:
+            errors = await tier.get(keys, slots)
             assert not any(errors), errors
+
+        await self._in_batches(get)
+
+    async def _in_batches(self, move: Callable[[Sequence[BlockKey], Sequence[memoryview]], Awaitable[None]]) -> None:
+        begins = iter(range(0, len(self._keys), BATCH))
+
+        async def work(slots: Sequence[memoryview]) -> None:
+            for begin in begins:
+                await move(self._keys[begin : begin + BATCH], slots)
+
+        await asyncio.gather(*(work(slots) for slots in self._stagings))
 
 
 def throughput(directory: Path) -> list[Row]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from messenger import native
 
+DEFAULT_LANES = 4
+"""Where there are cores for them."""
 MAX_LANES = 32
 """Of one connection. The C part has room for twice as many: those that end are still there while others take their place."""
 
 
 @dataclass(frozen=True, slots=True)
 class TcpOptions:
-    lanes: int = 4
-    """Connections to one peer that large batches are striped over."""
+    lanes: int = field(default_factory=lambda: min(DEFAULT_LANES, max(2, len(os.sched_getaffinity(0)))))
+    """Connections to one peer that large batches are striped over. More of them than cores cost a tenth of the rate."""
     connect_timeout_s: float = 2.0
     peer_timeout_s: float = 1.2
     """A peer that is silent for so long in the middle of an exchange is lost."""

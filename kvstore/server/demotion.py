@@ -2,7 +2,8 @@
 
 The bytes are staged: copied out of the arena in one turn of the event loop and written from there. So no slot is ever held for the disk's
 sake, an allocation finds every block as evictable as without an SSD, and a block that goes while it is written is not lost. The price is
-one copy in memory of what is written to a disk that is many times slower.
+one copy in memory of what is written to a disk that is many times slower. One batch is staged while the one before is written, so that the
+disk does not wait.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
+from typing import NamedTuple
 
 from kvstore import metrics
 from kvstore.core.ssd import Copy
@@ -18,18 +21,26 @@ from kvstore.server.node import Node
 from kvstore.server.ssd import Ssd, SsdOptions
 from kvstore.ssd.disk import aligned_memory
 from kvstore.ssd.health import TierState
+from springtide.ids import BlockKey
 
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.05
-STAGED_BYTES = 16 << 20
-"""Or one block, if that is more: some milliseconds of copying."""
-FREE_BATCHES = 2
+STAGED_BYTES = 8 << 20
+"""In a batch; or one block, if that is more: some milliseconds of copying, and little enough to be in the processor's cache still when the
+disk fetches it."""
+BATCHES_UNDER_WAY = 2
 """The SSD keeps room for so many."""
 SSD_SHARE = 0.5
 """Of what the SSD can hold, the most that is kept spare in the arena: else copies of the arena's own blocks would push out each other."""
 BATCHES = 8
 """Into so many, at least, an SSD is divided."""
+
+
+class Batch(NamedTuple):
+    writing: asyncio.Task[int]
+    keys: frozenset[BlockKey]
+    staging: memoryview
 
 
 class Demotion:
@@ -39,7 +50,9 @@ class Demotion:
     def __init__(self, node: Node, ssd: Ssd, options: SsdOptions) -> None:
         self._node, self._ssd, self._options = node, ssd, options
         self._batch = max(1, STAGED_BYTES // node.options.spec.bytes_per_slot)
-        self._staging = aligned_memory(self._batch * node.options.spec.bytes_per_slot)
+        self._stagings = [aligned_memory(self._batch * node.options.spec.bytes_per_slot) for _ in range(BATCHES_UNDER_WAY)]
+        """Those not in use."""
+        self._under_way: deque[Batch] = deque()
         self._wanting: list[Tenant | None] = []
         """Whose blocks are copied until there are enough; None: everybody's."""
 
@@ -57,9 +70,18 @@ class Demotion:
         end = time.monotonic() + self._options.flush_s
         while time.monotonic() < end and await self._step(to_the_last=True):
             pass
+        while self._under_way:
+            await self._end_oldest()
 
     async def _step(self, to_the_last: bool = False) -> bool:
         """False when there is nothing to do just now."""
+        begun = await self._begin(to_the_last)
+        if self._under_way and (not begun or len(self._under_way) == BATCHES_UNDER_WAY):
+            return await self._end_oldest() > 0
+        return begun
+
+    async def _begin(self, to_the_last: bool) -> bool:
+        """To write a batch, if there is one that is to be written."""
         counts = self._ssd.counts()
         if counts.state is TierState.FAILING and not counts.free:
             return False
@@ -67,16 +89,30 @@ class Demotion:
         self._wanting = [None] if to_the_last else self._short(room)
         if not self._wanting:
             return False
-        batch = max(1, min(self._batch, room // BATCHES))
-        await self._make_room(FREE_BATCHES * batch - counts.free)
-        copies = next((copies for tenant in self._wanting if (copies := self._ssd.blocks.next_copies(batch, tenant))), None)
+        at_most = max(1, min(self._batch, room // BATCHES))
+        await self._make_room(BATCHES_UNDER_WAY * at_most - counts.free)
+        busy = {key for batch in self._under_way for key in batch.keys}
+        choices = (self._ssd.blocks.next_copies(at_most, tenant, busy) for tenant in self._wanting)
+        copies = next((copies for copies in choices if copies), None)
         if copies is None:
             return False
-        self._stage(copies)
-        written = await self._ssd.put(copies, self._staging)
+        staging = self._stagings.pop()
+        self._stage(copies, staging)
+        before = self._under_way[-1].writing if self._under_way else None
+        writing = asyncio.create_task(self._ssd.put(copies, staging, before), name="write to the SSD")
+        self._under_way.append(Batch(writing, frozenset(copy.key for copy in copies), staging))
+        return True
+
+    async def _end_oldest(self) -> int:
+        """Returns how many blocks were written."""
+        oldest = self._under_way[0]
+        await asyncio.wait([oldest.writing])
+        self._under_way.popleft()
+        self._stagings.append(oldest.staging)
+        written = oldest.writing.result()
         metrics.SSD_DEMOTED.inc(written)
         self._node.changed()
-        return written > 0
+        return written
 
     def _short(self, room: int) -> list[Tenant | None]:
         """Who has too little that can go without a loss. `room`: blocks that the SSD can hold as things are."""
@@ -96,10 +132,10 @@ class Demotion:
         until = min(int(self._options.demote_until * num_slots), most)
         return until if tenant in self._wanting else min(int(self._options.demote_below * num_slots), until)
 
-    def _stage(self, copies: list[Copy]) -> None:
+    def _stage(self, copies: list[Copy], staging: memoryview) -> None:
         size = self._node.options.spec.bytes_per_slot
         for i, copy in enumerate(copies):
-            self._staging[i * size : (i + 1) * size] = self._ssd.slot(copy.slot)
+            staging[i * size : (i + 1) * size] = self._ssd.slot(copy.slot)
 
     async def _make_room(self, missing: int) -> None:
         if missing > 0:

@@ -93,12 +93,14 @@ class Ssd:
             await self.give_up(failed)
         return failed
 
-    async def put(self, copies: Sequence[Copy], staging: memoryview) -> int:
+    async def put(self, copies: Sequence[Copy], staging: memoryview, after: asyncio.Task[int] | None = None) -> int:
         """Copies of blocks whose bytes lie one after another in `staging`, parents first, chosen in this turn of the event loop. Returns
-        how many are there now."""
+        how many are there now. `after` is an earlier `put` of blocks that these may continue: they are written beside each other."""
         size, losses = self._bytes_per_slot, self.blocks.losses
         parts = [PutBlock(copy.key, copy.parent, staging[i * size : (i + 1) * size]) for i, copy in enumerate(copies)]
         held = await self.tier.put(parts)
+        if after is not None:
+            await asyncio.wait([after])
         kept = [(copy.key, copy.parent) for copy, there in zip(copies, held, strict=True) if there]
         refused = self.blocks.added(kept, losses)
         if refused:

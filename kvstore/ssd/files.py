@@ -53,6 +53,8 @@ class SegmentFiles:
         self._next_number = 1 + max([number_of(path) for path in directory.glob(f"*{SUFFIX}")], default=-1)
         self._readers = ThreadPoolExecutor(READ_THREADS, "ssd-read")
         self._writers = ThreadPoolExecutor(WRITE_THREADS, "ssd-write")
+        self._committer = ThreadPoolExecutor(1, "ssd-commit")
+        """Apart from the writers: while one batch is committed, they write the next."""
         self.read_speed = ReadSpeed(clock)
 
     @property
@@ -91,7 +93,7 @@ class SegmentFiles:
         for place, entry in entries.items():
             by_segment.setdefault(place.segment, {})[place] = entry
         loop = asyncio.get_running_loop()
-        done = await asyncio.gather(*(loop.run_in_executor(self._writers, self._commit, part) for part in by_segment.values()))
+        done = await asyncio.gather(*(loop.run_in_executor(self._committer, self._commit, part) for part in by_segment.values()))
         return {place: error for part, error in zip(by_segment.values(), done, strict=True) if error is not None for place in part}
 
     async def close(self) -> None:
@@ -146,6 +148,7 @@ class SegmentFiles:
     def _close(self) -> None:
         self._readers.shutdown()
         self._writers.shutdown()
+        self._committer.shutdown()
         for segment in self._segments.values():
             segment.close()
         os.close(self._lock)

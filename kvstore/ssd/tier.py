@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -94,7 +94,8 @@ class SsdTier:
         self._retired = 0
         for reason, count in self._dropped.items():
             metrics.SSD_DROPPED.labels(reason).inc(count)
-        self._arriving: set[BlockKey] = set()
+        self._arriving: dict[BlockKey, asyncio.Future[None]] = {}
+        """Each with the end of the `put` that writes it."""
         self._growing = asyncio.Lock()
         self._operations: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -157,7 +158,8 @@ class SsdTier:
 
     async def put(self, blocks: Sequence[PutBlock]) -> list[bool]:
         """Which of `blocks`, parents before their children, the tier holds afterwards: those it held before, and those that it has written.
-        Refused are blocks without room, without their parent, or that another `put` is writing now; and all, while the disk fails."""
+        Refused are blocks without room, without their parent, or that another `put` is writing now; and all, while the disk fails. What
+        continues a block that another `put` is writing is written beside it, and held once that one is."""
         self._check([block.memory for block in blocks])
         await self._to_the_end(self._put(blocks))
         return [block.key in self._records for block in blocks]
@@ -186,7 +188,9 @@ class SsdTier:
 
     async def _put(self, blocks: Sequence[PutBlock]) -> None:
         wanted = self._wanted(blocks)
-        self._arriving |= wanted.keys()
+        earlier = {self._arriving[block.parent] for block in wanted.values() if block.parent in self._arriving}
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._arriving |= dict.fromkeys(wanted, done)
         try:
             places = await self._room(len(wanted))
             placed = list(zip(places, wanted.values()))  # noqa: B905 - what finds no room stays out
@@ -194,20 +198,27 @@ class SsdTier:
             failed = await self._commit(entries)
             if placed and len(entries) == len(placed) and not failed:
                 self._health.wrote()
+            if earlier:
+                await asyncio.wait(earlier)
             for place, block in placed:
                 if place in entries and place not in failed and self._has(block.parent):
                     self._records[block.key] = Record(place, entries[place])
             metrics.SSD_REFUSED.inc(sum(key not in self._records for key in wanted))
             await self._free([place for place, block in placed if block.key not in self._records])
         finally:
-            self._arriving -= wanted.keys()
+            for key in wanted:
+                del self._arriving[key]
+            done.set_result(None)
 
     def _wanted(self, blocks: Sequence[PutBlock]) -> dict[BlockKey, PutBlock]:
         wanted: dict[BlockKey, PutBlock] = {}
         for block in blocks:
-            if block.key not in self._records and block.key not in self._arriving and (block.parent in wanted or self._has(block.parent)):
+            if block.key not in self._records and block.key not in self._arriving and self._may_follow(block.parent, wanted):
                 wanted.setdefault(block.key, block)
         return wanted
+
+    def _may_follow(self, parent: BlockKey | None, wanted: Collection[BlockKey]) -> bool:
+        return self._has(parent) or parent in wanted or parent in self._arriving
 
     def _has(self, parent: BlockKey | None) -> bool:
         return parent is None or parent in self._records

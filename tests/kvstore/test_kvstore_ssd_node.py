@@ -104,6 +104,19 @@ async def test_blocks_evicted_by_order_while_they_are_written_are_not_kept(bench
     assert bench.blocks_on_ssd == 0
 
 
+async def test_a_prompt_in_two_batches_written_beside_each_other_is_kept_whole(bench: Bench) -> None:
+    bench.cache(1, 2, 3, 4)
+    head = bench.ssd.blocks.next_copies(2)
+    first = asyncio.create_task(bench.ssd.put(head, bench.staging))
+    under_way = {copy.key for copy in head}
+    rest = bench.ssd.blocks.next_copies(NUM_SLOTS, under_way=under_way)
+    assert [copy.key for copy in rest] == [key(3), key(4)]
+    assert bench.ssd.blocks.next_copies(NUM_SLOTS, under_way=under_way | {copy.key for copy in rest}) == []
+    second = asyncio.create_task(bench.ssd.put(rest, bench.staging[2 * BLOCK_BYTES :], after=first))
+    assert await asyncio.gather(second, first) == [2, 2]
+    assert bench.blocks_on_ssd == 4
+
+
 async def test_the_estimate_fits_its_field_however_long_a_read_hangs(bench: Bench) -> None:
     bench.cache(1)
     await bench.demote()

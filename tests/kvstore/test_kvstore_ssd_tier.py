@@ -96,6 +96,32 @@ async def test_a_block_that_another_put_is_writing_is_not_written_twice(tmp_path
     await tier.close()
 
 
+async def test_what_continues_a_block_under_way_is_written_beside_it_and_held_after_it(tmp_path: Path) -> None:
+    tier = await open_tier(tmp_path)
+    first, *later = chain(range(4))
+    puts = [asyncio.create_task(tier.put(part)) for part in ([first], later[:2], later[2:])]
+    assert [await put for put in puts] == [[True], [True, True], [True]]
+    assert await read(tier, range(4)) == ["right"] * 4
+    await tier.close()
+
+
+async def test_what_continues_a_block_under_way_is_refused_with_it(tmp_path: Path) -> None:
+    disk = ManualDisk(ManualClock())
+    tier = await open_tier(tmp_path, disk=disk, clock=disk.clock)
+    await tier.put([block(9)])
+    free, place = tier.counts().free, tier._records[key(9)].place
+    offset = tier._files._segments[place.segment]._offset(place.slot + 1)
+    disk.write_errno, disk.failing_writes = errno.EIO, range(offset, offset + 1)
+    first, *later = chain(range(4))
+    puts = [asyncio.create_task(tier.put(part)) for part in ([first], later[:2], later[2:])]
+    assert [await put for put in puts] == [[False], [False, False], [False]]
+    disk.write_errno = 0
+    disk.clock.advance(1e6)
+    assert tier.counts().free == free, "their room is free again"
+    assert await tier.put([first, *later]) == [True] * 4
+    await tier.close()
+
+
 async def test_a_full_tier_refuses_until_something_is_removed(tmp_path: Path) -> None:
     tier = await open_tier(tmp_path)
     capacity = tier.counts().capacity
