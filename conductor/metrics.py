@@ -6,7 +6,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from conductor.core.conductor import ConductorCore
 from conductor.core.decision import Rejection
-from conductor.core.events import PrefillFinished, Reply, Role
+from conductor.core.events import PrefillFinished, Reply, Role, Scored
 
 DECISIONS = Counter("springtide_conductor_decisions_total", "Requests scheduled or rejected.", ["outcome"])
 REJECTIONS = Counter("springtide_conductor_rejections_total", "Requests rejected, by reason.", ["reason"])
@@ -23,9 +23,19 @@ TTFT_ERROR_SECONDS = Histogram(
     "Actual less predicted time to first token.",
     buckets=(-10, -5, -2, -1, -0.5, -0.2, -0.1, -0.05, 0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
 )
+PREDICTION_RATIO = Histogram(
+    "springtide_conductor_prediction_ratio",
+    "Predicted over actual, by what was predicted.",
+    ["quantity"],
+    buckets=(0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1, 1.1, 1.25, 1.67, 2.5, 5, 10),
+)
+POOL_LOAD = Gauge("springtide_conductor_pool_load", "Mean load of a pool, 1 being as much as the objectives allow.", ["role"])
 INDEX_BLOCKS = Gauge("springtide_conductor_index_blocks", "Entries of the prefix index.")
 INSTANCES = Gauge("springtide_conductor_instances", "Known instances.", ["role", "ready"])
 ATTEMPTS = Gauge("springtide_conductor_attempts", "Attempts under way.")
+IS_LEADER = Gauge("springtide_conductor_is_leader", "1 while this Conductor is the one that answers.")
+LEADER_EPOCH = Gauge("springtide_conductor_leader_epoch", "The highest leadership epoch known here; 0 when there is one Conductor only.")
+LEADERSHIP_CHANGES = Counter("springtide_conductor_leadership_changes_total", "Times that this Conductor's leadership changed.", ["change"])
 SNAPSHOTS_REQUESTED = Counter("springtide_conductor_snapshots_requested_total", "Times that events of a store were missed.", ["node"])
 
 
@@ -50,7 +60,16 @@ def observe_prefill(finished: PrefillFinished) -> None:
         TTFT_ERROR_SECONDS.observe((finished.actual_ttft_ms - finished.predicted_ttft_ms) / 1000.0)
 
 
-def observe_cluster(core: ConductorCore) -> None:
+def observe_scores(scored: Scored) -> None:
+    for score in scored.scores:
+        if score.actual > 0:
+            PREDICTION_RATIO.labels(score.quantity.value).observe(score.predicted / score.actual)
+
+
+def observe_cluster(core: ConductorCore, now: float) -> None:
+    loads = core.pool_loads(now)
+    POOL_LOAD.labels("prefill").set(loads.prefill)
+    POOL_LOAD.labels("decode").set(loads.decode)
     INDEX_BLOCKS.set(len(core.index))
     ATTEMPTS.set(len(core.state.attempts))
     for role in Role:

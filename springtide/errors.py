@@ -38,6 +38,13 @@ class Overloaded(SpringtideError):
         self.retry_after_s = retry_after_s
 
 
+class DeadlineExceeded(SpringtideError):
+    """The request's own deadline cannot be kept, or has passed."""
+
+    http_status = 504
+    openai_type = "deadline_exceeded"
+
+
 class Unavailable(SpringtideError):
     """Nodes that the request needs are gone, beyond retry."""
 

@@ -10,12 +10,18 @@ import contextlib
 import json
 import logging
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
 logger = logging.getLogger(__name__)
+
+_READ_AT_ONCE = 100
+"""Records between which whoever lists thousands lets others have their turn: some 2 ms."""
+_KNOWN_RECORDS = 8192
+"""That are not parsed anew each time, for a member's record stays the same."""
 
 Role = Literal["store", "prefill", "decode", "conductor", "gateway"]
 
@@ -54,8 +60,8 @@ class Membership:
     async def members(self) -> list[Member] | None:
         """Everybody whose lease holds; None when Valkey cannot be asked just now."""
         try:
-            keys = [key async for key in self._redis.scan_iter(match=self._prefix + "*", count=1000)]
-            values = await self._redis.mget(keys) if keys else []
+            keys = [key async for key in self._redis.scan_iter(match=self._prefix + "*", count=_READ_AT_ONCE)]
+            values = [value for some in _batched(keys) for value in await self._redis.mget(some)]
         except (RedisError, OSError, asyncio.TimeoutError) as error:
             logger.debug("membership cannot be read: %s", error)
             return None
@@ -88,6 +94,11 @@ class Membership:
             await self._put(member)
 
 
+def _batched(keys: list[str]) -> list[list[str]]:
+    return [keys[first : first + _READ_AT_ONCE] for first in range(0, len(keys), _READ_AT_ONCE)]
+
+
+@lru_cache(maxsize=_KNOWN_RECORDS)
 def _read(value: str | bytes) -> Member | None:
     """None for what is no member as this version writes them: in a shared Valkey it may be anybody's, and must not end its readers."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from springtide.rpc import common_pb2 as pb
@@ -114,13 +114,21 @@ def finish_reason(token_id: int, num_output_tokens: int, params: SamplingParams,
     return pb.FINISH_REASON_UNSPECIFIED
 
 
-def token_output(attempt_id: str, sampled: SampledToken, position: int, params: SamplingParams, eos_ids: Collection[int]) -> pb.TokenOutput:
-    """The wire message for one sampled token at output `position` (0 is the first after the original prompt)."""
-    reason = finish_reason(sampled.token_id, position + 1, params, eos_ids)
-    output = pb.TokenOutput(attempt_id=attempt_id, position=position, finish_reason=reason)
-    if reason != pb.FINISH_REASON_STOP:
-        output.token_ids.append(sampled.token_id)
-        logprobs = sampled.logprobs_proto()
-        if logprobs is not None:
-            output.logprobs.append(logprobs)
-    return output
+def token_output(
+    attempt_id: str, sampled: Sequence[SampledToken], position: int, params: SamplingParams, eos_ids: Collection[int]
+) -> pb.TokenOutput:
+    """The wire message for tokens sampled one after another, the first at output `position` (0 is the first after the original prompt).
+    What follows the token with which the output ends is left out."""
+    taken = min(len(sampled), max(1, params.max_tokens - position))
+    if params.stop_token_ids or (eos_ids and not params.ignore_eos):
+        stops = (i for i, token in enumerate(sampled, 1) if finish_reason(token.token_id, position + i, params, eos_ids))
+        taken = min(taken, next(stops, taken))
+    reason = finish_reason(sampled[taken - 1].token_id, position + taken, params, eos_ids)
+    tokens = sampled[: taken - (reason == pb.FINISH_REASON_STOP)]
+    return pb.TokenOutput(
+        attempt_id=attempt_id,
+        position=position,
+        finish_reason=reason,
+        token_ids=[token.token_id for token in tokens],
+        logprobs=[logprobs for token in tokens if (logprobs := token.logprobs_proto()) is not None],
+    )

@@ -1,65 +1,121 @@
 """Whether a request that could be placed should be (arXiv 2407.00079, section 7: early rejection).
 
-A prefill whose request then misses its objective is work thrown away, so what is predicted to miss is refused before it starts.
+A prefill whose request then misses its objective is work thrown away, so what is predicted to miss is refused before it starts. All rules
+judge alike, each by the load it looks at; under load, who has less of a claim is refused earlier (see demand).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
-from conductor.core.decision import Alternatives, DecodeEstimate, Placement, Reason, Rejection
+from conductor.core.decision import Alternatives, Placement, Reason, Rejection
+from conductor.core.demand import Limit, LimitedBy
+from conductor.core.outlook import Foresight, Outlook
 
 LEAST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
 
-
-class Admission(Protocol):
-    def refuse(self, alternatives: Alternatives, placement: Placement) -> Rejection | None:
-        """Why the request should not be served as placed; None to admit it. Not asked about requests that were accepted before."""
-        ...
-
-
-class Baseline:
-    """Admits whatever fits at all, and lets it wait."""
-
-    def refuse(self, alternatives: Alternatives, placement: Placement) -> Rejection | None:
-        return None
+_OBJECTIVES = Limit(1.0, LimitedBy.OBJECTIVES)
+_REASONS = {LimitedBy.PRIORITY: Reason.PRIORITY, LimitedBy.TENANT: Reason.TENANT_SHARE}
+_BECAUSE = {
+    LimitedBy.OBJECTIVES: "",
+    LimitedBy.PRIORITY: "; requests of higher priority go before",
+    LimitedBy.TENANT: "; other tenants have had less than their share",
+}
 
 
-class EarlyRejection:
+@dataclass(frozen=True, slots=True)
+class Admission:
     """Refuses what is predicted to miss an objective, or to find no slots at its decode node. Retry-After is when, by the same prediction,
     enough will have drained."""
 
-    def refuse(self, alternatives: Alternatives, placement: Placement) -> Rejection | None:
-        prefill, decode = placement.prefill, placement.decode
-        if prefill.ttft_ms > alternatives.ttft_slo_ms:
-            return Rejection(
-                Reason.TTFT,
-                f"the first token would take {prefill.ttft_ms:.0f} ms, more than the objective of {alternatives.ttft_slo_ms:.0f} ms",
-                _bounded((prefill.ttft_ms - alternatives.ttft_slo_ms) / 1000.0),
-            )
-        if decode.slots_free < alternatives.num_blocks:
-            missing = alternatives.num_blocks - decode.slots_free
-            return Rejection(
-                Reason.NO_SLOTS,
-                f"no decode node has {alternatives.num_blocks} free KV slots; the best one has {max(decode.slots_free, 0)}",
-                _bounded(_drain_s(decode, alternatives.mean_output_tokens, missing / max(decode.slots_total, 1))),
-            )
-        if decode.tbt_ms > alternatives.tbt_slo_ms:
-            return Rejection(
-                Reason.TBT,
-                f"tokens would come every {decode.tbt_ms:.0f} ms, slower than the objective of {alternatives.tbt_slo_ms:.0f} ms",
-                _bounded(_drain_s(decode, alternatives.mean_output_tokens, 1.0 - alternatives.tbt_slo_ms / decode.tbt_ms)),
-            )
+    foresight: Foresight
+
+    def refuse(self, alternatives: Alternatives, placement: Placement, outlook: Outlook) -> Rejection | None:
+        """Why the request should not be served as placed; None to admit it. Not asked about requests that were accepted before."""
+        too_late = _misses_deadline(placement, outlook)
+        if too_late is not None or self.foresight is Foresight.NONE:
+            return too_late
+        refusal = _refuse(alternatives, placement, outlook, outlook.limit)
+        if refusal is None or outlook.limit.by is LimitedBy.OBJECTIVES:
+            return refusal
+        # Whoever would be refused without a limit too is told so.
+        return _refuse(alternatives, placement, outlook, _OBJECTIVES) or refusal
+
+
+ADMISSIONS: dict[str, Admission] = {
+    "baseline": Admission(Foresight.NONE),
+    "early-rejection": Admission(Foresight.ARRIVAL),
+    "early-rejection-predicted": Admission(Foresight.PREFILL_END),
+    "early-rejection-request": Admission(Foresight.REQUEST),
+}
+
+
+def _misses_deadline(placement: Placement, outlook: Outlook) -> Rejection | None:
+    if not outlook.deadline_ms:
         return None
+    prefill = placement.prefill
+    decode_ms = outlook.output_tokens * outlook.own_tbt_ms
+    late_ms = prefill.ttft_ms + decode_ms - outlook.deadline_ms
+    if late_ms <= 0:
+        return None
+    # Only the wait for others gets shorter with time.
+    helps = late_ms <= prefill.queue_ms
+    return Rejection(
+        Reason.DEADLINE,
+        f"the deadline is in {outlook.deadline_ms:.0f} ms; the first token would take {prefill.ttft_ms:.0f} ms and the rest of some "
+        f"{outlook.output_tokens:.0f} tokens {decode_ms:.0f} ms",
+        _bounded(late_ms / 1000.0) if helps else 0.0,
+    )
 
 
-ADMISSIONS: dict[str, Admission] = {"baseline": Baseline(), "early-rejection": EarlyRejection()}
+def _refuse(alternatives: Alternatives, placement: Placement, outlook: Outlook, limit: Limit) -> Rejection | None:
+    """The limit is that of the slack: what the objective leaves beyond what the request would take with nobody else there. So an idle
+    cluster refuses nobody for being limited."""
+    prefill, decode = placement.prefill, placement.decode
+    queue_ms = limit.share * (alternatives.ttft_slo_ms - (prefill.ttft_ms - prefill.queue_ms))
+    if prefill.queue_ms > queue_ms:
+        return _rejection(
+            limit,
+            Reason.TTFT,
+            f"the first token would take {prefill.ttft_ms:.0f} ms, more than the objective of {alternatives.ttft_slo_ms:.0f} ms",
+            f"the wait for a first token would be {prefill.queue_ms:.0f} ms, more than {queue_ms:.0f} ms",
+            (prefill.queue_ms - max(queue_ms, 0.0)) / 1000.0,
+        )
+    slots = limit.share * (decode.slots_total - alternatives.num_blocks)
+    used = decode.slots_total - decode.slots_free
+    if used > slots:
+        return _rejection(
+            limit,
+            Reason.NO_SLOTS,
+            f"no decode node has {alternatives.num_blocks} free KV slots; the best one has {max(decode.slots_free, 0)}",
+            f"the best decode node has {max(decode.slots_free, 0)} free KV slots; {decode.slots_total - slots:.0f} would be wanted",
+            _drain_s((used - slots) / max(decode.slots_total, 1), alternatives, decode.tbt_ms),
+        )
+    # A node that keeps to the objective even with everything promised to it is no reason to refuse, whatever the others do.
+    tbt_ms = min(outlook.tbt_ms, decode.tbt_ms)
+    idle_ms = min(outlook.idle_tbt_ms, tbt_ms)
+    most_ms = alternatives.tbt_slo_ms if limit.share == 1.0 else idle_ms + limit.share * (alternatives.tbt_slo_ms - idle_ms)
+    if tbt_ms > most_ms:
+        return _rejection(
+            limit,
+            Reason.TBT,
+            f"tokens would come every {tbt_ms:.0f} ms, slower than the objective of {alternatives.tbt_slo_ms:.0f} ms",
+            f"tokens would come every {tbt_ms:.0f} ms, slower than {most_ms:.0f} ms",
+            _drain_s(1.0 - most_ms / tbt_ms, alternatives, tbt_ms),
+        )
+    return None
 
 
-def _drain_s(decode: DecodeEstimate, mean_output_tokens: float, share: float) -> float:
-    """When `share` of the decode node's load will be gone: in steady state all of it is replaced in the time of one mean output."""
-    return share * mean_output_tokens * decode.tbt_ms / 1000.0
+def _rejection(limit: Limit, reason: Reason, plain: str, limited: str, retry_s: float) -> Rejection:
+    if limit.by is LimitedBy.OBJECTIVES:
+        return Rejection(reason, plain, _bounded(retry_s))
+    return Rejection(_REASONS[limit.by], limited + _BECAUSE[limit.by], _bounded(retry_s))
+
+
+def _drain_s(share: float, alternatives: Alternatives, tbt_ms: float) -> float:
+    """When `share` of the decode nodes' load will be gone: in steady state all of it is replaced in the time of one mean output."""
+    return share * alternatives.mean_output_tokens * tbt_ms / 1000.0
 
 
 def _bounded(seconds: float) -> float:

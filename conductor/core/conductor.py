@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from conductor.core.admission import ADMISSIONS
 from conductor.core.decision import Alternatives, Outcome, Placement, Reason, Rejection
 from conductor.core.events import (
     Action,
@@ -23,6 +25,7 @@ from conductor.core.events import (
     RequestSnapshot,
     Role,
     Schedule,
+    Scored,
     Source,
     StoreDown,
     StoreRemoved,
@@ -31,8 +34,13 @@ from conductor.core.events import (
     StoreUp,
     Tick,
 )
+from conductor.core.outlook import Outlook
+from conductor.core.overload import Overload
+from conductor.core.pool_load import PoolLoads, pool_loads
+from conductor.core.predictions import Prediction
 from conductor.core.prefix_index import PrefixIndex
-from conductor.core.scheduler import Scheduler, decide
+from conductor.core.scheduler import Scheduler, admit, place
+from conductor.core.scoring import Scorekeeper
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import Attempt, ClusterState
 from conductor.core.transfer import TransferModel
@@ -79,8 +87,10 @@ class ConductorCore:
         self.settings = settings
         self.index = PrefixIndex()
         self.state = ClusterState(settings.chunk_tokens)
-        self.transfers = TransferModel(settings.transfer_bytes_per_s)
+        self.transfers = TransferModel()
         self.totals = Totals()
+        self.scores = Scorekeeper(self.state.queue_bias)
+        self.overload = Overload(settings, self.state, ADMISSIONS[settings.admission].foresight)
         self.scheduler = Scheduler(settings, self.index, self.state, self.transfers)
         self._store_addresses: dict[NodeId, str] = {}
         self._snapshots_asked: set[NodeId] = set()
@@ -124,6 +134,10 @@ class ConductorCore:
         """Whether at least one prefill instance and one decode node can take requests."""
         return all(any(self.scheduler.ready(instance) for instance in self.state.of_role(role)) for role in Role)
 
+    def pool_loads(self, now: float) -> PoolLoads:
+        """How loaded both pools are, 1 being as much as the cluster's objectives allow."""
+        return pool_loads(self.state, self.settings.ttft_slo_ms, self.settings.tbt_slo_ms, now)
+
     def validate(self) -> None:
         """Asserts the invariants of all parts. For tests; it looks at everything."""
         self.index.validate()
@@ -137,7 +151,13 @@ class ConductorCore:
         self.state.remove(request.attempt_id)
         self.transfers.end(request.attempt_id)
         alternatives = self.scheduler.estimate(request, self.totals.decided, now)
-        outcome = decide(alternatives)
+        outcome = place(alternatives)
+        if isinstance(outcome, Placement) and not request.accepted:
+            outlook = self.overload.outlook(request, alternatives, outcome, now)
+            alternatives = replace(alternatives, outlook=outlook)
+            outcome = admit(alternatives, outcome)
+            if isinstance(outcome, Placement):
+                self.overload.admitted(request, outcome, outlook, now)
         self._count(outcome)
         assignment = None
         if isinstance(outcome, Placement):
@@ -164,13 +184,30 @@ class ConductorCore:
                     num_tokens=request.num_tokens,
                     num_blocks=alternatives.num_blocks,
                     prefill_ms=outcome.prefill.prefill_ms,
-                    predicted_ttft_ms=outcome.prefill.ttft_ms,
+                    ahead_ms=self.state.instances[outcome.prefill.instance_id].queue_ms(now),
+                    joins_at=now + outcome.prefill.ttft_ms / 1000.0,
                     renewed_at=now,
+                    tenant=request.tenant,
+                    most_tokens=request.max_new_tokens or math.inf,
+                    prediction=self._prediction(request, outcome, alternatives.outlook),
                 )
             )
             if sources:
-                self.transfers.begin(request.attempt_id, sources[0].node_id, assignment.prefill.node_id)
+                self.transfers.begin(
+                    request.attempt_id, self.scheduler.fetch(outcome.prefill, sources[0].node_id, assignment.prefill.node_id)
+                )
         return Reply(request.attempt_id, outcome, alternatives, assignment)
+
+    def _prediction(self, request: Schedule, placement: Placement, outlook: Outlook | None) -> Prediction:
+        prefill = placement.prefill
+        return Prediction(
+            ttft_ms=prefill.ttft_ms,
+            queue_ms=prefill.queue_ms,
+            transfer_ms=prefill.transfer_ms,
+            prefill_ms=prefill.prefill_ms,
+            tbt_ms=outlook.own_tbt_ms if outlook is not None else placement.decode.tbt_ms,
+            output_tokens=self.state.lengths.predict(request.tenant, request.max_new_tokens or math.inf),
+        )
 
     def _sources(self, placement: Placement, alternatives: Alternatives) -> tuple[Source, ...]:
         """The one that was chosen, then others that hold more than the prefill node itself."""
@@ -198,15 +235,19 @@ class ConductorCore:
             return []
         attempt.renewed_at = now
         if event.phase.over:
+            output_tokens = event.output_tokens if event.phase is Phase.FINISHED else 0
+            scores = self.scores.finished(attempt, output_tokens, now)
             self.transfers.end(event.attempt_id)
-            self.state.finish(event.attempt_id, event.output_tokens if event.phase is Phase.FINISHED else 0, now)
-            return []
+            self.state.finish(event.attempt_id, output_tokens, now)
+            return [Scored(event.attempt_id, attempt.request_id, scores)] if scores else []
         if event.phase is not Phase.DECODE or attempt.phase is Phase.DECODE:
             return []
         self.transfers.end(event.attempt_id, event.remote_tokens * self.settings.bytes_per_token, event.fetch_ms)
-        self.state.prefill_over(attempt)
+        self.state.prefill_over(attempt, now)
+        self.scores.first_token(attempt, event)
         self.totals.count_prompt(attempt.request_id, attempt.num_tokens, event.cached_tokens)
-        return [PrefillFinished(event.attempt_id, attempt.predicted_ttft_ms, event.ttft_ms, attempt.num_tokens, event.cached_tokens)]
+        predicted_ms = attempt.prediction.ttft_ms if attempt.prediction is not None else 0.0
+        return [PrefillFinished(event.attempt_id, predicted_ms, event.ttft_ms, attempt.num_tokens, event.cached_tokens)]
 
     def _renew(self, event: Renew, now: float) -> None:
         for live in event.attempts:
@@ -218,12 +259,14 @@ class ConductorCore:
             known.renewed_at = now
             if live.phase is Phase.DECODE and known.phase is Phase.PREFILL:
                 self.transfers.end(live.attempt_id)
-                self.state.prefill_over(known)
+                self.state.prefill_over(known, now)
 
     def _relearnt(self, live: LiveAttempt, gateway_id: GatewayId, now: float) -> Attempt:
         """An attempt that another Conductor, or this one before its restart, placed."""
         prefill = self.state.instances.get(live.prefill_id)
         cost = prefill.load.prefill_cost if prefill is not None else None
+        new_tokens = live.num_tokens - live.cached_tokens
+        prefill_ms = self.state.prefill_ms(cost, new_tokens, live.cached_tokens) if cost is not None else 0.0
         return Attempt(
             attempt_id=live.attempt_id,
             request_id=None,
@@ -233,8 +276,9 @@ class ConductorCore:
             phase=live.phase,
             num_tokens=live.num_tokens,
             num_blocks=blocks_for(live.num_tokens + 1, self.settings.block_tokens),
-            prefill_ms=self.state.prefill_ms(cost, live.num_tokens - live.cached_tokens, live.cached_tokens) if cost is not None else 0.0,
-            predicted_ttft_ms=0.0,
+            prefill_ms=prefill_ms,
+            ahead_ms=0.0,
+            joins_at=now + prefill_ms / 1000.0,
             renewed_at=now,
         )
 
@@ -247,6 +291,7 @@ class ConductorCore:
         return [RequestSnapshot(node_id)]
 
     def _tick(self, now: float) -> list[Action]:
+        self.state.lengths.watch(self.state.forecast.running_tokens(now))
         silent = self.state.expire(now, self.settings.lease_s)
         for attempt_id in silent:
             self.transfers.end(attempt_id)

@@ -3,47 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
+from conductor.core.estimates import DecodeEstimate, DecodeEstimates, PrefillEstimate, PrefillEstimates
+from conductor.core.outlook import Outlook
 from springtide.ids import AttemptId, InstanceId, NodeId
-
-Branch = Literal["cache-aware", "fetch", "recompute"]
-"""Of Algorithm 1: `cache-aware` uses the node's own prefix, for the best one is not much longer; else the rest is fetched, or computed
-where that is predicted to be quicker."""
-
-
-class PrefillEstimate(NamedTuple):
-    """What the request may expect of one prefill instance. Milliseconds."""
-
-    instance_id: InstanceId
-    local_blocks: int
-    source_id: NodeId | None
-    source_blocks: int
-    """The first blocks of the prompt that lie at the source, the local ones included; 0 without a source."""
-    queue_ms: float
-    transfer_ms: float
-    prefill_ms: float
-    slots_total: int
-    branch: Branch
-
-    @property
-    def ttft_ms(self) -> float:
-        return self.queue_ms + self.transfer_ms + self.prefill_ms
-
-
-class DecodeEstimate(NamedTuple):
-    """What the request may expect of one decode node, everything already promised to it included."""
-
-    instance_id: InstanceId
-    prefix_blocks: int
-    tbt_ms: float
-    batch: int
-    """Attempts in its batch with this one."""
-    slots_free: int
-    """Without this request's."""
-    slots_total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +31,29 @@ class Alternatives:
     """Of recent requests: how soon places become free."""
     rejoin_s: float
     """When to come back if there is no instance at all."""
-    prefills: tuple[PrefillEstimate, ...]
-    decodes: tuple[DecodeEstimate, ...]
+    prefills: PrefillEstimates
+    decodes: DecodeEstimates
     holders: tuple[tuple[NodeId, int], ...]
     """Some of the stores that hold a prefix of the prompt, and how many blocks of it: the longest first, then the least congested."""
+    outlook: Outlook | None = None
+    """Of the request where it would be placed; None when it cannot be."""
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        """One line. Its length, and the time to write it, grow with the instances: some 40 to 150 bytes and 1 us each."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["prefills"], values["decodes"] = self.prefills.plain(), self.decodes.plain()
+        values["outlook"] = self.outlook.to_fields() if self.outlook is not None else None
+        return json.dumps(values, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> Alternatives:
-        fields: dict[str, Any] = json.loads(line)
-        fields["avoid"] = tuple(fields["avoid"])
-        fields["prefills"] = tuple(PrefillEstimate(*row) for row in fields["prefills"])
-        fields["decodes"] = tuple(DecodeEstimate(*row) for row in fields["decodes"])
-        fields["holders"] = tuple((node_id, blocks) for node_id, blocks in fields["holders"])
-        return cls(**fields)
+        values: dict[str, Any] = json.loads(line)
+        values["avoid"] = tuple(values["avoid"])
+        values["prefills"] = PrefillEstimates.of_plain(values["prefills"])
+        values["decodes"] = DecodeEstimates.of_plain(values["decodes"])
+        values["holders"] = tuple((node_id, blocks) for node_id, blocks in values["holders"])
+        values["outlook"] = Outlook.from_fields(values["outlook"]) if values["outlook"] is not None else None
+        return cls(**values)
 
 
 class Reason(Enum):
@@ -90,6 +63,9 @@ class Reason(Enum):
     NO_DECODE = "no_decode"
     NO_SLOTS = "no_slots"
     TOO_LARGE = "too_large"
+    DEADLINE = "deadline"
+    PRIORITY = "priority"
+    TENANT_SHARE = "tenant_share"
 
 
 @dataclass(frozen=True, slots=True)

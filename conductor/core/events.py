@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from conductor.core.decision import Alternatives, Outcome
+from conductor.core.predictions import Score
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
 
@@ -80,6 +81,11 @@ class Schedule:
     avoid: frozenset[InstanceId] = frozenset()
     ttft_slo_ms: float = 0.0
     tbt_slo_ms: float = 0.0
+    tenant: str = ""
+    priority: int = 0
+    """The higher, the more important."""
+    deadline_ms: float = 0.0
+    """Until when the whole output is wanted, from now; 0 for whenever."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1:
@@ -88,7 +94,8 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """An attempt reached `phase`. `fetch_ms` is the time it took to fetch `remote_tokens` from the source; 0 when nothing was fetched."""
+    """An attempt reached `phase`. `fetch_ms` is the time it took to fetch `remote_tokens` from the source; 0 when nothing was fetched.
+    `queue_ms` and `compute_ms` are its prefill's; 0 when not told."""
 
     attempt_id: AttemptId
     phase: Phase
@@ -97,6 +104,8 @@ class Advance:
     ttft_ms: float = 0.0
     remote_tokens: int = 0
     fetch_ms: float = 0.0
+    queue_ms: float = 0.0
+    compute_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,10 +272,19 @@ class PrefillFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """An attempt ended well: all that was predicted of it, beside what came."""
+
+    attempt_id: AttemptId
+    request_id: RequestId | None
+    scores: tuple[Score, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Forgot:
     """Attempts whose gateway was silent for a lease."""
 
     attempt_ids: tuple[AttemptId, ...]
 
 
-Action = Reply | RequestSnapshot | PrefillFinished | Forgot
+Action = Reply | RequestSnapshot | PrefillFinished | Scored | Forgot

@@ -1,29 +1,56 @@
-"""Which of the estimated instances serves a request. A policy has no state: what it needs is in the estimates and the turn."""
+"""Which of the estimated instances serves a request. A policy has no state: what it needs is in the alternatives, as columns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Protocol
 
-from conductor.core.decision import DecodeEstimate, PrefillEstimate
+import numpy as np
+
+from conductor.core.decision import Alternatives
+from conductor.core.estimates import DecodeEstimates, Floats, Ints
+from springtide.ids import AttemptId
 
 
 class Policy(Protocol):
     fetches: bool
     """Whether a prefill instance may fetch a prefix from another store."""
 
-    def prefill(self, estimates: Sequence[PrefillEstimate], turn: int) -> PrefillEstimate:
-        """One of `estimates`, of which there is at least one."""
+    def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
+        """One of `rows` of `alternatives.prefills`, of which there is at least one."""
         ...
 
-    def decode(self, estimates: Sequence[DecodeEstimate], turn: int) -> DecodeEstimate:
-        """One of `estimates`, of which there is at least one."""
+    def decode(self, alternatives: Alternatives, rows: Ints) -> int:
+        """One of `rows` of `alternatives.decodes`, of which there is at least one."""
         ...
 
 
-def least_tbt(estimates: Sequence[DecodeEstimate]) -> DecodeEstimate:
+def least(rows: Ints, column: Ints | Floats) -> Ints:
+    """Those of `rows`, which ascend, that are least in this column; there is always one."""
+    values = column if len(rows) == len(column) else column[rows]
+    return _equal(rows, values, int(values.argmin()))
+
+
+def most(rows: Ints, column: Ints | Floats) -> Ints:
+    """Those that are greatest."""
+    if len(rows) == 1:
+        return rows
+    values = column if len(rows) == len(column) else column[rows]
+    return _equal(rows, values, int(values.argmax()))
+
+
+def _equal(rows: Ints, values: Ints | Floats, first: int) -> Ints:
+    """Those whose value is that of the first."""
+    equal = values == values[first]
+    count = np.count_nonzero(equal)
+    if count == 1:
+        return rows[first : first + 1]
+    return rows if count == len(rows) else rows[equal]
+
+
+def least_tbt(decodes: DecodeEstimates, rows: Ints) -> int:
     """SelectDecodingInstance of Algorithm 1. Among equals, the one that holds more of the prompt already, then more free slots."""
-    return min(estimates, key=lambda e: (e.tbt_ms, -e.prefix_blocks, -e.slots_free))
+    return int(most(most(least(rows, decodes.tbt_ms), decodes.prefix_blocks), decodes.slots_free)[0])
 
 
 class KVCacheCentric:
@@ -31,11 +58,12 @@ class KVCacheCentric:
 
     fetches = True
 
-    def prefill(self, estimates: Sequence[PrefillEstimate], turn: int) -> PrefillEstimate:
-        return min(estimates, key=lambda e: (e.ttft_ms, -e.local_blocks))
+    def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
+        prefills = alternatives.prefills
+        return int(most(least(rows, prefills.ttft_ms), prefills.local_blocks)[0])
 
-    def decode(self, estimates: Sequence[DecodeEstimate], turn: int) -> DecodeEstimate:
-        return least_tbt(estimates)
+    def decode(self, alternatives: Alternatives, rows: Ints) -> int:
+        return least_tbt(alternatives.decodes, rows)
 
 
 class CacheAware(KVCacheCentric):
@@ -49,11 +77,11 @@ class LoadBalance:
 
     fetches = False
 
-    def prefill(self, estimates: Sequence[PrefillEstimate], turn: int) -> PrefillEstimate:
-        return min(estimates, key=lambda e: e.queue_ms)
+    def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
+        return int(least(rows, alternatives.prefills.queue_ms)[0])
 
-    def decode(self, estimates: Sequence[DecodeEstimate], turn: int) -> DecodeEstimate:
-        return min(estimates, key=lambda e: e.batch)
+    def decode(self, alternatives: Alternatives, rows: Ints) -> int:
+        return int(least(rows, alternatives.decodes.batch)[0])
 
 
 class RoundRobin:
@@ -61,11 +89,28 @@ class RoundRobin:
 
     fetches = False
 
-    def prefill(self, estimates: Sequence[PrefillEstimate], turn: int) -> PrefillEstimate:
-        return estimates[turn % len(estimates)]
+    def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
+        return int(rows[alternatives.turn % len(rows)])
 
-    def decode(self, estimates: Sequence[DecodeEstimate], turn: int) -> DecodeEstimate:
-        return estimates[turn % len(estimates)]
+    def decode(self, alternatives: Alternatives, rows: Ints) -> int:
+        return int(rows[alternatives.turn % len(rows)])
+
+
+class Random:
+    """Any, all alike. What is drawn depends on the attempt's id alone, so a decision stays the same when it is replayed."""
+
+    fetches = False
+
+    def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
+        return int(rows[_drawn("prefill", alternatives.attempt_id) % len(rows)])
+
+    def decode(self, alternatives: Alternatives, rows: Ints) -> int:
+        return int(rows[_drawn("decode", alternatives.attempt_id) % len(rows)])
+
+
+def _drawn(role: str, attempt_id: AttemptId) -> int:
+    """64 bits that nobody can tell from chance."""
+    return int.from_bytes(blake2b(attempt_id.encode(), digest_size=8, person=role.encode()).digest(), "little")
 
 
 POLICIES: dict[str, Policy] = {
@@ -73,4 +118,5 @@ POLICIES: dict[str, Policy] = {
     "cache-aware": CacheAware(),
     "load-balance": LoadBalance(),
     "round-robin": RoundRobin(),
+    "random": Random(),
 }

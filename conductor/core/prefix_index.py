@@ -1,21 +1,30 @@
 """Which store holds which block, and how much of a prompt each of them holds.
 
-A block's holders are one integer, a bit for each holder, so that one pass over a prompt's keys finds the longest match of every holder at
-once: the mask of those that hold everything so far only ever gets narrower, and where a bit drops out is that holder's match.
+A block's holders are one integer, a bit for each holder. What a store holds is prefix-closed in each of its tiers (it evicts leaf by leaf,
+and tells of ancestors first when it stores and last when it removes), and a block's key stands for all that comes before it. So along a
+prompt the mask of holders only ever loses bits, and where it does is found by search instead of by a walk: look at the first block and at
+the last, go from the front in doubling steps until the mask is that of the last, and bisect wherever two looks differ. A cold prompt costs
+one look, one that is held whole two, and a match of n blocks some 2 log2(n) for each depth at which holders drop out.
 
 A bit stands for one *view* of a store: what it held since one snapshot. A store's new snapshot is gathered under a fresh bit while the old
 view goes on serving, and forgetting a view is the clearing of one bit in the mask of live ones; the bits it leaves in the table are swept
 away a few at a time and only then used again. So a large store's death costs no pause.
+
+Blocks with equal holders share one int, so a block costs its key and its place in the table whoever holds it (docs/packages/conductor.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice, repeat
 
 from conductor.core.events import Tier
+from conductor.core.matches import Matches, bits
+from conductor.core.table import HolderTable
 from springtide.ids import BlockKey, NodeId
+
+_SHARED_MASKS = 1 << 16
+"""Masks of several holders that are kept at hand to be shared. When there are more, they are gathered anew; blocks keep what they have."""
 
 
 @dataclass(slots=True)
@@ -34,15 +43,20 @@ class _View:
 
 class PrefixIndex:
     def __init__(self) -> None:
-        self._holders: dict[Tier, dict[BlockKey, int]] = {tier: {} for tier in Tier}
+        self._holders = {tier: HolderTable() for tier in Tier}
         self._live: dict[NodeId, _View] = {}
         self._gathering: dict[NodeId, _View] = {}
         self._live_mask = 0
         self._retired_mask = 0
         self._node_of_bit: list[NodeId] = []
+        self._shared: dict[int, int] = {}
+        self.version = 0
+        """Counts the times that a store's live view became another, or none."""
         self._free_bits: list[int] = []
-        self._sweep: Iterator[tuple[Tier, BlockKey]] | None = None
-        self._sweep_mask = 0
+        self._retired_blocks = 0
+        """Entries, over both tiers, in which bits of the retired mask are still set, a bit each."""
+        self._sweep_mask = self._sweep_left = self._sweep_place = 0
+        self._sweep_tier = Tier.DRAM
 
     # ---- what stores say ----
 
@@ -57,6 +71,7 @@ class PrefixIndex:
             self._retire(self._live.pop(node_id, None))
             self._live[node_id] = self._gathering.pop(node_id)
             self._live_mask |= view.mask
+            self.version += 1
 
     def stored(self, node_id: NodeId, incarnation: int, sequence: int, keys: Sequence[BlockKey], tier: Tier) -> bool:
         """False when events were missed, so that a new snapshot is needed. An event that was seen before is a no-op."""
@@ -74,57 +89,64 @@ class PrefixIndex:
 
     def forget(self, node_id: NodeId) -> None:
         """Nothing that this store holds is found any more."""
+        self.version += 1
         self._retire(self._live.pop(node_id, None))
         self._retire(self._gathering.pop(node_id, None))
 
     def sweep(self, max_blocks: int) -> None:
         """Clears the bits of retired views out of at most `max_blocks` table entries, going on where it stopped."""
-        if self._sweep is None:
-            if not self._retired_mask:
-                return
-            self._sweep_mask, self._retired_mask = self._retired_mask, 0
-            self._sweep = chain.from_iterable(zip(repeat(tier), list(table)) for tier, table in self._holders.items())
-        swept = 0
-        for tier, key in islice(self._sweep, max_blocks):
-            swept += 1
-            self._clear(self._holders[tier], key, self._sweep_mask)
-        if swept < max_blocks:
-            self._free_bits += _bits(self._sweep_mask)
-            self._sweep, self._sweep_mask = None, 0
+        if not self._sweep_mask:
+            self._sweep_mask, self._sweep_left = self._retired_mask, self._retired_blocks
+            self._retired_mask = self._retired_blocks = 0
+        for _ in Tier:
+            if self._sweep_left:
+                place, cleared = self._holders[self._sweep_tier].sweep(self._sweep_place, max_blocks, self._sweep_mask, self._share)
+                self._sweep_place, self._sweep_left = place, self._sweep_left - cleared
+                if place:
+                    break
+                self._sweep_tier = Tier.SSD if self._sweep_tier is Tier.DRAM else Tier.DRAM
+        if not self._sweep_left:
+            self._free_bits += map(int, bits(self._sweep_mask))
+            self._sweep_mask = self._sweep_place = 0
 
     # ---- questions ----
 
-    def match(self, keys: Sequence[BlockKey]) -> dict[NodeId, int]:
-        """How many of the first `keys` each store holds, in whichever tier. Stores that hold none are left out."""
-        dram, ssd = self._holders[Tier.DRAM], self._holders[Tier.SSD]
-        masks: Iterator[int] = map(dram.get, keys, repeat(0))
-        if ssd:
-            masks = (mask | ssd.get(key, 0) for key, mask in zip(keys, masks, strict=True))
-        return self._longest(keys, masks)
+    def match(self, keys: Sequence[BlockKey]) -> Matches:
+        """How many of the first `keys` each store holds, in whichever tier."""
+        if not self.has_ssd:
+            return self.match_in_dram(keys)
+        dram, ssd, live = self._holders[Tier.DRAM].get, self._holders[Tier.SSD].get, self._live_mask
+        return self._matches(lambda block: (dram(keys[block]) | ssd(keys[block])) & live, len(keys))
 
-    def match_in_dram(self, keys: Sequence[BlockKey]) -> dict[NodeId, int]:
+    def match_in_dram(self, keys: Sequence[BlockKey]) -> Matches:
         """As `match`, counting only what can be read at once."""
-        return self._longest(keys, map(self._holders[Tier.DRAM].get, keys, repeat(0)))
+        dram, live = self._holders[Tier.DRAM].get, self._live_mask
+        return self._matches(lambda block: dram(keys[block]) & live, len(keys))
 
     @property
     def has_ssd(self) -> bool:
         """Some store holds blocks on SSD."""
-        return bool(self._holders[Tier.SSD])
+        return len(self._holders[Tier.SSD]) > 0
 
-    def _longest(self, keys: Sequence[BlockKey], masks: Iterator[int]) -> dict[NodeId, int]:
-        matches: dict[NodeId, int] = {}
-        holding = self._live_mask
-        for depth, mask in enumerate(masks):
-            still = holding & mask
-            if still != holding:
-                if depth:
-                    self._record(matches, holding ^ still, depth)
-                holding = still
-                if not holding:
-                    return matches
-        if keys:
-            self._record(matches, holding, len(keys))
-        return matches
+    def _matches(self, holders: Callable[[int], int], num_keys: int) -> Matches:
+        """`holders` says who holds a block of the prompt."""
+        ends = _ends(holders, num_keys) if num_keys else []
+        ends.sort(reverse=True)
+        return Matches(ends, self._node_of_bit)
+
+    def live_bit(self, node_id: NodeId) -> int | None:
+        """The bit of the store's live view, None while there is none."""
+        view = self._live.get(node_id)
+        return None if view is None else view.mask.bit_length() - 1
+
+    def live_nodes(self) -> Iterator[tuple[NodeId, int]]:
+        """Every store with a live view, and its bit."""
+        return ((node_id, view.mask.bit_length() - 1) for node_id, view in self._live.items())
+
+    @property
+    def num_bits(self) -> int:
+        """In a mask of holders."""
+        return len(self._node_of_bit)
 
     def knows(self, node_id: NodeId) -> bool:
         """Whether a snapshot of this store is complete."""
@@ -147,11 +169,14 @@ class PrefixIndex:
         assert len(counts) == len(views), "two views share a bit"
         assert not sum(counts) & (self._retired_mask | self._sweep_mask), "a view in use is retired"
         assert self._live_mask == sum(view.mask for view in self._live.values()), "the live mask is not that of the live views"
+        stale, swept = self._retired_mask | self._sweep_mask, 0
         for table in self._holders.values():
-            for holders in table.values():
+            for _, holders in table.items():
+                swept += (holders & stale).bit_count()
                 assert holders and not holders & ~known, "an entry names an unknown view"
-                for bit in _bits(holders & sum(counts)):
-                    counts[1 << bit] += 1
+                for bit in bits(holders & sum(counts)):
+                    counts[1 << int(bit)] += 1
+        assert swept == self._retired_blocks + self._sweep_left, "what is to be swept is miscounted"
         assert all(counts[view.mask] == view.num_blocks for view in views), "a view's blocks are miscounted"
 
     # ---- within ----
@@ -171,37 +196,16 @@ class PrefixIndex:
         return None, False
 
     def _add(self, view: _View, keys: Sequence[BlockKey], tier: Tier) -> None:
-        table, mask, added = self._holders[tier], view.mask, 0
-        for key in keys:
-            holders = table.get(key)
-            if holders is None:
-                table[key] = mask
-            elif holders & mask:
-                continue
-            else:
-                table[key] = holders | mask
-            added += 1
-        view.num_blocks += added
+        view.num_blocks += self._holders[tier].add(keys, view.mask, self._share)
 
     def _discard(self, view: _View, keys: Sequence[BlockKey], tier: Tier) -> None:
-        table = self._holders[tier]
-        for key in keys:
-            if table.get(key, 0) & view.mask:
-                self._clear(table, key, view.mask)
-                view.num_blocks -= 1
+        view.num_blocks -= self._holders[tier].discard(keys, view.mask, self._share)
 
-    @staticmethod
-    def _clear(table: dict[BlockKey, int], key: BlockKey, mask: int) -> None:
-        holders = table.get(key, 0)
-        left = holders & ~mask
-        if left:
-            table[key] = left
-        elif holders:
-            del table[key]
-
-    def _record(self, matches: dict[NodeId, int], holders: int, depth: int) -> None:
-        for bit in _bits(holders):
-            matches[self._node_of_bit[bit]] = depth
+    def _share(self, holders: int) -> int:
+        """The int that stands in the table for these holders."""
+        if len(self._shared) >= _SHARED_MASKS:
+            self._shared.clear()
+        return self._shared.setdefault(holders, holders)
 
     def _take_bit(self, node_id: NodeId) -> int:
         if self._free_bits:
@@ -216,18 +220,37 @@ class PrefixIndex:
         if view is not None:
             self._live_mask &= ~view.mask
             self._retired_mask |= view.mask
+            self._retired_blocks += view.num_blocks
 
 
-def _bits(mask: int) -> list[int]:
-    bits = []
-    while mask:
-        lowest = mask & -mask
-        bits.append(lowest.bit_length() - 1)
-        mask ^= lowest
-    return bits
+def _ends(holders: Callable[[int], int], num_keys: int) -> list[tuple[int, int]]:
+    """(blocks, those who hold exactly so many) for every depth at which somebody drops out, in no order. `num_keys` is at least 1."""
+    first = holders(0)
+    if not first:
+        return []
+    last = first if num_keys == 1 else holders(num_keys - 1) & first
+    ends = [(num_keys, last)] if last else []
+    block, here, step = 0, first, 1
+    while here != last:
+        further = min(block + step, num_keys - 1)
+        there = holders(further) & here | last if further < num_keys - 1 else last
+        if there != here:
+            _drops(holders, block, here, further, there, ends)
+        block, here, step = further, there, 2 * step
+    return ends
 
 
-def best_match(matches: Mapping[NodeId, int], at_most: int) -> tuple[int, list[NodeId]]:
-    """The longest match, cut at `at_most` blocks, and everybody who holds that much (FindBestPrefixMatch of Algorithm 1)."""
-    best = min(max(matches.values(), default=0), at_most)
-    return best, sorted(node_id for node_id, blocks in matches.items() if blocks >= best) if best else []
+def _drops(holders: Callable[[int], int], low: int, at_low: int, high: int, at_high: int, ends: list[tuple[int, int]]) -> None:
+    """Adds who drops out between two blocks whose masks differ. Should a store not be prefix-closed for once, everybody is still counted
+    exactly once, somewhere between."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        at_middle = holders(middle) & at_low | at_high
+        if at_middle == at_low:
+            low = middle
+        elif at_middle == at_high:
+            high = middle
+        else:
+            _drops(holders, low, at_low, middle, at_middle, ends)
+            low, at_low = middle, at_middle
+    ends.append((high, at_low ^ at_high))

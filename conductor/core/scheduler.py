@@ -1,28 +1,33 @@
 """KVCache-centric scheduling: Algorithm 1 of the Mooncake paper (arXiv 2407.00079, section 6).
 
 Two steps. `Scheduler.estimate` says what the request may expect of every instance; `decide` picks from that alone, so a decision can be
-replayed from its log line.
+replayed from its log line. Both work on whole columns, a row an instance: at a thousand instances it is the number of operations that
+costs, hardly the number of instances.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from heapq import nsmallest
-from typing import TypeVar
+import math
 
+import numpy as np
+
+from conductor.core import estimating
 from conductor.core.admission import ADMISSIONS
-from conductor.core.decision import Alternatives, Branch, DecodeEstimate, Outcome, Placement, PrefillEstimate, Reason, Rejection
+from conductor.core.columns import DecodeColumns, PrefillColumns
+from conductor.core.decision import Alternatives, Outcome, Placement, Reason, Rejection
+from conductor.core.estimates import DecodeEstimates, Ints, PrefillEstimate, PrefillEstimates
 from conductor.core.events import Role, Schedule
+from conductor.core.matches import Matches, bits
+from conductor.core.plain_estimating import Asked
 from conductor.core.policy import POLICIES
-from conductor.core.prefix_index import PrefixIndex, best_match
+from conductor.core.prefix_index import PrefixIndex
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
-from conductor.core.transfer import TransferModel
+from conductor.core.transfer import Fetch, TransferModel
 from springtide.blocks import blocks_for
-from springtide.ids import NodeId
+from springtide.ids import InstanceId, NodeId
 
 _MOST_HOLDERS = 5
-_Estimate = TypeVar("_Estimate", PrefillEstimate, DecodeEstimate)
 
 
 class Scheduler:
@@ -34,10 +39,17 @@ class Scheduler:
         self._state = state
         self._transfers = transfers
         self._policy = POLICIES[settings.policy]
+        self._prefill = PrefillColumns()
+        self._decode = DecodeColumns()
+        self._node_of_bit: Ints = np.zeros(0, np.int64)
+        """Number, in the transfer model, of the node whose live view a bit of the index is."""
+        self._index_version = -1
 
     def estimate(self, request: Schedule, turn: int, now: float) -> Alternatives:
+        self._follow_state()
         settings = self._settings
         matches = self._index.match(request.block_keys)
+        holders = self._holders(matches)
         return Alternatives(
             attempt_id=request.attempt_id,
             policy=settings.policy,
@@ -50,109 +62,160 @@ class Scheduler:
             tbt_slo_ms=request.tbt_slo_ms or settings.tbt_slo_ms,
             mean_output_tokens=self._state.mean_output_tokens,
             rejoin_s=settings.rejoin_s,
-            prefills=self._prefills(request, matches, now),
+            prefills=self._prefills(request, matches, holders, now),
             decodes=self._decodes(request, matches),
-            holders=self._holders(matches),
+            holders=holders,
         )
-
-    def _holders(self, matches: Mapping[NodeId, int]) -> tuple[tuple[NodeId, int], ...]:
-        best = nsmallest(_MOST_HOLDERS, matches, key=lambda node_id: (-matches[node_id], self._transfers.congestion(node_id), node_id))
-        return tuple((node_id, matches[node_id]) for node_id in best)
 
     def ready(self, instance: Instance) -> bool:
         """Its load is known, with what it takes to predict, and so is what its store holds."""
-        cost = instance.load.prefill_cost if instance.ref.role is Role.PREFILL else instance.load.decode_cost
-        return instance.up and cost is not None and instance.load.slots_total > 0 and self._index.knows(instance.ref.node_id)
+        columns = self._prefill if instance.ref.role is Role.PREFILL else self._decode
+        return columns.ready(instance) and self._index.knows(instance.ref.node_id)
 
-    def _prefills(self, request: Schedule, matches: Mapping[NodeId, int], now: float) -> tuple[PrefillEstimate, ...]:
+    @property
+    def balancing_threshold(self) -> float:
+        """`kvcache_balancing_threshold` at the moment."""
+        configured = self._settings.kvcache_balancing_threshold
+        return self._transfers.threshold.value if configured == "auto" else configured
+
+    def fetch(self, prefill: PrefillEstimate, source: NodeId, destination: NodeId) -> Fetch:
+        """What a placement with a source means for the link."""
+        missing = prefill.source_blocks - prefill.local_blocks
+        ratio = prefill.source_blocks / prefill.local_blocks if prefill.local_blocks else math.inf
+        return Fetch(source, destination, ratio, missing * self._settings.bytes_per_block, prefill.saved_ms)
+
+    def _follow_state(self) -> None:
+        """Brings the columns up to date with the index and the state."""
+        touched, self._state.touched = self._state.touched, set()
+        if self._index.version != self._index_version or not all(map(self._refresh, touched)):
+            self._index_version = self._index.version
+            self._prefill.rebuild(self._state.of_role(Role.PREFILL), self._index, self._transfers)
+            self._decode.rebuild(self._state.of_role(Role.DECODE), self._index, self._transfers)
+            self._node_of_bit = np.zeros(self._index.num_bits, np.int64)
+            for node_id, bit in self._index.live_nodes():
+                self._node_of_bit[bit] = self._transfers.number(node_id)
+
+    def _refresh(self, instance_id: InstanceId) -> bool:
+        """False when all columns have to be made anew."""
+        instance = self._state.instances.get(instance_id)
+        if instance is None:
+            return False
+        prefills = instance.ref.role is Role.PREFILL
+        columns, others = (self._prefill, self._decode) if prefills else (self._decode, self._prefill)
+        # It may have changed its role.
+        return instance_id not in others and columns.refresh(instance, self._index.knows(instance.ref.node_id))
+
+    # ---- holders ----
+
+    def _holders(self, matches: Matches) -> tuple[tuple[NodeId, int], ...]:
+        chosen: list[tuple[NodeId, int]] = []
+        for num_blocks, holders in matches.ends:
+            chosen += [(node_id, num_blocks) for node_id in self._least_busy(matches, holders, _MOST_HOLDERS - len(chosen))]
+            if len(chosen) == _MOST_HOLDERS:
+                break
+        return tuple(chosen)
+
+    def _least_busy(self, matches: Matches, holders: int, count: int) -> list[NodeId]:
+        """So many of the holders, those first that fewer transfers leave now."""
+        if holders.bit_count() == 1:
+            return [matches.node_of_bit[holders.bit_length() - 1]]
+        held = np.asarray(bits(holders))
+        congestion = self._transfers.leaving[self._node_of_bit[held]]
+        return [matches.node_of_bit[bit] for bit in held[np.argsort(congestion, kind="stable")[:count]]]
+
+    # ---- estimates ----
+
+    def _prefills(self, request: Schedule, matches: Matches, holders: tuple[tuple[NodeId, int], ...], now: float) -> PrefillEstimates:
+        settings, columns, transfers = self._settings, self._prefill, self._transfers
         # The last token is always computed: its logits are what the first output token is drawn from.
-        most_reused = (request.num_tokens - 1) // self._settings.block_tokens
-        at_once = self._index.match_in_dram(request.block_keys) if self._index.has_ssd else matches
-        best, holders = best_match(matches, most_reused)
-        source = min(holders, key=self._transfers.congestion) if holders and self._policy.fetches else None
-        return tuple(
-            self._prefill(request, instance, *self._local(request, instance, matches, at_once, most_reused), best, source, now)
-            for instance in self._state.of_role(Role.PREFILL)
-            if self.ready(instance)
+        most_reused = (request.num_tokens - 1) // settings.block_tokens
+        best, having_it = matches.longest(most_reused) if self._policy.fetches else (0, 0)
+        source_id = None
+        if best:
+            # Cut at what can be reused, more than the longest match's holders may have it.
+            source_id = holders[0][0] if best == holders[0][1] else self._least_busy(matches, having_it, 1)[0]
+        source = transfers.number(source_id) if source_id is not None else -1
+        asked = Asked(
+            now=now,
+            num_tokens=request.num_tokens,
+            block_tokens=settings.block_tokens,
+            chunk_tokens=settings.chunk_tokens,
+            most_reused=most_reused,
+            best=best,
+            source=source,
+            threshold=self.balancing_threshold,
+            bytes_per_block=settings.bytes_per_block,
+            assumed_bytes_per_s=settings.transfer_bytes_per_s,
+        )
+        floats, ints = np.empty((5, len(columns.bits))), np.empty((3, len(columns.bits)), np.int64)
+        in_dram = self._index.match_in_dram(request.block_keys).blocks_by_bit() if self._index.has_ssd else None
+        links = columns.nodes, transfers.leaving, transfers.arriving, transfers.rates_from(source)
+        estimating.prefill(columns.table, columns.bits, matches.blocks_by_bit(), in_dram, *links, floats, ints, asked)
+        queue_ms, transfer_ms, prefill_ms, ttft_ms, saved_ms = floats
+        # Of the work ahead, what a prompt of this size really waits for.
+        queue_ms *= self._state.queue_bias.factors(prefill_ms)
+        np.add(queue_ms, transfer_ms + prefill_ms, out=ttft_ms)
+        local_blocks, slots_total, branch = ints
+        return PrefillEstimates(
+            instance_ids=columns.instance_ids,
+            source_id=source_id,
+            source_blocks=best,
+            local_blocks=local_blocks,
+            queue_ms=queue_ms,
+            transfer_ms=transfer_ms,
+            prefill_ms=prefill_ms,
+            ttft_ms=ttft_ms,
+            saved_ms=saved_ms,
+            slots_total=slots_total,
+            branch=branch,
         )
 
-    def _local(
-        self, request: Schedule, instance: Instance, matches: Mapping[NodeId, int], at_once: Mapping[NodeId, int], most: int
-    ) -> tuple[int, float]:
-        """Blocks that the instance's own store will give, and how long it reads: from its SSD, where that is sooner than computing."""
-        held, in_dram = (min(found.get(instance.ref.node_id, 0), most) for found in (matches, at_once))
-        read_ms = (held - in_dram) * instance.load.ssd_read_us_per_block / 1000
-        if read_ms and read_ms + self._compute_ms(request, instance, held) >= self._compute_ms(request, instance, in_dram):
-            return in_dram, 0.0
-        return held, read_ms
-
-    def _prefill(
-        self, request: Schedule, instance: Instance, local: int, read_ms: float, best: int, source: NodeId | None, now: float
-    ) -> PrefillEstimate:
-        """Lines 4 to 20 of Algorithm 1 for one instance. The paper always fetches there; here, what is computed sooner is computed."""
-        queue_ms = instance.queue_ms(now)
-        transfer_ms, compute_ms = read_ms, self._compute_ms(request, instance, local)
-        fetched: NodeId | None = None
-        branch: Branch = "cache-aware"
-        if source not in (None, instance.ref.node_id) and best > local and best >= self._settings.kvcache_balancing_threshold * local:
-            num_bytes = (best - local) * self._settings.bytes_per_block
-            fetch_ms = self._transfers.predict_ms(source, instance.ref.node_id, num_bytes)
-            rest_ms = self._compute_ms(request, instance, best)
-            branch = "recompute"
-            if fetch_ms + rest_ms < compute_ms:
-                branch, fetched, transfer_ms, compute_ms = "fetch", source, read_ms + fetch_ms, rest_ms
-        return PrefillEstimate(
-            instance.ref.instance_id,
-            local,
-            fetched,
-            best if fetched else 0,
-            queue_ms,
-            transfer_ms,
-            compute_ms,
-            instance.load.slots_total,
-            branch,
-        )
-
-    def _compute_ms(self, request: Schedule, instance: Instance, prefix_blocks: int) -> float:
-        assert instance.load.prefill_cost is not None
-        cached = prefix_blocks * self._settings.block_tokens
-        return self._state.prefill_ms(instance.load.prefill_cost, request.num_tokens - cached, cached)
-
-    def _decodes(self, request: Schedule, matches: Mapping[NodeId, int]) -> tuple[DecodeEstimate, ...]:
-        estimates = []
-        for instance in self._state.of_role(Role.DECODE):
-            if self.ready(instance):
-                tbt_ms, batch = instance.tbt_ms(request.num_tokens)
-                prefix = matches.get(instance.ref.node_id, 0)
-                free, total = instance.slots_free(), instance.load.slots_total
-                estimates.append(DecodeEstimate(instance.ref.instance_id, prefix, tbt_ms, batch, free, total))
-        return tuple(estimates)
+    def _decodes(self, request: Schedule, matches: Matches) -> DecodeEstimates:
+        columns = self._decode
+        floats, ints = np.empty((1, len(columns.bits))), np.empty((4, len(columns.bits)), np.int64)
+        estimating.decode(columns.table, columns.bits, matches.blocks_by_bit(), floats, ints, request.num_tokens)
+        return DecodeEstimates(columns.instance_ids, ints[0], floats[0], ints[1], ints[2], ints[3])
 
 
 def decide(alternatives: Alternatives) -> Outcome:
-    """Where the request runs, or why it does not. Lines 21 to 27 of Algorithm 1."""
-    if not alternatives.prefills:
+    """Where the request runs, or why it does not."""
+    outcome = place(alternatives)
+    return admit(alternatives, outcome) if isinstance(outcome, Placement) else outcome
+
+
+def place(alternatives: Alternatives) -> Outcome:
+    """Where the request would run, or why it cannot. Lines 21 to 24 of Algorithm 1."""
+    prefills, decodes, need = alternatives.prefills, alternatives.decodes, alternatives.num_blocks
+    if not len(prefills):
         return Rejection(Reason.NO_PREFILL, "no prefill instance is ready", alternatives.rejoin_s)
-    if not alternatives.decodes:
+    if not len(decodes):
         return Rejection(Reason.NO_DECODE, "no decode node is ready", alternatives.rejoin_s)
-    need = alternatives.num_blocks
-    prefills = [estimate for estimate in alternatives.prefills if estimate.slots_total >= need]
-    decodes = [estimate for estimate in alternatives.decodes if estimate.slots_total >= need]
-    if not prefills or not decodes:
-        role, present = ("decode", alternatives.decodes) if prefills else ("prefill", alternatives.prefills)
-        largest = max(estimate.slots_total for estimate in present)
-        return Rejection(Reason.TOO_LARGE, f"the prompt needs {need} KV slots; the largest {role} node has {largest}")
+    fit_prefill, fit_decode = ((estimates.slots_total >= need).nonzero()[0] for estimates in (prefills, decodes))
+    if not len(fit_prefill) or not len(fit_decode):
+        role, slots = ("decode", decodes.slots_total) if len(fit_prefill) else ("prefill", prefills.slots_total)
+        return Rejection(Reason.TOO_LARGE, f"the prompt needs {need} KV slots; the largest {role} node has {slots.max()}")
     policy = POLICIES[alternatives.policy]
-    roomy = [estimate for estimate in decodes if estimate.slots_free >= need]
-    placement = Placement(
-        policy.prefill(_avoid(prefills, alternatives), alternatives.turn),
-        policy.decode(_avoid(roomy, alternatives), alternatives.turn) if roomy else max(decodes, key=lambda e: e.slots_free),
-    )
+    roomy = ((decodes.slots_free >= need) & (decodes.slots_total >= need)).nonzero()[0]
+    prefill = policy.prefill(alternatives, _avoid(fit_prefill, prefills, alternatives))
+    if len(roomy):
+        decode = policy.decode(alternatives, _avoid(roomy, decodes, alternatives))
+    else:
+        decode = int(fit_decode[np.argmax(decodes.slots_free[fit_decode])])
+    return Placement(prefills[prefill], decodes[decode])
+
+
+def admit(alternatives: Alternatives, placement: Placement) -> Outcome:
+    """Whether it should run there (lines 25 to 27), by the outlook that it has there. Raises ValueError without one."""
     if alternatives.accepted:
         return placement
-    return ADMISSIONS[alternatives.admission].refuse(alternatives, placement) or placement
+    if alternatives.outlook is None:
+        raise ValueError(f"{alternatives.attempt_id} has no outlook to be judged by")
+    return ADMISSIONS[alternatives.admission].refuse(alternatives, placement, alternatives.outlook) or placement
 
 
-def _avoid(estimates: Sequence[_Estimate], alternatives: Alternatives) -> Sequence[_Estimate]:
+def _avoid(rows: Ints, estimates: PrefillEstimates | DecodeEstimates, alternatives: Alternatives) -> Ints:
     """Without the instances that just failed this request, unless there is no other."""
-    return [estimate for estimate in estimates if estimate.instance_id not in alternatives.avoid] or estimates
+    if not alternatives.avoid:
+        return rows
+    others = [row for row in rows.tolist() if estimates.instance_ids[row] not in alternatives.avoid]
+    return np.array(others, np.int64) if others else rows

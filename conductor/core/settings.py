@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 from springtide.config import ClusterConfig
 from springtide.modelinfo import ModelInfo
@@ -12,7 +14,7 @@ from springtide.modelinfo import ModelInfo
 class ConductorSettings:
     policy: str
     admission: str
-    kvcache_balancing_threshold: float
+    kvcache_balancing_threshold: float | Literal["auto"]
     block_tokens: int
     bytes_per_block: int
     chunk_tokens: int
@@ -23,6 +25,10 @@ class ConductorSettings:
     """How long an attempt is remembered whose gateway is silent."""
     rejoin_s: float
     """How soon a lost node may be back: told to those who come while there is none."""
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """Shares in what is admitted under overload; `*` is every other tenant, 1 unless given."""
+    overload_headroom: float = 0.2
+    """Most of the load that is kept free for those with a better claim."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -42,4 +48,6 @@ class ConductorSettings:
             tbt_slo_ms=config.slo.tbt_ms,
             lease_s=config.kv.lease_s,
             rejoin_s=config.conductor.lease_s,
+            tenant_weights=config.conductor.tenant_weights,
+            overload_headroom=config.conductor.overload_headroom,
         )

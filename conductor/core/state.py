@@ -6,15 +6,17 @@ attempts a report includes, so that none is counted twice or not at all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from conductor.core.decode_forecast import DecodeForecast
 from conductor.core.events import InstanceRef, Load, Phase, Role
+from conductor.core.output_lengths import CLUSTER, OutputLengths
+from conductor.core.predictions import Prediction, Score
+from conductor.core.queue_bias import QueueBias
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
-
-_INITIAL_OUTPUT_TOKENS = 128.0
-_OUTPUT_SMOOTHING = 0.05
 
 
 @dataclass(slots=True)
@@ -31,9 +33,19 @@ class Attempt:
     """Slots that the prompt and the first output token need at the decode node."""
     prefill_ms: float
     """Predicted time of computing what is not cached."""
-    predicted_ttft_ms: float
-    """0 when another Conductor placed it."""
+    ahead_ms: float
+    """Work before it at its prefill instance when it was placed; 0 when another Conductor placed it."""
+    joins_at: float
+    """When its prefill is predicted to end (s)."""
     renewed_at: float
+    tenant: str = ""
+    most_tokens: float = math.inf
+    """Upper bound of its output."""
+    prediction: Prediction | None = None
+    """None when another Conductor placed it."""
+    first_token_at: float | None = None
+    scores: list[Score] = field(default_factory=list)
+    """Of what was predicted of it, as far as it has come to pass."""
 
 
 @dataclass(slots=True)
@@ -97,9 +109,18 @@ class ClusterState:
     def __init__(self, chunk_tokens: int) -> None:
         self.instances: dict[InstanceId, Instance] = {}
         self.attempts: dict[AttemptId, Attempt] = {}
-        self.mean_output_tokens = _INITIAL_OUTPUT_TOKENS
+        self.lengths = OutputLengths()
+        self.forecast = DecodeForecast(self.lengths)
+        self.queue_bias = QueueBias()
+        self.touched: set[InstanceId] = set()
+        """Instances that are no longer as `InstanceColumns` last saw them."""
         self._over: dict[AttemptId, float] = {}
         self._chunk_tokens = chunk_tokens
+
+    @property
+    def mean_output_tokens(self) -> float:
+        """Of recent requests."""
+        return self.lengths.mean_tokens
 
     def prefill_ms(self, cost: PrefillCost, new_tokens: int, cached_tokens: int) -> float:
         """EstimatePrefillExecutionTime of Algorithm 1, every chunk paying the fixed part of the cost."""
@@ -111,10 +132,13 @@ class ClusterState:
     def instance_up(self, ref: InstanceRef, incarnation: int, now: float) -> None:
         """A stream that came back finds its instance as it was left. Another incarnation starts with no work; one never seen takes up the
         attempts that gateways said are there (this Conductor has restarted)."""
+        self.touched.add(ref.instance_id)
         known = self.instances.get(ref.instance_id)
         if known is not None and known.incarnation == incarnation:
             known.ref, known.up, known.changed_at = ref, True, now
+            self._forecast_load(known, now)
             return
+        self.forecast.down(ref.instance_id)
         instance = self.instances[ref.instance_id] = Instance(ref, incarnation, changed_at=now)
         if known is None:
             for attempt in self.attempts.values():
@@ -124,11 +148,22 @@ class ClusterState:
         instance = self.instances.get(instance_id)
         if instance is not None and instance.incarnation == incarnation and instance.up:
             instance.up, instance.changed_at = False, now
+            self.forecast.down(instance_id)
+            self.touched.add(instance_id)
 
     def report(self, instance_id: InstanceId, incarnation: int, load: Load, now: float) -> None:
         instance = self.instances.get(instance_id)
         if instance is not None and instance.incarnation == incarnation and instance.up:
             instance.report(load, now)
+            self.touched.add(instance_id)
+            self._forecast_load(instance, now)
+
+    def _forecast_load(self, instance: Instance, now: float) -> None:
+        load = instance.load
+        if load.decode_cost is not None and load.slots_total > 0:
+            self.forecast.report(instance.ref.instance_id, load.decode_cost, load.max_batch, load.running, load.tokens, load.step_ms, now)
+        else:
+            self.forecast.down(instance.ref.instance_id)
 
     # ---- attempts ----
 
@@ -137,6 +172,10 @@ class ClusterState:
         self.remove(attempt.attempt_id)
         self._over.pop(attempt.attempt_id, None)
         self.attempts[attempt.attempt_id] = attempt
+        law = self.lengths.law(attempt.tenant) if attempt.prediction is not None else CLUSTER
+        self.forecast.place(attempt.attempt_id, attempt.decode_id, attempt.num_tokens, attempt.most_tokens, law, attempt.joins_at)
+        if attempt.phase is Phase.DECODE:
+            self.forecast.join(attempt.attempt_id, attempt.renewed_at)
         for instance_id in (attempt.prefill_id, attempt.decode_id):
             instance = self.instances.get(instance_id)
             if instance is not None:
@@ -146,28 +185,33 @@ class ClusterState:
         """Whether the attempt ended within the last lease."""
         return attempt_id in self._over
 
-    def prefill_over(self, attempt: Attempt) -> None:
+    def prefill_over(self, attempt: Attempt, now: float) -> None:
         """The first token is out. The decode node's next report tells of a batch with the attempt in it."""
-        attempt.phase = Phase.DECODE
+        attempt.phase, attempt.first_token_at = Phase.DECODE, now
+        self.forecast.join(attempt.attempt_id, now)
         prefill = self.instances.get(attempt.prefill_id)
         if prefill is not None:
             prefill.unreported.pop(attempt.attempt_id, None)
+            self.touched.add(attempt.prefill_id)
 
     def finish(self, attempt_id: AttemptId, output_tokens: int, now: float) -> None:
         """The attempt is over; a late message about it will not bring it back."""
+        attempt = self.attempts.get(attempt_id)
+        if attempt is not None and output_tokens > 0:
+            self.lengths.record(attempt.tenant, output_tokens)
         self.remove(attempt_id)
         self._over[attempt_id] = now
-        if output_tokens > 0:
-            self.mean_output_tokens += _OUTPUT_SMOOTHING * (output_tokens - self.mean_output_tokens)
 
     def remove(self, attempt_id: AttemptId) -> None:
         attempt = self.attempts.pop(attempt_id, None)
         if attempt is None:
             return
+        self.forecast.remove(attempt_id)
         for instance in (self.instances.get(attempt.prefill_id), self.instances.get(attempt.decode_id)):
             if instance is not None:
                 instance.unreported.pop(attempt_id, None)
                 instance.arriving.pop(attempt_id, None)
+                self.touched.add(instance.ref.instance_id)
 
     def expire(self, now: float, lease_s: float) -> list[AttemptId]:
         """Forgets whatever was silent for a lease: attempts (returned), instances that stayed down, and that an attempt was over."""
@@ -177,6 +221,8 @@ class ClusterState:
         gone = [key for key, instance in self.instances.items() if not instance.up and now - instance.changed_at > lease_s]
         for instance_id in gone:
             del self.instances[instance_id]
+            self.forecast.forget(instance_id)
+        self.touched.update(gone)
         for attempt_id in [attempt_id for attempt_id, ended_at in self._over.items() if now - ended_at > lease_s]:
             del self._over[attempt_id]
         return silent
@@ -186,6 +232,7 @@ class ClusterState:
 
     def _count_work(self, instance: Instance, attempt: Attempt) -> None:
         """Adds to `instance` what the attempt, if it was placed there, means beyond the instance's own report."""
+        self.touched.add(instance.ref.instance_id)
         in_prefill = attempt.phase is Phase.PREFILL
         reported = attempt.attempt_id in instance.load.attempt_ids
         if instance.ref.role is Role.PREFILL:
@@ -200,6 +247,7 @@ class ClusterState:
     def validate(self) -> None:
         """Asserts that no work is counted for an attempt that is over, elsewhere, or not what it was placed for."""
         assert not self.attempts.keys() & self._over.keys(), "an attempt is live and over"
+        self.forecast.validate(self.attempts.keys())
         for instance_id, instance in self.instances.items():
             for attempt_id, attempt in [*instance.unreported.items(), *instance.arriving.items()]:
                 assert self.attempts.get(attempt_id) is attempt, f"{instance_id} counts {attempt_id}, which is not live"

@@ -5,62 +5,103 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
+
+from conductor.core.balancing import AdaptiveThreshold
+from conductor.core.estimates import Floats, Ints
 from springtide.ids import AttemptId, NodeId
 
 _SMOOTHING = 0.25
 """Weight of a new measurement in a link's rate."""
+_FIRST_NODES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What an assignment has its prefill node fetch."""
+
+    source: NodeId
+    destination: NodeId
+    ratio: float
+    """Of the source's prefix to the destination's own one, both in blocks; infinite without one of its own."""
+    num_bytes: int
+    saved_ms: float
+    """Predicted time of computing it instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    source: NodeId
-    destination: NodeId
+    fetch: Fetch
+    source: int
+    destination: int
+    """Numbers of the two nodes."""
     sharers: int
     """How many transfers shared the link's busier end when this one began, itself included."""
 
 
 class TransferModel:
-    """A link's rate is what it was measured to be, or else assumed; transfers under way at either end share it equally."""
+    """A link's rate is what it was measured to be, or else assumed (by who asks); transfers under way at either end share it equally.
 
-    def __init__(self, assumed_bytes_per_s: float) -> None:
-        self._assumed = assumed_bytes_per_s
-        self._rates: dict[tuple[NodeId, NodeId], float] = {}
+    Nodes have numbers here, so that the links from one source to every other node are columns.
+    """
+
+    def __init__(self) -> None:
+        self.threshold = AdaptiveThreshold()
+        self._number: dict[NodeId, int] = {}
+        self._free: list[int] = []
+        self._rates: dict[int, Floats] = {}
+        """Of the links that leave a source, by the destination's number; NaN where none was measured."""
         self._under_way: dict[AttemptId, _Transfer] = {}
-        self._leaving: Counter[NodeId] = Counter()
-        self._arriving: Counter[NodeId] = Counter()
+        self.leaving: Ints = np.zeros(_FIRST_NODES, np.int64)
+        self.arriving: Ints = np.zeros(_FIRST_NODES, np.int64)
+        """[nodes] transfers under way at either end, by the node's number."""
 
-    def predict_ms(self, source: NodeId, destination: NodeId, num_bytes: int) -> float:
-        """Time of one more transfer, beside those under way."""
-        rate = self._rates.get((source, destination), self._assumed)
-        return 1000.0 * num_bytes * self._sharers(source, destination) / rate
+    def number(self, node_id: NodeId) -> int:
+        """The node's number, until it is forgotten."""
+        number = self._number.get(node_id)
+        if number is None:
+            number = self._number[node_id] = self._free.pop() if self._free else len(self._number)
+            if number >= len(self.leaving):
+                self.leaving, self.arriving = (np.append(column, np.zeros_like(column)) for column in (self.leaving, self.arriving))
+                self._rates = {source: np.append(rates, np.full_like(rates, np.nan)) for source, rates in self._rates.items()}
+        return number
 
-    def congestion(self, source: NodeId) -> int:
-        """Transfers that leave this node now."""
-        return self._leaving[source]
+    def rates_from(self, source: int) -> Floats | None:
+        """[nodes] measured bytes a second from this node (number) to every other, NaN where none was; None where none at all was."""
+        return self._rates.get(source)
 
-    def begin(self, attempt_id: AttemptId, source: NodeId, destination: NodeId) -> None:
+    def begin(self, attempt_id: AttemptId, fetch: Fetch) -> None:
         self.end(attempt_id)
-        self._under_way[attempt_id] = _Transfer(source, destination, self._sharers(source, destination))
-        self._leaving[source] += 1
-        self._arriving[destination] += 1
+        source, destination = self.number(fetch.source), self.number(fetch.destination)
+        sharers = 1 + max(int(self.leaving[source]), int(self.arriving[destination]))
+        self._under_way[attempt_id] = _Transfer(fetch, source, destination, sharers)
+        self.leaving[source] += 1
+        self.arriving[destination] += 1
 
     def end(self, attempt_id: AttemptId, num_bytes: int = 0, elapsed_ms: float = 0.0) -> None:
-        """The attempt's transfer, if it had one, is over; with both figures it becomes a measurement of its link."""
+        """The attempt's transfer, if it had one, is over; with both figures it becomes a measurement of its link, and of what fetching
+        gains."""
         transfer = self._under_way.pop(attempt_id, None)
         if transfer is None:
             return
-        for counter, node_id in ((self._leaving, transfer.source), (self._arriving, transfer.destination)):
-            counter[node_id] -= 1
-            if not counter[node_id]:
-                del counter[node_id]
+        self.leaving[transfer.source] -= 1
+        self.arriving[transfer.destination] -= 1
         if num_bytes > 0 and elapsed_ms > 0:
-            measured = 1000.0 * num_bytes * transfer.sharers / elapsed_ms
-            link = (transfer.source, transfer.destination)
-            self._rates[link] = measured + (1 - _SMOOTHING) * (self._rates.get(link, measured) - measured)
+            self._measured(transfer, 1000.0 * num_bytes * transfer.sharers / elapsed_ms)
+            fetch = transfer.fetch
+            self.threshold.fetched(fetch.ratio, fetch.saved_ms * min(num_bytes / fetch.num_bytes, 1.0), elapsed_ms)
 
     def forget(self, node_id: NodeId) -> None:
-        """The node is gone: so are the rates of its links."""
-        self._rates = {link: rate for link, rate in self._rates.items() if node_id not in link}
+        """The node is gone: so are the rates of its links. Its number is free for another unless transfers still name it."""
+        number = self._number.get(node_id)
+        if number is None:
+            return
+        self._rates.pop(number, None)
+        for rates in self._rates.values():
+            rates[number] = np.nan
+        if not self.leaving[number] and not self.arriving[number]:
+            del self._number[node_id]
+            self._free.append(number)
 
     def __contains__(self, attempt_id: AttemptId) -> bool:
         return attempt_id in self._under_way
@@ -68,8 +109,14 @@ class TransferModel:
     def validate(self, live: set[AttemptId]) -> None:
         """Asserts that every transfer under way is that of one of `live`, and is counted once at either end."""
         assert self._under_way.keys() <= live, "a transfer outlived its attempt's prefill"
-        assert self._leaving == Counter(transfer.source for transfer in self._under_way.values())
-        assert self._arriving == Counter(transfer.destination for transfer in self._under_way.values())
+        transfers = self._under_way.values()
+        for counts, ends in (
+            (self.leaving, Counter(transfer.source for transfer in transfers)),
+            (self.arriving, Counter(transfer.destination for transfer in transfers)),
+        ):
+            assert {number: count for number, count in enumerate(counts.tolist()) if count} == ends, "transfers are miscounted"
 
-    def _sharers(self, source: NodeId, destination: NodeId) -> int:
-        return 1 + max(self._leaving[source], self._arriving[destination])
+    def _measured(self, transfer: _Transfer, bytes_per_s: float) -> None:
+        rates = self._rates.setdefault(transfer.source, np.full(len(self.leaving), np.nan))
+        known = rates[transfer.destination]
+        rates[transfer.destination] = bytes_per_s if np.isnan(known) else bytes_per_s + (1 - _SMOOTHING) * (known - bytes_per_s)

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import os
+from dataclasses import replace
 
 import grpc.aio
 
@@ -18,9 +19,11 @@ from conductor.gateway.http_server import HttpServer, bind
 from conductor.gateway.prepare import Preparer
 from conductor.gateway.runner import Runner
 from conductor.gateway.state import Limits
+from conductor.server.lease import LeaderLease
 from engine.tokenizer import load_tokenizer
 from springtide.blocks import namespace_root
 from springtide.clock import MonotonicClock
+from springtide.config import ClusterConfig
 from springtide.errors import ConfigError
 from springtide.ids import GatewayId, new_incarnation
 from springtide.membership import Member, Membership
@@ -32,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _GRACE_S = 0.5
 """For clients to take their last bytes when the gateway stops."""
+_TAKE_OVER_S = 1.0
+"""By when, after the lease of a leader that died is over, another Conductor leads."""
 
 
 async def serve_gateway(arguments: ProcessArguments, stop: asyncio.Event, conductor_address: str | None = None) -> None:
@@ -60,8 +65,8 @@ class GatewayServer:
         # A restarted gateway is another one: what it ran before is nobody's.
         self._gateway_id = GatewayId(f"{arguments.instance_id}:{self._incarnation:016x}")
         self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
-        self._core = GatewayCore(Limits(max_attempts=config.conductor.max_attempts))
-        self._conductor = ConductorLink(self._gateway_id, self._membership, self._core.live_attempts, conductor_address)
+        self._core = GatewayCore(_limits(config))
+        self._conductor = self._new_link(config, config.redis_url, conductor_address)
         self._runner = self._new_runner()
         self._grpc_server = new_server()
         self._http_server: HttpServer | None = None
@@ -112,6 +117,13 @@ class GatewayServer:
         await self._conductor.close()
         await self._membership.close()
 
+    def _new_link(self, config: ClusterConfig, redis_url: str, address: str | None) -> ConductorLink:
+        lease, patience_s = None, 0.0
+        if config.conductor.replicas > 1:
+            lease = LeaderLease(redis_url, config.cluster, config.conductor.leader_lease_s)
+            patience_s = config.conductor.leader_lease_s + _TAKE_OVER_S
+        return ConductorLink(self._gateway_id, self._membership, self._core.live_attempts, address, lease, patience_s)
+
     def _new_runner(self) -> Runner:
         config = self._arguments.config
         block_tokens = config.kv.block_tokens
@@ -138,6 +150,14 @@ class GatewayServer:
             details={"http": self.http_address, "grpc": self.grpc_address},
         )
         await self._membership.announce(member)
+
+
+def _limits(config: ClusterConfig) -> Limits:
+    limits = Limits(max_attempts=config.conductor.max_attempts)
+    if config.conductor.replicas > 1:
+        # To wait for the next leader is no sign yet that none will come.
+        return replace(limits, scheduler_wait_s=limits.scheduler_wait_s + config.conductor.leader_lease_s)
+    return limits
 
 
 def _bind_grpc(server: grpc.aio.Server, host: str, port: int) -> int:

@@ -1,31 +1,33 @@
-"""The way to the Conductor: found through membership unless its address is given, and found again after it was lost."""
+"""The way to the Conductor: found through membership unless its address is given, and found again after it was lost.
+
+Of several Conductors the one that leads is asked; all are told how attempts get on, so that each could lead from one moment to the next.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
+import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
 
-import grpc
-import grpc.aio
-
-from conductor.gateway import wire
+from conductor.gateway import metrics, wire
+from conductor.gateway.conductor_peer import RENEW_EVERY_S, ConductorPeer
+from conductor.gateway.leader_view import LeaderView
 from conductor.gateway.state import LiveAttempt
+from conductor.server.lease import LeaderLease
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
 from springtide.membership import Membership
-from springtide.rpc import conductor_pb2, conductor_pb2_grpc
-from springtide.rpc.channels import connect
+from springtide.rpc import conductor_pb2
 
 logger = logging.getLogger(__name__)
 
-CALL_TIMEOUT_S = 2.0
-RENEW_EVERY_S = 2.0
+_LOOK_EVERY_S = 0.2
+_PAUSE_S = 0.1
+_CLOSE_S = 0.3
 Reply = TypeVar("Reply")
-_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 class ConductorLink:
@@ -35,108 +37,184 @@ class ConductorLink:
         membership: Membership,
         live_attempts: Callable[[], Sequence[LiveAttempt]],
         address: str | None = None,
+        lease: LeaderLease | None = None,
+        patience_s: float = 0.0,
     ) -> None:
-        """`address` fixes the Conductor's; without it, membership says where it is."""
+        """`address` fixes the Conductor's; without it, membership says where it is. With a `lease` there are several, and it says who
+        leads; for `patience_s` a request is asked again while nobody does."""
         self._gateway_id = gateway_id
         self._membership = membership
         self._live_attempts = live_attempts
-        self._fixed = address is not None
-        self._address = address
-        self._channel: grpc.aio.Channel | None = None
-        self._reports: asyncio.Queue[conductor_pb2.AdvanceRequest] = asyncio.Queue()
+        self._fixed = address
+        self._lease = lease
+        self._patience_s = patience_s
+        self._leader = LeaderView(address=address)
+        self._changed = asyncio.Event()
+        """Set, and replaced, when the leader is another."""
+        self._peers: dict[str, ConductorPeer] = {}
+        self._turns = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: set[asyncio.Task[None]] = set()
-        self._reachable = True
 
     def start(self) -> None:
-        self._tasks = [
-            asyncio.create_task(self._renew(), name="conductor-renew"),
-            asyncio.create_task(self._report(), name="conductor-report"),
-        ]
+        if self._fixed is not None:
+            self._follow_exactly([self._fixed])
+            return
+        self._tasks = [asyncio.create_task(self._follow_members(), name="conductor-members")]
+        if self._lease is not None:
+            self._tasks.append(asyncio.create_task(self._follow_lease(self._lease), name="conductor-leader"))
 
     async def close(self) -> None:
-        """Reports what is still to be reported, if the Conductor takes it at once, and hangs up."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._reports.join(), timeout=0.3)
-        for task in self._tasks:
+        """Reports what is still to be reported, if the Conductors take it at once, and hangs up."""
+        ending = [*self._tasks, *self._closing]
+        for task in ending:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._channel is not None:
-            await self._channel.close(grace=None)
+        await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.gather(*(peer.close(_CLOSE_S) for peer in self._peers.values()))
+        if self._lease is not None:
+            await self._lease.close()
 
     async def schedule(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
-        """Raises Unavailable when the Conductor cannot be asked or does not answer."""
-        return await self._ask(lambda stub: stub.Schedule(request, timeout=CALL_TIMEOUT_S))
+        """Raises Unavailable when the Conductor cannot be asked or does not answer, or nobody leads for too long."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._patience_s
+        while True:
+            changed = self._changed
+            try:
+                return await self._schedule(request)
+            except Unavailable:
+                if loop.time() >= give_up_at:
+                    raise
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), _PAUSE_S)
 
     async def cluster(self) -> conductor_pb2.ClusterStatus:
         """Raises Unavailable."""
-        return await self._ask(lambda stub: stub.GetCluster(conductor_pb2.GetClusterRequest(), timeout=CALL_TIMEOUT_S))
+        peer = await self._whom_to_ask()
+        status = await self._or_lost(peer, peer.cluster())
+        if self._lease is not None and not status.leads:
+            self._note(self._leader.hinted(peer.address, status.leader_address, status.epoch))
+            raise _nobody_leads()
+        return status
 
     def advance(self, request: conductor_pb2.AdvanceRequest) -> None:
-        """Sent in order, in the background. Lost when the Conductor is away: what it then needs to know, `Renew` teaches it."""
-        self._reports.put_nowait(request)
+        """To every Conductor, in order, in the background."""
+        for peer in self._peers.values():
+            peer.report(request)
 
-    async def _ask(self, call: Callable[[conductor_pb2_grpc.ConductorStub], Awaitable[Reply]]) -> Reply:
-        channel = await self._connect()
-        try:
-            reply = await call(conductor_pb2_grpc.ConductorStub(channel))
-        except grpc.aio.AioRpcError as error:
-            if error.code() in _LOST:
-                self._note_reachable(False)
-                self._abandon(channel)
-            raise Unavailable(f"the Conductor at {self._address} did not answer: {error.details()}", code="no_conductor") from None
-        self._note_reachable(True)
+    # ---- asking ----
+
+    async def _schedule(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
+        peer = await self._whom_to_ask()
+        if self._lease is None:
+            return await self._or_lost(peer, peer.schedule(request))
+        request.epoch = self._leader.epoch
+        reply = await self._or_lost(peer, _unless(self._changed, peer.schedule(request)))
+        if reply.HasField("not_leader"):
+            self._note(self._leader.hinted(peer.address, reply.not_leader.leader_address, reply.not_leader.epoch))
+            raise _nobody_leads()
+        if not self._leader.accepts(reply.epoch):
+            metrics.STALE_ANSWERS.inc()
+            message = f"the Conductor at {peer.address} answered under epoch {reply.epoch}, but {self._leader.epoch} has begun"
+            logger.warning("%s: its answer is refused", message)
+            self._leader.lost(peer.address)
+            raise Unavailable(message, code="no_conductor")
+        self._note(self._leader.answered(peer.address, reply.epoch))
+        if reply.HasField("assignment"):
+            self._tell_standbys(peer, request.num_tokens, reply.assignment)
         return reply
 
-    async def _connect(self) -> grpc.aio.Channel:
-        if self._channel is not None:
-            return self._channel
-        if not self._fixed:
-            self._address = await self._find() or self._address
-        if self._address is None:
+    async def _whom_to_ask(self) -> ConductorPeer:
+        """The leader; while it is not known or in doubt, each of several in turn, for one may know. Raises Unavailable if there is none."""
+        leader = self._leader
+        if leader.address is None or (leader.doubted and self._lease is None):
+            await self._find()
+        if leader.address is not None and not (leader.doubted and self._lease is not None):
+            return self._peer(leader.address)
+        if not self._peers:
             raise Unavailable("no Conductor has announced itself", code="no_conductor")
-        if self._channel is None:
-            self._channel = connect(self._address)
-        return self._channel
+        addresses = list(self._peers)
+        return self._peers[addresses[next(self._turns) % len(addresses)]]
 
-    async def _find(self) -> str | None:
+    async def _or_lost(self, peer: ConductorPeer, call: Coroutine[Any, Any, Reply]) -> Reply:
+        try:
+            reply = await call
+        except Unavailable:
+            self._leader.lost(peer.address)
+            raise
+        if self._lease is None:  # whoever answers is the only one
+            self._leader.answered(peer.address, epoch=0)
+        return reply
+
+    def _tell_standbys(self, leader: ConductorPeer, num_tokens: int, assignment: conductor_pb2.Assignment) -> None:
+        placed = wire.placed_attempt(assignment, num_tokens)
+        renewal = conductor_pb2.RenewRequest(gateway_id=self._gateway_id, attempts=[placed])
+        for peer in self._peers.values():
+            if peer is not leader:
+                peer.report(renewal)
+
+    # ---- who there is ----
+
+    async def _follow_members(self) -> None:
+        while True:
+            await self._find()
+            await asyncio.sleep(RENEW_EVERY_S)
+
+    async def _follow_lease(self, lease: LeaderLease) -> None:
+        while True:
+            holder = await lease.read()
+            if holder is not None:
+                self._note(self._leader.read(holder.address, holder.epoch))
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _find(self) -> None:
+        """Nobody is forgotten while membership cannot be read or lists no Conductor; and whose address was given is not looked for."""
+        if self._fixed is not None:
+            return
         members = await self._membership.members()
-        return next((member.address for member in members or [] if member.role == "conductor"), None)
+        addresses = [member.address for member in members or [] if member.role == "conductor"]
+        if not addresses:
+            return
+        if self._lease is None:
+            addresses = addresses[:1]
+            self._note(self._leader.read(addresses[0], epoch=0))
+        self._follow_exactly(addresses)
 
-    def _abandon(self, channel: grpc.aio.Channel) -> None:
-        """The next call makes a new channel, which connects at once where an old one waits for its back-off; and a Conductor that was
-        restarted elsewhere is found. Calls under way on this one end by themselves."""
-        if channel is self._channel:
-            self._channel = None
-            closing = asyncio.create_task(channel.close(grace=CALL_TIMEOUT_S))
+    def _follow_exactly(self, addresses: Iterable[str]) -> None:
+        wanted = {*addresses, *([self._leader.address] if self._leader.address is not None else [])}
+        for address in wanted:
+            self._peer(address)
+        for address in self._peers.keys() - wanted:
+            closing = asyncio.create_task(self._peers.pop(address).retire())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    def _note_reachable(self, reachable: bool) -> None:
-        if reachable != self._reachable:
-            self._reachable = reachable
-            level, what = (logging.INFO, "back") if reachable else (logging.WARNING, "lost")
-            logger.log(level, "the Conductor at %s is %s", self._address, what)
+    def _peer(self, address: str) -> ConductorPeer:
+        if address not in self._peers:
+            self._peers[address] = ConductorPeer(address, self._gateway_id, self._live_attempts)
+        return self._peers[address]
 
-    async def _report(self) -> None:
-        while True:
-            request = await self._reports.get()
-            with contextlib.suppress(Unavailable):
-                await self._ask(functools.partial(_advance, request))
-            self._reports.task_done()
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(RENEW_EVERY_S)
-            attempts = [wire.live_attempt(attempt) for attempt in self._live_attempts()]
-            request = conductor_pb2.RenewRequest(gateway_id=self._gateway_id, attempts=attempts)
-            with contextlib.suppress(Unavailable):
-                await self._ask(functools.partial(_renew, request))
+    def _note(self, changed: bool) -> None:
+        if not changed:
+            return
+        if self._lease is not None:
+            logger.info("the leading Conductor is at %s (epoch %d)", self._leader.address or "an unknown address", self._leader.epoch)
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
-async def _advance(request: conductor_pb2.AdvanceRequest, stub: conductor_pb2_grpc.ConductorStub) -> None:
-    await stub.Advance(request, timeout=CALL_TIMEOUT_S)
+async def _unless(changed: asyncio.Event, call: Coroutine[Any, Any, Reply]) -> Reply:
+    """Raises Unavailable when the leader changes first: who was asked may be stopped, and would be waited for in vain."""
+    calling, change = asyncio.ensure_future(call), asyncio.ensure_future(changed.wait())
+    try:
+        await asyncio.wait((calling, change), return_when=asyncio.FIRST_COMPLETED)
+        if calling.done():
+            return calling.result()
+        raise _nobody_leads()
+    finally:
+        calling.cancel()
+        change.cancel()
 
 
-async def _renew(request: conductor_pb2.RenewRequest, stub: conductor_pb2_grpc.ConductorStub) -> None:
-    await stub.Renew(request, timeout=CALL_TIMEOUT_S)
+def _nobody_leads() -> Unavailable:
+    return Unavailable("no Conductor leads just now", code="no_conductor")

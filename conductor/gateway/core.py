@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from conductor.gateway import events as ev
 from conductor.gateway.state import AttemptState, Limits, LiveAttempt, RequestState
-from springtide.errors import InvalidRequest, Overloaded, SpringtideError, Unavailable
+from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
 from springtide.ids import AttemptId, InstanceId, RequestId
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2 as conductor_pb
@@ -106,16 +106,24 @@ class GatewayCore:
             return [ev.Terminal(generation.request_id, ev.Failed(_shutting_down()))]
         state = RequestState(generation, arrived_at=now, accepted=generation.accepted)
         self._requests[generation.request_id] = state
-        return self._schedule(state)
+        return self._schedule(state, now)
 
-    def _schedule(self, state: RequestState) -> list[ev.Action]:
-        """Asks for a new attempt, or for the same again when the Conductor may have placed it without our learning of it."""
+    def _schedule(self, state: RequestState, now: float) -> list[ev.Action]:
+        """Asks for a new attempt, or for the same again when the Conductor may have placed it without our learning of it. When the
+        request's deadline has passed, there is no further attempt."""
+        deadline_ms = state.generation.deadline_ms
+        if deadline_ms:
+            left_ms = deadline_ms - (now - state.arrived_at) * 1000
+            if left_ms <= 0:
+                message = f"the deadline of {deadline_ms:.0f} ms has passed with {len(state.tokens)} tokens of output"
+                return self._give_up(state, DeadlineExceeded(message, code="deadline"))
+            deadline_ms = left_ms
         if not state.unanswered:
             state.tries += 1
         state.unanswered = False
         state.asked = state.attempt_id
         self._asked[state.asked] = state
-        return [ev.Schedule(state.asked, state.generation, state.token_ids, state.accepted, state.avoid)]
+        return [ev.Schedule(state.asked, state.generation, state.token_ids, state.accepted, state.avoid, deadline_ms)]
 
     def _retry_at(self, state: RequestState, when: float) -> list[ev.Action]:
         state.retry_at = when
@@ -160,6 +168,8 @@ class GatewayCore:
         if state.accepted or event.reason in _NOBODY_THERE:
             patience_s = self._limits.capacity_wait_s if state.accepted else self._limits.arrival_wait_s
             return self._wait_for_capacity(state, patience_s, event.message, now)
+        if event.reason == conductor_pb.REJECTION_REASON_DEADLINE and not event.retry_after_s:
+            return self._give_up(state, DeadlineExceeded(event.message, code="deadline"))
         reason = conductor_pb.RejectionReason.Name(event.reason).removeprefix("REJECTION_REASON_").lower()
         return self._give_up(state, Overloaded(event.message, retry_after_s=event.retry_after_s, reason=reason))
 
@@ -205,6 +215,8 @@ class GatewayCore:
                 ttft_ms=(now - attempt.started_at) * 1000,
                 remote_tokens=event.remote_tokens,
                 fetch_ms=event.fetch_ms,
+                queue_ms=event.queue_ms,
+                compute_ms=event.compute_ms,
             )
         ]
         if event.output.finish is not None:
@@ -263,7 +275,7 @@ class GatewayCore:
         if event.code == pb.FAILURE_CODE_INVALID:
             return self._give_up(state, InvalidRequest(message))
         if event.code == pb.FAILURE_CODE_OVERLOADED and not state.tokens and not state.generation.accepted:
-            return self._refused_at_door(state, attempt, message, culprit)
+            return self._refused_at_door(state, attempt, message, culprit, now)
         if event.code == pb.FAILURE_CODE_PREEMPTED:
             return self._fail(state, attempt, message, [], now)
         if event.code == pb.FAILURE_CODE_PEER_LOST:
@@ -271,14 +283,16 @@ class GatewayCore:
             return self._fail(state, attempt, message, [attempt.instance_of("prefill"), attempt.instance_of("decode")], now)
         return self._fail(state, attempt, message, [culprit], now)
 
-    def _refused_at_door(self, state: RequestState, attempt: AttemptState, message: str, culprit: InstanceId) -> list[ev.Action]:
+    def _refused_at_door(
+        self, state: RequestState, attempt: AttemptState, message: str, culprit: InstanceId, now: float
+    ) -> list[ev.Action]:
         if state.refused_at_door:
             return self._give_up(state, Overloaded(message, retry_after_s=_DOOR_RETRY_AFTER_S, reason="refused_at_door"))
         state.refused_at_door = True
         # The Conductor's acceptance has been overruled; this time it may as well reject.
         state.accepted = False
         state.avoid = (*state.avoid, culprit)
-        return [*self._stop_attempt(state, attempt, "failed", culprit, message), *self._schedule(state)]
+        return [*self._stop_attempt(state, attempt, "failed", culprit, message), *self._schedule(state, now)]
 
     def _on_session_lost(self, event: ev.SessionLost, now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
@@ -310,7 +324,7 @@ class GatewayCore:
             error = Unavailable(f"given up after {state.fruitless} attempts without progress; the last: {message}", code="node_lost")
             return [*actions, *self._end(state, ev.Failed(error))]
         if state.fruitless <= 1:
-            return [*actions, *self._schedule(state)]
+            return [*actions, *self._schedule(state, now)]
         pause_s = min(self._limits.retry_base_s * 2 ** (state.fruitless - 2), self._limits.retry_max_s)
         return [*actions, *self._retry_at(state, now + pause_s)]
 
@@ -320,7 +334,7 @@ class GatewayCore:
             del self._retries[request_id]
             state = self._requests[request_id]
             state.retry_at = None
-            actions += self._schedule(state)
+            actions += self._schedule(state, now)
         for state in list(self._by_attempt.values()):
             attempt = state.attempt
             if attempt is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,17 +23,21 @@ class Generation:
     """One prompt, one output: what is scheduled. An API request with several choices has as many generations."""
 
     request_id: RequestId
-    prompt_ids: tuple[int, ...]
+    prompt_ids: Sequence[int]
     sampling: SamplingParams
     tenant: str = ""
     priority: int = 0
     traceparent: str = ""
+    deadline_ms: float = 0.0
+    """Until when the whole output is wanted, from the request's arrival; 0 for whenever."""
     accepted: bool = False
     """Belongs to a request that the Conductor has accepted already (a further choice of it): never rejected for load."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise ValueError("Generation.prompt_ids must hold at least one token")
+        if not 0 <= self.deadline_ms < math.inf:
+            raise ValueError(f"Generation.deadline_ms must be finite and not negative, not {self.deadline_ms}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,8 @@ class PrefillDone:
     remote_tokens: int = 0
     """Of the cached ones, those that came from another node, which took `fetch_ms`."""
     fetch_ms: float = 0.0
+    queue_ms: float = 0.0
+    compute_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +182,12 @@ class Schedule:
 
     attempt_id: AttemptId
     generation: Generation
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     """The prompt and every output token received so far."""
     accepted: bool
     avoid: tuple[InstanceId, ...]
+    deadline_ms: float = 0.0
+    """Of the request's deadline, what is left of it; 0 without one."""
 
     @property
     def max_new_tokens(self) -> int:
@@ -187,14 +197,14 @@ class Schedule:
 @dataclass(frozen=True, slots=True)
 class StartDecode:
     generation: Generation
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     assignment: Assignment
 
 
 @dataclass(frozen=True, slots=True)
 class StartPrefill:
     generation: Generation
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     assignment: Assignment
     ttft_budget_ms: float
 
@@ -229,6 +239,8 @@ class Advance:
     ttft_ms: float = 0.0
     remote_tokens: int = 0
     fetch_ms: float = 0.0
+    queue_ms: float = 0.0
+    compute_ms: float = 0.0
     why: str = ""
     """Of a failed one, for the log."""
 

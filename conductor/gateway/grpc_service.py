@@ -14,8 +14,8 @@ from conductor.gateway import metrics
 from conductor.gateway.backend import Backend
 from conductor.gateway.prepare import COMPLETION_MAX_TOKENS
 from conductor.gateway.reply import Delta, Usage, Work
-from conductor.gateway.schema import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
-from springtide.errors import InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unavailable
+from conductor.gateway.schema import MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unavailable
 from springtide.ids import new_id
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import inference_pb2, inference_pb2_grpc
@@ -26,6 +26,7 @@ _FINISHES = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 _CODES: dict[type[SpringtideError], grpc.StatusCode] = {
     ModelNotFound: grpc.StatusCode.NOT_FOUND,
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
 }
@@ -103,6 +104,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             prompt_field="prompt",
             values=_sampling_values(wanted),
         )
+        if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
+            raise InvalidRequest(f"deadline_ms must be between 0 and {MAX_DEADLINE_MS:.0f}, not {request.deadline_ms}", param="deadline_ms")
         headers = dict(context.invocation_metadata() or ())
         return Work(
             request_id=new_id("gen"),
@@ -113,6 +116,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             tenant=request.tenant,
             priority=request.priority,
             traceparent=str(headers.get("traceparent", "")),
+            deadline_ms=request.deadline_ms,
         )
 
 

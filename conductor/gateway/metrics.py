@@ -18,4 +18,5 @@ RESCHEDULES = Counter("springtide_gateway_reschedules_total", "Attempts beyond a
 FAILED_ATTEMPTS = Counter(
     "springtide_gateway_failed_attempts_total", "Attempts that failed, by instance at fault (empty: unknown).", ["instance"]
 )
+STALE_ANSWERS = Counter("springtide_gateway_stale_leader_answers_total", "Answers of deposed Conductors, all refused.")
 TERMINALS = Counter("springtide_gateway_generations_total", "Generations ended, by how.", ["outcome"])

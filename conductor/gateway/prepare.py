@@ -48,7 +48,7 @@ class Preparer:
             prompt_field="messages",
             values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
         )
-        return Work(request_id, (prompt,), body.n, sampling, body.stop, "", body.priority, traceparent)
+        return Work(request_id, (prompt,), body.n, sampling, body.stop, "", body.priority, traceparent, body.deadline_ms or 0.0)
 
     async def completion(self, body: CompletionRequest, request_id: str, traceparent: str) -> Work:
         """Raises InvalidRequest."""
@@ -65,7 +65,7 @@ class Preparer:
             prompt_field="prompt",
             values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
         )
-        return Work(request_id, prompts, body.n, sampling, body.stop, "", body.priority, traceparent)
+        return Work(request_id, prompts, body.n, sampling, body.stop, "", body.priority, traceparent, body.deadline_ms or 0.0)
 
     async def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
         """Of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""

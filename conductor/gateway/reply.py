@@ -35,6 +35,7 @@ class Work:
     tenant: str = ""
     priority: int = 0
     traceparent: str = ""
+    deadline_ms: float = 0.0
 
     def generation(self, index: int, *, accepted: bool) -> ev.Generation:
         """Of choice `index`: choice i of prompt p is number p * n + i, and draws with seed + i."""
@@ -47,6 +48,7 @@ class Work:
             tenant=self.tenant,
             priority=self.priority,
             traceparent=self.traceparent,
+            deadline_ms=self.deadline_ms,
             accepted=accepted,
         )
 

@@ -14,6 +14,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
+MAX_DEADLINE_MS = 24 * 3600 * 1000.0
 INT32 = (-(1 << 31), (1 << 31) - 1)
 
 
@@ -165,6 +166,9 @@ class _Common(_Body):
     repetition_penalty: Annotated[float, _default_when_null(1.0)] = 1.0
     stop_token_ids: Annotated[list[int], _default_when_null([])] = Field(default_factory=list)
     priority: Annotated[int, _default_when_null(0), Field(ge=INT32[0], le=INT32[1])] = 0
+    """The higher, the more important."""
+    deadline_ms: Annotated[float, Field(gt=0, le=MAX_DEADLINE_MS)] | None = None
+    """Ours: until when the whole output is wanted, from the request's arrival."""
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> _Common:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from conductor.gateway.events import Assignment, Generation, Output, Phase, Side
@@ -92,8 +93,8 @@ class RequestState:
         return AttemptId(f"{self.generation.request_id}.{self.tries}")
 
     @property
-    def token_ids(self) -> tuple[int, ...]:
-        return (*self.generation.prompt_ids, *self.tokens)
+    def token_ids(self) -> Sequence[int]:
+        return (*self.generation.prompt_ids, *self.tokens) if self.tokens else self.generation.prompt_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ def schedule_request(action: ev.Schedule, keys: Sequence[BlockKey], gateway_id: 
         gateway_id=gateway_id,
         accepted=action.accepted,
         avoid=action.avoid,
+        deadline_ms=action.deadline_ms,
     )
 
 
@@ -83,6 +84,8 @@ def advance_request(action: ev.Advance, gateway_id: GatewayId) -> conductor_pb2.
         ttft_ms=action.ttft_ms,
         remote_tokens=action.remote_tokens,
         fetch_ms=action.fetch_ms,
+        queue_ms=action.queue_ms,
+        compute_ms=action.compute_ms,
     )
 
 
@@ -94,6 +97,17 @@ def live_attempt(attempt: LiveAttempt) -> conductor_pb2.LiveAttempt:
         phase=PHASES[attempt.phase],
         num_tokens=attempt.num_tokens,
         cached_tokens=attempt.cached_tokens,
+    )
+
+
+def placed_attempt(assignment: conductor_pb2.Assignment, num_tokens: int) -> conductor_pb2.LiveAttempt:
+    """What a Conductor that did not place it is told of a new attempt."""
+    return conductor_pb2.LiveAttempt(
+        attempt_id=assignment.attempt_id,
+        prefill_id=assignment.prefill.instance_id,
+        decode_id=assignment.decode.instance_id,
+        phase=conductor_pb2.ATTEMPT_PHASE_PREFILL,
+        num_tokens=num_tokens,
     )
 
 
@@ -140,7 +154,7 @@ def update_events(update: node_pb2.PrefillUpdate | node_pb2.DecodeUpdate) -> lis
     if update.WhichOneof("update") == "failed":
         return [_failed(update.failed, "prefill")]
     done = update.done
-    return [ev.PrefillDone(_output(done.output), done.cached_tokens, done.remote_tokens, done.fetch_ms)]
+    return [ev.PrefillDone(_output(done.output), done.cached_tokens, done.remote_tokens, done.fetch_ms, done.queue_ms, done.compute_ms)]
 
 
 def _failed(output: pb.TokenOutput, side: ev.Side) -> ev.AttemptFailed:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from pathlib import Path
+from typing import TextIO
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
 from conductor.core.events import Tick
+from conductor.core.recording import Recorder
 from conductor.core.settings import ConductorSettings
 from conductor.server.cluster import ClusterFollower
+from conductor.server.leadership import Leadership, LeaseClock, OneOfSeveral, OnlyConductor
+from conductor.server.lease import LeaderLease
 from conductor.server.service import ConductorService, CoreRunner
-from springtide.clock import MonotonicClock
+from springtide.clock import Clock, MonotonicClock
 from springtide.errors import ConfigError
 from springtide.ids import new_incarnation
 from springtide.membership import Member, Membership
@@ -30,12 +35,19 @@ _SERVICE = conductor_pb2.DESCRIPTOR.services_by_name["Conductor"].full_name
 
 
 class ConductorServer:
-    def __init__(self, arguments: ProcessArguments) -> None:
+    def __init__(self, arguments: ProcessArguments, clock: Clock | None = None) -> None:
         config, model_info = arguments.config, arguments.model_info
         if config.redis_url is None:
             raise ConfigError("redis_url is not set: the Conductor finds the cluster's members in Valkey")
         self._arguments = arguments
-        self._runner = CoreRunner(ConductorCore(ConductorSettings.of(config, model_info)), MonotonicClock())
+        self._redis_url = config.redis_url
+        self._incarnation = new_incarnation()
+        settings = ConductorSettings.of(config, model_info)
+        self._record = _open_record(config.conductor.record_dir, arguments.instance_id, self._incarnation)
+        recorder = Recorder(settings, self._record.write) if self._record is not None else None
+        self._runner = CoreRunner(ConductorCore(settings), clock or MonotonicClock(), recorder)
+        self._lease_clock = clock or LeaseClock()
+        self._leadership: Leadership | None = None
         self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
         self._follower = ClusterFollower(self._membership, self._runner, config.conductor.lease_s, model_info.fingerprint)
         self._grpc = new_server()
@@ -44,15 +56,17 @@ class ConductorServer:
         """Serves and announces itself; returns its gRPC host:port."""
         host = self._arguments.bind_host
         name = self._arguments.config.served_model_name or self._arguments.model_info.name
-        conductor_pb2_grpc.add_ConductorServicer_to_server(ConductorService(self._runner, name), self._grpc)
-        await add_health_and_reflection(self._grpc, _SERVICE)
         address = f"{host}:{self._grpc.add_insecure_port(f'{host}:0')}"
+        self._leadership = self._stand(address)
+        service = ConductorService(self._runner, self._leadership, name, self._arguments.config.log.decisions_every)
+        conductor_pb2_grpc.add_ConductorServicer_to_server(service, self._grpc)
+        await add_health_and_reflection(self._grpc, _SERVICE)
         await self._grpc.start()
         await self._membership.announce(
             Member(
                 role="conductor",
                 member_id=self._arguments.instance_id,
-                incarnation=new_incarnation(),
+                incarnation=self._incarnation,
                 address=address,
                 metrics_address=serve_metrics(host),
                 pid=os.getpid(),
@@ -62,19 +76,48 @@ class ConductorServer:
         return address
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Follows the cluster until `stop`."""
+        """Follows the cluster, and leads it when it comes to that, until `stop`."""
+        assert self._leadership is not None, "run() comes after start()"
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._follower.run()), tasks.create_task(self._tick())]
+            leading = tasks.create_task(self._leadership.run())
+            following = [tasks.create_task(self._follower.run()), tasks.create_task(self._tick())]
             await stop.wait()
-            for task in running:
+            # It must not decide on a cluster that it no longer follows.
+            leading.cancel()
+            await self._leadership.resign()
+            for task in following:
                 task.cancel()
 
     async def close(self) -> None:
+        if self._leadership is not None:
+            await self._leadership.resign()
         await self._membership.close()
         await self._grpc.stop(_GRACE_S)
+        if self._record is not None:
+            self._record.close()
+
+    def _stand(self, address: str) -> Leadership:
+        config = self._arguments.config
+        if config.conductor.replicas == 1:
+            return OnlyConductor(address)
+        lease_s = config.conductor.leader_lease_s
+        token, name = f"{self._incarnation:016x}", self._arguments.instance_id
+        lease = LeaderLease(self._redis_url, config.cluster, lease_s, token, name, address)
+        return OneOfSeveral(lease, lease_s, address, self._lease_clock)
 
     async def _tick(self) -> None:
         while True:
             self._runner.feed(Tick())
-            metrics.observe_cluster(self._runner.core)
+            metrics.observe_cluster(self._runner.core, self._runner.clock.now())
             await asyncio.sleep(_TICK_S)
+
+
+def _open_record(directory: Path | None, instance_id: str, incarnation: int) -> TextIO | None:
+    """A file of this life of the Conductor; whatever has been written when it dies is there. Raises ConfigError."""
+    if directory is None:
+        return None
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return (directory / f"{instance_id}-{incarnation:016x}.jsonl").open("x", buffering=1)
+    except OSError as error:
+        raise ConfigError(f"conductor.record_dir: cannot write to {directory}: {error.strerror}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 
@@ -9,41 +10,61 @@ import grpc.aio
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Action, Event, Forgot, PrefillFinished, Reply, RequestSnapshot
+from conductor.core.events import Action, Event, Forgot, PrefillFinished, Reply, RequestSnapshot, Schedule, Scored
+from conductor.core.recording import Recorder
 from conductor.server import wire
+from conductor.server.leadership import Leadership
 from springtide.clock import Clock
 from springtide.errors import InvalidRequest
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 
 logger = logging.getLogger(__name__)
 decisions = logging.getLogger("conductor.decisions")
-"""One line a decision at debug level: `Alternatives` as JSON, from which `conductor.core.scheduler.decide` comes to the same outcome."""
+"""One line a decision at debug level, every so many (`log.decisions_every`) at info level: `Alternatives` as JSON, from which
+`conductor.core.scheduler.decide` comes to the same outcome."""
+
+predictions = logging.getLogger("conductor.predictions")
+"""One line an attempt that ended well, at debug level: of each quantity, what was predicted and what came."""
 
 
 class CoreRunner:
     """The one place where events enter the core and its actions are done. Used from the event loop only."""
 
-    def __init__(self, core: ConductorCore, clock: Clock) -> None:
+    def __init__(self, core: ConductorCore, clock: Clock, recorder: Recorder | None = None) -> None:
         self.core = core
         self.clock = clock
+        self._recorder = recorder
 
     def feed(self, event: Event) -> list[Action]:
         """Hands the event to the core, keeps its records, and returns the actions, of which the caller does those that are its own."""
-        actions = self.core.handle(event, self.clock.now())
+        now = self.clock.now()
+        if self._recorder is not None:
+            self._recorder.event(event, now)
+        actions = self.core.handle(event, now)
         for action in actions:
             match action:
                 case RequestSnapshot(node_id):
                     metrics.SNAPSHOTS_REQUESTED.labels(node_id).inc()
                 case PrefillFinished():
                     metrics.observe_prefill(action)
+                case Scored():
+                    metrics.observe_scores(action)
+                    if predictions.isEnabledFor(logging.DEBUG):
+                        ids = {"request_id": action.request_id, "attempt_id": action.attempt_id}
+                        pairs = {score.quantity.value: (score.predicted, score.actual) for score in action.scores}
+                        predictions.debug("%s", json.dumps(pairs), extra=ids)
                 case Forgot(attempt_ids):
                     logger.warning("their gateway is silent: %d attempts forgotten: %s", len(attempt_ids), ", ".join(attempt_ids))
         return actions
 
 
 class ConductorService(conductor_pb2_grpc.ConductorServicer):
-    def __init__(self, runner: CoreRunner, model_name: str) -> None:
+    """A standby takes in what it is told, as the leader does; it decides nothing."""
+
+    def __init__(self, runner: CoreRunner, leadership: Leadership, model_name: str, log_decisions_every: int = 0) -> None:
+        self._log_decisions_every = log_decisions_every
         self._runner = runner
+        self._leadership = leadership
         self._model_name = model_name
 
     async def Schedule(
@@ -56,14 +77,15 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
             event = wire.schedule_event(request, settings.block_tokens)
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        standing = self._leadership.standing(request.epoch)
+        if not standing.leads:
+            return wire.not_leader(standing)
         started = time.perf_counter()
         (reply,) = self._runner.feed(event)
         assert isinstance(reply, Reply)
         metrics.observe_reply(reply, time.perf_counter() - started, settings.block_tokens, event.num_tokens)
-        if decisions.isEnabledFor(logging.DEBUG):
-            ids = {"request_id": event.request_id, "attempt_id": event.attempt_id}
-            decisions.debug("%s", reply.alternatives.to_json(), extra=ids)
-        return wire.schedule_reply(reply, request.debug)
+        _log(event, reply, self._log_decisions_every)
+        return wire.schedule_reply(reply, request.debug, standing.epoch)
 
     async def Advance(
         self,
@@ -86,4 +108,12 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         request: conductor_pb2.GetClusterRequest,
         context: grpc.aio.ServicerContext[conductor_pb2.GetClusterRequest, conductor_pb2.ClusterStatus],
     ) -> conductor_pb2.ClusterStatus:
-        return wire.cluster_status(self._runner.core, self._model_name, self._runner.clock.now())
+        return wire.cluster_status(self._runner.core, self._model_name, self._leadership.standing(), self._runner.clock.now())
+
+
+def _log(event: Schedule, reply: Reply, every: int) -> None:
+    """The line is made only when somebody wants it: it is as long as the cluster is large."""
+    level = logging.INFO if every and reply.alternatives.turn % every == 0 else logging.DEBUG
+    if decisions.isEnabledFor(level):
+        ids = {"request_id": event.request_id, "attempt_id": event.attempt_id}
+        decisions.log(level, "%s", reply.alternatives.to_json(), extra=ids)

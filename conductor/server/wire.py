@@ -24,7 +24,9 @@ from conductor.core.events import (
     StoreStored,
     Tier,
 )
+from conductor.core.predictions import ErrorSummary
 from conductor.core.state import Instance
+from conductor.server.leadership import Standing
 from springtide.blocks import KEY_BYTES
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.errors import InvalidRequest
@@ -32,13 +34,16 @@ from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, R
 from springtide.rpc import common_pb2, conductor_pb2, node_pb2, store_pb2
 
 _TIERS = {store_pb2.TIER_DRAM: Tier.DRAM, store_pb2.TIER_SSD: Tier.SSD}
-_REASONS = {
+REASONS = {
     Reason.TTFT: conductor_pb2.REJECTION_REASON_TTFT,
     Reason.TBT: conductor_pb2.REJECTION_REASON_TBT,
     Reason.NO_PREFILL: conductor_pb2.REJECTION_REASON_NO_PREFILL,
     Reason.NO_DECODE: conductor_pb2.REJECTION_REASON_NO_DECODE,
     Reason.NO_SLOTS: conductor_pb2.REJECTION_REASON_NO_SLOTS,
     Reason.TOO_LARGE: conductor_pb2.REJECTION_REASON_TOO_LARGE,
+    Reason.DEADLINE: conductor_pb2.REJECTION_REASON_DEADLINE,
+    Reason.PRIORITY: conductor_pb2.REJECTION_REASON_PRIORITY,
+    Reason.TENANT_SHARE: conductor_pb2.REJECTION_REASON_TENANT_SHARE,
 }
 
 
@@ -57,22 +62,26 @@ def schedule_event(request: conductor_pb2.ScheduleRequest, block_tokens: int) ->
             f"block_keys has {len(request.block_keys)} keys; {request.num_tokens} tokens have {full_blocks} full blocks of {block_tokens}",
             param="block_keys",
         )
-    if any(len(key) != KEY_BYTES for key in request.block_keys):
+    keys = _keys(request.block_keys)
+    if not {KEY_BYTES}.issuperset(map(len, keys)):
         raise InvalidRequest(f"block_keys must have {KEY_BYTES} bytes each", param="block_keys")
-    for name in ("ttft_slo_ms", "tbt_slo_ms"):
+    for name in ("ttft_slo_ms", "tbt_slo_ms", "deadline_ms"):
         if not 0 <= getattr(request, name) < math.inf:
             raise InvalidRequest(f"{name} must be finite and not negative, but is {getattr(request, name)}", param=name)
     return Schedule(
         attempt_id=AttemptId(request.context.attempt_id),
         request_id=RequestId(request.context.request_id),
         gateway_id=GatewayId(request.gateway_id),
-        block_keys=_keys(request.block_keys),
+        block_keys=keys,
         num_tokens=request.num_tokens,
         max_new_tokens=request.max_new_tokens,
         accepted=request.accepted,
         avoid=frozenset(InstanceId(instance_id) for instance_id in request.avoid),
         ttft_slo_ms=request.ttft_slo_ms,
         tbt_slo_ms=request.tbt_slo_ms,
+        tenant=request.context.tenant,
+        priority=request.context.priority,
+        deadline_ms=request.deadline_ms,
     )
 
 
@@ -82,10 +91,17 @@ def advance_event(request: conductor_pb2.AdvanceRequest) -> Advance:
         phase=Phase(request.phase or Phase.PREFILL),
         cached_tokens=request.cached_tokens,
         output_tokens=request.output_tokens,
-        ttft_ms=request.ttft_ms,
+        ttft_ms=_measured(request.ttft_ms),
         remote_tokens=request.remote_tokens,
-        fetch_ms=request.fetch_ms,
+        fetch_ms=_measured(request.fetch_ms),
+        queue_ms=_measured(request.queue_ms),
+        compute_ms=_measured(request.compute_ms),
     )
+
+
+def _measured(milliseconds: float) -> float:
+    """0, which is "not told", for what is no length of time: it would spoil what is learnt from it for good."""
+    return milliseconds if 0 <= milliseconds < math.inf else 0.0
 
 
 def renew_event(request: conductor_pb2.RenewRequest) -> Renew:
@@ -107,14 +123,18 @@ def _live_attempt(attempt: conductor_pb2.LiveAttempt) -> LiveAttempt:
 # ---- what they are told ----
 
 
-def schedule_reply(reply: Reply, debug: bool) -> conductor_pb2.ScheduleReply:
-    message = conductor_pb2.ScheduleReply(estimates=_estimates(reply.alternatives) if debug else [])
+def not_leader(standing: Standing) -> conductor_pb2.ScheduleReply:
+    return conductor_pb2.ScheduleReply(not_leader=conductor_pb2.NotLeader(leader_address=standing.leader_address, epoch=standing.epoch))
+
+
+def schedule_reply(reply: Reply, debug: bool, epoch: int) -> conductor_pb2.ScheduleReply:
+    message = conductor_pb2.ScheduleReply(epoch=epoch, estimates=_estimates(reply.alternatives) if debug else [])
     if reply.assignment is not None:
         message.assignment.CopyFrom(_assignment(reply.assignment))
     elif isinstance(reply.outcome, Rejection):
         message.rejection.CopyFrom(
             conductor_pb2.Rejection(
-                reason=_REASONS[reply.outcome.reason], message=reply.outcome.message, retry_after_s=reply.outcome.retry_after_s
+                reason=REASONS[reply.outcome.reason], message=reply.outcome.message, retry_after_s=reply.outcome.retry_after_s
             )
         )
     return message
@@ -166,7 +186,8 @@ def _estimates(alternatives: Alternatives) -> list[conductor_pb2.Estimate]:
     return prefills + decodes
 
 
-def cluster_status(core: ConductorCore, model: str, now: float) -> conductor_pb2.ClusterStatus:
+def cluster_status(core: ConductorCore, model: str, standing: Standing, now: float) -> conductor_pb2.ClusterStatus:
+    loads = core.pool_loads(now)
     instances = sorted(core.state.instances.values(), key=lambda instance: (instance.ref.role.value, instance.ref.instance_id))
     return conductor_pb2.ClusterStatus(
         model=model,
@@ -179,6 +200,22 @@ def cluster_status(core: ConductorCore, model: str, now: float) -> conductor_pb2
         index_blocks=len(core.index),
         rejections_by_reason={reason.value: count for reason, count in core.totals.rejected.items()},
         ready=core.ready,
+        leads=standing.leads,
+        epoch=standing.epoch,
+        leader_address=standing.leader_address,
+        predictions=[_prediction_errors(summary) for summary in core.scores.errors.summaries()],
+        prefill_load=loads.prefill,
+        decode_load=loads.decode,
+    )
+
+
+def _prediction_errors(summary: ErrorSummary) -> conductor_pb2.PredictionErrors:
+    return conductor_pb2.PredictionErrors(
+        quantity=summary.quantity.value,
+        count=summary.count,
+        median_error=summary.median_error,
+        p90_error=summary.p90_error,
+        bias=summary.bias,
     )
 
 

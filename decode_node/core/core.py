@@ -7,7 +7,7 @@ runs on them their Release is held back until the step has ended.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -310,13 +310,14 @@ class DecodeCore:
         self._replies += [Reply(session, tuple(messages)) for session, messages in outputs.items()]
         if isinstance(event, ev.StepDone):
             self._recent_ms.append(event.elapsed_ms)
-            context = sum(chunk.start + 1 for chunk in ended.run.batch)
+            repeated = max(map(len, event.sampled)) - 1
+            context = sum(chunk.start + 1 for chunk in ended.run.batch) + len(ended.run.batch) * repeated // 2
             self._calibration.observe(len(ended.run.batch), context, event.elapsed_ms, now)
 
-    def _append(self, attempt: Attempt, sampled: SampledToken) -> pb.TokenOutput:
-        """The step has computed the KV of the attempt's last token and sampled the next."""
+    def _append(self, attempt: Attempt, sampled: Sequence[SampledToken]) -> pb.TokenOutput:
+        """The step has computed the KV of the attempt's last token and sampled the next, and maybe so on."""
         request, position = attempt.request, len(attempt.output_ids)
-        attempt.output_ids.append(sampled.token_id)
+        attempt.output_ids += [token.token_id for token in sampled]
         first_block = attempt.committed_blocks
         keys = attempt.complete_blocks(self._settings.block_tokens)
         if keys:

@@ -23,10 +23,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """`sampled[i]` belongs to row i of the step."""
+    """`sampled[i]` belongs to row i of the step: one token, or several where the step was repeated (an engine that takes several steps at
+    a time, or a simulated one), each of which took `elapsed_ms` in the mean."""
 
     step_id: int
-    sampled: Sequence[SampledToken]
+    sampled: Sequence[Sequence[SampledToken]]
     elapsed_ms: float
 
 

@@ -20,4 +20,4 @@ def run_step(runner: ModelRunner, run: RunStep) -> StepDone | StepFailed:
     except Exception as error:
         logger.exception("a step over %s failed", ", ".join(run.attempt_ids))
         return StepFailed(run.step_id, f"the step failed: {error!r}")
-    return StepDone(run.step_id, sampled, (time.perf_counter() - started) * 1000)
+    return StepDone(run.step_id, [(token,) for token in sampled], (time.perf_counter() - started) * 1000)

@@ -64,6 +64,8 @@ class Profile:
     date: str
     prefill: tuple[float, float, float]
     decode: tuple[float, float, float]
+    kv: dict[str, int]
+    """Layers, KV heads and their size: what a token's KV takes, for the simulator."""
     samples: dict[str, list[Sample]]
     error: dict[str, float]
 
@@ -90,6 +92,7 @@ def profile(options: ProfileOptions) -> None:
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         prefill=astuple(fitted[0]),
         decode=astuple(fitted[1]),
+        kv={"layers": info.layers, "kv_heads": info.kv_heads, "head_dim": info.head_dim},
         samples={"prefill": prefill, "decode": decode},
         error={
             "prefill": _error(prefill, fitted[0].predict_ms),

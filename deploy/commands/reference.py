@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -51,13 +51,15 @@ def _is_section(info: FieldInfo) -> bool:
 
 
 def _values(info: FieldInfo) -> str:
-    bounds = []
-    for bound in info.metadata:
+    size = any(type(bound).__name__ == "BeforeValidator" for bound in info.metadata)
+    return ", ".join(["size" if size else _type_name(info.annotation), *_bounds(info.metadata)])
+
+
+def _bounds(metadata: Iterable[Any]) -> Iterator[str]:
+    for bound in metadata:
         for attribute, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
             if getattr(bound, attribute, None) is not None:
-                bounds.append(f"{sign} {getattr(bound, attribute)}")
-    size = any(type(bound).__name__ == "BeforeValidator" for bound in info.metadata)
-    return ", ".join(["size" if size else _type_name(info.annotation), *bounds])
+                yield f"{sign} {getattr(bound, attribute)}"
 
 
 def _type_name(annotation: Any) -> str:
@@ -67,9 +69,11 @@ def _type_name(annotation: Any) -> str:
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
     if origin is dict:
-        return f"mapping of {_type_name(arguments[0])} to sizes"
+        return f"mapping of {_type_name(arguments[0])} to {'sizes' if get_args(arguments[1])[0] is int else 'numbers'}"
     if origin in (types.UnionType, Union):
-        return _type_name(next(argument for argument in arguments if argument is not types.NoneType))
+        return " or ".join(_type_name(argument) for argument in arguments if argument is not types.NoneType)
+    if origin is Annotated:
+        return ", ".join([_type_name(arguments[0]), *_bounds(arguments[1].metadata)])
     names = {"str": "text", "int": "integer", "float": "number", "bool": "`true`, `false`", "Path": "path", "SecretStr": "text"}
     return names[annotation.__name__]
 

@@ -5,40 +5,37 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import grpc
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from deploy.commands.conductors import View, cluster_status, leadership, views
 from deploy.commands.locate import Where, locate
 from springtide.errors import Unavailable
 from springtide.membership import Member
 from springtide.rpc import conductor_pb2 as pb
-from springtide.rpc import conductor_pb2_grpc
-from springtide.rpc.channels import connect
-
-TIMEOUT_S = 5.0
 
 
-def status(where: Where) -> None:
-    """Prints it. Raises Unavailable when there is no such cluster or its Conductor does not answer."""
-    members, reply = asyncio.run(_ask(where))
+def status(where: Where, *, predictions: bool = False) -> None:
+    """Prints it, or how good the recent predictions were. Raises Unavailable when there is no such cluster or its Conductor does not
+    answer."""
+    members, found = asyncio.run(_ask(where))
+    reply = cluster_status(found)
     console = Console()
+    if predictions:
+        console.print(_predictions(reply) if reply.predictions else "no request has ended yet since this Conductor started")
+        return
     console.print(_summary(reply), highlight=False)
+    console.print(f"conductor: {leadership(found)}", highlight=False)
     console.print(_table(members, reply))
 
 
-async def _ask(where: Where) -> tuple[Sequence[Member], pb.ClusterStatus]:
+async def _ask(where: Where) -> tuple[Sequence[Member], Sequence[View]]:
     located = await locate(where)
-    conductor = next((member for member in located.members if member.role == "conductor"), None)
-    if conductor is None:
+    found = await views(located.members)
+    if not found:
         raise Unavailable(f"cluster {located.cluster!r} at {located.redis_url} has no Conductor just now")
-    async with connect(conductor.address) as channel:
-        stub = conductor_pb2_grpc.ConductorStub(channel)
-        try:
-            return located.members, await stub.GetCluster(pb.GetClusterRequest(), timeout=TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise Unavailable(f"the Conductor at {conductor.address} does not answer: {error.details()}") from None
+    return located.members, found
 
 
 def _summary(reply: pb.ClusterStatus) -> str:
@@ -48,6 +45,7 @@ def _summary(reply: pb.ClusterStatus) -> str:
         f"[bold]{reply.model}[/bold]: {'[green]ready' if reply.ready else '[red]not ready'}[/]\n"
         f"requests: {reply.requests_scheduled} scheduled, {reply.requests_rejected} rejected{f' ({rejected})' if rejected else ''}, "
         f"{reply.attempts_live} running\n"
+        f"load: prefill {reply.prefill_load:.0%}, decode {reply.decode_load:.0%} of what the objectives allow\n"
         f"prompt tokens: {reply.prompt_tokens}, of which cached {reply.cached_tokens} (hit rate {hit_rate:.1%}); "
         f"{reply.index_blocks} blocks in the prefix index"
     )
@@ -71,6 +69,17 @@ def _table(members: Sequence[Member], reply: pb.ClusterStatus) -> Table:
             f"{instance.slots_total - instance.slots_available} of {instance.slots_total}",
             f"{instance.cached_blocks} blocks",
         )
+    return table
+
+
+def _predictions(reply: pb.ClusterStatus) -> Table:
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), caption="of |predicted - actual| / actual; bias: predicted too high (+) or low (-)")
+    table.add_column("predicted", no_wrap=True)
+    for name in ("recent", "median error", "p90 error", "bias"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in reply.predictions:
+        name = row.quantity.replace("_", " ")
+        table.add_row(name, str(row.count), f"{row.median_error:.1%}", f"{row.p90_error:.1%}", f"{row.bias:+.1%}")
     return table
 
 

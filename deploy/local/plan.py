@@ -67,6 +67,8 @@ def resolve(config: ClusterConfig) -> ClusterConfig:
         "redis_url": config.redis_url or f"redis://{LOOPBACK}:{free_port('valkey', LOOPBACK, 0)}/0",
         "server": server.model_copy(
             update={
+                # Of several Conductors each may die without taking a gateway with it.
+                "separate_gateway": server.separate_gateway or config.conductor.replicas > 1,
                 "port": free_port("server.port", server.host, server.port),
                 "grpc_port": free_port("server.grpc_port", server.host, server.grpc_port),
             }
@@ -111,7 +113,9 @@ def processes(config: ClusterConfig, paths: ClusterPaths, embedded_valkey: bool)
                     {"OMP_NUM_THREADS": str(threads)},
                 )
             )
-    specs.append(ProcessSpec("conductor-0", "conductor", "conductor-0", _module("conductor", paths, "--instance-id", "conductor-0")))
+    for index in range(config.conductor.replicas):
+        name = f"conductor-{index}"
+        specs.append(ProcessSpec(name, "conductor", name, _module("conductor", paths, "--instance-id", name)))
     if config.server.separate_gateway:
         specs.append(ProcessSpec("gateway-0", "gateway", "gateway-0", _module("conductor.gateway", paths, "--instance-id", "gateway-0")))
     return specs

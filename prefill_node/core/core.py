@@ -347,7 +347,7 @@ class PrefillCore:
 
     def _finish(self, attempt: Attempt, sampled: SampledToken) -> None:
         request = attempt.request
-        output = token_output(attempt.attempt_id, sampled, request.first_position, request.params, self._eos_token_ids)
+        output = token_output(attempt.attempt_id, (sampled,), request.first_position, request.params, self._eos_token_ids)
         self._out.append(replies.done(attempt, output, self._block_tokens))
         if output.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
             # Nothing is left to decode: the gateway aborts the decode side, and the hand-over with it.

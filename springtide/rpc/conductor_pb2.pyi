@@ -17,6 +17,9 @@ class RejectionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REJECTION_REASON_NO_DECODE: _ClassVar[RejectionReason]
     REJECTION_REASON_NO_SLOTS: _ClassVar[RejectionReason]
     REJECTION_REASON_TOO_LARGE: _ClassVar[RejectionReason]
+    REJECTION_REASON_DEADLINE: _ClassVar[RejectionReason]
+    REJECTION_REASON_PRIORITY: _ClassVar[RejectionReason]
+    REJECTION_REASON_TENANT_SHARE: _ClassVar[RejectionReason]
 
 class AttemptPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -32,6 +35,9 @@ REJECTION_REASON_NO_PREFILL: RejectionReason
 REJECTION_REASON_NO_DECODE: RejectionReason
 REJECTION_REASON_NO_SLOTS: RejectionReason
 REJECTION_REASON_TOO_LARGE: RejectionReason
+REJECTION_REASON_DEADLINE: RejectionReason
+REJECTION_REASON_PRIORITY: RejectionReason
+REJECTION_REASON_TENANT_SHARE: RejectionReason
 ATTEMPT_PHASE_UNSPECIFIED: AttemptPhase
 ATTEMPT_PHASE_PREFILL: AttemptPhase
 ATTEMPT_PHASE_DECODE: AttemptPhase
@@ -39,7 +45,7 @@ ATTEMPT_PHASE_FINISHED: AttemptPhase
 ATTEMPT_PHASE_FAILED: AttemptPhase
 
 class ScheduleRequest(_message.Message):
-    __slots__ = ("context", "block_keys", "num_tokens", "max_new_tokens", "gateway_id", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "debug")
+    __slots__ = ("context", "block_keys", "num_tokens", "max_new_tokens", "gateway_id", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "debug", "deadline_ms", "epoch")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +56,8 @@ class ScheduleRequest(_message.Message):
     TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     DEBUG_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     context: _common_pb2.AttemptContext
     block_keys: _containers.RepeatedScalarFieldContainer[bytes]
     num_tokens: int
@@ -60,17 +68,31 @@ class ScheduleRequest(_message.Message):
     ttft_slo_ms: float
     tbt_slo_ms: float
     debug: bool
-    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., gateway_id: _Optional[str] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., debug: _Optional[bool] = ...) -> None: ...
+    deadline_ms: float
+    epoch: int
+    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., gateway_id: _Optional[str] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., debug: _Optional[bool] = ..., deadline_ms: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ScheduleReply(_message.Message):
-    __slots__ = ("assignment", "rejection", "estimates")
+    __slots__ = ("assignment", "rejection", "not_leader", "estimates", "epoch")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     REJECTION_FIELD_NUMBER: _ClassVar[int]
+    NOT_LEADER_FIELD_NUMBER: _ClassVar[int]
     ESTIMATES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     rejection: Rejection
+    not_leader: NotLeader
     estimates: _containers.RepeatedCompositeFieldContainer[Estimate]
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., estimates: _Optional[_Iterable[_Union[Estimate, _Mapping]]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., rejection: _Optional[_Union[Rejection, _Mapping]] = ..., not_leader: _Optional[_Union[NotLeader, _Mapping]] = ..., estimates: _Optional[_Iterable[_Union[Estimate, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class NotLeader(_message.Message):
+    __slots__ = ("leader_address", "epoch")
+    LEADER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    leader_address: str
+    epoch: int
+    def __init__(self, leader_address: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class InstanceRef(_message.Message):
     __slots__ = ("instance_id", "address", "node_id", "store_address")
@@ -137,7 +159,7 @@ class Estimate(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., prefix_blocks: _Optional[int] = ..., queue_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., tbt_ms: _Optional[float] = ..., note: _Optional[str] = ...) -> None: ...
 
 class AdvanceRequest(_message.Message):
-    __slots__ = ("gateway_id", "attempt_id", "phase", "instance_id", "cached_tokens", "output_tokens", "ttft_ms", "remote_tokens", "fetch_ms")
+    __slots__ = ("gateway_id", "attempt_id", "phase", "instance_id", "cached_tokens", "output_tokens", "ttft_ms", "remote_tokens", "fetch_ms", "queue_ms", "compute_ms")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +169,8 @@ class AdvanceRequest(_message.Message):
     TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     REMOTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FETCH_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     attempt_id: str
     phase: AttemptPhase
@@ -156,7 +180,9 @@ class AdvanceRequest(_message.Message):
     ttft_ms: float
     remote_tokens: int
     fetch_ms: float
-    def __init__(self, gateway_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., instance_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., remote_tokens: _Optional[int] = ..., fetch_ms: _Optional[float] = ...) -> None: ...
+    queue_ms: float
+    compute_ms: float
+    def __init__(self, gateway_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., instance_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., remote_tokens: _Optional[int] = ..., fetch_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ...) -> None: ...
 
 class AdvanceReply(_message.Message):
     __slots__ = ()
@@ -224,8 +250,22 @@ class InstanceStatus(_message.Message):
     seconds_since_report: float
     def __init__(self, instance: _Optional[_Union[InstanceRef, _Mapping]] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., incarnation: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., seconds_since_report: _Optional[float] = ...) -> None: ...
 
+class PredictionErrors(_message.Message):
+    __slots__ = ("quantity", "count", "median_error", "p90_error", "bias")
+    QUANTITY_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_ERROR_FIELD_NUMBER: _ClassVar[int]
+    P90_ERROR_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FIELD_NUMBER: _ClassVar[int]
+    quantity: str
+    count: int
+    median_error: float
+    p90_error: float
+    bias: float
+    def __init__(self, quantity: _Optional[str] = ..., count: _Optional[int] = ..., median_error: _Optional[float] = ..., p90_error: _Optional[float] = ..., bias: _Optional[float] = ...) -> None: ...
+
 class ClusterStatus(_message.Message):
-    __slots__ = ("model", "instances", "requests_scheduled", "requests_rejected", "prompt_tokens", "cached_tokens", "attempts_live", "index_blocks", "rejections_by_reason", "ready")
+    __slots__ = ("model", "instances", "requests_scheduled", "requests_rejected", "prompt_tokens", "cached_tokens", "attempts_live", "index_blocks", "rejections_by_reason", "ready", "leads", "epoch", "leader_address", "predictions", "prefill_load", "decode_load")
     class RejectionsByReasonEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +283,12 @@ class ClusterStatus(_message.Message):
     INDEX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     REJECTIONS_BY_REASON_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    LEADS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_LOAD_FIELD_NUMBER: _ClassVar[int]
+    DECODE_LOAD_FIELD_NUMBER: _ClassVar[int]
     model: str
     instances: _containers.RepeatedCompositeFieldContainer[InstanceStatus]
     requests_scheduled: int
@@ -253,4 +299,10 @@ class ClusterStatus(_message.Message):
     index_blocks: int
     rejections_by_reason: _containers.ScalarMap[str, int]
     ready: bool
-    def __init__(self, model: _Optional[str] = ..., instances: _Optional[_Iterable[_Union[InstanceStatus, _Mapping]]] = ..., requests_scheduled: _Optional[int] = ..., requests_rejected: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., attempts_live: _Optional[int] = ..., index_blocks: _Optional[int] = ..., rejections_by_reason: _Optional[_Mapping[str, int]] = ..., ready: _Optional[bool] = ...) -> None: ...
+    leads: bool
+    epoch: int
+    leader_address: str
+    predictions: _containers.RepeatedCompositeFieldContainer[PredictionErrors]
+    prefill_load: float
+    decode_load: float
+    def __init__(self, model: _Optional[str] = ..., instances: _Optional[_Iterable[_Union[InstanceStatus, _Mapping]]] = ..., requests_scheduled: _Optional[int] = ..., requests_rejected: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., attempts_live: _Optional[int] = ..., index_blocks: _Optional[int] = ..., rejections_by_reason: _Optional[_Mapping[str, int]] = ..., ready: _Optional[bool] = ..., leads: _Optional[bool] = ..., epoch: _Optional[int] = ..., leader_address: _Optional[str] = ..., predictions: _Optional[_Iterable[_Union[PredictionErrors, _Mapping]]] = ..., prefill_load: _Optional[float] = ..., decode_load: _Optional[float] = ...) -> None: ...

@@ -52,7 +52,7 @@ class InferenceServicer:
     def Generate(self, request, context):
         """Streams the output as it is made. The last message carries the finish reason and the usage.
         Errors: INVALID_ARGUMENT names the field, NOT_FOUND the model, RESOURCE_EXHAUSTED when overloaded (trailer retry-after, seconds),
-        UNAVAILABLE when nodes were lost beyond retry.
+        UNAVAILABLE when nodes were lost beyond retry, DEADLINE_EXCEEDED when the request's own deadline cannot be kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
+import pytest
 from conductor_support import keys_of
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from conductor.core.events import Tier
-from conductor.core.prefix_index import PrefixIndex, best_match
+from conductor.core.matches import Matches, bits
+from conductor.core.prefix_index import PrefixIndex
+from springtide.blocks import block_keys
 from springtide.ids import BlockKey, NodeId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
-KEYS = keys_of(8) + keys_of(8, text=1)
-TEXTS = [keys_of(8), keys_of(8, text=1), keys_of(4) + keys_of(4, text=1)]
+TEXTS = [keys_of(8), keys_of(8, text=1), keys_of(4) + block_keys(keys_of(4)[-1], range(100, 116), 4)]
+"""The last one forks from the first after four blocks."""
 
 
 def holding(**blocks: int) -> PrefixIndex:
@@ -94,14 +98,77 @@ def test_bits_of_forgotten_stores_are_used_again() -> None:
     assert len(index._node_of_bit) < 5
 
 
+def nodes_of(matches: Matches, holders: int) -> list[NodeId]:
+    return sorted(matches.node_of_bit[bit] for bit in bits(holders))
+
+
 def test_the_best_match_is_cut_at_what_can_be_reused() -> None:
-    assert best_match({A: 5, B: 3, C: 7}, at_most=5) == (5, [A, C])
-    assert best_match({}, at_most=5) == (0, [])
-    assert best_match({A: 5}, at_most=0) == (0, [])
+    matches = holding(a=5, b=3, c=7).match(keys_of(8))
+    best, holders = matches.longest(at_most=5)
+    assert (best, nodes_of(matches, holders)) == (5, [A, C])
+    assert matches.longest(at_most=0) == (0, 0)
+    assert holding(a=0).match(keys_of(8)).longest(at_most=5) == (0, 0)
+
+
+def walked(masks: list[set[int]]) -> dict[int, int]:
+    """Holder -> blocks from the first on, found by a plain walk."""
+    return {holder: next((i for i, mask in enumerate(masks) if holder not in mask), len(masks)) for holder in masks[0]} if masks else {}
+
+
+@given(st.lists(st.integers(0, 300), max_size=40), st.integers(1, 300))
+def test_the_search_finds_what_a_walk_finds(depths: list[int], num_keys: int) -> None:
+    """`depths`: how many blocks each holder has."""
+    index = PrefixIndex()
+    keys = keys_of(300)
+    for holder, depth in enumerate(depths):
+        index.snapshot(NodeId(str(holder)), 1, 0, keys[:depth], Tier.DRAM, complete=True)
+    masks = [{holder for holder, depth in enumerate(depths) if depth > block} for block in range(num_keys)]
+    assert index.match(keys[:num_keys]) == {NodeId(str(holder)): blocks for holder, blocks in walked(masks).items()}
+
+
+class CountingKeys(Sequence[BlockKey]):
+    """A prompt that counts how many of its keys are looked at."""
+
+    def __init__(self, keys: Sequence[BlockKey]) -> None:
+        self.keys, self.looks = keys, 0
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, block):  # type: ignore[no-untyped-def]
+        self.looks += 1
+        return self.keys[block]
+
+
+@pytest.mark.parametrize(("held", "looks"), [(0, 1), (15_625, 2), (1, 3), (8_000, 28)])
+def test_a_prompt_of_a_million_tokens_costs_few_looks(held: int, looks: int) -> None:
+    keys = keys_of(15_625)
+    index = PrefixIndex()
+    index.snapshot(A, 1, 0, keys[:held], Tier.DRAM, complete=True)
+    prompt = CountingKeys(keys)
+    assert index.match(prompt) == ({A: held} if held else {})
+    assert prompt.looks <= looks
+
+
+def test_blocks_with_equal_holders_share_one_mask() -> None:
+    index = holding(a=0, b=0)
+    for block, key in enumerate(keys_of(8)):
+        index.stored(A, 1, block + 1, [key], Tier.DRAM)
+        index.stored(B, 1, block + 1, [key], Tier.DRAM)
+    assert len({id(holders) for _, holders in index._holders[Tier.DRAM].items()}) == 1
+
+
+def test_a_store_that_is_not_prefix_closed_for_once_is_still_counted_once() -> None:
+    keys = keys_of(9)
+    index = holding(a=9, b=9)
+    index.removed(A, 1, 1, keys[2:6], Tier.DRAM)
+    matches = index.match(keys)
+    assert len(matches) == 2
+    assert sum(holders.bit_count() for _, holders in matches.ends) == 2
 
 
 class IndexAgainstSets(RuleBasedStateMachine):
-    """Random events of four stores; the model is a set of keys for each (store, tier)."""
+    """Random events of four stores, prefix-closed in each tier; the model is a set of keys for each (store, tier)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +179,10 @@ class IndexAgainstSets(RuleBasedStateMachine):
 
     nodes = st.sampled_from([NodeId(f"node-{number}") for number in range(4)])
     tiers = st.sampled_from(list(Tier))
-    some_keys = st.lists(st.sampled_from(KEYS), max_size=8)
+    some_keys = st.lists(st.tuples(st.sampled_from(TEXTS), st.integers(0, 8)), max_size=4).map(
+        lambda prefixes: list(dict.fromkeys(key for text, blocks in prefixes for key in text[:blocks]))
+    )
+    """Prefixes, parents first."""
 
     @rule(node=nodes, incarnation=st.integers(1, 3), dram=some_keys, ssd=some_keys, complete=st.booleans())
     def snapshot(self, node: NodeId, incarnation: int, dram: list[BlockKey], ssd: list[BlockKey], complete: bool) -> None:
@@ -131,6 +201,10 @@ class IndexAgainstSets(RuleBasedStateMachine):
         node = data.draw(st.sampled_from(sorted(self.sequences)))
         incarnation, sequence = self.sequences[node]
         tell = self.index.stored if add else self.index.removed
+        if not add:
+            # With a block goes whatever continues it, children first.
+            below = [key for text in TEXTS for depth, key in enumerate(text) if not set(keys[:1]).isdisjoint(text[: depth + 1])]
+            keys = list(dict.fromkeys(reversed([key for key in below if key in self.held[node][tier]])))
         if again:
             assert tell(node, incarnation, sequence, keys, tier)
             return

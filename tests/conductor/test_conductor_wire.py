@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from conductor.core.decision import Reason
 from conductor.server import wire
 from springtide.errors import InvalidRequest
 from springtide.rpc import common_pb2, conductor_pb2, node_pb2
@@ -25,9 +26,27 @@ def test_a_cost_model_that_is_none_is_refused(coefficients: tuple[float, ...]) -
 
 
 @pytest.mark.parametrize("objective", [math.nan, math.inf, -1.0])
-@pytest.mark.parametrize("name", ["ttft_slo_ms", "tbt_slo_ms"])
+@pytest.mark.parametrize("name", ["ttft_slo_ms", "tbt_slo_ms", "deadline_ms"])
 def test_an_objective_that_is_no_length_of_time_is_refused_by_name(name: str, objective: float) -> None:
     context = common_pb2.AttemptContext(attempt_id="a")
     request = conductor_pb2.ScheduleRequest(context=context, num_tokens=10, **{name: objective})
     with pytest.raises(InvalidRequest, match=name):
         wire.schedule_event(request, 64)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("name", ["ttft_ms", "fetch_ms", "queue_ms", "compute_ms"])
+def test_a_measurement_that_is_no_length_of_time_counts_as_not_told(name: str, value: float) -> None:
+    event = wire.advance_event(conductor_pb2.AdvanceRequest(attempt_id="a", **{name: value}))
+    assert getattr(event, name) == 0
+
+
+def test_whose_request_it_is_and_how_important_reaches_the_core() -> None:
+    context = common_pb2.AttemptContext(attempt_id="a", tenant="acme", priority=-3)
+    event = wire.schedule_event(conductor_pb2.ScheduleRequest(context=context, num_tokens=10, deadline_ms=2_500), 64)
+    assert (event.tenant, event.priority, event.deadline_ms) == ("acme", -3, 2_500)
+
+
+def test_every_reason_has_a_name_on_the_wire() -> None:
+    names = {conductor_pb2.RejectionReason.Name(wire.REASONS[reason]) for reason in Reason}
+    assert names == {f"REJECTION_REASON_{reason.name}" for reason in Reason}

@@ -77,7 +77,7 @@ class Node:
         return self.tell(begin) + self.tell(Ingested(begin.request.attempt_id, first_token))
 
     def step(self, run: RunStep, token: int = 5) -> list[Action]:
-        return self.tell(ev.StepDone(run.step_id, [SampledToken(token)] * len(run.batch), 2.0))
+        return self.tell(ev.StepDone(run.step_id, [(SampledToken(token),)] * len(run.batch), 2.0))
 
 
 def steps(node: Node, actions: list[Action], count: int, token: int = 5) -> list[Action]:
@@ -215,7 +215,7 @@ def test_a_sequence_without_a_slot_sits_out_and_stalls_nobody() -> None:
     (run,) = only(node.step(run), RunStep)
     assert run.attempt_ids == ("a",)
     node.core.handle(Grown("b", (91,)), 0.0)
-    (run,) = only(node.core.handle(ev.StepDone(run.step_id, [SampledToken(5)], 1.0), 0.0), RunStep)
+    (run,) = only(node.core.handle(ev.StepDone(run.step_id, [(SampledToken(5),)], 1.0), 0.0), RunStep)
     assert run.attempt_ids == ("a", "b")
 
 
@@ -375,7 +375,7 @@ class World:
             self.tell(ev.StepFailed(run.step_id, "by the test"))
             return
         tokens = [SampledToken(self.data.draw(st.sampled_from([6, 7, 8, EOS]), label="token")) for _ in run.batch]
-        self.tell(ev.StepDone(run.step_id, tokens, 1.0))
+        self.tell(ev.StepDone(run.step_id, [(token,) for token in tokens], 1.0))
 
 
 @given(st.data())

@@ -77,6 +77,13 @@ def test_status_shows_nodes_and_hit_rate(cluster: Cluster) -> None:
         assert word in table
 
 
+def test_status_shows_how_good_the_predictions_were(cluster: Cluster) -> None:
+    springtide(cluster, "bench", "serve", "--requests", "2", "--concurrency", "1", "--prompt-tokens", "100", "--output-tokens", "4")
+    table = springtide(cluster, "status", "--predictions")
+    for word in ("ttft", "queue", "prefill", "tbt", "output tokens", "median error", "bias"):
+        assert word in table
+
+
 def test_killing_the_supervisor_takes_everything_with_it(cluster: Cluster) -> None:
     record = cluster.record
     children = [psutil.Process(pid) for pid in record.processes.values()]

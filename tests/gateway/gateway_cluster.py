@@ -77,7 +77,7 @@ class Cluster:
         token = SampledToken(token_id)
         if params.logprobs is not None:
             token = SampledToken(token_id, -0.5, tuple((token_id + rank, -0.5 - rank) for rank in range(params.logprobs)))
-        return token_output(start.context.attempt_id, token, position, params, (EOS,))
+        return token_output(start.context.attempt_id, (token,), position, params, (EOS,))
 
     def attempts_on(self, name: str) -> list[str]:
         return [start.context.attempt_id for at, start in self.started if at == name]

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from springtide.blocks import KEY_BYTES, block_keys, blocks_for, namespace_root
+from springtide.blocks import KEY_BYTES, block_keys, blocks_for, namespace_root, plain_block_keys
 
 ROOT = namespace_root("model", "bfloat16", 4)
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
@@ -47,7 +47,7 @@ def test_namespaces_never_match_each_other() -> None:
 
 def test_keys_do_not_depend_on_the_process() -> None:
     """Stores outlive processes and differ from gateways: the hash is part of the contract."""
-    assert block_keys(namespace_root("model", "bfloat16", 4), [1, 2, 3, 4], 4)[0].hex() == "bffb5028bc477ff4f58e5a8f2c80f6ff"
+    assert block_keys(namespace_root("model", "bfloat16", 4), [1, 2, 3, 4], 4)[0].hex() == "321f4d32a089200d5c1baf9c5493238b"
 
 
 def test_an_id_that_is_no_token_is_refused() -> None:
@@ -58,3 +58,17 @@ def test_an_id_that_is_no_token_is_refused() -> None:
 @pytest.mark.parametrize(("num_tokens", "blocks"), [(0, 0), (1, 1), (64, 1), (65, 2), (128, 2)])
 def test_a_partial_block_counts(num_tokens: int, blocks: int) -> None:
     assert blocks_for(num_tokens, 64) == blocks
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=300), st.integers(1, 150))
+def test_python_comes_to_the_same_keys_as_the_c_part(token_ids: list[int], block_tokens: int) -> None:
+    assert plain_block_keys(ROOT, token_ids, block_tokens) == block_keys(ROOT, token_ids, block_tokens)
+
+
+@pytest.mark.parametrize("chained", [block_keys, plain_block_keys])
+@pytest.mark.parametrize(
+    ("token_ids", "error"), [([1, 2**32], OverflowError), ([-1], OverflowError), ([1.5], TypeError), (["1"], TypeError)]
+)
+def test_what_is_no_token_id_is_refused(chained, token_ids, error) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(error):
+        chained(ROOT, token_ids, 2)

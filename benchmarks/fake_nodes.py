@@ -1,0 +1,116 @@
+"""Stores and engines of many nodes in one process, as the Conductor sees them: streams of events and load reports, over real sockets.
+
+`python -m benchmarks.fake_nodes REDIS_URL CLUSTER INSTANCES LENGTH...` announces them, half of them prefill instances and half decode
+nodes, with prompts of these lengths in their stores, prints a line when it has, and serves until its input ends. All are at one address, so
+whoever watches next gets the next node that is watched by nobody yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from typing import Any
+
+import redis.asyncio as redis
+
+from springtide.membership import Member, Role
+from springtide.rpc import node_pb2, node_pb2_grpc, store_pb2, store_pb2_grpc
+from springtide.rpc.channels import new_server
+
+INCARNATION = 1
+BLOCK_TOKENS = 64
+PROMPTS, SHARED_BLOCKS = 32, 64
+"""Of each length. All begin with the same blocks, which every store holds; all of a prompt is held by one to three."""
+REPORT_EVERY_S = 1.0
+STORED_EVERY_S = 10.0
+"""By each store, an event of EVENT_BLOCKS blocks."""
+EVENT_BLOCKS = 128
+SNAPSHOT_BLOCKS = 4096
+LEASE_S = 3600
+COSTS = {"prefill": node_pb2.CostModel(prefill=[5.0, 0.05, 1e-7]), "decode": node_pb2.CostModel(decode=[10.0, 0.1, 1e-5])}
+
+
+def prompt_keys(prompt: int, num_tokens: int) -> list[bytes]:
+    """An index does not mind whether keys are chained hashes."""
+    own = num_tokens // BLOCK_TOKENS - SHARED_BLOCKS
+    return [_key("shared", block) for block in range(SHARED_BLOCKS)] + [_key(f"{prompt} {num_tokens}", block) for block in range(own)]
+
+
+def _key(text: str, block: int) -> bytes:
+    return blake2b(f"{text} {block}".encode(), digest_size=16).digest()
+
+
+def held_by(num_nodes: int, lengths: Sequence[int]) -> list[list[bytes]]:
+    """Node -> keys of its store, parents first."""
+    held: list[list[bytes]] = [prompt_keys(0, SHARED_BLOCKS * BLOCK_TOKENS) for _ in range(num_nodes)]
+    chance = random.Random(1)
+    for prompt, num_tokens in itertools.product(range(PROMPTS), lengths):
+        for node in chance.sample(range(num_nodes), chance.randint(1, 3)):
+            held[node] += prompt_keys(prompt, num_tokens)[SHARED_BLOCKS:]
+    return held
+
+
+class FakeStores(store_pb2_grpc.StoreServicer):
+    """Whoever watches next is given the next store, in turn."""
+
+    def __init__(self, names: Sequence[str], lengths: Sequence[int]) -> None:
+        self._names = itertools.cycle(zip(names, held_by(len(names), lengths), strict=True))
+
+    async def Watch(self, request: store_pb2.WatchStoreRequest, context: Any) -> AsyncIterator[store_pb2.StoreEvent]:
+        name, keys = next(self._names)
+        parts = [keys[first : first + SNAPSHOT_BLOCKS] for first in range(0, len(keys), SNAPSHOT_BLOCKS)]
+        for number, part in enumerate(parts, 1):
+            snapshot = store_pb2.Snapshot(keys=part, tier=store_pb2.TIER_DRAM, complete=number == len(parts))
+            yield store_pb2.StoreEvent(node_id=name, incarnation=INCARNATION, sequence=0, snapshot=snapshot)
+        chance = random.Random(name)
+        await asyncio.sleep(chance.random() * STORED_EVERY_S)
+        for sequence in itertools.count(1):
+            stored = store_pb2.BlocksStored(keys=[chance.randbytes(16) for _ in range(EVENT_BLOCKS)], tier=store_pb2.TIER_DRAM)
+            yield store_pb2.StoreEvent(node_id=name, incarnation=INCARNATION, sequence=sequence, stored=stored)
+            await asyncio.sleep(STORED_EVERY_S)
+
+
+class FakeEngines(node_pb2_grpc.PrefillNodeServicer):
+    """Prefill and decode nodes report alike."""
+
+    def __init__(self, role: Role) -> None:
+        self._report = node_pb2.LoadReport(
+            incarnation=INCARNATION, slots_total=1_000_000, slots_available=1_000_000, max_batch=64, cost=COSTS[role]
+        )
+
+    async def WatchLoad(self, request: node_pb2.WatchLoadRequest, context: Any) -> AsyncIterator[node_pb2.LoadReport]:
+        yield self._report
+        await asyncio.sleep(random.random() * REPORT_EVERY_S)
+        while True:
+            yield self._report
+            await asyncio.sleep(REPORT_EVERY_S)
+
+
+async def serve(redis_url: str, cluster: str, num_instances: int, lengths: Sequence[int]) -> None:
+    roles: dict[str, Role] = {f"node-{number}": "prefill" if number % 2 else "decode" for number in range(num_instances)}
+    server = new_server()
+    store_pb2_grpc.add_StoreServicer_to_server(FakeStores(list(roles), lengths), server)
+    node_pb2_grpc.add_PrefillNodeServicer_to_server(FakeEngines("prefill"), server)
+    node_pb2_grpc.add_DecodeNodeServicer_to_server(FakeEngines("decode"), server)  # type: ignore[arg-type]
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    async with redis.Redis.from_url(redis_url) as valkey:
+        for name, role in roles.items():
+            for member in (
+                Member("store", name, INCARNATION, address, name),
+                Member(role, name, INCARNATION, address, name, details={"store_address": address}),
+            ):
+                await valkey.set(f"{cluster}:member:{member.role}:{name}", json.dumps(asdict(member)), ex=LEASE_S)
+    print("announced", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(None)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), [int(length) for length in sys.argv[4:]]))

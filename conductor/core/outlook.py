@@ -1,0 +1,48 @@
+"""What admission judges a placed request by: plain figures, so that a decision can be replayed from its log line."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from conductor.core.demand import Limit, LimitedBy
+
+
+class Foresight(Enum):
+    """Which load of the decode nodes an admission rule looks at."""
+
+    NONE = "none"
+    ARRIVAL = "arrival"
+    """Of the pool, now: whoever decodes when the request arrives."""
+    PREFILL_END = "prefill-end"
+    """Of the pool, when this request's prefill is predicted to end: who will have joined by then is in, who will have left is not."""
+    REQUEST = "request"
+    """The worst of the request's own decode node, from the end of its prefill to its own predicted end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Of one request and the pair of instances it would be placed on. Milliseconds."""
+
+    limit: Limit
+    """How much of the slack that the objectives leave it may find in use."""
+    output_tokens: float
+    """Predicted."""
+    own_tbt_ms: float
+    """Expected between tokens at its decode node: at the end of its prefill, if the rule looks ahead; else with all that is promised."""
+    tbt_ms: float
+    """Between tokens, in the load that the admission rule looks at, this request included; 0 when it looks at none."""
+    idle_tbt_ms: float
+    """The same with nobody else there."""
+    deadline_ms: float
+    """Until when the whole output is wanted, from now; 0 for whenever."""
+
+    def to_fields(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "limit": [self.limit.share, self.limit.by.value]}
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Outlook:
+        share, by = fields["limit"]
+        return cls(**{**fields, "limit": Limit(share, LimitedBy(by))})

@@ -1,0 +1,83 @@
+"""What was predicted beside what came: of each attempt when it ends, and the errors of the recent ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+_WINDOW = 1024
+_LEAST_ACTUAL = 1.0
+"""A millisecond, or a token: an error is set against no less, or whatever takes no time at all would be infinitely wrong."""
+
+
+class Quantity(Enum):
+    """Of one attempt; in milliseconds, except `OUTPUT_TOKENS`."""
+
+    TTFT = "ttft"
+    QUEUE = "queue"
+    TRANSFER = "transfer"
+    PREFILL = "prefill"
+    TBT = "tbt"
+    OUTPUT_TOKENS = "output_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one attempt, when it was placed. `tbt_ms` counts everything that was promised to its decode node."""
+
+    ttft_ms: float
+    queue_ms: float
+    transfer_ms: float
+    prefill_ms: float
+    tbt_ms: float
+    output_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    quantity: Quantity
+    predicted: float
+    actual: float
+
+    @property
+    def relative(self) -> float:
+        """How much too high the prediction was, relative to what came."""
+        return (self.predicted - self.actual) / max(self.actual, _LEAST_ACTUAL)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSummary:
+    """Of the recent predictions of one quantity. Errors are |predicted - actual| / actual; the bias is by how much the predictions together
+    are above what came together, relative to that."""
+
+    quantity: Quantity
+    count: int
+    median_error: float
+    p90_error: float
+    bias: float
+
+
+class PredictionErrors:
+    """The latest 1,024 of each quantity: 16 KiB each."""
+
+    def __init__(self) -> None:
+        self._pairs = {quantity: np.zeros((2, _WINDOW)) for quantity in Quantity}
+        self._seen = dict.fromkeys(Quantity, 0)
+
+    def record(self, score: Score) -> None:
+        self._pairs[score.quantity][:, self._seen[score.quantity] % _WINDOW] = score.predicted, score.actual
+        self._seen[score.quantity] += 1
+
+    def summaries(self) -> list[ErrorSummary]:
+        """Of every quantity of which there is something to say."""
+        return [self._summary(quantity) for quantity in Quantity if self._seen[quantity]]
+
+    def _summary(self, quantity: Quantity) -> ErrorSummary:
+        count = min(self._seen[quantity], _WINDOW)
+        predicted, actual = self._pairs[quantity][:, :count]
+        errors = np.abs(predicted - actual) / np.maximum(actual, _LEAST_ACTUAL)
+        median, p90 = np.percentile(errors, (50, 90))
+        bias = float((predicted - actual).sum()) / max(float(actual.sum()), _LEAST_ACTUAL)
+        return ErrorSummary(quantity, count, float(median), float(p90), bias)

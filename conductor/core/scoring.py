@@ -1,0 +1,46 @@
+"""Keeps score of the predictions: each is set beside what came as soon as that is known."""
+
+from __future__ import annotations
+
+from conductor.core.events import Advance
+from conductor.core.predictions import PredictionErrors, Quantity, Score
+from conductor.core.queue_bias import QueueBias
+from conductor.core.state import Attempt
+
+
+class Scorekeeper:
+    """Teaches `queue_bias` what it sees."""
+
+    def __init__(self, queue_bias: QueueBias) -> None:
+        self._queue_bias = queue_bias
+        self.errors = PredictionErrors()
+
+    def first_token(self, attempt: Attempt, event: Advance) -> None:
+        """Its prefill is over. What the event does not tell is not scored."""
+        predicted = attempt.prediction
+        if predicted is None:
+            return
+        if event.ttft_ms > 0:
+            self._score(attempt, Quantity.TTFT, predicted.ttft_ms, event.ttft_ms)
+            waited_ms = event.ttft_ms - predicted.transfer_ms - predicted.prefill_ms
+            self._queue_bias.observe(predicted.prefill_ms, attempt.ahead_ms, max(waited_ms, 0.0))
+        if event.compute_ms > 0:
+            self._score(attempt, Quantity.QUEUE, predicted.queue_ms, event.queue_ms)
+            self._score(attempt, Quantity.PREFILL, predicted.prefill_ms, event.compute_ms)
+        if event.fetch_ms > 0:
+            self._score(attempt, Quantity.TRANSFER, predicted.transfer_ms, event.fetch_ms)
+
+    def finished(self, attempt: Attempt, output_tokens: int, now: float) -> tuple[Score, ...]:
+        """Its whole output is out. Returns all scores of the attempt."""
+        predicted = attempt.prediction
+        if predicted is None or output_tokens < 1:
+            return ()
+        self._score(attempt, Quantity.OUTPUT_TOKENS, predicted.output_tokens, output_tokens)
+        if attempt.first_token_at is not None and output_tokens > 1:
+            self._score(attempt, Quantity.TBT, predicted.tbt_ms, 1000.0 * (now - attempt.first_token_at) / (output_tokens - 1))
+        return tuple(attempt.scores)
+
+    def _score(self, attempt: Attempt, quantity: Quantity, predicted: float, actual: float) -> None:
+        score = Score(quantity, predicted, actual)
+        attempt.scores.append(score)
+        self.errors.record(score)

@@ -1,0 +1,127 @@
+"""One Conductor as a gateway speaks to it: calls, and in the background what it is to know of this gateway's attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from conductor.gateway import wire
+from conductor.gateway.state import LiveAttempt
+from springtide.errors import Unavailable
+from springtide.ids import GatewayId
+from springtide.rpc import conductor_pb2
+from springtide.rpc.channels import connect
+from springtide.rpc.conductor_pb2_grpc import ConductorStub
+
+logger = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 2.0
+RENEW_EVERY_S = 2.0
+Reply = TypeVar("Reply")
+Report = conductor_pb2.AdvanceRequest | conductor_pb2.RenewRequest
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+class ConductorPeer:
+    def __init__(self, address: str, gateway_id: GatewayId, live_attempts: Callable[[], Sequence[LiveAttempt]]) -> None:
+        """Needs a running event loop."""
+        self.address = address
+        self._gateway_id = gateway_id
+        self._live_attempts = live_attempts
+        self._channel: grpc.aio.Channel | None = None
+        self._reports: asyncio.Queue[Report] = asyncio.Queue()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._reachable = True
+        self._tasks = [
+            asyncio.create_task(self._renew(), name=f"conductor-renew-{address}"),
+            asyncio.create_task(self._send_reports(), name=f"conductor-report-{address}"),
+        ]
+
+    async def schedule(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
+        """Raises Unavailable when it cannot be asked or does not answer."""
+        return await self._ask(lambda stub: stub.Schedule(request, timeout=CALL_TIMEOUT_S))
+
+    async def cluster(self) -> conductor_pb2.ClusterStatus:
+        """Raises Unavailable."""
+        return await self._ask(lambda stub: stub.GetCluster(conductor_pb2.GetClusterRequest(), timeout=CALL_TIMEOUT_S))
+
+    def report(self, report: Report) -> None:
+        """Sent in order, in the background. Lost when the Conductor is away: what it then needs to know, its next renewal teaches it."""
+        self._reports.put_nowait(report)
+
+    async def close(self, patience_s: float) -> None:
+        """Reports what is still to be reported, if it is taken in time, and hangs up."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._reports.join(), patience_s)
+        await self._hang_up(grace_s=None)
+
+    async def retire(self) -> None:
+        """Hangs up on a Conductor that is no more. Calls under way end by themselves: whoever made them is owed an answer."""
+        await self._hang_up(grace_s=CALL_TIMEOUT_S)
+
+    async def _hang_up(self, grace_s: float | None) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._channel is not None:
+            await self._channel.close(grace=grace_s)
+
+    async def _ask(self, call: Callable[[ConductorStub], Awaitable[Reply]]) -> Reply:
+        if self._channel is None:
+            self._channel = connect(self.address)
+        channel = self._channel
+        try:
+            reply = await call(ConductorStub(channel))
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _LOST:
+                self._note_reachable(False)
+                self._abandon(channel)
+            raise Unavailable(f"the Conductor at {self.address} did not answer: {error.details()}", code="no_conductor") from None
+        self._note_reachable(True)
+        return reply
+
+    def _abandon(self, channel: grpc.aio.Channel) -> None:
+        """The next call makes a new channel, which connects at once where an old one waits for its back-off. Calls under way on this one
+        end by themselves."""
+        if channel is self._channel:
+            self._channel = None
+            closing = asyncio.create_task(channel.close(grace=CALL_TIMEOUT_S))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    def _note_reachable(self, reachable: bool) -> None:
+        if reachable != self._reachable:
+            self._reachable = reachable
+            level, what = (logging.INFO, "back") if reachable else (logging.WARNING, "lost")
+            logger.log(level, "the Conductor at %s is %s", self.address, what)
+
+    async def _send_reports(self) -> None:
+        while True:
+            report = await self._reports.get()
+            try:
+                await self._send(report)
+            except Unavailable:
+                # The ones behind it would each wait as long, only to be as late.
+                while not self._reports.empty():
+                    self._reports.get_nowait()
+                    self._reports.task_done()
+            self._reports.task_done()
+
+    async def _renew(self) -> None:
+        while True:
+            attempts = [wire.live_attempt(attempt) for attempt in self._live_attempts()]
+            with contextlib.suppress(Unavailable):
+                await self._send(conductor_pb2.RenewRequest(gateway_id=self._gateway_id, attempts=attempts))
+            await asyncio.sleep(RENEW_EVERY_S)
+
+    async def _send(self, report: Report) -> None:
+        if isinstance(report, conductor_pb2.AdvanceRequest):
+            await self._ask(lambda stub: stub.Advance(report, timeout=CALL_TIMEOUT_S))
+        else:
+            await self._ask(lambda stub: stub.Renew(report, timeout=CALL_TIMEOUT_S))

@@ -1,0 +1,180 @@
+/* Estimates, row by row: conductor/core/plain_estimating.py says what arguments and results mean, and does it column by column. */
+#include "native.h"
+
+#include <math.h>
+
+enum { MOST_BUFFERS = 12 };
+enum { CACHE_AWARE, FETCH, RECOMPUTE };
+
+typedef struct {
+    Py_buffer held[MOST_BUFFERS];
+    int count;
+} Buffers;
+
+/* The memory of an array of 8-byte items, at least `least` of them; NULL with an error set. */
+static void *array(Buffers *buffers, PyObject *object, Py_ssize_t least, int written) {
+    Py_buffer *view = &buffers->held[buffers->count];
+    if (PyObject_GetBuffer(object, view, PyBUF_C_CONTIGUOUS | (written ? PyBUF_WRITABLE : 0))) return NULL;
+    buffers->count++;
+    if (view->itemsize != 8 || view->len < 8 * least) {
+        PyErr_Format(PyExc_ValueError, "an array has %zd bytes; %zd items of 8 bytes are wanted", view->len, least);
+        return NULL;
+    }
+    return view->buf;
+}
+
+static void release(Buffers *buffers) {
+    while (buffers->count) PyBuffer_Release(&buffers->held[--buffers->count]);
+}
+
+static Py_ssize_t items(const Buffers *buffers) { return buffers->held[buffers->count - 1].len / 8; }
+
+static int all_below(const int64_t *values, Py_ssize_t n, Py_ssize_t limit) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (values[i] < 0 || values[i] >= limit) {
+            PyErr_SetString(PyExc_IndexError, "a row names a bit or a node that is none");
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static double compute_ms(double fixed, double per_token, double per_pair, int64_t tokens, int64_t cached, int64_t chunk) {
+    int64_t fresh = tokens - cached;
+    double pairs = (double)fresh * ((double)cached + (double)fresh / 2);
+    return fixed + per_token * (double)fresh + per_pair * pairs + fixed * (double)((fresh - 1) / chunk);
+}
+
+PyObject *estimate_prefill(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *table_o, *own_o, *held_o, *dram_o, *nodes_o, *leaving_o, *arriving_o, *rates_o, *floats_o, *ints_o;
+    double now, threshold, assumed;
+    long long tokens, block_tokens, chunk, most, best, source, block_bytes;
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOO(dLLLLLLdLd)", &table_o, &own_o, &held_o, &dram_o, &nodes_o, &leaving_o, &arriving_o, &rates_o,
+                          &floats_o, &ints_o, &now, &tokens, &block_tokens, &chunk, &most, &best, &source, &threshold, &block_bytes,
+                          &assumed))
+        return NULL;
+    Buffers buffers = {.count = 0};
+    PyObject *done = NULL;
+    const int64_t *own = array(&buffers, own_o, 0, 0);
+    if (!own) goto end;
+    Py_ssize_t n = items(&buffers);
+    const double *table = array(&buffers, table_o, 8 * n, 0);
+    if (!table) goto end;
+    const int64_t *held = array(&buffers, held_o, 0, 0);
+    if (!held || !all_below(own, n, items(&buffers))) goto end;
+    const int64_t *dram = dram_o == Py_None ? held : array(&buffers, dram_o, 0, 0);
+    if (!dram || !all_below(own, n, items(&buffers))) goto end;
+    const int64_t *leaving = array(&buffers, leaving_o, 0, 0);
+    if (!leaving) goto end;
+    Py_ssize_t known = items(&buffers);
+    const int64_t *nodes = array(&buffers, nodes_o, n, 0), *arriving = array(&buffers, arriving_o, known, 0);
+    if (!nodes || !arriving || !all_below(nodes, n, known)) goto end;
+    const double *rates = rates_o == Py_None ? NULL : array(&buffers, rates_o, known, 0);
+    double *floats = array(&buffers, floats_o, 5 * n, 1);
+    int64_t *ints = floats ? array(&buffers, ints_o, 3 * n, 1) : NULL;
+    if (!ints || PyErr_Occurred()) goto end;
+    if (source >= known || block_tokens < 1 || chunk < 1) {
+        PyErr_SetString(PyExc_ValueError, "a node, a block or a chunk that is none");
+        goto end;
+    }
+    const double *queued = table, *reported_at = table + n, *placed = table + 2 * n, *fixed = table + 3 * n, *per_token = table + 4 * n;
+    const double *per_pair = table + 5 * n, *ssd_read = table + 6 * n, *slots = table + 7 * n;
+    double *queue = floats, *transfer = floats + n, *computing = floats + 2 * n, *ttft = floats + 3 * n, *saved = floats + 4 * n;
+    int64_t *local = ints, *total = ints + n, *branch = ints + 2 * n;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int64_t mine = held[own[i]] < most ? held[own[i]] : most;
+        double compute = compute_ms(fixed[i], per_token[i], per_pair[i], tokens, mine * block_tokens, chunk), read = 0;
+        if (dram != held) {
+            int64_t at_once = dram[own[i]] < most ? dram[own[i]] : most;
+            read = (double)(mine - at_once) * ssd_read[i];
+            if (read > 0) {
+                double without = compute_ms(fixed[i], per_token[i], per_pair[i], tokens, at_once * block_tokens, chunk);
+                if (read + compute >= without) mine = at_once, compute = without, read = 0;
+            }
+        }
+        branch[i] = CACHE_AWARE;
+        saved[i] = 0;
+        transfer[i] = read;
+        if (source >= 0 && nodes[i] != source && best > mine && (double)best >= threshold * (double)mine) {
+            int64_t sharers = leaving[source] > arriving[nodes[i]] ? leaving[source] : arriving[nodes[i]];
+            double rate = rates && !isnan(rates[nodes[i]]) ? rates[nodes[i]] : assumed;
+            double fetch = 1000.0 * (double)((best - mine) * block_bytes) * (double)(1 + sharers) / rate;
+            double rest = compute_ms(fixed[i], per_token[i], per_pair[i], tokens, best * block_tokens, chunk);
+            branch[i] = RECOMPUTE;
+            if (fetch + rest < compute) {
+                branch[i] = FETCH;
+                saved[i] = compute - rest;
+                transfer[i] = read + fetch;
+                compute = rest;
+            }
+        }
+        double left = queued[i] - 1000.0 * (now - reported_at[i]);
+        queue[i] = (left > 0 ? left : 0) + placed[i];
+        computing[i] = compute;
+        ttft[i] = queue[i] + transfer[i] + compute;
+        local[i] = mine;
+        total[i] = (int64_t)slots[i];
+    }
+    done = Py_NewRef(Py_None);
+end:
+    release(&buffers);
+    return done;
+}
+
+PyObject *estimate_decode(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *table_o, *own_o, *held_o, *floats_o, *ints_o;
+    long long more;
+    if (!PyArg_ParseTuple(args, "OOOOOL", &table_o, &own_o, &held_o, &floats_o, &ints_o, &more)) return NULL;
+    Buffers buffers = {.count = 0};
+    PyObject *done = NULL;
+    const int64_t *own = array(&buffers, own_o, 0, 0);
+    if (!own) goto end;
+    Py_ssize_t n = items(&buffers);
+    const double *table = array(&buffers, table_o, 8 * n, 0);
+    if (!table) goto end;
+    const int64_t *held = array(&buffers, held_o, 0, 0);
+    if (!held || !all_below(own, n, items(&buffers))) goto end;
+    double *tbt = array(&buffers, floats_o, n, 1);
+    int64_t *ints = tbt ? array(&buffers, ints_o, 4 * n, 1) : NULL;
+    if (!ints) goto end;
+    const double *running = table, *context = table + n, *largest = table + 2 * n, *fixed = table + 3 * n, *per_sequence = table + 4 * n;
+    const double *per_context = table + 5 * n, *free_slots = table + 6 * n, *slots = table + 7 * n;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        double batch = running[i] + 1, at_once = largest[i] > 0 && largest[i] < batch ? largest[i] : batch, turns = batch / at_once;
+        double step = fixed[i] + per_sequence[i] * at_once + per_context[i] * floor((context[i] + (double)more) / turns);
+        tbt[i] = step * turns;
+        ints[i] = held[own[i]];
+        ints[n + i] = (int64_t)batch;
+        ints[2 * n + i] = (int64_t)free_slots[i];
+        ints[3 * n + i] = (int64_t)slots[i];
+    }
+    done = Py_NewRef(Py_None);
+end:
+    release(&buffers);
+    return done;
+}
+
+PyObject *estimate_spread(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *column_o;
+    long long value;
+    const unsigned char *mask;
+    Py_ssize_t length;
+    if (!PyArg_ParseTuple(args, "OLy#", &column_o, &value, &mask, &length)) return NULL;
+    Buffers buffers = {.count = 0};
+    int64_t *column = array(&buffers, column_o, 0, 1);
+    if (!column) return NULL;
+    Py_ssize_t n = items(&buffers);
+    for (Py_ssize_t byte = 0; byte < length; byte++) {
+        for (unsigned left = mask[byte]; left; left &= left - 1) {
+            Py_ssize_t at = 8 * byte + __builtin_ctz(left);
+            if (at >= n) {
+                release(&buffers);
+                PyErr_SetString(PyExc_IndexError, "a bit is beyond the column");
+                return NULL;
+            }
+            column[at] = value;
+        }
+    }
+    release(&buffers);
+    Py_RETURN_NONE;
+}

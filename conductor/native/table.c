@@ -1,0 +1,231 @@
+/* HolderTable: open addressing with linear probing. A key is a hash already, so its first bytes say where it belongs; an entry is the key
+ * and a counted reference to the int of its holders, which many entries share: 24 bytes, at 3/8 to 3/4 of the table. */
+#include "native.h"
+
+#include <string.h>
+
+enum { KEY_BYTES = 16, FIRST_CAPACITY = 64 };
+
+typedef struct {
+    uint64_t key[KEY_BYTES / 8];
+    PyObject *holders; /* NULL: the entry is free */
+} Entry;
+
+typedef struct {
+    PyObject_HEAD
+    Entry *entries;
+    size_t capacity; /* a power of two */
+    size_t used;
+} Table;
+
+static int key_of(PyObject *object, uint64_t key[2]) {
+    if (!PyBytes_Check(object) || PyBytes_GET_SIZE(object) != KEY_BYTES) {
+        PyErr_Format(PyExc_TypeError, "a block key is %d bytes, not %R", KEY_BYTES, object);
+        return -1;
+    }
+    memcpy(key, PyBytes_AS_STRING(object), KEY_BYTES);
+    return 0;
+}
+
+/* Multiplied, so that keys that somebody chose to begin alike still spread. */
+static size_t home(const Table *table, const uint64_t key[2]) {
+    return (size_t)(((key[0] ^ key[1]) * 0x9e3779b97f4a7c15u) >> 16) & (table->capacity - 1);
+}
+
+/* The key's entry, or the free one where it would be. */
+static Entry *find(const Table *table, const uint64_t key[2]) {
+    size_t at = home(table, key);
+    while (table->entries[at].holders && (table->entries[at].key[0] != key[0] || table->entries[at].key[1] != key[1]))
+        at = (at + 1) & (table->capacity - 1);
+    return &table->entries[at];
+}
+
+static int grow(Table *table) {
+    Entry *before = table->entries;
+    size_t capacity = table->capacity;
+    Entry *entries = PyMem_Calloc(capacity ? 2 * capacity : FIRST_CAPACITY, sizeof *entries);
+    if (!entries) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    table->entries = entries;
+    table->capacity = capacity ? 2 * capacity : FIRST_CAPACITY;
+    for (size_t i = 0; i < capacity; i++)
+        if (before[i].holders) *find(table, before[i].key) = before[i];
+    PyMem_Free(before);
+    return 0;
+}
+
+/* Frees an entry; those after it that would no longer be found move up. */
+static void take_out(Table *table, Entry *entry) {
+    size_t hole = (size_t)(entry - table->entries), last = table->capacity - 1;
+    PyObject *holders = entry->holders;
+    for (size_t at = (hole + 1) & last; table->entries[at].holders; at = (at + 1) & last) {
+        size_t from_home = (at - home(table, table->entries[at].key)) & last, from_hole = (at - hole) & last;
+        if (from_home < from_hole) continue;
+        table->entries[hole] = table->entries[at];
+        hole = at;
+    }
+    table->entries[hole].holders = NULL;
+    table->used--;
+    Py_DECREF(holders);
+}
+
+/* What stands for the holders of entries: one change is worked out once for neighbours that have the same. */
+typedef struct {
+    PyObject *mask, *share;
+    PyObject *before, *after; /* owned; `after` is NULL where nobody is left */
+    long changes; /* how many bits */
+} Change;
+
+static void forget(Change *change) {
+    Py_CLEAR(change->before);
+    Py_CLEAR(change->after);
+}
+
+/* Makes `change` that of entries with these holders, the mask's bit being set or cleared. -1 with an error set. */
+static int work_out(Change *change, PyObject *holders, int set) {
+    if (change->before == holders) return 0;
+    forget(change);
+    PyObject *common = PyNumber_And(holders, change->mask);
+    PyObject *count = common ? PyObject_CallMethod(common, "bit_count", NULL) : NULL;
+    long has = count ? PyLong_AsLong(count) : -1;
+    Py_XDECREF(common);
+    Py_XDECREF(count);
+    if (has < 0) return -1;
+    change->changes = set ? !has : has;
+    if (change->changes) {
+        PyObject *others = set ? PyNumber_Or(holders, change->mask) : PyNumber_Invert(change->mask);
+        if (others && !set) Py_SETREF(others, PyNumber_And(holders, others));
+        int left = others ? PyObject_IsTrue(others) : -1;
+        if (left > 0) change->after = PyObject_CallOneArg(change->share, others);
+        Py_XDECREF(others);
+        if (left < 0 || (left > 0 && !change->after)) return -1;
+    }
+    change->before = Py_NewRef(holders);
+    return 0;
+}
+
+static void put(Table *table, Entry *entry, PyObject *after) {
+    if (!after) {
+        take_out(table, entry);
+        return;
+    }
+    PyObject *before = entry->holders;
+    entry->holders = Py_NewRef(after);
+    Py_DECREF(before);
+}
+
+static PyObject *change_all(Table *table, PyObject *args, int set) {
+    PyObject *given, *mask, *share;
+    if (!PyArg_ParseTuple(args, "OO!O", &given, &PyLong_Type, &mask, &share)) return NULL;
+    PyObject *keys = PySequence_Tuple(given);
+    if (!keys) return NULL;
+    Change change = {.mask = mask, .share = share};
+    Py_ssize_t changed = 0, count = PyTuple_GET_SIZE(keys);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        uint64_t key[2];
+        if (key_of(PyTuple_GET_ITEM(keys, i), key)) goto failed;
+        if (set && 4 * table->used >= 3 * table->capacity && grow(table)) goto failed;
+        Entry *entry = table->capacity ? find(table, key) : NULL;
+        if (!entry || !entry->holders) {
+            if (!set) continue;
+            memcpy(entry->key, key, sizeof key);
+            entry->holders = Py_NewRef(mask);
+            table->used++;
+            changed++;
+            continue;
+        }
+        if (work_out(&change, entry->holders, set)) goto failed;
+        if (!change.changes) continue;
+        put(table, find(table, key), change.after);
+        changed++;
+    }
+    forget(&change);
+    Py_DECREF(keys);
+    return PyLong_FromSsize_t(changed);
+failed:
+    forget(&change);
+    Py_DECREF(keys);
+    return NULL;
+}
+
+static PyObject *table_add(Table *table, PyObject *args) { return change_all(table, args, 1); }
+
+static PyObject *table_discard(Table *table, PyObject *args) { return change_all(table, args, 0); }
+
+static PyObject *table_get(Table *table, PyObject *object) {
+    uint64_t key[2];
+    if (key_of(object, key)) return NULL;
+    PyObject *holders = table->capacity ? find(table, key)->holders : NULL;
+    return holders ? Py_NewRef(holders) : PyLong_FromLong(0);
+}
+
+static PyObject *table_sweep(Table *table, PyObject *args) {
+    Py_ssize_t first, count, cleared = 0;
+    PyObject *mask, *share;
+    if (!PyArg_ParseTuple(args, "nnO!O", &first, &count, &PyLong_Type, &mask, &share)) return NULL;
+    Change change = {.mask = mask, .share = share};
+    size_t at = first < 0 ? 0 : (size_t)first;
+    /* Places that are free are passed over sooner. */
+    for (Py_ssize_t budget = 8 * count; budget > 0 && at < table->capacity; budget -= 8) {
+        Entry *entry = &table->entries[at];
+        if (!entry->holders) {
+            at++;
+            budget += 7;
+            continue;
+        }
+        if (work_out(&change, entry->holders, 0)) {
+            forget(&change);
+            return NULL;
+        }
+        /* Where one was taken out, another may have moved in. */
+        int stays = !change.changes || change.after;
+        if (change.changes) put(table, &table->entries[at], change.after);
+        cleared += change.changes;
+        at += stays;
+    }
+    forget(&change);
+    return Py_BuildValue("nn", at < table->capacity ? (Py_ssize_t)at : (Py_ssize_t)0, cleared);
+}
+
+static PyObject *table_items(Table *table, PyObject *Py_UNUSED(none)) {
+    PyObject *items = PyList_New(0);
+    for (size_t i = 0; items && i < table->capacity; i++) {
+        if (!table->entries[i].holders) continue;
+        PyObject *pair = Py_BuildValue("y#O", (const char *)table->entries[i].key, (Py_ssize_t)KEY_BYTES, table->entries[i].holders);
+        if (!pair || PyList_Append(items, pair)) Py_CLEAR(items);
+        Py_XDECREF(pair);
+    }
+    return items;
+}
+
+static Py_ssize_t table_length(PyObject *self) { return (Py_ssize_t)((Table *)self)->used; }
+
+static void table_dealloc(Table *table) {
+    for (size_t i = 0; i < table->capacity; i++) Py_XDECREF(table->entries[i].holders);
+    PyMem_Free(table->entries);
+    Py_TYPE(table)->tp_free((PyObject *)table);
+}
+
+static PyMethodDef methods[] = {
+    {"add", (PyCFunction)table_add, METH_VARARGS, NULL},
+    {"discard", (PyCFunction)table_discard, METH_VARARGS, NULL},
+    {"get", (PyCFunction)table_get, METH_O, NULL},
+    {"sweep", (PyCFunction)table_sweep, METH_VARARGS, NULL},
+    {"items", (PyCFunction)table_items, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PySequenceMethods as_sequence = {.sq_length = table_length};
+
+PyTypeObject HolderTable_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "conductor._native.HolderTable",
+    .tp_basicsize = sizeof(Table),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = (destructor)table_dealloc,
+    .tp_methods = methods,
+    .tp_as_sequence = &as_sequence,
+};

@@ -1,0 +1,64 @@
+"""What each Conductor of a cluster says of it, and which of them leads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from springtide.errors import Unavailable
+from springtide.membership import Member
+from springtide.rpc import conductor_pb2 as pb
+from springtide.rpc import conductor_pb2_grpc
+from springtide.rpc.channels import connect
+
+TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    conductor_id: str
+    status: pb.ClusterStatus | None
+    """None: it does not answer."""
+    problem: str = ""
+
+    @property
+    def leads(self) -> bool:
+        return self.status is not None and self.status.leads
+
+
+async def views(members: Sequence[Member]) -> list[View]:
+    """Of every Conductor among the members, the leader's first."""
+    asked = await asyncio.gather(*(_view(member) for member in members if member.role == "conductor"))
+    return sorted(asked, key=lambda view: (not view.leads, view.status is None))
+
+
+def cluster_status(found: Sequence[View]) -> pb.ClusterStatus:
+    """The leader's or, when none leads, a standby's. Raises Unavailable when none answers."""
+    for view in found:
+        if view.status is not None:
+            return view.status
+    raise Unavailable("; ".join(view.problem for view in found))
+
+
+def leadership(found: Sequence[View]) -> str:
+    """One line on who leads and who stands by."""
+    leader = next((view for view in found if view.leads), None)
+    said = "[red]no Conductor leads" if leader is None else f"{leader.conductor_id} leads"
+    epoch = max((view.status.epoch for view in found if view.status is not None), default=0)
+    said += f"{'[/]' if leader is None else ''}{f' (epoch {epoch})' if epoch else ''}"
+    for view in found:
+        if view is not leader:
+            said += f", {view.conductor_id} {'stands by' if view.status is not None else '[red]does not answer[/]'}"
+    return said
+
+
+async def _view(member: Member) -> View:
+    async with connect(member.address) as channel:
+        try:
+            stub = conductor_pb2_grpc.ConductorStub(channel)
+            return View(member.member_id, await stub.GetCluster(pb.GetClusterRequest(), timeout=TIMEOUT_S))
+        except grpc.aio.AioRpcError as error:
+            return View(member.member_id, None, f"the Conductor at {member.address} does not answer: {error.details()}")

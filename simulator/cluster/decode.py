@@ -1,0 +1,163 @@
+"""A decode instance: the very core of decode_node/, whose steps take the time that the hardware model gives them.
+
+As long as nothing happens to an instance its batch stays as it is, so steps are taken many at a time; whatever does happen to it finds
+the step under way that would be under way, and the next one begins when that one ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from conductor.core.events import Load
+from decode_node.core import DecodeCore
+from decode_node.core import events as ev
+from decode_node.core.actions import Action, Reply, RunStep
+from decode_node.core.core import Settings
+from node_runtime import events as node_events
+from node_runtime import storage
+from simulator.cluster.loop import Loop, Mailbox
+from simulator.cluster.prefill import TOKEN
+from simulator.cluster.processor import Job, Processor
+from simulator.cluster.store import SimStore
+from simulator.hardware import Hardware
+from simulator.workload import SimRequest
+from springtide.ids import AttemptId, InstanceId
+from springtide.rpc.common_pb2 import TokenOutput
+
+
+class Gateway(Protocol):
+    """What a decode instance needs of it."""
+
+    def on_decode(self, instance_id: InstanceId, output: TokenOutput) -> None: ...
+
+    def on_refused_late(self, attempt_id: AttemptId) -> None: ...
+
+    def request_of(self, attempt_id: str) -> SimRequest: ...
+
+
+class _Steps:
+    """So many steps of the same batch, which began at `began`."""
+
+    def __init__(self, run: RunStep, began: float, count: int, hardware: Hardware) -> None:
+        self.run = run
+        self.began = began
+        self.count = count
+        self._hardware = hardware
+        self._batch = len(run.batch)
+        self._context = sum(chunk.start + 1 for chunk in run.batch)
+
+    def seconds(self, count: int) -> float:
+        return self._hardware.steps_ms(self._batch, self._context, count) / 1000
+
+    def cut(self, done_s: float) -> float:
+        """After so many seconds of work, the step under way becomes the last. Returns the seconds of all."""
+        low, high = 1, self.count
+        while low < high:
+            middle = (low + high) // 2
+            if self.seconds(middle) >= done_s:
+                high = middle
+            else:
+                low = middle + 1
+        self.count = low
+        return max(self.seconds(low), done_s)
+
+
+class SimDecode:
+    def __init__(
+        self,
+        instance_id: InstanceId,
+        store: SimStore,
+        hardware: Hardware,
+        settings: Settings,
+        late_tbt_slo_ms: float | None,
+        loop: Loop,
+        processor: Processor,
+        gateway: Gateway,
+        changed: Callable[[], None],
+    ) -> None:
+        """`late_tbt_slo_ms`: of Options.late_door; None without."""
+        self.instance_id = instance_id
+        self.store = store
+        self._hardware, self._settings, self._loop, self._processor = hardware, settings, loop, processor
+        self._late_tbt_slo_ms, self._gateway, self._changed = late_tbt_slo_ms, gateway, changed
+        self._core = DecodeCore(settings)
+        self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
+        self._steps: _Steps | None = None
+        self._job: Job | None = None
+        store.notify = self.tell
+        self.busy_s = 0.0
+        self.tell(storage.StoreUp(store.pool.num_slots))
+
+    def tell(self, event: ev.Event) -> None:
+        self._mailbox.post(event)
+
+    def load(self) -> Load:
+        load = self._core.load()
+        return Load(
+            running=load.running,
+            waiting=load.waiting,
+            tokens=load.tokens,
+            step_ms=load.step_ms,
+            slots_total=self.store.pool.num_slots,
+            slots_available=self.store.slots_available,
+            max_batch=self._settings.max_batch,
+            attempt_ids=frozenset(AttemptId(attempt_id) for attempt_id in load.attempt_ids),
+            decode_cost=self._core.cost,
+        )
+
+    def tick(self) -> None:
+        load = self._core.load()
+        if load.waiting:
+            self.tell(node_events.Tick())
+
+    def validate(self) -> None:
+        self._core.validate()
+
+    def _handle(self, event: ev.Event) -> None:
+        if isinstance(event, storage.Ingested) and self._late_tbt_slo_ms is not None and self._refuses(event):
+            self._gateway.on_refused_late(AttemptId(event.attempt_id))
+            return
+        if self._steps is not None and not isinstance(event, ev.StepDone | storage.Grown):
+            self._cut()
+        for action in self._core.handle(event, self._loop.now):
+            self._do(action)
+        self._changed()
+
+    def _refuses(self, arrived: storage.Ingested) -> bool:
+        load, tokens = self._core.load(), self._gateway.request_of(arrived.attempt_id).input_tokens
+        predicted_ms = self._hardware.step_ms(load.running + 1, load.tokens + tokens)
+        return self._late_tbt_slo_ms is not None and predicted_ms > self._late_tbt_slo_ms
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case RunStep():
+                self._run(action)
+            case Reply(_, outputs):
+                for output in outputs:
+                    self._gateway.on_decode(self.instance_id, output)
+            case _:
+                self.store.order(action)
+
+    def _run(self, run: RunStep) -> None:
+        block_tokens = self._settings.block_tokens
+        count = min(
+            min(sampling.params.max_tokens - len(sampling.output_ids), len(chunk.slots) * block_tokens - chunk.start)
+            for chunk, sampling in zip(run.batch, run.sampling, strict=True)
+        )
+        self._steps = _Steps(run, self._loop.now, count, self._hardware)
+        self._job = self._processor.start(self._steps.seconds(count), self._done)
+
+    def _cut(self) -> None:
+        assert self._steps is not None and self._job is not None
+        if self._steps.count > 1:
+            self._job.resize(self._steps.cut(self._job.progress_now()))
+
+    def _done(self) -> None:
+        steps = self._steps
+        assert steps is not None
+        self._steps = self._job = None
+        seconds = self._loop.now - steps.began
+        self.busy_s += seconds
+        tokens = (TOKEN,) * steps.count
+        self.tell(ev.StepDone(steps.run.step_id, [tokens] * len(steps.run.batch), 1000 * seconds / steps.count))

@@ -1,0 +1,268 @@
+"""The very core of the gateway, whose clients are the requests of a workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from conductor.core import events as conductor_events
+from conductor.core.decision import Reason, Rejection
+from conductor.gateway import events as ev
+from conductor.gateway.core import GatewayCore
+from conductor.gateway.state import Limits
+from decode_node.core import events as decode_events
+from node_runtime import events as node_events
+from node_runtime.requests import Request
+from prefill_node.core import events as prefill_events
+from simulator.cluster.decode import SimDecode
+from simulator.cluster.keys import prompt_keys
+from simulator.cluster.loop import Loop, Mailbox
+from simulator.cluster.prefill import TOKEN, SimPrefill
+from simulator.cluster.records import LOST, Records
+from simulator.workload import SimRequest
+from springtide.blocks import blocks_for
+from springtide.errors import DeadlineExceeded, Overloaded
+from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, RequestId
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import conductor_pb2 as conductor_pb
+from springtide.rpc.node_pb2 import PrefillUpdate
+from springtide.sampling import SamplingParams
+
+GATEWAY = GatewayId("gateway")
+MAX_NEW_TOKENS = 1 << 17
+"""What clients ask for; how much will come, nobody knows beforehand."""
+_SESSION = 0
+_NAMESPACE = BlockKey(bytes(16))
+_FINISHES: dict[int, ev.Finish | None] = {
+    pb.FINISH_REASON_UNSPECIFIED: None,
+    pb.FINISH_REASON_STOP: "stop",
+    pb.FINISH_REASON_LENGTH: "length",
+}
+_REASONS: dict[Reason, Any] = {reason: conductor_pb.RejectionReason.Value(f"REJECTION_REASON_{reason.name}") for reason in Reason}
+_PHASES = {phase.name.lower(): phase for phase in conductor_events.Phase}
+
+
+class SimGateway:
+    def __init__(
+        self,
+        records: Records,
+        block_tokens: int,
+        rpc_s: float,
+        late_door: bool,
+        loop: Loop,
+        conductor: Callable[[conductor_events.Event], list[conductor_events.Action]],
+        prefills: Mapping[InstanceId, SimPrefill],
+        decodes: Mapping[InstanceId, SimDecode],
+    ) -> None:
+        self.records = records
+        self._block_tokens, self._rpc_s, self._late_door = block_tokens, rpc_s, late_door
+        self._loop, self._conductor = loop, conductor
+        self._prefills, self._decodes = prefills, decodes
+        self._core = GatewayCore(Limits())
+        self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
+
+    @property
+    def num_ended(self) -> int:
+        return self.records.completed + sum(self.records.num_rejected().values())
+
+    def request_of(self, attempt_id: str) -> SimRequest:
+        return self.records.requests[_index(attempt_id)]
+
+    def arrive(self, index: int) -> None:
+        request = self.records.requests[index]
+        sampling = SamplingParams(max_tokens=max(1, request.output_tokens), ignore_eos=True)
+        generation = ev.Generation(
+            RequestId(str(index)),
+            range(request.input_tokens),
+            sampling,
+            tenant=request.tenant,
+            priority=request.priority,
+            deadline_ms=request.deadline_ms,
+        )
+        self._mailbox.post(ev.Arrived(generation))
+
+    def tick(self) -> None:
+        self._mailbox.post(ev.Tick())
+
+    def renew(self) -> None:
+        """The Conductor forgets attempts that nobody speaks for."""
+        live = [
+            conductor_events.LiveAttempt(
+                attempt.attempt_id, attempt.prefill_id, attempt.decode_id, _PHASES[attempt.phase], attempt.num_tokens, attempt.cached_tokens
+            )
+            for attempt in self._core.live_attempts()
+        ]
+        self._conductor(conductor_events.Renew(GATEWAY, live))
+
+    # ---- the instances' replies ----
+
+    def on_prefill(self, instance_id: InstanceId, update: PrefillUpdate) -> None:
+        if update.HasField("failed"):
+            self._mailbox.post(_failed(update.failed, "prefill"))
+            return
+        done = update.done
+        self._mailbox.post(
+            ev.PrefillDone(
+                _output(done.output),
+                done.cached_tokens,
+                done.remote_tokens,
+                done.fetch_ms,
+                queue_ms=done.queue_ms,
+                compute_ms=done.compute_ms,
+            )
+        )
+
+    def on_decode(self, instance_id: InstanceId, output: pb.TokenOutput) -> None:
+        if output.HasField("failure"):
+            self._mailbox.post(_failed(output, "decode"))
+        else:
+            self._mailbox.post(ev.DecodeOutput(_output(output)))
+
+    def on_refused_late(self, attempt_id: AttemptId) -> None:
+        """The decode node does not take what has been prefilled for it: the request ends here."""
+        index = _index(attempt_id)
+        self.records.reject(index, "tbt_after_prefill")
+        self._mailbox.post(ev.ClientGone(RequestId(str(index))))
+
+    # ---- what the core decides ----
+
+    def _handle(self, event: ev.Event) -> None:
+        for action in self._core.handle(event, self._loop.now):
+            self._do(action)
+        deadline = self._core.next_deadline()
+        if deadline is not None:
+            self._loop.at(deadline, self.tick)
+
+    def _do(self, action: ev.Action) -> None:
+        match action:
+            case ev.Schedule():
+                self._loop.after(self._rpc_s, lambda: self._schedule(action))
+            case ev.StartDecode():
+                self._start_decode(action)
+            case ev.StartPrefill():
+                self._start_prefill(action)
+            case ev.Abort(side, instance_id, attempt_id):
+                instances: Mapping[InstanceId, SimPrefill | SimDecode] = self._prefills if side == "prefill" else self._decodes
+                instances[instance_id].tell(node_events.Abort(attempt_id))
+            case ev.Emit(request_id, tokens):
+                self.records.tokens(int(request_id), len(tokens), self._loop.now + self._rpc_s)
+            case ev.Advance():
+                self._advance(action)
+            case ev.Terminal(request_id, reply):
+                self._end(int(request_id), reply)
+
+    def _schedule(self, action: ev.Schedule) -> None:
+        index = int(action.generation.request_id)
+        request, num_tokens = self.records.requests[index], len(action.token_ids)
+        self.records.attempts[index] += 1
+        actions = self._conductor(
+            conductor_events.Schedule(
+                attempt_id=action.attempt_id,
+                request_id=action.generation.request_id,
+                gateway_id=GATEWAY,
+                block_keys=prompt_keys(request, 0, num_tokens // self._block_tokens, self._block_tokens),
+                num_tokens=num_tokens,
+                max_new_tokens=MAX_NEW_TOKENS,
+                accepted=action.accepted,
+                avoid=frozenset(action.avoid),
+                tenant=action.generation.tenant,
+                priority=action.generation.priority,
+                deadline_ms=action.deadline_ms,
+            )
+        )
+        for reply in actions:
+            if isinstance(reply, conductor_events.Reply):
+                self._mailbox.post(_answer(reply))
+
+    def _request(self, generation: ev.Generation, attempt_id: AttemptId, num_tokens: int) -> Request:
+        request = self.records.requests[int(generation.request_id)]
+        return Request(
+            attempt_id=attempt_id,
+            request_id=generation.request_id,
+            tenant=generation.tenant,
+            token_ids=range(num_tokens),
+            num_prompt_tokens=request.input_tokens,
+            params=generation.sampling,
+            namespace=_NAMESPACE,
+            keys=prompt_keys(request, 0, num_tokens // self._block_tokens, self._block_tokens),
+            num_blocks=blocks_for(num_tokens, self._block_tokens),
+        )
+
+    def _start_decode(self, action: ev.StartDecode) -> None:
+        assignment = action.assignment
+        request = self._request(action.generation, assignment.attempt_id, len(action.token_ids))
+        tbt_slo_ms = 0.0 if self._late_door else assignment.tbt_slo_ms
+        self._decodes[assignment.decode.instance_id].tell(decode_events.Start(_SESSION, request, tbt_slo_ms))
+
+    def _start_prefill(self, action: ev.StartPrefill) -> None:
+        assignment = action.assignment
+        start = prefill_events.Start(
+            session=_SESSION,
+            request=self._request(action.generation, assignment.attempt_id, len(action.token_ids)),
+            decode_store_address=assignment.decode.store_address,
+            decode_store_node_id=assignment.decode.node_id,
+            ttft_budget_ms=action.ttft_budget_ms,
+            sources=assignment.sources,
+        )
+        self._prefills[assignment.prefill.instance_id].tell(start)
+
+    def _advance(self, action: ev.Advance) -> None:
+        self._conductor(
+            conductor_events.Advance(
+                attempt_id=action.attempt_id,
+                phase=_PHASES[action.phase],
+                cached_tokens=action.cached_tokens,
+                output_tokens=action.output_tokens,
+                ttft_ms=action.ttft_ms,
+                remote_tokens=action.remote_tokens,
+                fetch_ms=action.fetch_ms,
+                queue_ms=action.queue_ms,
+                compute_ms=action.compute_ms,
+            )
+        )
+
+    def _end(self, index: int, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
+        if isinstance(reply, ev.Finished):
+            self.records.finish(index, self._loop.now, reply.cached_tokens)
+        elif isinstance(reply, ev.Failed):
+            refused = isinstance(reply.error, Overloaded | DeadlineExceeded)
+            self.records.reject(index, reply.error.code if refused and reply.error.code else LOST)
+
+
+def _index(attempt_id: str) -> int:
+    return int(attempt_id.partition(".")[0])
+
+
+def _answer(reply: conductor_events.Reply) -> ev.Event:
+    if reply.assignment is None:
+        assert isinstance(reply.outcome, Rejection)
+        outcome = reply.outcome
+        return ev.Rejected(reply.attempt_id, _REASONS[outcome.reason], outcome.message, outcome.retry_after_s)
+    assignment = reply.assignment
+    return ev.Assigned(
+        ev.Assignment(
+            attempt_id=assignment.attempt_id,
+            prefill=_instance(assignment.prefill),
+            decode=_instance(assignment.decode),
+            sources=tuple(
+                pb.PrefixSource(node_id=source.node_id, store_address=source.store_address, num_blocks=source.num_blocks)
+                for source in assignment.sources
+            ),
+            predicted_ttft_ms=assignment.predicted_ttft_ms,
+            ttft_slo_ms=assignment.ttft_slo_ms,
+            tbt_slo_ms=assignment.tbt_slo_ms,
+        )
+    )
+
+
+def _instance(ref: conductor_events.InstanceRef) -> ev.Instance:
+    return ev.Instance(ref.instance_id, ref.address, ref.node_id, ref.store_address)
+
+
+def _failed(output: pb.TokenOutput, side: ev.Side) -> ev.AttemptFailed:
+    return ev.AttemptFailed(AttemptId(output.attempt_id), side, output.failure.code, output.failure.message)
+
+
+def _output(output: pb.TokenOutput) -> ev.Output:
+    tokens = (TOKEN,) * len(output.token_ids)
+    return ev.Output(AttemptId(output.attempt_id), output.position, tokens, _FINISHES[output.finish_reason])

@@ -1,0 +1,113 @@
+"""A prefill instance: the very core of prefill_node/, whose passes take the time that the hardware model gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conductor.core.events import Load
+from node_runtime import events as node_events
+from node_runtime import storage
+from prefill_node.core import PrefillCore
+from prefill_node.core import events as ev
+from prefill_node.core.actions import Action, Reply, RunPass
+from prefill_node.core.pushing import LayerGroups
+from prefill_node.core.schedule import Policy
+from simulator.cluster.loop import Loop, Mailbox
+from simulator.cluster.processor import Processor
+from simulator.cluster.store import LAYER_GROUPS, SimStore
+from simulator.hardware import Hardware
+from springtide.ids import AttemptId, InstanceId
+from springtide.rpc.node_pb2 import PrefillUpdate
+from springtide.sampling import SampledToken
+
+TOKEN = SampledToken(1)
+"""Every token is this one: what is computed, nobody sees."""
+
+
+class SimPrefill:
+    def __init__(
+        self,
+        instance_id: InstanceId,
+        store: SimStore,
+        hardware: Hardware,
+        chunk_tokens: int,
+        block_tokens: int,
+        loop: Loop,
+        processor: Processor,
+        reply: Callable[[InstanceId, PrefillUpdate], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self.instance_id = instance_id
+        self.store = store
+        self._hardware, self._loop, self._processor, self._reply, self._changed = hardware, loop, processor, reply, changed
+        bytes_per_slab = -(-hardware.kv_bytes_per_token * block_tokens // LAYER_GROUPS)
+        groups = LayerGroups(LAYER_GROUPS, bytes_per_slab, unit_bytes=1)
+        self._core = PrefillCore(Policy(hardware.prefill_cost, chunk_tokens), groups, block_tokens, ())
+        self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
+        store.notify = self.tell
+        self.busy_s = 0.0
+        self.tell(storage.StoreUp(store.pool.num_slots))
+
+    def tell(self, event: ev.Event) -> None:
+        self._mailbox.post(event)
+
+    def load(self) -> Load:
+        load = self._core.load()
+        return Load(
+            running=load.running,
+            waiting=load.waiting,
+            tokens=load.tokens,
+            queue_ms=load.queue_ms,
+            slots_total=self.store.pool.num_slots,
+            slots_available=self.store.slots_available,
+            attempt_ids=frozenset(AttemptId(attempt_id) for attempt_id in load.attempt_ids),
+            prefill_cost=self._core.cost,
+        )
+
+    def tick(self) -> None:
+        if self._core.load().attempt_ids:
+            self.tell(node_events.Tick())
+
+    def validate(self) -> None:
+        self._core.validate()
+
+    def _handle(self, event: ev.Event) -> None:
+        for action in self._core.handle(event, self._loop.now):
+            self._do(action)
+        self._changed()
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case RunPass():
+                self._run(action)
+            case Reply(_, update):
+                self._reply(self.instance_id, update)
+            case _:
+                self.store.order(action)
+
+    def _run(self, run: RunPass) -> None:
+        """Each layer waits for the prefix's slabs of that layer: a prefix that arrives while it is read costs what is not hidden."""
+        began = self._loop.now
+        compute_s = self._hardware.pass_ms([(len(row.chunk.token_ids), row.chunk.start) for row in run.rows]) / 1000
+        arrived = 0.0 if run.awaits is None else self.store.fetched_at(run.awaits) + compute_s / self._hardware.num_layers
+
+        def computed() -> None:
+            if arrived > self._loop.now:
+                self._loop.at(arrived, lambda: self._ran(run, began))
+            else:
+                self._ran(run, began)
+
+        self._processor.start(compute_s, computed)
+
+    def _ran(self, run: RunPass, began: float) -> None:
+        now = self._loop.now
+        self.busy_s += now - began
+        for attempt_id, blocks in _pushed(run).items():
+            self.store.push(attempt_id, blocks, began, now)
+        sampled = tuple(None if row.sampling is None else TOKEN for row in run.rows)
+        self.tell(ev.PassDone(run.pass_id, sampled, (now - began) * 1000))
+
+
+def _pushed(run: RunPass) -> dict[str, range]:
+    """The blocks that this pass makes final."""
+    return {push.attempt_id: range(push.block_begin, push.block_end) for push in run.pushes}

@@ -1,0 +1,64 @@
+"""What became of each request."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from simulator.workload import SimRequest
+
+NOT_REJECTED, LOST = "", "lost"
+
+
+class Records:
+    """Columns, one entry a request: a million requests take some 100 MB. NaN where something did not come about."""
+
+    def __init__(self, requests: Sequence[SimRequest]) -> None:
+        count = len(requests)
+        self.requests = requests
+        self.ttft_ms = array("d", [float("nan")]) * count
+        self.tbt_ms = array("d", [float("nan")]) * count
+        """Mean time between the tokens of the request; 0 of a single token."""
+        self.worst_tbt_ms = array("d", [0.0]) * count
+        """Of its spells between two changes of a batch, the mean of the slowest."""
+        self.finished_s = array("d", [float("nan")]) * count
+        self.first_token_s = array("d", [float("nan")]) * count
+        self.last_token_s = array("d", [float("nan")]) * count
+        self.cached_tokens = array("q", [0]) * count
+        self.output_tokens = array("q", [0]) * count
+        self.attempts = array("b", [0]) * count
+        self.reasons: list[str] = []
+        """Of rejections, as they first came."""
+        self._reason = array("b", [-1]) * count
+        self.completed = 0
+
+    def reject(self, index: int, reason: str) -> None:
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+        self._reason[index] = self.reasons.index(reason)
+
+    def rejected(self, index: int) -> str | None:
+        reason = self._reason[index]
+        return None if reason < 0 else self.reasons[reason]
+
+    def num_rejected(self) -> dict[str, int]:
+        return {reason: self._reason.count(i) for i, reason in enumerate(self.reasons)}
+
+    def tokens(self, index: int, count: int, now: float) -> None:
+        """So many tokens came, the last one just now."""
+        if not self.output_tokens[index]:
+            self.first_token_s[index] = now
+            self.ttft_ms[index] = 1000 * (now - self.requests[index].arrival_s)
+        else:
+            gap_ms = 1000 * (now - self.last_token_s[index]) / count
+            if gap_ms > self.worst_tbt_ms[index]:
+                self.worst_tbt_ms[index] = gap_ms
+        self.last_token_s[index] = now
+        self.output_tokens[index] += count
+
+    def finish(self, index: int, now: float, cached_tokens: int) -> None:
+        self.finished_s[index] = now
+        self.cached_tokens[index] = cached_tokens
+        gaps = self.output_tokens[index] - 1
+        self.tbt_ms[index] = 1000 * (self.last_token_s[index] - self.first_token_s[index]) / gaps if gaps > 0 else 0.0
+        self.completed += 1

@@ -1,0 +1,205 @@
+"""The other architecture, to compare with: every instance does both prefill and decode, in one batch (continuous batching with chunked
+prefill, as vLLM and Sarathi-Serve do), keeps a prefix cache of its own, and requests go to whoever has the least to do.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvstore.core.eviction import new_policy
+from kvstore.core.pool import Pool
+from simulator.cluster.keys import prompt_keys
+from simulator.cluster.loop import Loop, Timer
+from simulator.cluster.records import Records
+from simulator.hardware import Hardware
+from simulator.workload import SimRequest, Workload
+from springtide.blocks import blocks_for
+from springtide.errors import PoolFull
+from springtide.ids import AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class CoupledOptions:
+    hardware: Hardware
+    instances: int
+    block_tokens: int
+    batch_tokens: int = 2048
+    """New tokens in one iteration, those of decode included: what is left over from decode, prefill may use."""
+    cache_tokens: int | None = None
+    """Of KV on one instance; None: what fits beside the weights."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    index: int
+    request: SimRequest
+    attempt_id: AttemptId
+    computed: int = 0
+    """Tokens of the prompt."""
+    generated: int = 0
+    cached: int = 0
+
+    @property
+    def context(self) -> int:
+        return self.request.input_tokens + self.generated
+
+
+class _Instance:
+    """First come, first served; the cache is a pool of kvstore/. A sequence is let in when its whole length fits, so that none has to be
+    preempted."""
+
+    def __init__(self, options: CoupledOptions, loop: Loop, records: Records, ended: Callable[[], None]) -> None:
+        self._options, self._loop, self._records, self._ended = options, loop, records, ended
+        tokens = options.cache_tokens or options.hardware.device_tokens
+        slots = max(1, tokens // options.block_tokens)
+        self._pool = Pool([0] * slots, 1, policy=new_policy("lru", slots))
+        self._waiting: deque[_Sequence] = deque()
+        self._prefilling: list[_Sequence] = []
+        self._decoding: list[_Sequence] = []
+        self._iteration: Timer | None = None
+        self._steps: tuple[float, int] | None = None
+        """Of an iteration that is decode alone, and may be many: when it began, and how many they are."""
+
+    @property
+    def work(self) -> int:
+        """Tokens left to prefill, and those in the batch's context as far as they cost alike."""
+        queued = sum(sequence.request.input_tokens - sequence.computed for sequence in (*self._waiting, *self._prefilling))
+        return queued + 64 * len(self._decoding)
+
+    def arrive(self, sequence: _Sequence) -> None:
+        self._waiting.append(sequence)
+        if self._steps is not None:
+            self._cut()
+        self._next()
+
+    def _next(self) -> None:
+        if self._iteration is not None:
+            return
+        self._admit()
+        if not self._prefilling and not self._decoding:
+            return
+        hardware, now = self._options.hardware, self._loop.now
+        batch, context = len(self._decoding), sum(sequence.context for sequence in self._decoding)
+        rows = self._chunks(max(1, self._options.batch_tokens - batch))
+        if not rows:
+            count = min(sequence.request.output_tokens - sequence.generated for sequence in self._decoding)
+            self._steps = (now, count)
+            self._iteration = self._loop.at(now + hardware.steps_ms(batch, context, count) / 1000, self._stepped)
+            return
+        passes = [(tokens, sequence.computed) for sequence, tokens in rows] + [(1, 0)] * batch
+        attention_ms = hardware.step_ms(batch, context) - hardware.step_ms(batch, 0) if batch else 0.0
+        self._iteration = self._loop.at(now + (hardware.pass_ms(passes) + attention_ms) / 1000, lambda: self._mixed(rows))
+
+    def _admit(self) -> None:
+        block_tokens = self._options.block_tokens
+        while self._waiting and len(self._prefilling) + len(self._decoding) < self._options.hardware.max_batch:
+            sequence = self._waiting[0]
+            request = sequence.request
+            keys = prompt_keys(request, 0, request.input_tokens // block_tokens, block_tokens)
+            num_blocks = blocks_for(request.input_tokens + request.output_tokens, block_tokens)
+            try:
+                acquired = self._pool.acquire(sequence.attempt_id, keys, num_blocks, (request.input_tokens - 1) // block_tokens)
+            except PoolFull:
+                if num_blocks <= self._pool.num_slots:
+                    return
+                self._records.reject(sequence.index, "too_large")
+                self._ended()
+                self._waiting.popleft()
+                continue
+            self._waiting.popleft()
+            sequence.computed = sequence.cached = acquired.local_blocks * block_tokens
+            self._prefilling.append(sequence)
+
+    def _chunks(self, budget: int) -> list[tuple[_Sequence, int]]:
+        rows: list[tuple[_Sequence, int]] = []
+        for sequence in self._prefilling:
+            tokens = min(sequence.request.input_tokens - sequence.computed, budget)
+            if not tokens:
+                break
+            rows.append((sequence, tokens))
+            budget -= tokens
+        return rows
+
+    def _cut(self) -> None:
+        """The step under way is the last of those that were to come."""
+        assert self._steps is not None and self._iteration is not None
+        hardware, (began, count) = self._options.hardware, self._steps
+        batch, context = len(self._decoding), sum(sequence.context for sequence in self._decoding)
+        low, high = 1, count
+        while low < high:
+            middle = (low + high) // 2
+            if began + hardware.steps_ms(batch, context, middle) / 1000 >= self._loop.now:
+                high = middle
+            else:
+                low = middle + 1
+        self._iteration.cancel()
+        self._steps = (began, low)
+        self._iteration = self._loop.at(began + hardware.steps_ms(batch, context, low) / 1000, self._stepped)
+
+    def _stepped(self) -> None:
+        assert self._steps is not None
+        _, count = self._steps
+        self._steps = self._iteration = None
+        self._generated(self._decoding, count)
+        self._next()
+
+    def _mixed(self, rows: list[tuple[_Sequence, int]]) -> None:
+        self._iteration = None
+        decoding = list(self._decoding)
+        block_tokens = self._options.block_tokens
+        for sequence, tokens in rows:
+            before = sequence.computed // block_tokens
+            sequence.computed += tokens
+            full = sequence.computed // block_tokens
+            if full > before:
+                self._pool.commit(sequence.attempt_id, before, prompt_keys(sequence.request, before, full, block_tokens))
+            if sequence.computed == sequence.request.input_tokens:
+                self._prefilling.remove(sequence)
+                self._decoding.append(sequence)
+                decoding.append(sequence)
+        self._generated(decoding, 1)
+        self._next()
+
+    def _generated(self, sequences: list[_Sequence], count: int) -> None:
+        for sequence in list(sequences):
+            sequence.generated += count
+            self._records.tokens(sequence.index, count, self._loop.now)
+            if sequence.generated >= sequence.request.output_tokens:
+                self._decoding.remove(sequence)
+                self._keep_output(sequence)
+                self._pool.release(sequence.attempt_id)
+                self._records.finish(sequence.index, self._loop.now, sequence.cached)
+                self._ended()
+
+    def _keep_output(self, sequence: _Sequence) -> None:
+        """A next turn finds it."""
+        request, block_tokens = sequence.request, self._options.block_tokens
+        full = request.input_tokens // block_tokens
+        end = full + len(request.output_blocks)
+        if end > full:
+            self._pool.commit(sequence.attempt_id, full, prompt_keys(request, full, end, block_tokens))
+
+
+def run_coupled(workload: Workload, options: CoupledOptions) -> Records:
+    """Until every request has ended."""
+    loop, records = Loop(), Records(workload.requests)
+    ended = 0
+
+    def one_more() -> None:
+        nonlocal ended
+        ended += 1
+
+    instances = [_Instance(options, loop, records, one_more) for _ in range(options.instances)]
+
+    def arrive(index: int) -> None:
+        if index + 1 < len(workload.requests):
+            loop.at(workload.requests[index + 1].arrival_s, lambda: arrive(index + 1))
+        instance = min(instances, key=lambda candidate: candidate.work)
+        instance.arrive(_Sequence(index, workload.requests[index], AttemptId(str(index))))
+
+    if workload.requests:
+        loop.at(workload.requests[0].arrival_s, lambda: arrive(0))
+    loop.run(lambda: ended == len(workload.requests))
+    return records

@@ -1,0 +1,133 @@
+"""One simulation from a configuration, as the command and the experiments run it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conductor.core.settings import ConductorSettings
+from simulator.cluster import Cluster, Options
+from simulator.coupled import CoupledOptions, run_coupled
+from simulator.hardware import KNOWN, Hardware, from_profile, load
+from simulator.result import result_of
+from simulator.workload import Workload
+from springtide.config import ClusterConfig, load_config
+from springtide.errors import ConfigError
+from springtide.kvspec import KVSpec
+from springtide.modelinfo import ModelInfo
+
+PAPER_TTFT_SLO_MS, PAPER_TBT_SLO_MS = 30_000.0, 100.0
+"""arXiv 2407.00079, section 8: 30 s to the first token, 0.1 s a token."""
+SIMULATED_CHUNK_TOKENS = 2048
+_BYTES_OF_A_VALUE = 2
+"""The caches of all hardware models are of bfloat16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A cluster of `prefill` + `decode` instances; with `coupled`, of so many that do both instead."""
+
+    workload: Workload
+    hardware: Hardware
+    prefill: int = 8
+    decode: int = 8
+    coupled: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of docs/configuration.md by their dotted names, such as `conductor.policy`; what is not there is as in `config_of`."""
+    prefill_tokens: int | None = None
+    """Of KV that each prefill node holds; None: the hardware's. `decode_tokens` likewise."""
+    decode_tokens: int | None = None
+    late_door: bool = False
+    """As Options.late_door."""
+    samples: int = 360
+    """Of the load over the run."""
+
+
+def find_hardware(name: str) -> Hardware:
+    """A model by name, or a file of `springtide profile`. Raises ConfigError."""
+    if name in KNOWN:
+        return load(name)
+    path = Path(name)
+    if not path.exists():
+        raise ConfigError(f"--hardware: {name!r} is neither a file of `springtide profile` nor one of {', '.join(KNOWN)}")
+    return _profiled(path)
+
+
+def _profiled(path: Path) -> Hardware:
+    """The machine of a profile, its nodes configured as they are by default."""
+    config = ClusterConfig()
+    try:
+        document = json.loads(path.read_text())
+        spec = KVSpec(**document["kv"], dtype=document["dtype"], block_tokens=config.kv.block_tokens)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"--hardware: {path} is not what `springtide profile` writes: {error!r}") from None
+    return from_profile(
+        path,
+        spec=spec,
+        link_bytes_per_s=config.conductor.transfer_bytes_per_s,
+        arena_tokens=config.kv.arena_size // spec.bytes_per_token,
+        max_batch=config.decode_node.max_batch,
+    )
+
+
+def config_of(plan: Plan) -> ClusterConfig:
+    """Raises ConfigError."""
+    settings = {
+        "kv.block_tokens": plan.workload.block_tokens,
+        "prefill_node.chunk_tokens": SIMULATED_CHUNK_TOKENS,
+        "slo.ttft_ms": PAPER_TTFT_SLO_MS,
+        "slo.tbt_ms": PAPER_TBT_SLO_MS,
+        "conductor.transfer_bytes_per_s": plan.hardware.link_bytes_per_s,
+        **plan.config,
+    }
+    return load_config(None, settings, environ={})
+
+
+def simulate(plan: Plan) -> dict[str, Any]:
+    """As simulator.result.result_of. Raises ConfigError for a setting that is not right."""
+    config = config_of(plan)
+    started = time.perf_counter()
+    settings = {
+        "trace": plan.workload.name,
+        "hardware": plan.hardware.name,
+        "block_tokens": plan.workload.block_tokens,
+    }
+    if plan.coupled:
+        settings |= {"coupled": plan.coupled, "policy": "least work", "admission": "baseline"}
+        batch_tokens = config.prefill_node.chunk_tokens
+        options = CoupledOptions(plan.hardware, plan.coupled, plan.workload.block_tokens, batch_tokens, plan.decode_tokens)
+        records, series = run_coupled(plan.workload, options), {}
+    else:
+        settings |= {"prefill": plan.prefill, "decode": plan.decode}
+        settings |= {"policy": config.conductor.policy, "admission": config.conductor.admission}
+        cluster = Cluster(plan.workload, options_of(plan))
+        cluster.run()
+        records, series = cluster.records, cluster.series.to_json()
+    result = result_of(records, series, settings, config.slo.ttft_ms, config.slo.tbt_ms)
+    result["summary"]["wall_s"] = time.perf_counter() - started
+    return result
+
+
+def options_of(plan: Plan) -> Options:
+    config = config_of(plan)
+    return Options(
+        hardware=plan.hardware,
+        prefill=plan.prefill,
+        decode=plan.decode,
+        conductor=ConductorSettings.of(config, _model_info(plan.hardware)),
+        eviction=config.kv.eviction,
+        prefill_tokens=plan.prefill_tokens,
+        decode_tokens=plan.decode_tokens,
+        late_door=plan.late_door,
+        sample_every_s=max(plan.workload.duration_s / plan.samples, 0.1),
+    )
+
+
+def _model_info(hardware: Hardware) -> ModelInfo:
+    """Of a model with so much KV; nothing else of it matters here."""
+    head_dim = hardware.kv_bytes_per_token // (2 * _BYTES_OF_A_VALUE * hardware.num_layers)
+    return ModelInfo("", hardware.name, "", hardware.name, 1 << 30, hardware.num_layers, 1, head_dim, 2, ())

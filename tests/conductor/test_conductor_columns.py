@@ -1,0 +1,134 @@
+"""The columns that decisions are made from, against the instances they stand for; and what decisions cost at scale."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from conductor_support import ask, bring_up, hold, keys_of, make_core, report, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conductor.core.conductor import ConductorCore
+from conductor.core.decision import Alternatives, Placement
+from conductor.core.events import Advance, InstanceDown, Phase, Role, StoreDown, Tick
+from conductor.core.policy import POLICIES
+from conductor.core.scheduler import decide
+from springtide.cost import DecodeCost, PrefillCost
+from springtide.ids import InstanceId, NodeId
+
+PREFILLS, DECODES = ["p0", "p1", "p2"], ["d0", "d1"]
+
+
+def anything(core: ConductorCore, chance: random.Random, step: int, now: float) -> None:
+    """One event of those that change what is known of an instance."""
+    name = chance.choice(PREFILLS + DECODES)
+    role = Role.PREFILL if name in PREFILLS else Role.DECODE
+    match chance.randrange(7):
+        case 0 | 1:
+            cost = (
+                {"prefill_cost": PrefillCost(chance.random(), chance.random(), 1e-5 * chance.random())}
+                if role is Role.PREFILL
+                else {"decode_cost": DecodeCost(chance.random(), chance.random(), chance.random())}
+            )
+            load = {"queue_ms": 900 * chance.random(), "running": chance.randrange(9), "tokens": chance.randrange(9000), "max_batch": 4}
+            report(core, name, role, now, **load, **cost, attempt_ids=frozenset(list(core.state.attempts)[:2]))
+        case 2 | 3:
+            ask(core, request(f"a{step}", num_tokens=chance.randrange(1, 900)), now)
+        case 4:
+            for attempt_id in sorted(core.state.attempts)[:1]:
+                core.handle(Advance(attempt_id, chance.choice([Phase.DECODE, Phase.FINISHED, Phase.FAILED])), now)
+        case 5:
+            if chance.random() < 0.3:
+                core.handle(InstanceDown(InstanceId(name), 1), now)
+            else:
+                bring_up(core, name, role, now=now)
+        case 6:
+            core.handle(StoreDown(NodeId(name)) if chance.random() < 0.3 else Tick(), now)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_every_estimate_is_that_of_its_instance(seed: int) -> None:
+    chance = random.Random(seed)
+    core = make_core(PREFILLS, DECODES, admission="baseline")
+    now = 0.0
+    for step in range(40):
+        now += chance.random()
+        anything(core, chance, step, now)
+        probe = request(f"probe{step}", num_tokens=chance.randrange(1, 900))
+        alternatives = core.scheduler.estimate(probe, step, now)
+        ready = {
+            role: [instance for instance in core.state.of_role(role) if core.scheduler.ready(instance)]
+            for role in (Role.PREFILL, Role.DECODE)
+        }
+        assert [e.instance_id for e in alternatives.prefills] == [i.ref.instance_id for i in ready[Role.PREFILL]]
+        assert [e.instance_id for e in alternatives.decodes] == [i.ref.instance_id for i in ready[Role.DECODE]]
+        for instance, prefill in zip(ready[Role.PREFILL], alternatives.prefills, strict=True):
+            cost = instance.load.prefill_cost
+            assert cost is not None
+            assert prefill.queue_ms == pytest.approx(instance.queue_ms(now))
+            assert prefill.prefill_ms == pytest.approx(core.state.prefill_ms(cost, probe.num_tokens, 0))
+        for instance, decode in zip(ready[Role.DECODE], alternatives.decodes, strict=True):
+            assert (decode.tbt_ms, decode.batch) == pytest.approx(instance.tbt_ms(probe.num_tokens))
+            assert (decode.slots_free, decode.slots_total) == (instance.slots_free(), instance.load.slots_total)
+
+
+def busy_core(num_instances: int, policy: str, seed: int) -> ConductorCore:
+    chance = random.Random(seed)
+    prefills, decodes = ([f"{role}{number}" for number in range(num_instances // 2)] for role in "pd")
+    core = make_core(prefills, decodes, policy=policy, admission="baseline")
+    for name in prefills:
+        report(core, name, Role.PREFILL, queue_ms=chance.choice([0.0, 100.0, 300.0]))
+        hold(core, name, keys_of(chance.choice([0, 0, 5, 50, 90])), sequence=1)
+    for name in decodes:
+        report(core, name, Role.DECODE, running=chance.randrange(3), tokens=chance.randrange(3) * 100)
+    return core
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("num_instances", [4, 200])
+def test_any_policys_decision_among_many_is_replayed_from_its_log_line(policy: str, num_instances: int) -> None:
+    core = busy_core(num_instances, policy, seed=num_instances)
+    for number in range(30):
+        reply = ask(core, request(f"a{number}", avoid=frozenset({InstanceId("d0"), InstanceId("p1")})))
+        line = reply.alternatives.to_json()
+        assert isinstance(reply.outcome, Placement)
+        assert decide(Alternatives.from_json(line)) == reply.outcome
+        assert Alternatives.from_json(line).to_json() == line
+
+
+def test_what_a_decision_rested_on_stays_as_it_was() -> None:
+    core = busy_core(4, "kvcache-centric", seed=1)
+    reply = ask(core, request("a"))
+    before = reply.alternatives.to_json()
+    for number in range(10):
+        ask(core, request(f"b{number}"))
+    report(core, "p0", Role.PREFILL, queue_ms=5000.0, slots_total=77)
+    ask(core, request("c"))
+    assert reply.alternatives.to_json() == before
+
+
+def test_random_spreads_over_all_and_depends_on_the_attempt_alone() -> None:
+    core = busy_core(20, "random", seed=2)
+    replies = {name: ask(core, request(name)) for name in (f"a{number}" for number in range(200))}
+    places = {name: (reply.outcome.prefill.instance_id, reply.outcome.decode.instance_id) for name, reply in replies.items()}
+    assert len(set(places.values())) > 60
+    again = busy_core(20, "random", seed=3)
+    assert all(ask(again, request(name)).outcome.prefill.instance_id == prefill for name, (prefill, _) in places.items())
+
+
+def test_a_log_line_has_every_instance_in_columns() -> None:
+    line = json.loads(ask(busy_core(200, "kvcache-centric", seed=4), request("a")).alternatives.to_json())
+    assert len(line["prefills"]["ttft_ms"]) == len(line["decodes"]["tbt_ms"]) == 100
+
+
+def test_a_million_tokens_are_scheduled_like_any_other_prompt() -> None:
+    core = make_core(["p0", "p1"], ["d0"], admission="baseline")
+    for name, role in (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE)):
+        report(core, name, role, slots_total=300_000, slots_available=300_000)
+    hold(core, "p1", keys_of(200_000), sequence=1)
+    reply = ask(core, request("a", num_tokens=1_000_001))
+    assert isinstance(reply.outcome, Placement)
+    assert (reply.outcome.prefill.instance_id, reply.outcome.prefill.local_blocks) == ("p1", 200_000)

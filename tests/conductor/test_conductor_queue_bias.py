@@ -1,0 +1,54 @@
+"""A prefill node does not serve in order of arrival; how long prompts really wait is learnt by their size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from conductor_support import ask, assigned, make_core, report, request
+
+from conductor.core.events import Advance, Phase, Role
+from conductor.core.queue_bias import QueueBias
+from springtide.ids import AttemptId
+
+
+def test_at_first_everybody_waits_for_all_that_is_ahead() -> None:
+    assert QueueBias().factors(np.array([0.0, 1.0, 400.0, 1e12])).tolist() == [1, 1, 1, 1]
+
+
+def test_each_size_learns_its_own_part_and_forgets_slowly() -> None:
+    bias = QueueBias()
+    for _ in range(1000):
+        bias.observe(100.0, ahead_ms=10_000.0, waited_ms=500.0)
+        bias.observe(9_000.0, ahead_ms=10_000.0, waited_ms=15_000.0)
+    short, middling, long = bias.factors(np.array([100.0, 1_000.0, 9_000.0]))
+    assert (short, middling, long) == (pytest.approx(0.05, rel=0.05), 1.0, pytest.approx(1.5, rel=0.05))
+    for _ in range(20):
+        bias.observe(100.0, ahead_ms=10_000.0, waited_ms=10_000.0)
+    assert 0.2 < bias.factors(np.array([100.0]))[0] < 0.5
+    for _ in range(1000):
+        bias.observe(100.0, ahead_ms=10_000.0, waited_ms=10_000.0)
+    assert bias.factors(np.array([100.0]))[0] == pytest.approx(1.0, rel=0.02)
+
+
+def test_an_empty_queue_teaches_nothing() -> None:
+    bias = QueueBias()
+    for _ in range(50):
+        bias.observe(100.0, ahead_ms=0.0, waited_ms=0.0)
+    assert bias.factors(np.array([100.0]))[0] == pytest.approx(1.0)
+
+
+def test_the_conductor_predicts_the_queue_as_it_was_of_late() -> None:
+    """Short prompts that wait 100 ms where there are 9 s of work come to be expected to."""
+    core = make_core(prefills=["p0"])
+    report(core, "p0", Role.PREFILL, queue_ms=9_000)
+    assert ask(core, request("at first", num_tokens=101)).alternatives.prefills[0].ttft_ms == pytest.approx(9_101)
+    core.handle(Advance(AttemptId("at first"), Phase.FAILED), 0.0)
+    for number in range(200):
+        attempt = f"a{number}"
+        report(core, "p0", Role.PREFILL, queue_ms=9_000)
+        assigned(core, request(attempt, num_tokens=101))
+        core.handle(Advance(AttemptId(attempt), Phase.DECODE, ttft_ms=201.0), 0.0)
+        core.handle(Advance(AttemptId(attempt), Phase.FINISHED), 0.0)
+    report(core, "p0", Role.PREFILL, queue_ms=9_000)
+    assert ask(core, request("later", num_tokens=101)).alternatives.prefills[0].ttft_ms == pytest.approx(201, abs=10)
+    assert ask(core, request("long", num_tokens=8_001)).alternatives.prefills[0].queue_ms >= 9_000, "of another size"

@@ -1,0 +1,121 @@
+"""Deadlines and priorities, from the client to the Conductor and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import grpc
+import openai
+import pytest
+from gateway_cluster import MODEL, Cluster
+from gateway_world import LIMITS, generation, instance
+
+from conductor.gateway import events as ev
+from conductor.gateway.app import GatewayServer
+from conductor.gateway.core import GatewayCore
+from springtide.errors import DeadlineExceeded, Overloaded, SpringtideError
+from springtide.ids import AttemptId
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc
+from springtide.rpc.channels import connect
+
+QUESTION = [{"role": "user", "content": "Say it."}]
+FIRST, SECOND = AttemptId("r0.1"), AttemptId("r0.2")
+
+
+def arrived(deadline_ms: float) -> tuple[GatewayCore, ev.Schedule]:
+    core = GatewayCore(LIMITS)
+    (schedule,) = core.handle(ev.Arrived(replace(generation(0, 4), deadline_ms=deadline_ms)), 100.0)
+    assert isinstance(schedule, ev.Schedule)
+    return core, schedule
+
+
+def error_of(actions: list[ev.Action]) -> SpringtideError:
+    terminal = actions[-1]
+    assert isinstance(terminal, ev.Terminal) and isinstance(terminal.reply, ev.Failed)
+    return terminal.reply.error
+
+
+def fail_at(core: GatewayCore, now: float) -> list[ev.Action]:
+    core.handle(ev.Assigned(ev.Assignment(FIRST, instance("p0"), instance("d0"))), 100.0)
+    actions = core.handle(ev.AttemptFailed(FIRST, "decode", pb.FAILURE_CODE_INTERNAL, "broken"), now)
+    core.validate()
+    return actions
+
+
+def test_each_attempt_is_told_what_is_left_of_the_deadline() -> None:
+    core, first = arrived(5_000)
+    assert first.deadline_ms == 5_000
+    second = fail_at(core, 103.0)[-1]
+    assert isinstance(second, ev.Schedule) and second.attempt_id == SECOND
+    assert second.deadline_ms == pytest.approx(2_000)
+
+
+def test_an_expired_attempt_is_not_scheduled_again() -> None:
+    core, _ = arrived(5_000)
+    actions = fail_at(core, 105.0)
+    assert isinstance(error_of(actions), DeadlineExceeded)
+    assert not any(isinstance(action, ev.Schedule) for action in actions)
+    assert core.live_attempts() == []
+
+
+def test_whoever_waits_for_instances_waits_no_longer_than_the_deadline() -> None:
+    core, _ = arrived(1_000)
+    core.handle(ev.Rejected(FIRST, conductor_pb2.REJECTION_REASON_NO_DECODE, "nobody", 5.0), 100.0)
+    assert isinstance(error_of(core.handle(ev.Tick(), 101.5)), DeadlineExceeded)
+
+
+def test_without_a_deadline_there_is_none() -> None:
+    core, first = arrived(0.0)
+    assert first.deadline_ms == 0
+    assert isinstance(fail_at(core, 1e6)[-1], ev.Schedule)
+
+
+@pytest.mark.parametrize(("retry_after_s", "kind"), [(3.0, Overloaded), (0.0, DeadlineExceeded)])
+def test_a_deadline_that_load_alone_keeps_from_is_an_overload(retry_after_s: float, kind: type[SpringtideError]) -> None:
+    core, _ = arrived(1_000)
+    rejected = ev.Rejected(FIRST, conductor_pb2.REJECTION_REASON_DEADLINE, "too late", retry_after_s)
+    error = error_of(core.handle(rejected, 100.0))
+    assert type(error) is kind and error.code == "deadline"
+
+
+async def test_openai_clients_give_them_as_extra_fields(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+    await client.chat.completions.create(model=MODEL, messages=QUESTION, extra_body={"priority": -2, "deadline_ms": 60_000})
+    (request,) = cluster.conductor.requests
+    assert request.context.priority == -2
+    assert 50_000 < request.deadline_ms <= 60_000
+
+
+@pytest.mark.parametrize("extra", [{"deadline_ms": 0}, {"deadline_ms": -5}, {"deadline_ms": "soon"}, {"priority": 0.5}])
+async def test_senseless_ones_are_refused_by_name(client: openai.AsyncOpenAI, extra: dict[str, object]) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(model=MODEL, messages=QUESTION, extra_body=extra)
+    assert caught.value.param == next(iter(extra))
+
+
+async def test_a_deadline_that_cannot_be_kept_is_a_504(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+    cluster.conductor.rejections.append(
+        conductor_pb2.Rejection(reason=conductor_pb2.REJECTION_REASON_DEADLINE, message="the deadline is in 100 ms")
+    )
+    with pytest.raises(openai.InternalServerError) as caught:
+        await client.with_options(max_retries=0).chat.completions.create(model=MODEL, messages=QUESTION, extra_body={"deadline_ms": 100})
+    assert caught.value.status_code == 504
+    assert caught.value.code == "deadline"
+
+
+async def test_grpc_clients_have_fields_for_them(gateway: GatewayServer, cluster: Cluster) -> None:
+    async with connect(gateway.grpc_address) as channel:
+        await _ask_over_grpc(inference_pb2_grpc.InferenceStub(channel), cluster)
+
+
+async def _ask_over_grpc(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
+    tokens = inference_pb2.TokenPrompt(token_ids=[500, 501])
+    wanted = inference_pb2.GenerateRequest(model=MODEL, tokens=tokens, priority=2, tenant="acme", deadline_ms=60_000)
+    [_ async for _ in stub.Generate(wanted)]
+    (request,) = cluster.conductor.requests
+    assert (request.context.priority, request.context.tenant) == (2, "acme")
+    assert 50_000 < request.deadline_ms <= 60_000
+    wanted.deadline_ms = -1
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [_ async for _ in stub.Generate(wanted)]
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "deadline_ms" in (caught.value.details() or "")

@@ -1,0 +1,142 @@
+"""The cores that are shipped, played in virtual time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from simulator.cluster import Cluster
+from simulator.cluster.decode import SimDecode
+from simulator.coupled import CoupledOptions, run_coupled
+from simulator.hardware import load
+from simulator.run import Plan, options_of, simulate
+from simulator.workload import SimRequest, Workload, generate
+
+BLOCK = 512
+HARDWARE = load("a100-llama2-70b")
+
+
+def request(number: int, arrival_s: float, blocks: Sequence[int], output_tokens: int = 50, tail: int = 100) -> SimRequest:
+    """Its prompt is `blocks` and `tail` tokens of its own."""
+    return SimRequest(number, arrival_s, len(blocks) * BLOCK + tail, output_tokens, (*blocks, 10**6 + number))
+
+
+def run(requests: Sequence[SimRequest], prefill: int = 2, decode: int = 2, **config: Any) -> Cluster:
+    settings = {name.replace("__", "."): value for name, value in {"conductor__admission": "baseline", **config}.items()}
+    cluster = Cluster(
+        Workload("test", BLOCK, requests), options_of(Plan(Workload("test", BLOCK, requests), HARDWARE, prefill, decode, config=settings))
+    )
+    cluster.run()
+    cluster.validate()
+    return cluster
+
+
+def test_a_request_alone_takes_what_its_passes_and_steps_take() -> None:
+    (one,) = requests = [request(0, 1.0, range(3))]
+    records = run(requests).records
+    rows, computed = [], 0
+    while computed < one.input_tokens:
+        rows.append((min(2048, one.input_tokens - computed), computed))
+        computed += rows[-1][0]
+    compute_ms = sum(HARDWARE.pass_ms([row]) for row in rows)
+    assert compute_ms < records.ttft_ms[0] < compute_ms + 5
+    assert HARDWARE.step_ms(1, one.input_tokens) <= records.tbt_ms[0] < 1.2 * HARDWARE.step_ms(1, one.input_tokens + 50)
+    assert records.output_tokens[0] == 50
+
+
+def test_a_prompt_that_was_seen_is_not_computed_again() -> None:
+    records = run([request(0, 0.0, range(8)), request(1, 100.0, range(8))]).records
+    assert (records.cached_tokens[0], records.cached_tokens[1]) == (0, 8 * BLOCK)
+    assert records.ttft_ms[1] < records.ttft_ms[0] / 4
+
+
+def test_the_output_of_one_turn_is_found_by_the_next() -> None:
+    first = SimRequest(0, 0.0, BLOCK, 2 * BLOCK + 1, (1,), output_blocks=(2, 3))
+    second = SimRequest(1, 1000.0, 3 * BLOCK + 1, 4, (1, 2, 3, 4))
+    records = run([first, second], prefill=1, decode=1).records
+    assert records.cached_tokens[1] == 3 * BLOCK, "the decode node's store has it, and hands it to the prefill node"
+
+
+def test_many_steps_at_a_time_come_to_the_same_as_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    workload = generate("chat", 2.0, 60.0, seed=3, block_tokens=BLOCK)
+    many = run(workload.requests).records
+
+    original = SimDecode._run
+
+    def one_at_a_time(self: SimDecode, run: Any) -> None:
+        original(self, run)
+        assert self._steps is not None and self._job is not None
+        self._steps.count = 1
+        self._job.resize(self._steps.seconds(1))
+
+    monkeypatch.setattr(SimDecode, "_run", one_at_a_time)
+    single = run(workload.requests).records
+    for column in ("ttft_ms", "finished_s"):
+        for ours, theirs in zip(getattr(many, column), getattr(single, column), strict=True):
+            assert ours == pytest.approx(theirs, rel=0.01, abs=60 if column == "ttft_ms" else 0.06)
+    assert sum(many.output_tokens) == sum(single.output_tokens)
+
+
+@pytest.mark.parametrize("policy", ["random", "round-robin", "load-balance", "cache-aware", "kvcache-centric"])
+@pytest.mark.parametrize("name", ["poisson", "bursts", "chat", "documents", "agents"])
+def test_every_request_ends_exactly_once_and_nothing_leaks(name: str, policy: str) -> None:
+    workload = generate(name, 4.0, 60.0, seed=1, block_tokens=BLOCK)
+    cluster = run(workload.requests, conductor__policy=policy)
+    records = cluster.records
+    for index, asked in enumerate(workload.requests):
+        rejected = records.rejected(index) is not None
+        assert rejected != (not math.isnan(records.finished_s[index]))
+        assert rejected or records.output_tokens[index] == asked.output_tokens
+    cluster.loop.run(lambda: cluster.loop.now > cluster.workload.duration_s + 10_000)
+    for store in cluster.stores.values():
+        counts = store.pool.counts()
+        assert (counts.in_use, counts.quarantined, counts.leases, counts.ingests) == (0, 0, 0, 0)
+
+
+def test_a_small_pool_makes_requests_wait_and_not_fail() -> None:
+    requests = [request(number, 0.01 * number, range(100 * number, 100 * number + 10)) for number in range(12)]
+    plan = Plan(Workload("test", BLOCK, requests), HARDWARE, 1, 1, config={"conductor.admission": "baseline"}, prefill_tokens=30 * BLOCK)
+    cluster = Cluster(plan.workload, options_of(plan))
+    cluster.run()
+    assert cluster.records.completed == 12
+
+
+def test_overload_is_rejected_before_work_is_done_for_it() -> None:
+    workload = generate("poisson", 3.0, 120.0, seed=1, block_tokens=BLOCK)
+    results = {
+        admission: simulate(Plan(workload, HARDWARE, 1, 1, config={"conductor.admission": admission, "slo.ttft_ms": 5000}))["summary"]
+        for admission in ("baseline", "early-rejection", "early-rejection-predicted", "early-rejection-request")
+    }
+    for admission, summary in results.items():
+        assert summary["completed"] + summary["rejected"] == summary["requests"]
+        assert summary["wasted_prefill_tokens"] == 0
+        assert admission == "baseline" or summary["goodput_requests"] > 1.5 * results["baseline"]["goodput_requests"]
+
+
+def test_a_run_repeats_itself() -> None:
+    workload = generate("documents", 3.0, 60.0, seed=5, block_tokens=BLOCK)
+    first, second = (simulate(Plan(workload, HARDWARE, 2, 2)) for _ in range(2))
+    assert first["requests"] == second["requests"]
+    assert first["series"] == second["series"]
+
+
+def test_a_coupled_instance_computes_alone_what_a_cluster_does_and_disturbs_its_decoding() -> None:
+    long = request(1, 2.0, range(1000, 1060), output_tokens=2)
+    alone = [request(0, 0.0, range(3), output_tokens=400)]
+    options = CoupledOptions(HARDWARE, 1, BLOCK)
+    undisturbed = run_coupled(Workload("alone", BLOCK, alone), options)
+    disturbed = run_coupled(Workload("both", BLOCK, [*alone, long]), options)
+    apart = run([*alone, long], prefill=1, decode=1).records
+    assert undisturbed.ttft_ms[0] == pytest.approx(apart.ttft_ms[0], rel=0.05)
+    assert disturbed.tbt_ms[0] > 1.2 * undisturbed.tbt_ms[0]
+    assert apart.tbt_ms[0] == pytest.approx(undisturbed.tbt_ms[0], rel=0.05)
+
+
+def test_a_coupled_cluster_ends_every_request_and_keeps_prefixes() -> None:
+    workload = generate("chat", 3.0, 120.0, seed=2, block_tokens=BLOCK)
+    records = run_coupled(workload, CoupledOptions(HARDWARE, 2, BLOCK))
+    assert records.completed == len(workload.requests)
+    assert sum(records.cached_tokens) > 0
