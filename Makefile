@@ -5,7 +5,7 @@ PEERS := .venv-peers
 PIP := $(BIN)/pip --disable-pip-version-check install
 .DEFAULT_GOAL := help
 
-.PHONY: help serve test test-rdma lint proto peers performance clean
+.PHONY: help serve test test-rdma lint proto experiments peers performance clean
 
 help: ## what can be made
 	@grep -hE '^[a-z.][a-z%-]*:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -31,6 +31,9 @@ proto: $(VENV)/.installed-dev ## generate springtide/rpc/ from proto/
 
 bench-%: $(VENV)/.installed-dev ## run benchmarks/%.py and write benchmarks/results/%.json
 	$(BIN)/python -m benchmarks.$(subst -,_,$*)
+
+experiments: $(VENV)/.installed-dev ## the Mooncake paper's experiments, simulated, into docs/experiments (TRACE=FILE: a JSONL trace)
+	$(BIN)/python -m benchmarks.experiments $(if $(TRACE),--trace $(TRACE)) $(ARGS)
 
 peers: $(PEERS)/.installed ## the systems that benchmarks compare ours with, in an environment of their own
 

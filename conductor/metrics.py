@@ -30,6 +30,14 @@ PREDICTION_RATIO = Histogram(
     buckets=(0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 1, 1.1, 1.25, 1.67, 2.5, 5, 10),
 )
 POOL_LOAD = Gauge("springtide_conductor_pool_load", "Mean load of a pool, 1 being as much as the objectives allow.", ["role"])
+POOL_WORK = Gauge(
+    "springtide_conductor_pool_work", "Instances of a role that the predicted work of recent requests would keep busy.", ["role"]
+)
+POOL_WANTED = Gauge("springtide_conductor_pool_wanted", "Of the ready instances, those that should have the role by it.", ["role"])
+ROLE_SWITCHES = Counter("springtide_conductor_role_switches_total", "Instances told to switch their role.", ["to", "outcome"])
+REPLICATIONS = Counter("springtide_conductor_replications_total", "Copies of hot prefixes, by how their orders ended.", ["outcome"])
+REPLICATED_BYTES = Counter("springtide_conductor_replicated_bytes_total", "Copied by these orders.")
+REPLICATIONS_UNDER_WAY = Gauge("springtide_conductor_replications_under_way", "Such orders that have not ended.")
 INDEX_BLOCKS = Gauge("springtide_conductor_index_blocks", "Entries of the prefix index.")
 INSTANCES = Gauge("springtide_conductor_instances", "Known instances.", ["role", "ready"])
 ATTEMPTS = Gauge("springtide_conductor_attempts", "Attempts under way.")
@@ -70,9 +78,18 @@ def observe_cluster(core: ConductorCore, now: float) -> None:
     loads = core.pool_loads(now)
     POOL_LOAD.labels("prefill").set(loads.prefill)
     POOL_LOAD.labels("decode").set(loads.decode)
+    REPLICATIONS_UNDER_WAY.set(core.hot_spots.under_way)
+    work = core.demand.work(now)
+    POOL_WORK.labels("prefill").set(work.prefill)
+    POOL_WORK.labels("decode").set(work.decode)
     INDEX_BLOCKS.set(len(core.index))
     ATTEMPTS.set(len(core.state.attempts))
+    num_ready = 0
     for role in Role:
         ready = [core.scheduler.ready(instance) for instance in core.state.of_role(role)]
+        num_ready += sum(ready)
         INSTANCES.labels(role.value, "true").set(sum(ready))
         INSTANCES.labels(role.value, "false").set(len(ready) - sum(ready))
+    for role in Role:
+        if (wanted := work.wanted(role, num_ready)) is not None:
+            POOL_WANTED.labels(role.value).set(wanted)

@@ -8,11 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any, Generic, Protocol, TypeVar
 
+import grpc
 import grpc.aio
 
 from engine.runner import ModelRunner
 from kvstore.link import StoreLink
 from node_runtime import load, storage
+from node_runtime.departure import Departure, Role
 from node_runtime.events import Abort, SessionEnded, Tick
 from node_runtime.model_thread import ModelThread
 from node_runtime.requests import Request, parse_request
@@ -41,7 +43,8 @@ class Core(Protocol[ActionT]):
 class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
     """Everything here runs in one event loop; the model runs on `thread`. `link` is None while there is no store."""
 
-    def __init__(self, core: Core[ActionT], info: ModelInfo, runner: ModelRunner, thread: ModelThread, clock: Clock) -> None:
+    def __init__(self, role: Role, core: Core[ActionT], info: ModelInfo, runner: ModelRunner, thread: ModelThread, clock: Clock) -> None:
+        self.departure = Departure(role)
         self.link: StoreLink | None = None
         self.incarnation = Incarnation(0)
         self.store_load = storage.StoreLoad(0, 0)
@@ -110,7 +113,22 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         return self.sessions.serve(commands)
 
     def watch_load(self) -> AsyncIterator[node_pb2.LoadReport]:
-        return load.watch(self.load_report, self._clock)
+        """While the engine takes work."""
+        return load.watch(lambda: None if self.departure.order is not None else self.load_report(), self._clock)
+
+    async def switch_role(
+        self, request: node_pb2.SwitchRoleRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> node_pb2.SwitchRoleReply:
+        try:
+            self.departure.take(request)
+        except InvalidRequest as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        return node_pb2.SwitchRoleReply()
+
+    @property
+    def has_work(self) -> bool:
+        """Attempts are here, or what they computed is still on its way elsewhere."""
+        return len(self.report().attempt_ids) > 0
 
     def load_report(self) -> node_pb2.LoadReport:
         report = self.report()

@@ -1,4 +1,5 @@
-"""The life of an engine process: load, warm up, connect to the node's store, announce, serve; and again after a loss of the store."""
+"""The life of an engine process: load, warm up, connect to the node's store, announce, serve; and again after a loss of the store. An
+order to switch its role ends that life, and begins another."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from grpc_health.v1 import health_pb2
@@ -18,6 +19,7 @@ from engine.loader import load_model
 from engine.runner import ModelRunner
 from kvstore.link import StoreLink
 from node_runtime.costs import cost_model
+from node_runtime.departure import Role, become, drained
 from node_runtime.model_thread import ModelThread, default_threads
 from node_runtime.node import EngineNode
 from springtide.blocks import blocks_for
@@ -56,7 +58,7 @@ class Parts:
 class Kind(Generic[CostT]):
     """A kind of engine. `threads`: the configured number; None shares the machine's cores."""
 
-    role: Literal["prefill", "decode"]
+    role: Role
     threads: int | None
     cost: type[CostT]
     measure: Callable[[ModelRunner, Sequence[int]], CostT]
@@ -65,7 +67,7 @@ class Kind(Generic[CostT]):
 
 
 async def serve(arguments: ProcessArguments, kind: Kind[CostT], stop: asyncio.Event) -> None:
-    """Until `stop`, or an error of the core, which is raised."""
+    """Until `stop`, or an error of the core, which is raised. Does not return after an order to switch the role."""
     config = arguments.config
     thread = ModelThread(kind.threads or default_threads(config.prefill + config.decode))
     try:
@@ -82,11 +84,13 @@ async def serve(arguments: ProcessArguments, kind: Kind[CostT], stop: asyncio.Ev
         address = f"{arguments.bind_host}:{port}"
         member = _Announcement(arguments, kind.role, address, serve_metrics(arguments.bind_host), ready)
         try:
-            await _first_of(stop, node.run(), _stay_connected(arguments, node, member))
+            await _first_of(stop, node.run(), _stay_connected(arguments, node, member), _depart(node, member))
         finally:
             await server.stop(STOP_GRACE_S)
     finally:
         await thread.close()
+    if node.departure.order is not None and not stop.is_set():
+        become(node.departure.order.role)
 
 
 def _load(arguments: ProcessArguments) -> ModelRunner:
@@ -128,15 +132,19 @@ class _Announcement:
     """Makes the instance known while it can take requests."""
 
     arguments: ProcessArguments
-    role: Literal["prefill", "decode"]
+    role: Role
     address: str
     metrics_address: str
     health: Any
     """grpc_health's servicer, whose type has no stubs."""
     membership: Membership | None = None
+    over: bool = False
+    """Never again."""
 
     async def announce(self, link: StoreLink, incarnation: int) -> None:
         arguments, config, info = self.arguments, self.arguments.config, self.arguments.model_info
+        if self.over:
+            return
         await self.health.set("", health_pb2.HealthCheckResponse.SERVING)
         if config.redis_url is None:
             return
@@ -169,6 +177,16 @@ class _Announcement:
         if self.membership is not None:
             await self.membership.close()
             self.membership = None
+
+
+async def _depart(node: EngineNode[Any, Any, Any], announcement: _Announcement) -> None:
+    """Waits for an order to switch the role; returns when nothing is left to do here, or no time for it."""
+    order = await node.departure.ordered()
+    logger.info("is to become a %s engine: takes no more work, and ends what it has within %.1f s", order.role, order.drain_s)
+    announcement.over = True
+    await announcement.withdraw()
+    if not await drained(lambda: node.has_work, order.drain_s):
+        logger.warning("has not ended all its work: gateways will schedule it anew")
 
 
 async def _stay_connected(arguments: ProcessArguments, node: EngineNode[Any, Any, Any], announcement: _Announcement) -> None:

@@ -41,8 +41,8 @@ class Plan:
     prefill_tokens: int | None = None
     """Of KV that each prefill node holds; None: the hardware's. `decode_tokens` likewise."""
     decode_tokens: int | None = None
-    late_door: bool = False
-    """As Options.late_door."""
+    late_tbt_slo_ms: float | None = None
+    """See Options; the goodput is then by this objective too."""
     samples: int = 360
     """Of the load over the run."""
 
@@ -107,7 +107,8 @@ def simulate(plan: Plan) -> dict[str, Any]:
         cluster = Cluster(plan.workload, options_of(plan))
         cluster.run()
         records, series = cluster.records, cluster.series.to_json()
-    result = result_of(records, series, settings, config.slo.ttft_ms, config.slo.tbt_ms)
+    tbt_slo_ms = plan.late_tbt_slo_ms or config.slo.tbt_ms
+    result = result_of(records, series, settings, config.slo.ttft_ms, tbt_slo_ms)
     result["summary"]["wall_s"] = time.perf_counter() - started
     return result
 
@@ -122,7 +123,7 @@ def options_of(plan: Plan) -> Options:
         eviction=config.kv.eviction,
         prefill_tokens=plan.prefill_tokens,
         decode_tokens=plan.decode_tokens,
-        late_door=plan.late_door,
+        late_tbt_slo_ms=plan.late_tbt_slo_ms,
         sample_every_s=max(plan.workload.duration_s / plan.samples, 0.1),
     )
 

@@ -43,6 +43,7 @@ def parse_size(value: Any) -> Any:
 
 
 ByteSize = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+ByteSizeOrNone = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
 
 
 class Section(BaseModel):
@@ -138,6 +139,22 @@ class ConductorConfig(Section):
         "`auto` learns from which ratio on the fetches of late were quicker than computing",
     )
     transfer_bytes_per_s: float = Field(1e9, gt=0, description="assumed rate of a link until it has been measured")
+    replication_rate: ByteSizeOrNone = Field(
+        1 << 30,
+        description="most bytes a second, over the whole cluster, that are copied ahead where prefixes are asked for again and again and "
+        "their holders are congested; no node gives or takes more than `kv.replication_rate`. 0: none",
+    )
+    replication_gain_ms: float = Field(300.0, ge=0, description="a prefix is copied ahead where that spares a request so much")
+    pool_balance: bool = Field(
+        False, description="move instances between the prefill and the decode role when the loads of the two differ for long"
+    )
+    pool_balance_load: float = Field(0.7, gt=0, description="a pool is relieved from this load on, 1 being as much as the objectives allow")
+    pool_balance_ratio: float = Field(2.0, gt=1, description="and when its load is so many times the other's")
+    pool_balance_after_s: float = Field(60.0, ge=0, description="and both have been so for this long without a break")
+    pool_balance_pause_s: float = Field(300.0, ge=0, description="from one move to the next")
+    pool_balance_drain_s: float = Field(
+        30.0, ge=0, description="how long an instance that moves goes on with what it has; the rest is scheduled anew, no request is lost"
+    )
     lease_s: float = Field(5.0, gt=0, description="membership lease in Valkey")
     replicas: int = Field(
         1, ge=1, le=8, description="Conductors: one leads, the others stand by. More than one have a gateway in a process of its own"

@@ -21,6 +21,7 @@ from conductor.core.events import (
     Phase,
     PrefillFinished,
     Renew,
+    ReplicationEnded,
     Reply,
     RequestSnapshot,
     Role,
@@ -34,8 +35,11 @@ from conductor.core.events import (
     StoreUp,
     Tick,
 )
+from conductor.core.hot_spots import HotSpots
 from conductor.core.outlook import Outlook
 from conductor.core.overload import Overload
+from conductor.core.pool_balance import PoolBalance
+from conductor.core.pool_demand import PoolDemand
 from conductor.core.pool_load import PoolLoads, pool_loads
 from conductor.core.predictions import Prediction
 from conductor.core.prefix_index import PrefixIndex
@@ -92,6 +96,9 @@ class ConductorCore:
         self.scores = Scorekeeper(self.state.queue_bias)
         self.overload = Overload(settings, self.state, ADMISSIONS[settings.admission].foresight)
         self.scheduler = Scheduler(settings, self.index, self.state, self.transfers)
+        self.hot_spots = HotSpots(settings, self.index, self.state, self.transfers, self.scheduler.ready)
+        self.demand = PoolDemand(self.state, settings.tbt_slo_ms)
+        self.balance = PoolBalance(settings.pool_balance) if settings.pool_balance is not None else None
         self._store_addresses: dict[NodeId, str] = {}
         self._snapshots_asked: set[NodeId] = set()
 
@@ -125,6 +132,8 @@ class ConductorCore:
                 self.state.instance_up(ref, incarnation, now)
             case InstanceDown(instance_id, incarnation):
                 self.state.instance_down(instance_id, incarnation, now)
+            case ReplicationEnded():
+                self.hot_spots.ended(event, now)
             case Tick():
                 return self._tick(now)
         return []
@@ -142,6 +151,7 @@ class ConductorCore:
         """Asserts the invariants of all parts. For tests; it looks at everything."""
         self.index.validate()
         self.state.validate()
+        self.hot_spots.validate()
         self.transfers.validate({key for key, attempt in self.state.attempts.items() if attempt.phase is Phase.PREFILL})
 
     # ---- attempts ----
@@ -152,6 +162,8 @@ class ConductorCore:
         self.transfers.end(request.attempt_id)
         alternatives = self.scheduler.estimate(request, self.totals.decided, now)
         outcome = place(alternatives)
+        self.hot_spots.ask(request, alternatives, now)
+        self.demand.ask(request, alternatives, outcome, now)
         if isinstance(outcome, Placement) and not request.accepted:
             outlook = self.overload.outlook(request, alternatives, outcome, now)
             alternatives = replace(alternatives, outlook=outlook)
@@ -296,4 +308,11 @@ class ConductorCore:
         for attempt_id in silent:
             self.transfers.end(attempt_id)
         self.index.sweep(_SWEPT_A_TICK)
-        return [Forgot(tuple(silent))] if silent else []
+        actions: list[Action] = [Forgot(tuple(silent))] if silent else []
+        actions += self.hot_spots.orders(self._store_addresses, now)
+        if self.balance is not None:
+            ready = [instance for instance in self.state.instances.values() if self.scheduler.ready(instance)]
+            move = self.balance.decide(ready, self.pool_loads(now), self.demand.work(now), now)
+            if move is not None:
+                actions.append(move)
+        return actions

@@ -198,7 +198,18 @@ class StoreRemoved:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time went by: leases are checked and forgotten contents swept. About once a second."""
+    """Time went by: leases are checked, forgotten contents swept, hot spots and the balance of the pools looked at. About once a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationEnded:
+    """A Replicate was done, in part or in full, or it failed."""
+
+    node_id: NodeId
+    last_key: BlockKey
+    """Of the order."""
+    fetched_blocks: int = 0
+    failed: bool = False
 
 
 Event = (
@@ -213,6 +224,7 @@ Event = (
     | StoreSnapshot
     | StoreStored
     | StoreRemoved
+    | ReplicationEnded
     | Tick
 )
 
@@ -287,4 +299,30 @@ class Forgot:
     attempt_ids: tuple[AttemptId, ...]
 
 
-Action = Reply | RequestSnapshot | PrefillFinished | Scored | Forgot
+@dataclass(frozen=True, slots=True)
+class Replicate:
+    """A store is to take a copy of a prefix. Its end is told as a ReplicationEnded."""
+
+    node_id: NodeId
+    store_address: str
+    """gRPC host:port of that store."""
+    keys: tuple[BlockKey, ...]
+    """From the first block of a prompt on; those that the store holds already are not copied."""
+    sources: tuple[Source, ...]
+    """Best first; each holds all of `keys`."""
+    num_bytes: int
+    """Of the blocks that it lacks."""
+    within_s: float
+    """When nothing has been heard by then, it is taken for lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchRole:
+    """An instance is to finish what it has, for so long at the most, and to serve on in the other role, under the same id."""
+
+    instance: InstanceRef
+    to: Role
+    drain_s: float
+
+
+Action = Reply | RequestSnapshot | PrefillFinished | Scored | Forgot | Replicate | SwitchRole

@@ -6,8 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from springtide.config import ClusterConfig
+from springtide.config import ClusterConfig, ConductorConfig
 from springtide.modelinfo import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBalanceSettings:
+    """When an instance is moved from one pool to the other. Loads are relative to the objectives."""
+
+    least_load: float
+    """Of the busier pool."""
+    ratio: float
+    """Of its load to the other's, at least."""
+    after_s: float
+    """How long both must have held without a break."""
+    pause_s: float
+    """From the end of one move to the next."""
+    drain_s: float
+    """What the instance has not finished by then is scheduled anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +45,14 @@ class ConductorSettings:
     """Shares in what is admitted under overload; `*` is every other tenant, 1 unless given."""
     overload_headroom: float = 0.2
     """Most of the load that is kept free for those with a better claim."""
+    replication_bytes_per_s: float = 0.0
+    """Most that is copied ahead over the whole cluster; 0: nothing is."""
+    replication_node_bytes_per_s: float = float(256 << 20)
+    """At each node, whether it gives or takes."""
+    replication_gain_ms: float = 300.0
+    """A copy is made where it spares a request so much."""
+    pool_balance: PoolBalanceSettings | None = None
+    """None: instances keep their roles."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -50,4 +74,20 @@ class ConductorSettings:
             rejoin_s=config.conductor.lease_s,
             tenant_weights=config.conductor.tenant_weights,
             overload_headroom=config.conductor.overload_headroom,
+            replication_bytes_per_s=float(config.conductor.replication_rate),
+            replication_node_bytes_per_s=float(config.kv.replication_rate),
+            replication_gain_ms=config.conductor.replication_gain_ms,
+            pool_balance=_pool_balance(config.conductor),
         )
+
+
+def _pool_balance(config: ConductorConfig) -> PoolBalanceSettings | None:
+    if not config.pool_balance:
+        return None
+    return PoolBalanceSettings(
+        least_load=config.pool_balance_load,
+        ratio=config.pool_balance_ratio,
+        after_s=config.pool_balance_after_s,
+        pause_s=config.pool_balance_pause_s,
+        drain_s=config.pool_balance_drain_s,
+    )

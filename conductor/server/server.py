@@ -16,6 +16,7 @@ from conductor.core.settings import ConductorSettings
 from conductor.server.cluster import ClusterFollower
 from conductor.server.leadership import Leadership, LeaseClock, OneOfSeveral, OnlyConductor
 from conductor.server.lease import LeaderLease
+from conductor.server.orders import Orders
 from conductor.server.service import ConductorService, CoreRunner
 from springtide.clock import Clock, MonotonicClock
 from springtide.errors import ConfigError
@@ -48,6 +49,7 @@ class ConductorServer:
         self._runner = CoreRunner(ConductorCore(settings), clock or MonotonicClock(), recorder)
         self._lease_clock = clock or LeaseClock()
         self._leadership: Leadership | None = None
+        self._orders: Orders | None = None
         self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
         self._follower = ClusterFollower(self._membership, self._runner, config.conductor.lease_s, model_info.fingerprint)
         self._grpc = new_server()
@@ -58,6 +60,7 @@ class ConductorServer:
         name = self._arguments.config.served_model_name or self._arguments.model_info.name
         address = f"{host}:{self._grpc.add_insecure_port(f'{host}:0')}"
         self._leadership = self._stand(address)
+        self._orders = Orders(self._runner, self._leadership)
         service = ConductorService(self._runner, self._leadership, name, self._arguments.config.log.decisions_every)
         conductor_pb2_grpc.add_ConductorServicer_to_server(service, self._grpc)
         await add_health_and_reflection(self._grpc, _SERVICE)
@@ -91,6 +94,8 @@ class ConductorServer:
     async def close(self) -> None:
         if self._leadership is not None:
             await self._leadership.resign()
+        if self._orders is not None:
+            await self._orders.close()
         await self._membership.close()
         await self._grpc.stop(_GRACE_S)
         if self._record is not None:
@@ -106,8 +111,9 @@ class ConductorServer:
         return OneOfSeveral(lease, lease_s, address, self._lease_clock)
 
     async def _tick(self) -> None:
+        assert self._orders is not None, "run() comes after start()"
         while True:
-            self._runner.feed(Tick())
+            self._orders.give(self._runner.feed(Tick()))
             metrics.observe_cluster(self._runner.core, self._runner.clock.now())
             await asyncio.sleep(_TICK_S)
 

@@ -18,6 +18,7 @@ from conductor.core.events import (
     Phase,
     Renew,
     Reply,
+    Role,
     Schedule,
     StoreRemoved,
     StoreSnapshot,
@@ -187,7 +188,8 @@ def _estimates(alternatives: Alternatives) -> list[conductor_pb2.Estimate]:
 
 
 def cluster_status(core: ConductorCore, model: str, standing: Standing, now: float) -> conductor_pb2.ClusterStatus:
-    loads = core.pool_loads(now)
+    loads, work = core.pool_loads(now), core.demand.work(now)
+    num_ready = sum(core.scheduler.ready(instance) for instance in core.state.instances.values())
     instances = sorted(core.state.instances.values(), key=lambda instance: (instance.ref.role.value, instance.ref.instance_id))
     return conductor_pb2.ClusterStatus(
         model=model,
@@ -206,6 +208,10 @@ def cluster_status(core: ConductorCore, model: str, standing: Standing, now: flo
         predictions=[_prediction_errors(summary) for summary in core.scores.errors.summaries()],
         prefill_load=loads.prefill,
         decode_load=loads.decode,
+        prefill_work=work.prefill,
+        decode_work=work.decode,
+        wanted_prefill=work.wanted(Role.PREFILL, num_ready),
+        switching_instance_id=core.balance.moving if core.balance is not None else None,
     )
 
 

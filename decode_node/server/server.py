@@ -56,7 +56,7 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
                 slot_wait_s=config.kv.lease_s,
             )
         )
-        super().__init__(self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
+        super().__init__("decode", self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
         self._arguments = arguments
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -69,6 +69,9 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
     async def WatchLoad(self, request: node_pb2.WatchLoadRequest, context: Any) -> AsyncIterator[node_pb2.LoadReport]:
         async for report in self.watch_load():
             yield report
+
+    async def SwitchRole(self, request: node_pb2.SwitchRoleRequest, context: Any) -> node_pb2.SwitchRoleReply:
+        return await self.switch_role(request, context)
 
     # ---- what the core decides ----
 

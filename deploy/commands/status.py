@@ -15,6 +15,8 @@ from springtide.errors import Unavailable
 from springtide.membership import Member
 from springtide.rpc import conductor_pb2 as pb
 
+_OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
+
 
 def status(where: Where, *, predictions: bool = False) -> None:
     """Prints it, or how good the recent predictions were. Raises Unavailable when there is no such cluster or its Conductor does not
@@ -47,8 +49,21 @@ def _summary(reply: pb.ClusterStatus) -> str:
         f"{reply.attempts_live} running\n"
         f"load: prefill {reply.prefill_load:.0%}, decode {reply.decode_load:.0%} of what the objectives allow\n"
         f"prompt tokens: {reply.prompt_tokens}, of which cached {reply.cached_tokens} (hit rate {hit_rate:.1%}); "
-        f"{reply.index_blocks} blocks in the prefix index"
+        f"{reply.index_blocks} blocks in the prefix index{_pools(reply)}"
     )
+
+
+def _pools(reply: pb.ClusterStatus) -> str:
+    """The ratio that the demand asks for, as far as it is known; and who has another role than its name says, or soon will."""
+    ready = sum(instance.ready for instance in reply.instances)
+    parts = [f"{reply.wanted_prefill} prefill, {ready - reply.wanted_prefill} decode wanted"] if reply.HasField("wanted_prefill") else []
+    for instance in reply.instances:
+        name = instance.instance.instance_id
+        if name.startswith(_OTHER_ROLE.get(instance.role, "-")):
+            parts.append(f"{name} serves as {instance.role}")
+    if reply.switching_instance_id:
+        parts.append(f"{reply.switching_instance_id} is switching")
+    return f"\npools: {'; '.join(parts)}" if parts else ""
 
 
 def _table(members: Sequence[Member], reply: pb.ClusterStatus) -> Table:

@@ -153,17 +153,20 @@ class Ledger:
             return
         if holder in OWNERS:
             self.orphans[attempt_id] = attempt
+        held = attempt.held if attempt.holders else _nobody_holds
+        private: list[Slot] = []
         for position in range(len(attempt.places) - 1, -1, -1):
             place = attempt.places[position]
-            if place is None or attempt.held(position):
+            if place is None or held(position):
                 continue
             attempt.places[position] = None
             if place.private:
-                attempt.num_private -= 1
-                attempt.tenant.slots -= 1
-                self.slots.give_back([place.slot])
+                private.append(place.slot)
             if place.block is not None:
                 self.index.dereference(place.block)
+        attempt.num_private -= len(private)
+        attempt.tenant.slots -= len(private)
+        self.slots.give_back(private)
         if not attempt.holders:
             self._forget(attempt_id)
 
@@ -178,3 +181,7 @@ class Ledger:
         self._gone[attempt_id] = None
         if len(self._gone) > _REMEMBERED_ATTEMPTS:
             self._gone.popitem(last=False)
+
+
+def _nobody_holds(position: int) -> bool:
+    return False

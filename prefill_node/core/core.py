@@ -86,7 +86,8 @@ class PrefillCore:
                 self._slots_available = event.slots_available
             case _:
                 self._notice(event, now)
-        self._policy = replace(self._policy, cost=self._calibration.cost)
+        if self._policy.cost is not self._calibration.cost:
+            self._policy = replace(self._policy, cost=self._calibration.cost)
         self._wait_for_slots(now)
         self._launch(now)
         actions, self._out = self._out, []

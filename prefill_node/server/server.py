@@ -51,7 +51,7 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
             spec.block_tokens,
             arguments.model_info.eos_token_ids,
         )
-        super().__init__(self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
+        super().__init__("prefill", self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
         self._arguments = arguments
         self._first_token_at: dict[str, float] = {}
         """Of attempts whose hand-over is under way."""
@@ -68,6 +68,9 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
     async def WatchLoad(self, request: node_pb2.WatchLoadRequest, context: Any) -> AsyncIterator[node_pb2.LoadReport]:
         async for report in self.watch_load():
             yield report
+
+    async def SwitchRole(self, request: node_pb2.SwitchRoleRequest, context: Any) -> node_pb2.SwitchRoleReply:
+        return await self.switch_role(request, context)
 
     # ---- what the core decides ----
 

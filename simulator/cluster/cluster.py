@@ -44,7 +44,7 @@ class Cluster:
             self.records,
             options.conductor.block_tokens,
             options.rpc_s,
-            options.late_door,
+            options.late_tbt_slo_ms is not None,
             self.loop,
             self._conduct,
             self.prefills,
@@ -69,7 +69,7 @@ class Cluster:
         self._every(TICK_S, self._tick)
         self._every(RENEW_S, self.gateway.renew)
         self._every(self.options.sample_every_s, self.series.sample)
-        self.loop.run(lambda: self.gateway.num_ended == len(self.records.requests))
+        self.loop.run(lambda: self.records.ended == len(self.records.requests))
 
     def validate(self) -> None:
         """Asserts the invariants of every core."""
@@ -128,7 +128,7 @@ class Cluster:
             store,
             options.hardware,
             settings,
-            options.conductor.tbt_slo_ms if options.late_door else None,
+            options.late_tbt_slo_ms,
             self.loop,
             self.processor,
             self.gateway,

@@ -76,7 +76,7 @@ class SimDecode:
         gateway: Gateway,
         changed: Callable[[], None],
     ) -> None:
-        """`late_tbt_slo_ms`: of Options.late_door; None without."""
+        """`late_tbt_slo_ms`: see Options."""
         self.instance_id = instance_id
         self.store = store
         self._hardware, self._settings, self._loop, self._processor = hardware, settings, loop, processor

@@ -61,10 +61,6 @@ class SimGateway:
         self._core = GatewayCore(Limits())
         self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
 
-    @property
-    def num_ended(self) -> int:
-        return self.records.completed + sum(self.records.num_rejected().values())
-
     def request_of(self, attempt_id: str) -> SimRequest:
         return self.records.requests[_index(attempt_id)]
 

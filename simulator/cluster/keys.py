@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from simulator.workload import SimRequest
 from springtide.ids import BlockKey
+
+_FACTOR, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+_REMEMBERED = 1 << 13
+"""Requests under way, and more: what each of them needs its keys for is asked for several times."""
 
 
 def prompt_keys(request: SimRequest, begin: int, end: int, block_tokens: int) -> tuple[BlockKey, ...]:
     """Of blocks [begin, end) of the prompt and the output after it. Output that the workload gives no ids for is found by nobody else."""
-    full = request.input_tokens // block_tokens
-    keys = [_key(block) for block in request.blocks[begin : min(end, full)]]
-    for index in range(max(begin, full), end):
-        known = index - full < len(request.output_blocks)
-        keys.append(_key(request.output_blocks[index - full]) if known else _own_key(request.request_id, index))
-    return tuple(keys)
+    known = _Known.of(request, block_tokens)
+    if end <= len(known):
+        return known if begin == 0 and end == len(known) else known[begin:end]
+    own = (_spread(request.request_id << 20 | index, 1 << 63) for index in range(max(begin, len(known)), end))
+    return (*known[begin:], *own)
 
 
-def _key(block: int) -> BlockKey:
-    return BlockKey(block.to_bytes(16, "big"))
+class _Known:
+    """Of a request's full blocks that have ids."""
+
+    def __init__(self, request: SimRequest, block_tokens: int) -> None:
+        self.request, self.block_tokens = request, block_tokens
+
+    def __hash__(self) -> int:
+        return self.request.request_id
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and self.request is other.request and self.block_tokens == other.block_tokens
+
+    @staticmethod
+    def of(request: SimRequest, block_tokens: int) -> tuple[BlockKey, ...]:
+        return _keys(_Known(request, block_tokens))
 
 
-def _own_key(request_id: int, index: int) -> BlockKey:
-    return BlockKey(b"\xff" + request_id.to_bytes(8, "big") + index.to_bytes(7, "big"))
+@lru_cache(_REMEMBERED)
+def _keys(known: _Known) -> tuple[BlockKey, ...]:
+    request = known.request
+    blocks = (*request.blocks[: request.input_tokens // known.block_tokens], *request.output_blocks)
+    return tuple(_spread(block, 0) for block in blocks)
+
+
+def _spread(number: int, kind: int) -> BlockKey:
+    """Another key for every number below 2^63, with bits as even as those of a hash, which tables count on: `number` by Knuth's factor."""
+    return BlockKey((number * _FACTOR & _MASK).to_bytes(8, "big") + (number | kind).to_bytes(8, "big"))

@@ -22,9 +22,9 @@ class Options:
     """Of KV that a decode node holds; None: the hardware's."""
     cores: float | None = None
     """That all engines share, each of which would use one; None: every instance has its own accelerator."""
-    late_door: bool = False
-    """Decode nodes check their objective when a prompt has been handed over to them, as in the paper, and not before its prefill begins:
-    what they refuse then was computed in vain. Not what Springtide does, but what it can be compared with."""
+    late_tbt_slo_ms: float | None = None
+    """With it, decode nodes check this objective when a prompt has been handed over to them, as in the paper, and not before its prefill
+    begins: what they refuse then was computed in vain. Not what Springtide does, but what it can be compared with."""
     rpc_s: float = 0.0005
     """From the gateway to whomever it asks, and back."""
     ingest_lease_s: float = 120.0

@@ -30,19 +30,26 @@ class Records:
         self.reasons: list[str] = []
         """Of rejections, as they first came."""
         self._reason = array("b", [-1]) * count
+        self._num_rejected: list[int] = []
+        """By reason."""
         self.completed = 0
+        self.ended = 0
 
     def reject(self, index: int, reason: str) -> None:
         if reason not in self.reasons:
             self.reasons.append(reason)
-        self._reason[index] = self.reasons.index(reason)
+            self._num_rejected.append(0)
+        number = self.reasons.index(reason)
+        self._reason[index] = number
+        self._num_rejected[number] += 1
+        self.ended += 1
 
     def rejected(self, index: int) -> str | None:
         reason = self._reason[index]
         return None if reason < 0 else self.reasons[reason]
 
     def num_rejected(self) -> dict[str, int]:
-        return {reason: self._reason.count(i) for i, reason in enumerate(self.reasons)}
+        return dict(zip(self.reasons, self._num_rejected, strict=True))
 
     def tokens(self, index: int, count: int, now: float) -> None:
         """So many tokens came, the last one just now."""
@@ -62,3 +69,4 @@ class Records:
         gaps = self.output_tokens[index] - 1
         self.tbt_ms[index] = 1000 * (self.last_token_s[index] - self.first_token_s[index]) / gaps if gaps > 0 else 0.0
         self.completed += 1
+        self.ended += 1

@@ -265,7 +265,7 @@ class PredictionErrors(_message.Message):
     def __init__(self, quantity: _Optional[str] = ..., count: _Optional[int] = ..., median_error: _Optional[float] = ..., p90_error: _Optional[float] = ..., bias: _Optional[float] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("model", "instances", "requests_scheduled", "requests_rejected", "prompt_tokens", "cached_tokens", "attempts_live", "index_blocks", "rejections_by_reason", "ready", "leads", "epoch", "leader_address", "predictions", "prefill_load", "decode_load")
+    __slots__ = ("model", "instances", "requests_scheduled", "requests_rejected", "prompt_tokens", "cached_tokens", "attempts_live", "index_blocks", "rejections_by_reason", "ready", "leads", "epoch", "leader_address", "predictions", "prefill_load", "decode_load", "prefill_work", "decode_work", "wanted_prefill", "switching_instance_id")
     class RejectionsByReasonEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +289,10 @@ class ClusterStatus(_message.Message):
     PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_LOAD_FIELD_NUMBER: _ClassVar[int]
     DECODE_LOAD_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORK_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORK_FIELD_NUMBER: _ClassVar[int]
+    WANTED_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    SWITCHING_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     model: str
     instances: _containers.RepeatedCompositeFieldContainer[InstanceStatus]
     requests_scheduled: int
@@ -305,4 +309,8 @@ class ClusterStatus(_message.Message):
     predictions: _containers.RepeatedCompositeFieldContainer[PredictionErrors]
     prefill_load: float
     decode_load: float
-    def __init__(self, model: _Optional[str] = ..., instances: _Optional[_Iterable[_Union[InstanceStatus, _Mapping]]] = ..., requests_scheduled: _Optional[int] = ..., requests_rejected: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., attempts_live: _Optional[int] = ..., index_blocks: _Optional[int] = ..., rejections_by_reason: _Optional[_Mapping[str, int]] = ..., ready: _Optional[bool] = ..., leads: _Optional[bool] = ..., epoch: _Optional[int] = ..., leader_address: _Optional[str] = ..., predictions: _Optional[_Iterable[_Union[PredictionErrors, _Mapping]]] = ..., prefill_load: _Optional[float] = ..., decode_load: _Optional[float] = ...) -> None: ...
+    prefill_work: float
+    decode_work: float
+    wanted_prefill: int
+    switching_instance_id: str
+    def __init__(self, model: _Optional[str] = ..., instances: _Optional[_Iterable[_Union[InstanceStatus, _Mapping]]] = ..., requests_scheduled: _Optional[int] = ..., requests_rejected: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., attempts_live: _Optional[int] = ..., index_blocks: _Optional[int] = ..., rejections_by_reason: _Optional[_Mapping[str, int]] = ..., ready: _Optional[bool] = ..., leads: _Optional[bool] = ..., epoch: _Optional[int] = ..., leader_address: _Optional[str] = ..., predictions: _Optional[_Iterable[_Union[PredictionErrors, _Mapping]]] = ..., prefill_load: _Optional[float] = ..., decode_load: _Optional[float] = ..., prefill_work: _Optional[float] = ..., decode_work: _Optional[float] = ..., wanted_prefill: _Optional[int] = ..., switching_instance_id: _Optional[str] = ...) -> None: ...

@@ -7,6 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SwitchRoleRequest(_message.Message):
+    __slots__ = ("role", "drain_ms")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    drain_ms: float
+    def __init__(self, role: _Optional[str] = ..., drain_ms: _Optional[float] = ...) -> None: ...
+
+class SwitchRoleReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class PrefillCommand(_message.Message):
     __slots__ = ("start", "abort")
     START_FIELD_NUMBER: _ClassVar[int]

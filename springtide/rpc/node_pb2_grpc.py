@@ -44,6 +44,11 @@ class PrefillNodeStub:
                 request_serializer=springtide_dot_v1_dot_node__pb2.WatchLoadRequest.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_node__pb2.LoadReport.FromString,
                 _registered_method=True)
+        self.SwitchRole = channel.unary_unary(
+                '/springtide.v1.PrefillNode/SwitchRole',
+                request_serializer=springtide_dot_v1_dot_node__pb2.SwitchRoleRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_node__pb2.SwitchRoleReply.FromString,
+                _registered_method=True)
 
 
 class PrefillNodeServicer:
@@ -61,6 +66,12 @@ class PrefillNodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SwitchRole(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefillNodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +84,11 @@ def add_PrefillNodeServicer_to_server(servicer, server):
                     servicer.WatchLoad,
                     request_deserializer=springtide_dot_v1_dot_node__pb2.WatchLoadRequest.FromString,
                     response_serializer=springtide_dot_v1_dot_node__pb2.LoadReport.SerializeToString,
+            ),
+            'SwitchRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SwitchRole,
+                    request_deserializer=springtide_dot_v1_dot_node__pb2.SwitchRoleRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_node__pb2.SwitchRoleReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -139,6 +155,33 @@ class PrefillNode:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def SwitchRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.PrefillNode/SwitchRole',
+            springtide_dot_v1_dot_node__pb2.SwitchRoleRequest.SerializeToString,
+            springtide_dot_v1_dot_node__pb2.SwitchRoleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class DecodeNodeStub:
     """Missing associated documentation comment in .proto file."""
@@ -159,6 +202,11 @@ class DecodeNodeStub:
                 request_serializer=springtide_dot_v1_dot_node__pb2.WatchLoadRequest.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_node__pb2.LoadReport.FromString,
                 _registered_method=True)
+        self.SwitchRole = channel.unary_unary(
+                '/springtide.v1.DecodeNode/SwitchRole',
+                request_serializer=springtide_dot_v1_dot_node__pb2.SwitchRoleRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_node__pb2.SwitchRoleReply.FromString,
+                _registered_method=True)
 
 
 class DecodeNodeServicer:
@@ -176,6 +224,12 @@ class DecodeNodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SwitchRole(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeNodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -188,6 +242,11 @@ def add_DecodeNodeServicer_to_server(servicer, server):
                     servicer.WatchLoad,
                     request_deserializer=springtide_dot_v1_dot_node__pb2.WatchLoadRequest.FromString,
                     response_serializer=springtide_dot_v1_dot_node__pb2.LoadReport.SerializeToString,
+            ),
+            'SwitchRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SwitchRole,
+                    request_deserializer=springtide_dot_v1_dot_node__pb2.SwitchRoleRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_node__pb2.SwitchRoleReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -244,6 +303,33 @@ class DecodeNode:
             '/springtide.v1.DecodeNode/WatchLoad',
             springtide_dot_v1_dot_node__pb2.WatchLoadRequest.SerializeToString,
             springtide_dot_v1_dot_node__pb2.LoadReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SwitchRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/springtide.v1.DecodeNode/SwitchRole',
+            springtide_dot_v1_dot_node__pb2.SwitchRoleRequest.SerializeToString,
+            springtide_dot_v1_dot_node__pb2.SwitchRoleReply.FromString,
             options,
             channel_credentials,
             insecure,

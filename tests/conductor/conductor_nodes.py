@@ -39,6 +39,12 @@ class Store(store_pb2_grpc.StoreServicer):
         finally:
             self._queues.discard(queue)
 
+    async def Replicate(self, request: store_pb2.ReplicateRequest, context: Any) -> store_pb2.ReplicateReply:
+        """Takes whatever it is told to at once."""
+        missing = [key for key in request.keys if key not in self.keys]
+        self.store(missing)
+        return store_pb2.ReplicateReply(blocks=len(request.keys), fetched_blocks=len(missing))
+
     def store(self, keys: Sequence[bytes], dropped: bool = False) -> None:
         self.keys += keys
         self.sequence += 1

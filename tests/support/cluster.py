@@ -124,6 +124,17 @@ class Cluster:
         name, in another incarnation than at the last `kill` (an engine takes a new one after losing its store too)."""
         self._wait(lambda: self._whole(restarted), f"the cluster to be whole again ({restarted} restarted)", timeout_s)
 
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until it holds of the running cluster; an AssertionError of its own counts as no."""
+
+        def holds() -> bool:
+            try:
+                return condition()
+            except (grpc.RpcError, AssertionError):
+                return False
+
+        self._wait(holds, what, timeout_s)
+
     def members(self) -> list[Member]:
         """Everybody whose lease holds; nobody while Valkey is down."""
         try:

@@ -1,0 +1,85 @@
+"""Which prefixes are asked for again and again, in bounded memory and constant time a request.
+
+A prompt is counted at the depths where the stores' holdings part from it: that is where prompts branch, so a document is one prefix
+however many questions follow it. Two generations of counts are kept. When the younger is full it becomes the older, and the older is
+dropped: a prefix that is asked for now and then moves to the younger generation each time, one that is not is forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from springtide.ids import BlockKey
+
+TIME_CONSTANT_S = 60.0
+_GENERATION = 8192
+"""Prefixes a generation, some 2 MiB."""
+_MOST_BLOCKS = 1 << 18
+"""Keys kept of all the prefixes that may be copied, some 16 MiB."""
+
+
+@dataclass(slots=True)
+class _Count:
+    asks: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class HotPrefix:
+    keys: tuple[BlockKey, ...]
+    """From the first block of a prompt on."""
+    asks: float
+    """Of late: each counts less by a factor of e in every `TIME_CONSTANT_S`. At a steady rate, as many as come in that time."""
+
+
+class Heat:
+    """`keep_from`: a prefix that was asked for so often is kept with its keys, and may be among the hottest."""
+
+    def __init__(self, keep_from: float, generation: int = _GENERATION, most_blocks: int = _MOST_BLOCKS) -> None:
+        self._keep_from = keep_from
+        self._generation = generation
+        self._most_blocks = most_blocks
+        self._young: dict[BlockKey, _Count] = {}
+        self._old: dict[BlockKey, _Count] = {}
+        self._prefixes: dict[BlockKey, tuple[BlockKey, ...]] = {}
+        """By their last key."""
+        self._blocks = 0
+
+    def ask(self, keys: Sequence[BlockKey], depths: Iterable[int], now: float) -> None:
+        """Somebody asks for the first so many blocks of a prompt, at each of the depths (each at least 1)."""
+        for depth in depths:
+            end = keys[depth - 1]
+            count = self._young.get(end) or self._old.pop(end, None) or _Count(0.0, now)
+            count.asks = _decayed(count, now) + 1.0
+            count.at = now
+            self._young[end] = count
+            if count.asks >= self._keep_from and end not in self._prefixes and self._blocks + depth <= self._most_blocks:
+                self._prefixes[end] = tuple(keys[:depth])
+                self._blocks += depth
+        if len(self._young) >= self._generation:
+            self._young, self._old = {}, self._young
+
+    def hottest(self, at_most: int, now: float) -> list[HotPrefix]:
+        """The hottest first. Those that have cooled down lose their keys by it."""
+        found = [(self.asks(end, now), end) for end in self._prefixes]
+        for asks, end in found:
+            if asks < self._keep_from / 2:
+                self._blocks -= len(self._prefixes.pop(end))
+        hot = sorted((entry for entry in found if entry[0] >= self._keep_from), reverse=True)
+        return [HotPrefix(self._prefixes[end], asks) for asks, end in hot[:at_most]]
+
+    def asks(self, end: BlockKey, now: float) -> float:
+        """Of late, for the prefix that ends with this block."""
+        count = self._young.get(end) or self._old.get(end)
+        return _decayed(count, now) if count is not None else 0.0
+
+    def validate(self) -> None:
+        """Asserts the bounds."""
+        assert len(self._young) <= self._generation + 1, "the younger generation has outgrown its bound"
+        assert self._blocks == sum(map(len, self._prefixes.values())) <= self._most_blocks, "the kept keys are miscounted"
+
+
+def _decayed(count: _Count, now: float) -> float:
+    return count.asks * math.exp((count.at - now) / TIME_CONSTANT_S)

@@ -1,0 +1,94 @@
+"""What the core wants done at the nodes: copies of prefixes, and instances that switch their role."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from conductor import metrics
+from conductor.core.events import Action, Replicate, ReplicationEnded, Role, SwitchRole
+from conductor.server.leadership import Leadership
+from conductor.server.service import CoreRunner
+from springtide.rpc import common_pb2, node_pb2, store_pb2
+from springtide.rpc.channels import connect
+from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
+from springtide.rpc.store_pb2_grpc import StoreStub
+
+logger = logging.getLogger(__name__)
+
+_MOST_COPIES = 16
+"""At a time, over the whole cluster; a store takes two."""
+_SWITCH_TIMEOUT_S = 5.0
+
+
+class Orders:
+    """Only a Conductor that leads gives orders. Used from the event loop only."""
+
+    def __init__(self, runner: CoreRunner, leadership: Leadership) -> None:
+        self._runner = runner
+        self._leadership = leadership
+        self._places = asyncio.Semaphore(_MOST_COPIES)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def give(self, actions: Iterable[Action]) -> None:
+        """Begins to do those that are orders; does not wait."""
+        leads = self._leadership.standing().leads
+        for action in actions:
+            match action:
+                case Replicate() if leads:
+                    self._begin(self._replicate(action))
+                case Replicate():
+                    self._replicated(action, 0, failed=True)
+                case SwitchRole() if leads:
+                    self._begin(self._switch(action))
+
+    async def close(self) -> None:
+        """What is being copied goes on; its end is not waited for."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _replicate(self, order: Replicate) -> None:
+        sources = [
+            common_pb2.PrefixSource(node_id=source.node_id, store_address=source.store_address, num_blocks=source.num_blocks)
+            for source in order.sources
+        ]
+        blocks = fetched = 0
+        try:
+            async with self._places, connect(order.store_address) as channel:
+                request = store_pb2.ReplicateRequest(keys=order.keys, sources=sources)
+                reply = await StoreStub(channel).Replicate(request, timeout=order.within_s)
+            blocks, fetched = reply.blocks, reply.fetched_blocks
+            logger.info("a hot prefix of %d blocks is at %s now, %d of them copied", blocks, order.node_id, fetched)
+        except grpc.aio.AioRpcError as error:
+            logger.warning("a copy of %d blocks to %s failed: %s %s", len(order.keys), order.node_id, error.code().name, error.details())
+        self._replicated(order, fetched, failed=blocks < len(order.keys))
+
+    def _replicated(self, order: Replicate, fetched_blocks: int, failed: bool) -> None:
+        metrics.REPLICATIONS.labels("failed" if failed else "done").inc()
+        metrics.REPLICATED_BYTES.inc(fetched_blocks * self._runner.core.settings.bytes_per_block)
+        self._runner.feed(ReplicationEnded(order.node_id, order.keys[-1], fetched_blocks, failed))
+
+    async def _switch(self, order: SwitchRole) -> None:
+        ref = order.instance
+        outcome = "ordered"
+        try:
+            async with connect(ref.address) as channel:
+                stub = PrefillNodeStub(channel) if ref.role is Role.PREFILL else DecodeNodeStub(channel)
+                request = node_pb2.SwitchRoleRequest(role=order.to.value, drain_ms=order.drain_s * 1000.0)
+                await stub.SwitchRole(request, timeout=_SWITCH_TIMEOUT_S)
+            logger.info("%s is to serve as a %s instance from now on", ref.instance_id, order.to.value)
+        except grpc.aio.AioRpcError as error:
+            outcome = "failed"
+            logger.warning("%s cannot switch to %s: %s %s", ref.instance_id, order.to.value, error.code().name, error.details())
+        metrics.ROLE_SWITCHES.labels(order.to.value, outcome).inc()

@@ -1,0 +1,80 @@
+"""An engine that is to serve in the other role: it takes its leave, finishes what it has, and begins anew as the other kind.
+
+The process stays the same one (its program is replaced), so whoever started it sees no end, and its node's store keeps what it holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NoReturn
+
+from springtide.errors import InvalidRequest
+from springtide.rpc import node_pb2
+
+logger = logging.getLogger(__name__)
+
+Role = Literal["prefill", "decode"]
+_PROGRAMS: dict[Role, str] = {"prefill": "prefill_node", "decode": "decode_node"}
+"""Modules that are run, not imported."""
+_LOOK_EVERY_S = 0.05
+_QUIET_S = 0.5
+"""Without work for so long: attempts that were on their way here when it took its leave have come and gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleOrder:
+    role: Role
+    drain_s: float
+
+
+class Departure:
+    """`own`: the role that the engine has."""
+
+    def __init__(self, own: Role) -> None:
+        self._own = own
+        self._ordered = asyncio.Event()
+        self.order: RoleOrder | None = None
+
+    def take(self, request: node_pb2.SwitchRoleRequest) -> None:
+        """Raises InvalidRequest. An order that follows another changes nothing."""
+        if request.role not in _PROGRAMS or request.role == self._own:
+            others = " or ".join(repr(role) for role in _PROGRAMS if role != self._own)
+            raise InvalidRequest(f"role must be {others}, not {request.role!r}", param="role")
+        if not request.drain_ms >= 0:
+            raise InvalidRequest(f"drain_ms must not be negative, but is {request.drain_ms}", param="drain_ms")
+        if self.order is None:
+            self.order = RoleOrder(request.role, request.drain_ms / 1000.0)
+            self._ordered.set()
+
+    async def ordered(self) -> RoleOrder:
+        """Returns when there is an order."""
+        await self._ordered.wait()
+        assert self.order is not None
+        return self.order
+
+
+async def drained(has_work: Callable[[], bool], drain_s: float) -> bool:
+    """Returns once there has been no work for a moment, or with False when there still is some after `drain_s`."""
+    started = last_work = time.monotonic()
+    while True:
+        now = time.monotonic()
+        if has_work():
+            last_work = now
+            if now - started >= drain_s:
+                return False
+        elif now - last_work >= _QUIET_S:
+            return True
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def become(role: Role) -> NoReturn:
+    """Replaces this process's program by that of the other kind of engine, with the same arguments."""
+    logger.info("begins anew as a %s engine", role)
+    logging.shutdown()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", _PROGRAMS[role], *sys.argv[1:]])

@@ -1,0 +1,53 @@
+"""An engine that is to switch its role takes its leave once and ends what it has."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from node_runtime import load
+from node_runtime.departure import Departure, RoleOrder, drained
+from springtide.clock import MonotonicClock
+from springtide.errors import InvalidRequest
+from springtide.rpc.node_pb2 import LoadReport, SwitchRoleRequest
+
+
+async def test_the_first_order_counts() -> None:
+    departure = Departure("prefill")
+    waiting = asyncio.create_task(departure.ordered())
+    departure.take(SwitchRoleRequest(role="decode", drain_ms=1_500))
+    departure.take(SwitchRoleRequest(role="decode", drain_ms=9_000))
+    assert await waiting == RoleOrder("decode", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (SwitchRoleRequest(role="prefill"), "role"),
+        (SwitchRoleRequest(role="store"), "role"),
+        (SwitchRoleRequest(), "role"),
+        (SwitchRoleRequest(role="decode", drain_ms=-1), "drain_ms"),
+        (SwitchRoleRequest(role="decode", drain_ms=float("nan")), "drain_ms"),
+    ],
+)
+async def test_an_order_that_makes_no_sense_is_refused_by_the_name_of_its_field(request_: SwitchRoleRequest, field: str) -> None:
+    departure = Departure("prefill")
+    with pytest.raises(InvalidRequest, match=field):
+        departure.take(request_)
+    assert departure.order is None
+
+
+async def test_what_runs_is_waited_for_and_what_comes_late_too() -> None:
+    looks = itertools.chain([True] * 3, [False] * 2, [True] * 2, itertools.repeat(False))
+    assert await drained(lambda: next(looks), drain_s=60.0)
+
+
+async def test_the_wait_has_an_end() -> None:
+    assert not await drained(lambda: True, drain_s=0.0)
+
+
+async def test_load_reports_end_when_there_is_nothing_more_to_report() -> None:
+    reports = iter([LoadReport(running=2), LoadReport(running=1), None])
+    assert [report.running async for report in load.watch(lambda: next(reports), MonotonicClock())] == [2, 1]
