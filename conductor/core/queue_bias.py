@@ -12,27 +12,41 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _CLASSES = 24
-"""Of own work, by powers of two of a millisecond: the last one begins at 70 minutes."""
+"""Of own work, and of the work ahead, by powers of two of a millisecond: the last one begins at 70 minutes."""
 _REMEMBERED = 0.98
 """What a class keeps with each new attempt: some 50 count."""
-_PRIOR_MS = 10_000.0
-"""Of work for which, at the start, everybody waits in full."""
+_DOUBTED, _DOUBT_KEPT = 5.0, 0.9
+"""What the same prompts wait behind half of the work counts as so many attempts, with each attempt less."""
 _LEAST, _MOST = 0.01, 4.0
 
 
 class QueueBias:
-    def __init__(self) -> None:
-        self._ahead_ms = np.full(_CLASSES, _PRIOR_MS)
-        self._waited_ms = np.full(_CLASSES, _PRIOR_MS)
-        self._factors: Floats = np.ones(_CLASSES)
+    """By classes of own work and of work ahead: the more is ahead, the smaller the part that is waited for. Who is predicted to wait too
+    long is refused, so nobody ever sees how long that would have been: a class that has seen little believes the one below it."""
 
-    def factors(self, own_ms: Floats) -> Floats:
+    def __init__(self) -> None:
+        shape = (_CLASSES, _CLASSES)
+        self._ahead_ms, self._waited_ms = np.zeros(shape), np.zeros(shape)
+        self._doubt = np.tile(_DOUBTED * 2.0 ** np.arange(_CLASSES), (_CLASSES, 1))
+        """Weight (ms of work ahead) of what the class below says."""
+        self._factors: Floats = np.ones(shape)
+
+    def factors(self, own_ms: Floats, ahead_ms: Floats) -> Floats:
         """By how much to multiply the work ahead for prompts of so much work of their own."""
-        return np.asarray(self._factors[np.clip(np.frexp(own_ms)[1], 0, _CLASSES - 1)])
+        return np.asarray(self._factors[_class(own_ms), _class(ahead_ms)])
 
     def observe(self, own_ms: float, ahead_ms: float, waited_ms: float) -> None:
         """With so much work ahead when it was placed, an attempt waited so long."""
-        row = int(np.clip(np.frexp(own_ms)[1], 0, _CLASSES - 1))
-        self._ahead_ms[row] = self._ahead_ms[row] * _REMEMBERED + ahead_ms
-        self._waited_ms[row] = self._waited_ms[row] * _REMEMBERED + waited_ms
-        self._factors[row] = min(max(self._waited_ms[row] / max(self._ahead_ms[row], 1.0), _LEAST), _MOST)
+        own, ahead = int(_class(own_ms)), int(_class(ahead_ms))
+        self._ahead_ms[own, ahead] = self._ahead_ms[own, ahead] * _REMEMBERED + ahead_ms
+        self._waited_ms[own, ahead] = self._waited_ms[own, ahead] * _REMEMBERED + waited_ms
+        self._doubt[own, ahead] *= _DOUBT_KEPT
+        factor = 1.0
+        rows = zip(self._ahead_ms[own].tolist(), self._waited_ms[own].tolist(), self._doubt[own].tolist(), strict=True)
+        for column, (seen_ms, waited, doubt) in enumerate(rows):
+            factor = min(max((waited + doubt * factor) / (seen_ms + doubt), _LEAST), _MOST)
+            self._factors[own, column] = factor
+
+
+def _class(ms: Floats | float) -> NDArray[np.intp]:
+    return np.clip(np.frexp(ms)[1], 0, _CLASSES - 1)

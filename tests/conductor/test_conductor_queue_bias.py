@@ -12,7 +12,7 @@ from springtide.ids import AttemptId
 
 
 def test_at_first_everybody_waits_for_all_that_is_ahead() -> None:
-    assert QueueBias().factors(np.array([0.0, 1.0, 400.0, 1e12])).tolist() == [1, 1, 1, 1]
+    assert QueueBias().factors(np.array([0.0, 1.0, 400.0, 1e12]), np.array([0.0, 1e12, 5.0, 70.0])).tolist() == [1, 1, 1, 1]
 
 
 def test_each_size_learns_its_own_part_and_forgets_slowly() -> None:
@@ -20,21 +20,32 @@ def test_each_size_learns_its_own_part_and_forgets_slowly() -> None:
     for _ in range(1000):
         bias.observe(100.0, ahead_ms=10_000.0, waited_ms=500.0)
         bias.observe(9_000.0, ahead_ms=10_000.0, waited_ms=15_000.0)
-    short, middling, long = bias.factors(np.array([100.0, 1_000.0, 9_000.0]))
+    short, middling, long = bias.factors(np.array([100.0, 1_000.0, 9_000.0]), np.full(3, 10_000.0))
     assert (short, middling, long) == (pytest.approx(0.05, rel=0.05), 1.0, pytest.approx(1.5, rel=0.05))
     for _ in range(20):
         bias.observe(100.0, ahead_ms=10_000.0, waited_ms=10_000.0)
-    assert 0.2 < bias.factors(np.array([100.0]))[0] < 0.5
+    assert 0.2 < bias.factors(np.array([100.0]), np.array([10_000.0]))[0] < 0.5
     for _ in range(1000):
         bias.observe(100.0, ahead_ms=10_000.0, waited_ms=10_000.0)
-    assert bias.factors(np.array([100.0]))[0] == pytest.approx(1.0, rel=0.02)
+    assert bias.factors(np.array([100.0]), np.array([10_000.0]))[0] == pytest.approx(1.0, rel=0.02)
 
 
 def test_an_empty_queue_teaches_nothing() -> None:
     bias = QueueBias()
     for _ in range(50):
         bias.observe(100.0, ahead_ms=0.0, waited_ms=0.0)
-    assert bias.factors(np.array([100.0]))[0] == pytest.approx(1.0)
+    assert bias.factors(np.array([100.0]), np.array([10_000.0]))[0] == pytest.approx(1.0)
+
+
+def test_what_is_never_seen_is_believed_to_wait_as_what_comes_next_to_it() -> None:
+    bias = QueueBias()
+    for _ in range(300):
+        bias.observe(100.0, ahead_ms=1_000.0, waited_ms=900.0)
+        bias.observe(100.0, ahead_ms=4_000.0, waited_ms=2_000.0)
+    own = np.full(4, 100.0)
+    little, between, much, more = bias.factors(own, np.array([1_000.0, 1_500.0, 4_000.0, 60_000.0]))
+    assert (little, between) == (pytest.approx(0.9, rel=0.05), pytest.approx(0.9, rel=0.05))
+    assert (much, more) == (pytest.approx(0.5, rel=0.05), pytest.approx(0.5, rel=0.05))
 
 
 def test_the_conductor_predicts_the_queue_as_it_was_of_late() -> None:
