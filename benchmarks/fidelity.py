@@ -1,8 +1,8 @@
 """The simulator beside the cluster that it stands for: the same requests played for real on this machine and in virtual time
 (`make bench-fidelity`).
 
-The machine is profiled by `springtide profile`. A first run, of other requests, shows what the profile does not know: how much longer
-passes and steps take while everything runs, and what lies between them. The runs that are compared come after it.
+The machine is profiled by `springtide profile`. A few requests alone and a first run, of other requests, show what the profile does not
+know: what lies between passes and steps, and how much engines slow each other down. The runs that are compared come after it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ CORES = 2.0
 LINK_BYTES_PER_S = 5e9
 WANTED = 0.9
 IDLE_REQUESTS = 12
+RPCS = 2
+"""Between a client's sending and its first token, in the simulator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,8 @@ async def play(url: str, requests: Sequence[SimRequest], seed: int, at_once: boo
 @dataclass(frozen=True, slots=True)
 class Model:
     hardware: Hardware
-    rpc_s: float
+    rpc_s: float = 0.0
+    contention: float = 0.0
 
     def options(self, load: Workload, prefill: int, decode: int) -> Options:
         config = ClusterConfig()
@@ -116,18 +119,23 @@ class Model:
             "slo.tbt_ms": config.slo.tbt_ms,
             "conductor.transfer_bytes_per_s": config.conductor.transfer_bytes_per_s,
         }
-        return replace(options_of(Plan(load, self.hardware, prefill, decode, config=settings)), cores=CORES, rpc_s=self.rpc_s)
+        return replace(
+            options_of(Plan(load, self.hardware, prefill, decode, config=settings)),
+            cores=CORES,
+            rpc_s=self.rpc_s,
+            contention=self.contention,
+        )
 
-    def play(self, load: Workload, prefill: int, decode: int) -> tuple[Played, float, float]:
-        """And for how many seconds engines were busy with prefill, and with decode."""
+    def play(self, load: Workload, prefill: int, decode: int) -> tuple[Played, Busy]:
         cluster = SimulatedCluster(load, self.options(load, prefill, decode))
         cluster.run()
         assert cluster.records.completed == len(load.requests), cluster.records.num_rejected()
-        busy = (sum(engine.busy_s for engine in engines.values()) for engines in (cluster.prefills, cluster.decodes))
-        return Played(cluster.records.ttft_ms, cluster.records.tbt_ms), *busy
+        busy = Busy(*(sum(engine.busy_s for engine in engines.values()) for engines in (cluster.prefills, cluster.decodes)))
+        return Played(cluster.records.ttft_ms, cluster.records.tbt_ms), busy
 
     def scaled(self, prefill: float, decode: float) -> Model:
         passes, steps = self.hardware.passes, self.hardware.steps
+        assert isinstance(passes, PassTimes) and isinstance(steps, StepTimes)
         hardware = replace(
             self.hardware,
             passes=PassTimes(tuple(prefill * ms for ms in passes.by_tokens_ms), prefill * passes.per_pair_ms, 0.0),
@@ -137,11 +145,12 @@ class Model:
         )
         return replace(self, hardware=hardware)
 
-    def with_overheads(self, rpc_s: float, step_ms: float) -> Model:
+    def with_step_overhead(self, step_ms: float) -> Model:
         """`step_ms`: between two steps."""
         steps = self.hardware.steps
+        assert isinstance(steps, StepTimes)
         by_batch_ms = (0.0, *(ms + step_ms for ms in steps.by_batch_ms[1:]))
-        return Model(replace(self.hardware, steps=replace(steps, by_batch_ms=by_batch_ms)), rpc_s)
+        return replace(self, hardware=replace(self.hardware, steps=replace(steps, by_batch_ms=by_batch_ms)))
 
 
 def profiled(directory: Path) -> Model:
@@ -155,42 +164,60 @@ def profiled(directory: Path) -> Model:
         arena_tokens=config.kv.arena_size // SPEC.bytes_per_token,
         max_batch=config.decode_node.max_batch,
     )
-    return Model(hardware, rpc_s=0.0)
+    return Model(hardware)
 
 
 def busy_seconds(cluster: Cluster, role: str, metric: str) -> float:
     return sum(cluster.metric(name, metric) for name in cluster.record.processes if name.startswith(role) and "store" not in name)
 
 
-def calibrated(cluster: Cluster, model: Model, prefill: int, decode: int, rate_per_s: float) -> Model:
-    """From a run of other requests than those that are compared, then some alone."""
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Seconds in passes and in steps, of all engines."""
 
-    def busy() -> tuple[float, float]:
-        return (
+    passes: float
+    steps: float
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Busy:
+        return cls(
             busy_seconds(cluster, "prefill", "springtide_prefill_pass_seconds_sum"),
             busy_seconds(cluster, "decode", "springtide_decode_step_seconds_sum"),
         )
 
-    before, load = busy(), workload(rate_per_s, seed=1)
-    asyncio.run(play(cluster.url, load.requests, seed=1))
-    real = [later - earlier for later, earlier in zip(busy(), before, strict=True)]
-    _, *simulated = model.play(load, prefill, decode)
-    model = model.scaled(real[0] / simulated[0], real[1] / simulated[1])
+    def since(self, earlier: Busy) -> Busy:
+        return Busy(self.passes - earlier.passes, self.steps - earlier.steps)
 
+
+def calibrated(cluster: Cluster, model: Model, prefill: int, decode: int, rate_per_s: float) -> Model:
+    """From requests alone, then a run of other requests than those that are compared."""
     alone = [replace(request, arrival_s=10.0 * i) for i, request in enumerate(workload(1.0, 2, IDLE_REQUESTS).requests)]
-    steps_before = busy_seconds(cluster, "decode", "springtide_decode_step_seconds_sum")
+    before = Busy.of(cluster)
     played = asyncio.run(play(cluster.url, alone, seed=2, at_once=False))
-    steps_s = busy_seconds(cluster, "decode", "springtide_decode_step_seconds_sum") - steps_before
+    real = Busy.of(cluster).since(before)
+    lone = Workload("alone", BLOCK_TOKENS, alone)
+    _, simulated = model.play(lone, prefill, decode)
+    scales = real.passes / simulated.passes, real.steps / simulated.steps
     gaps = sum(request.output_tokens - 1 for request in alone)
     waited_ms = sum(tbt * (request.output_tokens - 1) for tbt, request in zip(played.tbt_ms, alone, strict=True))
-    step_overhead_ms = max(0.0, (waited_ms - 1000 * steps_s) / gaps)
-    model = model.with_overheads(0.0, step_overhead_ms)
-    simulated_alone, *_ = model.play(Workload("alone", BLOCK_TOKENS, alone), prefill, decode)
-    more_ms = statistics.median(ours - theirs for ours, theirs in zip(played.ttft_ms, simulated_alone.ttft_ms, strict=True))
-    model = replace(model, rpc_s=max(0.0, more_ms / 1000 / 2))
+    step_overhead_ms = max(0.0, (waited_ms - 1000 * real.steps) / gaps)
+    model = model.scaled(*scales).with_step_overhead(step_overhead_ms)
+    again, _ = model.play(lone, prefill, decode)
+    around_ms = statistics.median(ours - theirs for ours, theirs in zip(played.ttft_ms, again.ttft_ms, strict=True))
+    model = replace(model, rpc_s=max(0.0, around_ms / 1000 / RPCS))
+
+    before, load = Busy.of(cluster), workload(rate_per_s, seed=1)
+    asyncio.run(play(cluster.url, load.requests, seed=1))
+    passes_s = Busy.of(cluster).since(before).passes
+    low, high = 0.0, 2.0
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        _, simulated = replace(model, contention=middle).play(load, prefill, decode)
+        low, high = (low, middle) if simulated.passes > passes_s else (middle, high)
+    model = replace(model, contention=low)
     console.print(
-        f"passes take {real[0] / simulated[0]:.2f} times as long as in the profile, steps {real[1] / simulated[1]:.2f} times; "
-        f"{step_overhead_ms:.1f} ms between steps, {more_ms:.1f} ms around a prefill"
+        f"alone, passes take {scales[0]:.2f} times as long as in the profile, steps {scales[1]:.2f} times; {step_overhead_ms:.1f} ms "
+        f"between steps, {around_ms:.1f} ms around a prefill; another engine at work makes everything {low:.0%} longer"
     )
     return model
 
@@ -217,14 +244,14 @@ def main() -> None:
                 model = calibrated(cluster, profile, prefill, decode, rate_per_s)
                 load = workload(rate_per_s, seed=3)
                 real = asyncio.run(play(cluster.url, load.requests, seed=3))
-            simulated, *_ = model.play(load, prefill, decode)
+            simulated, _ = model.play(load, prefill, decode)
             rows += compare(name, real, simulated)
     show("Fidelity", rows)
     notes = (
         f"{REQUESTS} requests as a Poisson process of {', '.join(f'{rate:g}/s ({name})' for name, (_, _, rate) in CASES.items())}: "
         f"questions of 20 to 300 tokens on {DOCUMENTS} documents of 128 to 640, 16 to 64 tokens of output; all engines share {CORES:g} "
-        "cores. `ours` is the simulation, the ratio the smaller of both figures over the larger. Pass and step times are scaled, and what "
-        "lies between them added, from a run of other requests before."
+        "cores. `ours` is the simulation, the ratio the smaller of both figures over the larger. Calibrated by some "
+        "requests alone and a run of other requests before."
     )
     print(write("fidelity", "make bench-fidelity", rows, with_remarks(notes, [], remark)))
 

@@ -11,7 +11,7 @@ from springtide.cost import DecodeCost, PrefillCost
 NUM_BLOCKS, BLOCK_TOKENS = 16384, 64
 """Its defaults."""
 TOTAL_TOKENS = NUM_BLOCKS * BLOCK_TOKENS
-BATCH_TOKENS, MAX_BATCH = 8192, 256
+MAX_BATCH = 256
 LINK_BYTES_PER_S = 64e9
 KV_BYTES_PER_TOKEN = 131_072
 """Of Llama-3-8B in bfloat16; the mocker's engines of the mode compared with move no KV at all."""

@@ -16,7 +16,7 @@ PERCENTILES = (50, 90, 99)
 def result_of(records: Records, series: dict[str, Any], settings: dict[str, Any], ttft_slo_ms: float, tbt_slo_ms: float) -> dict[str, Any]:
     """`summary`, `settings`, `series` and `requests`. A request counts as goodput when it completed in full with its first token within
     `ttft_slo_ms` and its tokens, in the mean, within `tbt_slo_ms` of one another. Percentiles of the time between tokens are over
-    tokens; what was rejected counts in none."""
+    requests' means, each weighing as many tokens as it has; what was rejected counts in none."""
     ttft, tbt, finished = (np.frombuffer(column) for column in (records.ttft_ms, records.tbt_ms, records.finished_s))
     cached, output = (np.frombuffer(column, np.int64) for column in (records.cached_tokens, records.output_tokens))
     done = ~np.isnan(finished)

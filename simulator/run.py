@@ -83,6 +83,9 @@ def config_of(plan: Plan) -> ClusterConfig:
         "slo.tbt_ms": PAPER_TBT_SLO_MS,
         "conductor.transfer_bytes_per_s": plan.hardware.link_bytes_per_s,
         **plan.config,
+        # Nobody does these orders here.
+        "conductor.replication_rate": 0,
+        "conductor.pool_balance": False,
     }
     return load_config(None, settings, environ={})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
+from typing import Any
 
 from benchmarks.experiments.pages import Result, number, percent, play, table, write_page
 from simulator.hardware import load
@@ -16,15 +17,23 @@ PAPER = {"baseline": 4183, "early-rejection": 3771, "early-rejection-predicted":
 """Of 23,000 requests."""
 
 
+TBT_SLO_MS = 50.0
+"""Half of the paper's: of 100 ms, eight A100 are never short before their memory is full."""
+SPEED, PREFILL, DECODE = 3.0, 8, 2
+
+
 def run(trace: Workload, output: Path) -> None:
     hardware = load("a100-llama2-70b")
+    faster = trace.sped_up(SPEED)
     plans = {
-        admission: Plan(trace.sped_up(2.0), hardware, 8, 8, config={"conductor.admission": admission, "slo.tbt_ms": 100.0})
+        admission: Plan(faster, hardware, PREFILL, DECODE, config=_config(admission), late_tbt_slo_ms=TBT_SLO_MS)
         for admission in ADMISSIONS
     }
+    ours = "as Springtide is"
+    plans[ours] = Plan(faster, hardware, PREFILL, DECODE, config={"slo.tbt_ms": TBT_SLO_MS})
     results = play(plans)
-    rows = [_row(admission, results[admission], results["baseline"]) for admission in ADMISSIONS]
-    compare_pictures(results, output / "overload")
+    rows = [_row(name, results[name], results["baseline"]) for name in plans]
+    compare_pictures({name: results[name] for name in ADMISSIONS[:3]}, output / "overload")
     header = (
         "admission",
         "rejected",
@@ -38,8 +47,29 @@ def run(trace: Workload, output: Path) -> None:
         output,
         "overload",
         "Table 2, figures 7 and 8: overload",
-        [f"{len(trace.requests):,} requests at twice the trace's speed.", table(header, rows), "![Load](overload/load.png)"],
+        [
+            f"{len(trace.requests):,} requests at {SPEED:g} times the trace's speed on [{PREFILL}P+{DECODE}D], 30 s to the first token, "
+            f"{TBT_SLO_MS:g} ms a token. As in the paper, decode nodes look at their objective when a prompt has been prefilled, and what "
+            "they refuse then was computed in vain; the baseline judges a request by the load of the prefill pool alone.",
+            table(header, rows),
+            f"The last row is what Springtide does: its decode nodes look at the door, before the prefill (admission {PREDICTED}).",
+            "![Load](overload/load.png)",
+            "**Where this differs from the paper.** Its gains (-9.8% by early rejection, -14.2% with prediction) are not reached: early "
+            "rejection alone gains a part of it, and the rules that look ahead refuse more than they save. They save prefill (the column "
+            "of what was prefilled in vain), but here decode limits what completes, and they leave some of it unused: a defect that is to "
+            "be mended. On 8 + 8 of these instances at twice the speed, decode is a quarter loaded and next to nothing is refused.",
+        ],
     )
+
+
+PREDICTED = "early-rejection-predicted"
+
+
+def _config(admission: str) -> dict[str, Any]:
+    if admission == "baseline":
+        # It looks at the prefill pool only: no time between tokens is too long for it.
+        return {"conductor.admission": "early-rejection", "slo.tbt_ms": 1e6}
+    return {"conductor.admission": admission, "slo.tbt_ms": TBT_SLO_MS}
 
 
 def _row(admission: str, result: Result, baseline: Result) -> list[str]:

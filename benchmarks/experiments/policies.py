@@ -55,6 +55,7 @@ def run(trace: Workload, output: Path) -> None:
             "![TTFT and TBT](policies/latency.png)",
             "![Hit rate](policies/hit-rate.png)",
             "The paper replays 23,000 requests of its own, of which more could be reused, on slower prefill instances: the order of the "
-            "policies is what can be compared, not the seconds.",
+            "policies is what can be compared, not the seconds. Beyond what the prefill pool can do (the last rows), nothing drains any "
+            "more, and how much is waited for decides more than what is reused.",
         ],
     )

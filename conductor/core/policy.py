@@ -15,6 +15,8 @@ from springtide.ids import AttemptId
 class Policy(Protocol):
     fetches: bool
     """Whether a prefill instance may fetch a prefix from another store."""
+    foresees_wait: bool
+    """Whether queues are what a prompt of this size is expected to wait, which depends on what is cached; else all the work ahead."""
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
         """One of `rows` of `alternatives.prefills`, of which there is at least one."""
@@ -57,6 +59,7 @@ class KVCacheCentric:
     """Algorithm 1 (arXiv 2407.00079, section 6): the least predicted TTFT, a prefix being fetched where it is much longer elsewhere."""
 
     fetches = True
+    foresees_wait = True
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
         prefills = alternatives.prefills
@@ -76,6 +79,7 @@ class LoadBalance:
     """The shortest queue, whatever is cached where."""
 
     fetches = False
+    foresees_wait = False
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
         return int(least(rows, alternatives.prefills.queue_ms)[0])
@@ -88,6 +92,7 @@ class RoundRobin:
     """One after the other."""
 
     fetches = False
+    foresees_wait = False
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
         return int(rows[alternatives.turn % len(rows)])
@@ -100,6 +105,7 @@ class Random:
     """Any, all alike. What is drawn depends on the attempt's id alone, so a decision stays the same when it is replayed."""
 
     fetches = False
+    foresees_wait = False
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
         return int(rows[_drawn("prefill", alternatives.attempt_id) % len(rows)])

@@ -18,6 +18,8 @@ _REMEMBERED = 0.98
 _DOUBTED, _DOUBT_KEPT = 5.0, 0.9
 """What the same prompts wait behind half of the work counts as so many attempts, with each attempt less."""
 _LEAST, _MOST = 0.01, 4.0
+_LEAST_AHEAD_MS = 10.0
+"""Of less work ahead there is nothing to be learnt: how long one waits then has other causes."""
 
 
 class QueueBias:
@@ -37,6 +39,8 @@ class QueueBias:
 
     def observe(self, own_ms: float, ahead_ms: float, waited_ms: float) -> None:
         """With so much work ahead when it was placed, an attempt waited so long."""
+        if ahead_ms < _LEAST_AHEAD_MS:
+            return
         own, ahead = int(_class(own_ms)), int(_class(ahead_ms))
         self._ahead_ms[own, ahead] = self._ahead_ms[own, ahead] * _REMEMBERED + ahead_ms
         self._waited_ms[own, ahead] = self._waited_ms[own, ahead] * _REMEMBERED + waited_ms

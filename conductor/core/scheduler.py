@@ -152,8 +152,8 @@ class Scheduler:
         links = columns.nodes, transfers.leaving, transfers.arriving, transfers.rates_from(source)
         estimating.prefill(columns.table, columns.bits, matches.blocks_by_bit(), in_dram, *links, floats, ints, asked)
         queue_ms, transfer_ms, prefill_ms, ttft_ms, saved_ms = floats
-        # Of the work ahead, what a prompt of this size really waits for.
-        queue_ms *= self._state.queue_bias.factors(prefill_ms, queue_ms)
+        if self._policy.foresees_wait:
+            queue_ms *= self._state.queue_bias.factors(prefill_ms, queue_ms)
         np.add(queue_ms, transfer_ms + prefill_ms, out=ttft_ms)
         local_blocks, slots_total, branch = ints
         return PrefillEstimates(

@@ -107,8 +107,8 @@ class ConductorPeer:
             try:
                 await self._send(report)
             except Unavailable:
-                # The ones behind it would each wait as long, only to be as late.
-                while not self._reports.empty():
+                # Away: the ones behind it would each wait as long, only to be as late.
+                while not self._reachable and not self._reports.empty():
                     self._reports.get_nowait()
                     self._reports.task_done()
             self._reports.task_done()

@@ -75,6 +75,8 @@ class Demotion:
 
     async def _step(self, to_the_last: bool = False) -> bool:
         """False when there is nothing to do just now."""
+        if len(self._under_way) == BATCHES_UNDER_WAY:  # whoever waited for one of them was cancelled
+            await self._end_oldest()
         begun = await self._begin(to_the_last)
         if self._under_way and (not begun or len(self._under_way) == BATCHES_UNDER_WAY):
             return await self._end_oldest() > 0

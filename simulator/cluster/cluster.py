@@ -38,7 +38,7 @@ class Cluster:
         self.prefills: dict[InstanceId, SimPrefill] = {}
         self.decodes: dict[InstanceId, SimDecode] = {}
         self.records = Records(workload.requests)
-        self.processor = Processor(self.loop, options.cores)
+        self.processor = Processor(self.loop, options.cores, options.contention)
         self.network = Network(options.hardware.link_bytes_per_s)
         self.gateway = SimGateway(
             self.records,

@@ -16,7 +16,7 @@ from node_runtime.requests import Request
 from prefill_node.core import events as prefill_events
 from simulator.cluster.decode import SimDecode
 from simulator.cluster.keys import prompt_keys
-from simulator.cluster.loop import Loop, Mailbox
+from simulator.cluster.loop import Loop, Mailbox, Timer
 from simulator.cluster.prefill import TOKEN, SimPrefill
 from simulator.cluster.records import LOST, Records
 from simulator.workload import SimRequest
@@ -60,6 +60,7 @@ class SimGateway:
         self._prefills, self._decodes = prefills, decodes
         self._core = GatewayCore(Limits())
         self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
+        self._retry: Timer | None = None
 
     def request_of(self, attempt_id: str) -> SimRequest:
         return self.records.requests[_index(attempt_id)]
@@ -97,6 +98,7 @@ class SimGateway:
             self._mailbox.post(_failed(update.failed, "prefill"))
             return
         done = update.done
+        self.records.cached_tokens[_index(done.output.attempt_id)] = done.cached_tokens
         self._mailbox.post(
             ev.PrefillDone(
                 _output(done.output),
@@ -125,9 +127,19 @@ class SimGateway:
     def _handle(self, event: ev.Event) -> None:
         for action in self._core.handle(event, self._loop.now):
             self._do(action)
+        self._set_retry()
+
+    def _set_retry(self) -> None:
         deadline = self._core.next_deadline()
-        if deadline is not None:
-            self._loop.at(deadline, self.tick)
+        if self._retry is not None and deadline != self._retry.when:
+            self._retry.cancel()
+            self._retry = None
+        if deadline is not None and self._retry is None:
+            self._retry = self._loop.at(deadline, self._retry_now)
+
+    def _retry_now(self) -> None:
+        self._retry = None
+        self.tick()
 
     def _do(self, action: ev.Action) -> None:
         match action:

@@ -6,8 +6,8 @@ from springtide.ids import NodeId
 
 
 class Network:
-    """First come, first served at both ends. Equal sharing would end all transfers under way together, no later than here the last of
-    them, and moves the same bytes."""
+    """First come, first served at each end by itself: a transfer has arrived when it has gone through both queues, and neither end waits
+    for the other's."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
@@ -17,11 +17,11 @@ class Network:
 
     def send(self, source: NodeId, destination: NodeId, num_bytes: float, ready_at: float) -> float:
         """When bytes that can be sent from `ready_at` on have all arrived."""
-        start = max(ready_at, self._out_free_at.get(source, 0.0), self._in_free_at.get(destination, 0.0))
-        end = start + num_bytes / self._rate
-        self._out_free_at[source] = self._in_free_at[destination] = end
+        seconds = num_bytes / self._rate
+        sent = self._out_free_at[source] = max(ready_at, self._out_free_at.get(source, 0.0)) + seconds
+        came = self._in_free_at[destination] = max(ready_at, self._in_free_at.get(destination, 0.0)) + seconds
         self.bytes_moved += int(num_bytes)
-        return end
+        return max(sent, came)
 
     def seconds(self, num_bytes: float) -> float:
         """Of a transfer alone."""

@@ -22,6 +22,8 @@ class Options:
     """Of KV that a decode node holds; None: the hardware's."""
     cores: float | None = None
     """That all engines share, each of which would use one; None: every instance has its own accelerator."""
+    contention: float = 0.0
+    """See Processor."""
     late_tbt_slo_ms: float | None = None
     """With it, decode nodes check this objective when a prompt has been handed over to them, as in the paper, and not before its prefill
     begins: what they refuse then was computed in vain. Not what Springtide does, but what it can be compared with."""

@@ -38,15 +38,17 @@ class Job:
 
 
 class Processor:
-    """With `cores`, engines of one core each share them equally when there are more at work than cores; None: each has its own."""
+    """With `cores`, engines of one core each share them equally when there are more at work than cores; None: each has its own. They share
+    the memory as well: each other core at work makes everybody's work longer by the share `contention`."""
 
-    def __init__(self, loop: Loop, cores: float | None = None) -> None:
-        self._loop, self._cores = loop, cores
-        self._jobs: set[Job] = set()
+    def __init__(self, loop: Loop, cores: float | None = None, contention: float = 0.0) -> None:
+        self._loop, self._cores, self._contention = loop, cores, contention
+        self._jobs: dict[Job, None] = {}
+        """In the order of their begin, as sets have none that repeats itself."""
 
     def start(self, work_s: float, done: Callable[[], None]) -> Job:
         job = Job(self, self._loop, work_s, done)
-        self._jobs.add(job)
+        self._jobs[job] = None
         if self._cores is None:
             job.set_rate(1.0)
         else:
@@ -54,13 +56,14 @@ class Processor:
         return job
 
     def ended(self, job: Job) -> None:
-        self._jobs.discard(job)
+        self._jobs.pop(job, None)
         if self._cores is not None:
             self._share()
 
     def _share(self) -> None:
         if self._cores is None or not self._jobs:
             return
-        rate = min(1.0, self._cores / len(self._jobs))
+        busy = min(self._cores, len(self._jobs))
+        rate = busy / len(self._jobs) / (1.0 + self._contention * (busy - 1.0))
         for job in self._jobs:
             job.set_rate(rate)

@@ -19,8 +19,6 @@ class Records:
         self.ttft_ms = array("d", [float("nan")]) * count
         self.tbt_ms = array("d", [float("nan")]) * count
         """Mean time between the tokens of the request; 0 of a single token."""
-        self.worst_tbt_ms = array("d", [0.0]) * count
-        """Of its spells between two changes of a batch, the mean of the slowest."""
         self.finished_s = array("d", [float("nan")]) * count
         self.first_token_s = array("d", [float("nan")]) * count
         self.last_token_s = array("d", [float("nan")]) * count
@@ -56,10 +54,6 @@ class Records:
         if not self.output_tokens[index]:
             self.first_token_s[index] = now
             self.ttft_ms[index] = 1000 * (now - self.requests[index].arrival_s)
-        else:
-            gap_ms = 1000 * (now - self.last_token_s[index]) / count
-            if gap_ms > self.worst_tbt_ms[index]:
-                self.worst_tbt_ms[index] = gap_ms
         self.last_token_s[index] = now
         self.output_tokens[index] += count
 

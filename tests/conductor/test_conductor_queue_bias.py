@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conductor_support import ask, assigned, make_core, report, request
+from conductor_support import ask, assigned, hold, keys_of, make_core, report, request
 
 from conductor.core.events import Advance, Phase, Role
 from conductor.core.queue_bias import QueueBias
@@ -33,7 +33,7 @@ def test_each_size_learns_its_own_part_and_forgets_slowly() -> None:
 def test_an_empty_queue_teaches_nothing() -> None:
     bias = QueueBias()
     for _ in range(50):
-        bias.observe(100.0, ahead_ms=0.0, waited_ms=0.0)
+        bias.observe(100.0, ahead_ms=0.0, waited_ms=3.0)
     assert bias.factors(np.array([100.0]), np.array([10_000.0]))[0] == pytest.approx(1.0)
 
 
@@ -63,3 +63,13 @@ def test_the_conductor_predicts_the_queue_as_it_was_of_late() -> None:
     report(core, "p0", Role.PREFILL, queue_ms=9_000)
     assert ask(core, request("later", num_tokens=101)).alternatives.prefills[0].ttft_ms == pytest.approx(201, abs=10)
     assert ask(core, request("long", num_tokens=8_001)).alternatives.prefills[0].queue_ms >= 9_000, "of another size"
+
+
+def test_load_balance_looks_at_the_work_ahead_whatever_is_cached() -> None:
+    core = make_core(prefills=["p0", "p1"], policy="load-balance")
+    for _ in range(200):
+        core.state.queue_bias.observe(10.0, ahead_ms=4_000.0, waited_ms=50.0)
+    hold(core, "p1", keys_of(100))
+    report(core, "p0", Role.PREFILL, queue_ms=4_000)
+    report(core, "p1", Role.PREFILL, queue_ms=4_040)
+    assert assigned(core, request("a", num_tokens=401)).prefill.instance_id == "p0"

@@ -1,0 +1,52 @@
+"""What is copied to the SSD ahead of need, while the disk takes its time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from ssd_support import BLOCK_BYTES, ManualDisk, key, open_tier
+
+from kvstore.core.pool import Pool
+from kvstore.server import demotion
+from kvstore.server.demotion import BATCHES_UNDER_WAY, Demotion
+from kvstore.server.ssd import Ssd, SsdOptions
+from kvstore.ssd.disk import aligned_memory
+from springtide.clock import ManualClock
+from springtide.ids import AttemptId
+
+NUM_SLOTS = 16
+
+
+def cache(pool: Pool, numbers: Sequence[int]) -> None:
+    keys, attempt_id = [key(number) for number in numbers], AttemptId(str(numbers))
+    pool.acquire(attempt_id, keys, len(keys), 0)
+    pool.commit(attempt_id, 0, keys)
+    pool.release(attempt_id)
+
+
+async def test_a_stop_in_the_middle_of_writing_flushes_the_rest(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(demotion, "STAGED_BYTES", 2 * BLOCK_BYTES)
+    disk, pool = ManualDisk(ManualClock()), Pool([0] * NUM_SLOTS, 1, ssd_capacity=100)
+    assert pool.ssd is not None
+    tier = await open_tier(tmp_path, disk=disk, clock=disk.clock)
+    arena = np.frombuffer(aligned_memory(NUM_SLOTS * BLOCK_BYTES), np.uint8)
+    node = SimpleNamespace(options=SimpleNamespace(spec=SimpleNamespace(bytes_per_slot=BLOCK_BYTES)), pool=pool, changed=lambda: None)
+    options = SsdOptions(tmp_path, 1 << 20, "f", demote_below=1.0, demote_until=1.0, flush_s=30.0)
+    copying = Demotion(node, Ssd(tier, pool.ssd, arena, BLOCK_BYTES), options)  # type: ignore[arg-type]
+    cache(pool, range(NUM_SLOTS))
+    running = asyncio.create_task(copying.run())
+    for _ in range(1000):
+        await asyncio.sleep(0)
+        if len(copying._under_way) == BATCHES_UNDER_WAY:
+            break
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert len(copying._under_way) == BATCHES_UNDER_WAY, "it was stopped while it waited for the first of them"
+    await copying.flush()
+    assert len(pool.ssd) == NUM_SLOTS
+    await tier.close()
