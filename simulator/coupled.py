@@ -127,16 +127,10 @@ class _Instance:
         assert self._steps is not None and self._iteration is not None
         hardware, (began, count) = self._options.hardware, self._steps
         batch, context = len(self._decoding), sum(sequence.context for sequence in self._decoding)
-        low, high = 1, count
-        while low < high:
-            middle = (low + high) // 2
-            if began + hardware.steps_ms(batch, context, middle) / 1000 >= self._loop.now:
-                high = middle
-            else:
-                low = middle + 1
+        count = hardware.steps_begun(batch, context, count, 1000 * (self._loop.now - began))
         self._iteration.cancel()
-        self._steps = (began, low)
-        self._iteration = self._loop.at(began + hardware.steps_ms(batch, context, low) / 1000, self._stepped)
+        self._steps = (began, count)
+        self._iteration = self._loop.at(began + hardware.steps_ms(batch, context, count) / 1000, self._stepped)
 
     def _stepped(self) -> None:
         assert self._steps is not None

@@ -52,15 +52,8 @@ class _Steps:
 
     def cut(self, done_s: float) -> float:
         """After so many seconds of work, the step under way becomes the last. Returns the seconds of all."""
-        low, high = 1, self.count
-        while low < high:
-            middle = (low + high) // 2
-            if self.seconds(middle) >= done_s:
-                high = middle
-            else:
-                low = middle + 1
-        self.count = low
-        return max(self.seconds(low), done_s)
+        self.count = self._hardware.steps_begun(self._batch, self._context, self.count, 1000 * done_s)
+        return max(self.seconds(self.count), done_s)
 
 
 class SimDecode:
@@ -115,7 +108,7 @@ class SimDecode:
         self._core.validate()
 
     def _handle(self, event: ev.Event) -> None:
-        if isinstance(event, storage.Ingested) and self._late_tbt_slo_ms is not None and self._refuses(event):
+        if isinstance(event, storage.Ingested) and self._refuses(event):
             self._gateway.on_refused_late(AttemptId(event.attempt_id))
             return
         if self._steps is not None and not isinstance(event, ev.StepDone | storage.Grown):
@@ -125,9 +118,10 @@ class SimDecode:
         self._changed()
 
     def _refuses(self, arrived: storage.Ingested) -> bool:
+        if self._late_tbt_slo_ms is None:
+            return False
         load, tokens = self._core.load(), self._gateway.request_of(arrived.attempt_id).input_tokens
-        predicted_ms = self._hardware.step_ms(load.running + 1, load.tokens + tokens)
-        return self._late_tbt_slo_ms is not None and predicted_ms > self._late_tbt_slo_ms
+        return self._hardware.step_ms(load.running + 1, load.tokens + tokens) > self._late_tbt_slo_ms
 
     def _do(self, action: Action) -> None:
         match action:

@@ -162,7 +162,6 @@ class SimGateway:
     def _schedule(self, action: ev.Schedule) -> None:
         index = int(action.generation.request_id)
         request, num_tokens = self.records.requests[index], len(action.token_ids)
-        self.records.attempts[index] += 1
         actions = self._conductor(
             conductor_events.Schedule(
                 attempt_id=action.attempt_id,

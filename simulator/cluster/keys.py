@@ -14,34 +14,17 @@ _REMEMBERED = 1 << 13
 
 def prompt_keys(request: SimRequest, begin: int, end: int, block_tokens: int) -> tuple[BlockKey, ...]:
     """Of blocks [begin, end) of the prompt and the output after it. Output that the workload gives no ids for is found by nobody else."""
-    known = _Known.of(request, block_tokens)
+    known = _known(request, block_tokens)
     if end <= len(known):
         return known if begin == 0 and end == len(known) else known[begin:end]
     own = (_spread(request.request_id << 20 | index, 1 << 63) for index in range(max(begin, len(known)), end))
     return (*known[begin:], *own)
 
 
-class _Known:
-    """Of a request's full blocks that have ids."""
-
-    def __init__(self, request: SimRequest, block_tokens: int) -> None:
-        self.request, self.block_tokens = request, block_tokens
-
-    def __hash__(self) -> int:
-        return self.request.request_id
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and self.request is other.request and self.block_tokens == other.block_tokens
-
-    @staticmethod
-    def of(request: SimRequest, block_tokens: int) -> tuple[BlockKey, ...]:
-        return _keys(_Known(request, block_tokens))
-
-
 @lru_cache(_REMEMBERED)
-def _keys(known: _Known) -> tuple[BlockKey, ...]:
-    request = known.request
-    blocks = (*request.blocks[: request.input_tokens // known.block_tokens], *request.output_blocks)
+def _known(request: SimRequest, block_tokens: int) -> tuple[BlockKey, ...]:
+    """Of the full blocks that have ids."""
+    blocks = (*request.blocks[: request.input_tokens // block_tokens], *request.output_blocks)
     return tuple(_spread(block, 0) for block in blocks)
 
 

@@ -13,14 +13,12 @@ class Network:
         self._rate = bytes_per_s
         self._out_free_at: dict[NodeId, float] = {}
         self._in_free_at: dict[NodeId, float] = {}
-        self.bytes_moved = 0
 
     def send(self, source: NodeId, destination: NodeId, num_bytes: float, ready_at: float) -> float:
         """When bytes that can be sent from `ready_at` on have all arrived."""
         seconds = num_bytes / self._rate
         sent = self._out_free_at[source] = max(ready_at, self._out_free_at.get(source, 0.0)) + seconds
         came = self._in_free_at[destination] = max(ready_at, self._in_free_at.get(destination, 0.0)) + seconds
-        self.bytes_moved += int(num_bytes)
         return max(sent, came)
 
     def seconds(self, num_bytes: float) -> float:

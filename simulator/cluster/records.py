@@ -24,7 +24,6 @@ class Records:
         self.last_token_s = array("d", [float("nan")]) * count
         self.cached_tokens = array("q", [0]) * count
         self.output_tokens = array("q", [0]) * count
-        self.attempts = array("b", [0]) * count
         self.reasons: list[str] = []
         """Of rejections, as they first came."""
         self._reason = array("b", [-1]) * count

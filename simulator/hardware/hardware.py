@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -58,6 +59,10 @@ class Hardware:
     def steps_ms(self, batch: int, context_tokens: int, k: int) -> float:
         """k consecutive decode steps of the same batch, of which the first finds `context_tokens`."""
         return self.steps.steps_ms(batch, context_tokens, k)
+
+    def steps_begun(self, batch: int, context_tokens: int, at_most: int, elapsed_ms: float) -> int:
+        """Of `at_most` consecutive steps of the same batch, how many have begun after so long: 1 or more."""
+        return 1 + bisect_left(range(1, at_most), elapsed_ms, key=lambda k: self.steps_ms(batch, context_tokens, k))
 
 
 def p90_error(samples: Sequence[tuple[int, int, float]], cost: PrefillCost | DecodeCost) -> float:

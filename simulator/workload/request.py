@@ -41,6 +41,9 @@ class SimRequest:
     deadline_ms: float = 0.0
     """From the arrival to the last token; 0 for none."""
 
+    def __hash__(self) -> int:
+        return hash(self.request_id)
+
     def __post_init__(self) -> None:
         if self.input_tokens < 1 or self.output_tokens < 1:
             raise ValueError(

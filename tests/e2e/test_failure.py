@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import threading
-from dataclasses import dataclass
 
 import httpx
 import pytest
 
+from tests.support import streams
 from tests.support.cluster import Cluster
 from tests.support.reference import random_prompt
+from tests.support.streams import StreamEnd
 
 NUM_STREAMS = 6
 OUTPUT_TOKENS = 60
@@ -23,40 +23,8 @@ def cluster():
         yield cluster
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnd:
-    tokens: int
-    finish_reasons: tuple[str, ...]
-    errors: tuple[str, ...]
-
-
 def stream(cluster: Cluster, seed: int, on_first_token) -> StreamEnd:
-    """One streamed completion, read to its end."""
-    request = {
-        "model": cluster.model,
-        "prompt": random_prompt(seed, length=200 + 50 * seed),
-        "max_tokens": OUTPUT_TOKENS,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    tokens, finishes, errors = 0, [], []
-    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=request, timeout=120) as response:
-        assert response.status_code == 200, response.read()
-        for line in response.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                errors.append(event["error"]["message"])
-                continue
-            if event.get("usage"):
-                tokens = event["usage"]["completion_tokens"]
-            for choice in event["choices"]:
-                on_first_token()
-                if choice["finish_reason"]:
-                    finishes.append(choice["finish_reason"])
-    return StreamEnd(tokens, tuple(finishes), tuple(errors))
+    return streams.stream(cluster, random_prompt(seed, length=200 + 50 * seed), OUTPUT_TOKENS, on_first_token)
 
 
 @pytest.mark.parametrize("victim", ["prefill-0", "prefill-1-store", "decode-0", "decode-1-store", "conductor-0", "valkey"])

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
-import json
 import threading
-from dataclasses import dataclass
 
 import grpc
 import httpx
@@ -15,8 +13,10 @@ import pytest
 from springtide.membership import Member
 from springtide.rpc import node_pb2
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
+from tests.support import streams
 from tests.support.cluster import Cluster
 from tests.support.reference import random_prompt
+from tests.support.streams import StreamEnd
 
 NUM_STREAMS = 6
 OUTPUT_TOKENS = 80
@@ -28,40 +28,8 @@ def cluster():
         yield cluster
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnd:
-    tokens: int
-    finish_reasons: tuple[str, ...]
-    errors: tuple[str, ...]
-
-
 def stream(cluster: Cluster, seed: int, on_token) -> StreamEnd:
-    """One streamed completion, read to its end."""
-    request = {
-        "model": cluster.model,
-        "prompt": random_prompt(seed, length=200 + 10 * seed),
-        "max_tokens": OUTPUT_TOKENS,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    tokens, finishes, errors = 0, [], []
-    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=request, timeout=120) as response:
-        assert response.status_code == 200, response.read()
-        for line in response.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                errors.append(event["error"]["message"])
-                continue
-            if event.get("usage"):
-                tokens = event["usage"]["completion_tokens"]
-            for choice in event["choices"]:
-                on_token()
-                if choice["finish_reason"]:
-                    finishes.append(choice["finish_reason"])
-    return StreamEnd(tokens, tuple(finishes), tuple(errors))
+    return streams.stream(cluster, random_prompt(seed, length=200 + 10 * seed), OUTPUT_TOKENS, on_token)
 
 
 def engine(cluster: Cluster, name: str) -> Member:
