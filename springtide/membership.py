@@ -16,6 +16,8 @@ from typing import Literal
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
+from springtide.cancellation import heeds_cancellation
+
 logger = logging.getLogger(__name__)
 
 _READ_AT_ONCE = 100
@@ -57,6 +59,7 @@ class Membership:
         await self._put(member)
         self._heartbeat = asyncio.create_task(self._renew(member), name="membership-heartbeat")
 
+    @heeds_cancellation
     async def members(self) -> list[Member] | None:
         """Everybody whose lease holds; None when Valkey cannot be asked just now."""
         try:
@@ -82,6 +85,7 @@ class Membership:
     def _key(self, member: Member) -> str:
         return f"{self._prefix}{member.role}:{member.member_id}"
 
+    @heeds_cancellation
     async def _put(self, member: Member) -> None:
         try:
             await self._redis.set(self._key(member), json.dumps(asdict(member)), px=int(self._lease_s * 1000))

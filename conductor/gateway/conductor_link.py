@@ -85,8 +85,9 @@ class ConductorLink:
             except Unavailable:
                 if loop.time() >= give_up_at:
                     raise
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(changed.wait(), _PAUSE_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE_S):
+                    await changed.wait()
 
     async def cluster(self) -> conductor_pb2.ClusterStatus:
         """Raises Unavailable."""

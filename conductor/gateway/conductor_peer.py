@@ -57,8 +57,9 @@ class ConductorPeer:
 
     async def close(self, patience_s: float) -> None:
         """Reports what is still to be reported, if it is taken in time, and hangs up."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._reports.join(), patience_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._reports.join()
         await self._hang_up(grace_s=None)
 
     async def retire(self) -> None:

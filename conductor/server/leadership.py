@@ -113,8 +113,9 @@ class OneOfSeveral:
 
     async def _wait(self, seconds: float) -> None:
         self._sooner.clear()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._sooner.wait(), seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._sooner.wait()
 
     def _note(self) -> None:
         leads, epoch = self._candidate.leads(self._clock.now()), self._candidate.epoch

@@ -9,6 +9,7 @@ import redis.asyncio as redis
 from redis.exceptions import RedisError
 
 from conductor.server.candidate import Answer, Claim, Free, Granted, Held, Leader
+from springtide.cancellation import heeds_cancellation
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class LeaderLease:
         self._claim = self._redis.register_script(_CLAIM)
         self._release = self._redis.register_script(_RELEASE)
 
+    @heeds_cancellation
     async def claim(self, claim: Claim) -> Answer | None:
         """None when Valkey cannot be asked just now: the claim may have been granted all the same."""
         arguments = [*self._holder, str(claim.floor), str(int(claim.take)), str(int(claim.leads))]

@@ -105,4 +105,5 @@ class Child:
             case Restart(after_s):
                 self._on_change(self, f"{describe_exit(returncode)}; restarting")
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), after_s)
+                    async with asyncio.timeout(after_s):
+                        await self._stopping.wait()

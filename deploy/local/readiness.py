@@ -13,6 +13,7 @@ import redis.asyncio as redis
 from redis.exceptions import RedisError
 
 from deploy.local.plan import ProcessSpec, client_host
+from springtide.cancellation import heeds_cancellation
 from springtide.config import ClusterConfig
 from springtide.membership import Membership
 
@@ -60,6 +61,7 @@ class ReadinessProbe:
             return (await self._http.get(self.url + "/ready")).status_code == httpx.codes.OK
         return False
 
+    @heeds_cancellation
     async def _valkey_answers(self) -> bool:
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             return bool(await self._valkey.ping())

