@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.conductor_process import INSTANCES, LIMIT_MS, LIMITED_TOKENS, REQUESTS, Answered, ask_process
 from benchmarks.driven import CHECKOUT, OURS, Bench, Driver, Job, Scale, compared, console, microseconds, others_at_work, with_remarks
 from benchmarks.drivers.holdings import EVENT_BLOCKS, EVENTS, FOUND
+from benchmarks.fake_nodes import LESS_URGENT
 from benchmarks.full_index import BLOCKS, Figures
 from benchmarks.results import Row, show, write
 
@@ -31,7 +32,7 @@ NOTES = (
     "either: refusing what would miss its objectives, which with the default rule takes a look ahead. The process: `python -m conductor` "
     "with its Valkey; stores and engines are served by another process, which reports every engine's load once a second and stores blocks "
     "all the time; one more process asks, one request after the other (latency) and 16 at a time (throughput). All of them share this "
-    "machine's cores."
+    f"machine's cores, the one with the stores and engines at a niceness of {LESS_URGENT}, for real ones are on other machines."
 )
 
 

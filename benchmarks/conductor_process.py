@@ -165,9 +165,9 @@ class _Asker:
         reply = await self._conductor.Schedule(request)
         seconds = time.perf_counter() - started
         assert reply.HasField("assignment"), reply
-        await self._conductor.Advance(
-            conductor_pb2.AdvanceRequest(gateway_id="gateway", attempt_id=name, phase=conductor_pb2.ATTEMPT_PHASE_FAILED)
-        )
+        failed = conductor_pb2.Progress(attempt_id=name, phase=conductor_pb2.ATTEMPT_PHASE_FAILED)
+        reports = [conductor_pb2.AttemptReport(progress=failed)]
+        await self._conductor.Advance(conductor_pb2.AdvanceRequest(gateway_id="gateway", reports=reports))
         return seconds
 
     def _decisions(self) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -33,6 +34,8 @@ STORED_EVERY_S = 10.0
 EVENT_BLOCKS = 128
 SNAPSHOT_BLOCKS = 4096
 LEASE_S = 3600
+LESS_URGENT = 10
+"""Niceness: real nodes report from other machines, and take nothing of the Conductor's cores."""
 COSTS = {"prefill": node_pb2.CostModel(prefill=[5.0, 0.05, 1e-7]), "decode": node_pb2.CostModel(decode=[10.0, 0.1, 1e-5])}
 
 
@@ -113,4 +116,5 @@ async def serve(redis_url: str, cluster: str, num_instances: int, lengths: Seque
 
 
 if __name__ == "__main__":
+    os.nice(LESS_URGENT)
     asyncio.run(serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), [int(length) for length in sys.argv[4:]]))

@@ -24,6 +24,7 @@ class Calibration(Generic[CostT]):
     def __init__(self, measured: CostT) -> None:
         self.cost: CostT = measured
         self._measured: CostT = measured
+        self._factor = 1.0
         self._ratios: deque[float] = deque(maxlen=_WINDOW)
         self._observed_at = float("-inf")
 
@@ -41,5 +42,8 @@ class Calibration(Generic[CostT]):
             self._update()
 
     def _update(self) -> None:
-        if len(self._ratios) >= _ENOUGH:
-            self.cost = self._measured.scaled(min(max(median(self._ratios), _LEAST), _MOST))
+        if len(self._ratios) < _ENOUGH:
+            return
+        factor = min(max(median(self._ratios), _LEAST), _MOST)
+        if factor != self._factor:
+            self._factor, self.cost = factor, self._measured.scaled(factor)

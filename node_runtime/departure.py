@@ -9,11 +9,11 @@ import asyncio
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
+from springtide.clock import Clock
 from springtide.errors import InvalidRequest
 from springtide.rpc import node_pb2
 
@@ -59,11 +59,11 @@ class Departure:
         return self.order
 
 
-async def drained(has_work: Callable[[], bool], drain_s: float) -> bool:
+async def drained(has_work: Callable[[], bool], drain_s: float, clock: Clock) -> bool:
     """Returns once there has been no work for a moment, or with False when there still is some after `drain_s`."""
-    started = last_work = time.monotonic()
+    started = last_work = clock.now()
     while True:
-        now = time.monotonic()
+        now = clock.now()
         if has_work():
             last_work = now
             if now - started >= drain_s:

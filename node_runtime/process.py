@@ -75,7 +75,8 @@ async def serve(arguments: ProcessArguments, kind: Kind[CostT], stop: asyncio.Ev
         if stop.is_set():
             return
         cost = await thread.run(_cost_of, arguments, kind, runner)
-        node = kind.build(Parts(arguments, runner, thread, MonotonicClock()), cost)
+        clock = MonotonicClock()
+        node = kind.build(Parts(arguments, runner, thread, clock), cost)
         server = channels.new_server()
         node.register(server)
         ready = add_health(server)
@@ -84,7 +85,7 @@ async def serve(arguments: ProcessArguments, kind: Kind[CostT], stop: asyncio.Ev
         address = f"{arguments.bind_host}:{port}"
         member = _Announcement(arguments, kind.role, address, serve_metrics(arguments.bind_host), ready)
         try:
-            await _first_of(stop, node.run(), _stay_connected(arguments, node, member), _depart(node, member))
+            await _first_of(stop, node.run(), _stay_connected(arguments, node, member), _depart(node, member, clock))
         finally:
             await server.stop(STOP_GRACE_S)
     finally:
@@ -179,13 +180,13 @@ class _Announcement:
             self.membership = None
 
 
-async def _depart(node: EngineNode[Any, Any, Any], announcement: _Announcement) -> None:
+async def _depart(node: EngineNode[Any, Any, Any], announcement: _Announcement, clock: Clock) -> None:
     """Waits for an order to switch the role; returns when nothing is left to do here, or no time for it."""
     order = await node.departure.ordered()
     logger.info("is to become a %s engine: takes no more work, and ends what it has within %.1f s", order.role, order.drain_s)
     announcement.over = True
     await announcement.withdraw()
-    if not await drained(lambda: node.has_work, order.drain_s):
+    if not await drained(lambda: node.has_work, order.drain_s, clock):
         logger.warning("has not ended all its work: gateways will schedule it anew")
 
 

@@ -5,7 +5,6 @@ prefill, as vLLM and Sarathi-Serve do), keeps a prefix cache of its own, and req
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstore.core.eviction import new_policy
@@ -50,8 +49,8 @@ class _Instance:
     """First come, first served; the cache is a pool of kvstore/. A sequence is let in when its whole length fits, so that none has to be
     preempted."""
 
-    def __init__(self, options: CoupledOptions, loop: Loop, records: Records, ended: Callable[[], None]) -> None:
-        self._options, self._loop, self._records, self._ended = options, loop, records, ended
+    def __init__(self, options: CoupledOptions, loop: Loop, records: Records) -> None:
+        self._options, self._loop, self._records = options, loop, records
         tokens = options.cache_tokens or options.hardware.device_tokens
         slots = max(1, tokens // options.block_tokens)
         self._pool = Pool([0] * slots, 1, policy=new_policy("lru", slots))
@@ -105,7 +104,6 @@ class _Instance:
                 if num_blocks <= self._pool.num_slots:
                     return
                 self._records.reject(sequence.index, "too_large")
-                self._ended()
                 self._waiting.popleft()
                 continue
             self._waiting.popleft()
@@ -165,7 +163,6 @@ class _Instance:
                 self._keep_output(sequence)
                 self._pool.release(sequence.attempt_id)
                 self._records.finish(sequence.index, self._loop.now, sequence.cached)
-                self._ended()
 
     def _keep_output(self, sequence: _Sequence) -> None:
         """A next turn finds it."""
@@ -178,14 +175,9 @@ class _Instance:
 
 def run_coupled(workload: Workload, options: CoupledOptions) -> Records:
     """Until every request has ended."""
-    loop, records = Loop(), Records(workload.requests)
-    ended = 0
-
-    def one_more() -> None:
-        nonlocal ended
-        ended += 1
-
-    instances = [_Instance(options, loop, records, one_more) for _ in range(options.instances)]
+    loop = Loop()
+    records = Records(workload.requests, loop.stop)
+    instances = [_Instance(options, loop, records) for _ in range(options.instances)]
 
     def arrive(index: int) -> None:
         if index + 1 < len(workload.requests):
@@ -195,5 +187,5 @@ def run_coupled(workload: Workload, options: CoupledOptions) -> Records:
 
     if workload.requests:
         loop.at(workload.requests[0].arrival_s, lambda: arrive(0))
-    loop.run(lambda: ended == len(workload.requests))
+        loop.run()
     return records

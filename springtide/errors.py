@@ -23,6 +23,13 @@ class InvalidRequest(SpringtideError):
     openai_type = "invalid_request_error"
 
 
+class Unauthenticated(SpringtideError):
+    """No API key, or one that is not known."""
+
+    http_status = 401
+    openai_type = "authentication_error"
+
+
 class ModelNotFound(InvalidRequest):
     http_status = 404
 

@@ -125,10 +125,8 @@ def token_output(
         taken = min(taken, next(stops, taken))
     reason = finish_reason(sampled[taken - 1].token_id, position + taken, params, eos_ids)
     tokens = sampled[: taken - (reason == pb.FINISH_REASON_STOP)]
-    return pb.TokenOutput(
-        attempt_id=attempt_id,
-        position=position,
-        finish_reason=reason,
-        token_ids=[token.token_id for token in tokens],
-        logprobs=[logprobs for token in tokens if (logprobs := token.logprobs_proto()) is not None],
-    )
+    token_ids = [token.token_id for token in tokens]
+    output = pb.TokenOutput(attempt_id=attempt_id, position=position, finish_reason=reason, token_ids=token_ids)
+    if params.logprobs is not None:
+        output.logprobs.extend([logprobs for token in tokens if (logprobs := token.logprobs_proto()) is not None])
+    return output

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 from benchmarks.driven import CHECKOUT, console
-from benchmarks.experiments import overload, policies, throughput
+from benchmarks.experiments import orders, overload, policies, throughput
 from benchmarks.experiments.pages import write_index
 from simulator.workload import Workload, generate, read_trace
 
-EXPERIMENTS = {"policies": policies.run, "overload": overload.run, "throughput": throughput.run}
+EXPERIMENTS = {"policies": policies.run, "overload": overload.run, "throughput": throughput.run, "orders": orders.run}
 """By the name of their page."""
 
 

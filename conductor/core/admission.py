@@ -16,11 +16,12 @@ LEAST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0
 
 _OBJECTIVES = Limit(1.0, LimitedBy.OBJECTIVES)
-_REASONS = {LimitedBy.PRIORITY: Reason.PRIORITY, LimitedBy.TENANT: Reason.TENANT_SHARE}
+_REASONS = {LimitedBy.PRIORITY: Reason.PRIORITY, LimitedBy.TENANT: Reason.TENANT_SHARE, LimitedBy.SIZE: Reason.SIZE}
 _BECAUSE = {
     LimitedBy.OBJECTIVES: "",
     LimitedBy.PRIORITY: "; requests of higher priority go before",
     LimitedBy.TENANT: "; other tenants have had less than their share",
+    LimitedBy.SIZE: "; several smaller requests are served in the place of one that takes so much",
 }
 
 
@@ -36,11 +37,9 @@ class Admission:
         too_late = _misses_deadline(placement, outlook)
         if too_late is not None or self.foresight is Foresight.NONE:
             return too_late
-        refusal = _refuse(alternatives, placement, outlook, outlook.limit)
-        if refusal is None or outlook.limit.by is LimitedBy.OBJECTIVES:
-            return refusal
+        limited = _refuse(alternatives, placement, outlook, outlook.prefill_limit, outlook.decode_limit)
         # Whoever would be refused without a limit too is told so.
-        return _refuse(alternatives, placement, outlook, _OBJECTIVES) or refusal
+        return limited and (_refuse(alternatives, placement, outlook, _OBJECTIVES, _OBJECTIVES) or limited)
 
 
 ADMISSIONS: dict[str, Admission] = {
@@ -69,24 +68,26 @@ def _misses_deadline(placement: Placement, outlook: Outlook) -> Rejection | None
     )
 
 
-def _refuse(alternatives: Alternatives, placement: Placement, outlook: Outlook, limit: Limit) -> Rejection | None:
-    """The limit is that of the slack: what the objective leaves beyond what the request would take with nobody else there. So an idle
+def _refuse(
+    alternatives: Alternatives, placement: Placement, outlook: Outlook, prefill_limit: Limit, decode_limit: Limit
+) -> Rejection | None:
+    """The limits are of the slack: what the objective leaves beyond what the request would take with nobody else there. So an idle
     cluster refuses nobody for being limited."""
     prefill, decode = placement.prefill, placement.decode
-    queue_ms = limit.share * (alternatives.ttft_slo_ms - (prefill.ttft_ms - prefill.queue_ms))
+    queue_ms = prefill_limit.share * (alternatives.ttft_slo_ms - (prefill.ttft_ms - prefill.queue_ms))
     if prefill.queue_ms > queue_ms:
         return _rejection(
-            limit,
+            prefill_limit,
             Reason.TTFT,
             f"the first token would take {prefill.ttft_ms:.0f} ms, more than the objective of {alternatives.ttft_slo_ms:.0f} ms",
             f"the wait for a first token would be {prefill.queue_ms:.0f} ms, more than {queue_ms:.0f} ms",
             (prefill.queue_ms - max(queue_ms, 0.0)) / 1000.0,
         )
-    slots = limit.share * (decode.slots_total - alternatives.num_blocks)
+    slots = decode_limit.share * (decode.slots_total - alternatives.num_blocks)
     used = decode.slots_total - decode.slots_free
     if used > slots:
         return _rejection(
-            limit,
+            decode_limit,
             Reason.NO_SLOTS,
             f"no decode node has {alternatives.num_blocks} free KV slots; the best one has {max(decode.slots_free, 0)}",
             f"the best decode node has {max(decode.slots_free, 0)} free KV slots; {decode.slots_total - slots:.0f} would be wanted",
@@ -95,10 +96,11 @@ def _refuse(alternatives: Alternatives, placement: Placement, outlook: Outlook, 
     # A node that keeps to the objective even with everything promised to it is no reason to refuse, whatever the others do.
     tbt_ms = min(outlook.tbt_ms, decode.tbt_ms)
     idle_ms = min(outlook.idle_tbt_ms, tbt_ms)
-    most_ms = alternatives.tbt_slo_ms if limit.share == 1.0 else idle_ms + limit.share * (alternatives.tbt_slo_ms - idle_ms)
+    # Written so that a limit of 1 is the objective to the last digit.
+    most_ms = alternatives.tbt_slo_ms - (1.0 - decode_limit.share) * (alternatives.tbt_slo_ms - idle_ms)
     if tbt_ms > most_ms:
         return _rejection(
-            limit,
+            decode_limit,
             Reason.TBT,
             f"tokens would come every {tbt_ms:.0f} ms, slower than the objective of {alternatives.tbt_slo_ms:.0f} ms",
             f"tokens would come every {tbt_ms:.0f} ms, slower than {most_ms:.0f} ms",

@@ -19,6 +19,7 @@ from conductor.core.events import (
     LiveAttempt,
     LoadReported,
     Phase,
+    Placed,
     PrefillFinished,
     Renew,
     ReplicationEnded,
@@ -33,6 +34,7 @@ from conductor.core.events import (
     StoreSnapshot,
     StoreStored,
     StoreUp,
+    SwitchFailed,
     Tick,
 )
 from conductor.core.hot_spots import HotSpots
@@ -109,6 +111,8 @@ class ConductorCore:
                 return [self._schedule(event, now)]
             case Advance():
                 return self._advance(event, now)
+            case Placed(gateway_id, attempt):
+                self._learn(attempt, gateway_id, now)
             case Renew():
                 self._renew(event, now)
             case LoadReported(instance_id, incarnation, load):
@@ -134,6 +138,9 @@ class ConductorCore:
                 self.state.instance_down(instance_id, incarnation, now)
             case ReplicationEnded():
                 self.hot_spots.ended(event, now)
+            case SwitchFailed(instance_id):
+                if self.balance is not None:
+                    self.balance.failed(instance_id, now)
             case Tick():
                 return self._tick(now)
         return []
@@ -174,6 +181,7 @@ class ConductorCore:
         assignment = None
         if isinstance(outcome, Placement):
             sources = self._sources(outcome, alternatives)
+            prediction = self._prediction(request, outcome, alternatives.outlook, now)
             assignment = Assignment(
                 attempt_id=request.attempt_id,
                 prefill=self.state.instances[outcome.prefill.instance_id].ref,
@@ -184,6 +192,7 @@ class ConductorCore:
                 predicted_tbt_ms=outcome.decode.tbt_ms,
                 ttft_slo_ms=alternatives.ttft_slo_ms,
                 tbt_slo_ms=alternatives.tbt_slo_ms,
+                prediction=prediction,
             )
             self.state.place(
                 Attempt(
@@ -196,12 +205,11 @@ class ConductorCore:
                     num_tokens=request.num_tokens,
                     num_blocks=alternatives.num_blocks,
                     prefill_ms=outcome.prefill.prefill_ms,
-                    ahead_ms=self.state.instances[outcome.prefill.instance_id].queue_ms(now),
                     joins_at=now + outcome.prefill.ttft_ms / 1000.0,
                     renewed_at=now,
                     tenant=request.tenant,
                     most_tokens=request.max_new_tokens or math.inf,
-                    prediction=self._prediction(request, outcome, alternatives.outlook),
+                    prediction=prediction,
                 )
             )
             if sources:
@@ -210,7 +218,7 @@ class ConductorCore:
                 )
         return Reply(request.attempt_id, outcome, alternatives, assignment)
 
-    def _prediction(self, request: Schedule, placement: Placement, outlook: Outlook | None) -> Prediction:
+    def _prediction(self, request: Schedule, placement: Placement, outlook: Outlook | None, now: float) -> Prediction:
         prefill = placement.prefill
         return Prediction(
             ttft_ms=prefill.ttft_ms,
@@ -219,6 +227,7 @@ class ConductorCore:
             prefill_ms=prefill.prefill_ms,
             tbt_ms=outlook.own_tbt_ms if outlook is not None else placement.decode.tbt_ms,
             output_tokens=self.state.lengths.predict(request.tenant, request.max_new_tokens or math.inf),
+            ahead_ms=self.state.instances[prefill.instance_id].queue_ms(now),
         )
 
     def _sources(self, placement: Placement, alternatives: Alternatives) -> tuple[Source, ...]:
@@ -263,22 +272,37 @@ class ConductorCore:
 
     def _renew(self, event: Renew, now: float) -> None:
         for live in event.attempts:
-            known = self.state.attempts.get(live.attempt_id)
-            if known is None:
-                if not live.phase.over and not self.state.is_over(live.attempt_id):
-                    self.state.place(self._relearnt(live, event.gateway_id, now))
-                continue
-            known.renewed_at = now
-            if live.phase is Phase.DECODE and known.phase is Phase.PREFILL:
-                self.transfers.end(live.attempt_id)
-                self.state.prefill_over(known, now)
+            self._learn(live, event.gateway_id, now)
+        listed = {live.attempt_id for live in event.attempts}
+        for attempt in list(self.state.of_gateway(event.gateway_id)):
+            if attempt.attempt_id in listed:
+                attempt.unlisted = False
+            elif attempt.unlisted:
+                self.transfers.end(attempt.attempt_id)
+                self.state.finish(attempt.attempt_id, 0, now)
+            else:
+                attempt.unlisted = True
+
+    def _learn(self, live: LiveAttempt, gateway_id: GatewayId, now: float) -> None:
+        known = self.state.attempts.get(live.attempt_id)
+        if known is None:
+            if not live.phase.over and not self.state.is_over(live.attempt_id):
+                self.state.place(self._relearnt(live, gateway_id, now))
+            return
+        known.renewed_at = now
+        if live.phase is Phase.DECODE and known.phase is Phase.PREFILL:
+            self.transfers.end(live.attempt_id)
+            self.state.prefill_over(known, now)
 
     def _relearnt(self, live: LiveAttempt, gateway_id: GatewayId, now: float) -> Attempt:
         """An attempt that another Conductor, or this one before its restart, placed."""
-        prefill = self.state.instances.get(live.prefill_id)
-        cost = prefill.load.prefill_cost if prefill is not None else None
-        new_tokens = live.num_tokens - live.cached_tokens
-        prefill_ms = self.state.prefill_ms(cost, new_tokens, live.cached_tokens) if cost is not None else 0.0
+        if live.prediction is not None:
+            prefill_ms, ttft_ms = live.prediction.prefill_ms, live.prediction.ttft_ms
+        else:
+            prefill = self.state.instances.get(live.prefill_id)
+            cost = prefill.load.prefill_cost if prefill is not None else None
+            new_tokens = live.num_tokens - live.cached_tokens
+            ttft_ms = prefill_ms = self.state.prefill_ms(cost, new_tokens, live.cached_tokens) if cost is not None else 0.0
         return Attempt(
             attempt_id=live.attempt_id,
             request_id=None,
@@ -289,9 +313,11 @@ class ConductorCore:
             num_tokens=live.num_tokens,
             num_blocks=blocks_for(live.num_tokens + 1, self.settings.block_tokens),
             prefill_ms=prefill_ms,
-            ahead_ms=0.0,
-            joins_at=now + prefill_ms / 1000.0,
+            joins_at=now + ttft_ms / 1000.0,
             renewed_at=now,
+            tenant=live.tenant,
+            most_tokens=live.max_new_tokens or math.inf,
+            prediction=live.prediction,
         )
 
     # ---- stores and time ----

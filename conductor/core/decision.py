@@ -66,6 +66,7 @@ class Reason(Enum):
     DEADLINE = "deadline"
     PRIORITY = "priority"
     TENANT_SHARE = "tenant_share"
+    SIZE = "size"
 
 
 @dataclass(frozen=True, slots=True)

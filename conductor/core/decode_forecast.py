@@ -7,7 +7,7 @@ output goes on until then, given how far it is: by the lengths of recent outputs
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Container, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,6 +105,11 @@ class DecodeForecast:
             self._ready[row] = False
             self._gone.add(row)
             self._free(row)
+
+    def keep_only(self, known: Container[InstanceId]) -> None:
+        """Forgets the others that no attempt names: attempts were placed on them, but they never came up, so nobody tells of their end."""
+        for instance_id in [name for name, row in self._rows.items() if name not in known and not self._members[row]]:
+            self.forget(instance_id)
 
     # ---- attempts ----
 

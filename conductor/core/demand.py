@@ -27,6 +27,7 @@ class LimitedBy(Enum):
     OBJECTIVES = "objectives"
     PRIORITY = "priority"
     TENANT = "tenant"
+    SIZE = "size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,18 @@ class Limit:
 
     def __post_init__(self) -> None:
         assert 0 < self.share <= 1, f"a limit of {self.share} is none"
+
+    def tightened(self, share: float, by: LimitedBy) -> Limit:
+        """To `share` of it; by the stricter of both reasons."""
+        return self if share == 1.0 else Limit(self.share * share, by if share < self.share else self.by)
+
+    def to_fields(self) -> tuple[float, str]:
+        """For JSON."""
+        return self.share, self.by.value
+
+    @classmethod
+    def from_fields(cls, share: float, by: str) -> Limit:
+        return cls(share, LimitedBy(by))
 
 
 class Demand:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 from conductor.core.decision import Alternatives, Outcome
-from conductor.core.predictions import Score
+from conductor.core.predictions import Prediction, Score
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
 
@@ -116,6 +116,11 @@ class LiveAttempt:
     phase: Phase
     num_tokens: int
     cached_tokens: int = 0
+    tenant: str = ""
+    max_new_tokens: int = 0
+    """Upper bound of its output; 0: none."""
+    prediction: Prediction | None = None
+    """By the Conductor that placed it; None: not known."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached_tokens < self.num_tokens:
@@ -123,7 +128,18 @@ class LiveAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """Another Conductor has placed this attempt."""
+
+    gateway_id: GatewayId
+    attempt: LiveAttempt
+
+
+@dataclass(frozen=True, slots=True)
 class Renew:
+    """All the attempts of a gateway that run. One that two of its renewals on end do not list is over; that it is may have been lost on the
+    way, while one renewal may just have been ahead of the placement's answer."""
+
     gateway_id: GatewayId
     attempts: Sequence[LiveAttempt]
 
@@ -212,9 +228,17 @@ class ReplicationEnded:
     failed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class SwitchFailed:
+    """An instance did not take the order to switch its role."""
+
+    instance_id: InstanceId
+
+
 Event = (
     Schedule
     | Advance
+    | Placed
     | Renew
     | InstanceUp
     | InstanceDown
@@ -225,6 +249,7 @@ Event = (
     | StoreStored
     | StoreRemoved
     | ReplicationEnded
+    | SwitchFailed
     | Tick
 )
 
@@ -253,6 +278,8 @@ class Assignment:
     predicted_tbt_ms: float
     ttft_slo_ms: float
     tbt_slo_ms: float
+    prediction: Prediction
+    """For the Conductors that did not make it."""
 
 
 @dataclass(frozen=True, slots=True)

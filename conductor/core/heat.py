@@ -23,6 +23,8 @@ _MOST_BLOCKS = 1 << 18
 @dataclass(slots=True)
 class _Count:
     asks: float
+    rest_blocks: float
+    """That come after it, of all these asks together."""
     at: float
 
 
@@ -32,6 +34,8 @@ class HotPrefix:
     """From the first block of a prompt on."""
     asks: float
     """Of late: each counts less by a factor of e in every `TIME_CONSTANT_S`. At a steady rate, as many as come in that time."""
+    rest_blocks: float
+    """Mean of the full blocks that come after it in the prompts that ask for it."""
 
 
 class Heat:
@@ -51,8 +55,10 @@ class Heat:
         """Somebody asks for the first so many blocks of a prompt, at each of the depths (each at least 1)."""
         for depth in depths:
             end = keys[depth - 1]
-            count = self._young.get(end) or self._old.pop(end, None) or _Count(0.0, now)
-            count.asks = _decayed(count, now) + 1.0
+            count = self._young.get(end) or self._old.pop(end, None) or _Count(0.0, 0.0, now)
+            kept = _kept(count, now)
+            count.asks = count.asks * kept + 1.0
+            count.rest_blocks = count.rest_blocks * kept + (len(keys) - depth)
             count.at = now
             self._young[end] = count
             if count.asks >= self._keep_from and end not in self._prefixes and self._blocks + depth <= self._most_blocks:
@@ -63,17 +69,25 @@ class Heat:
 
     def hottest(self, at_most: int, now: float) -> list[HotPrefix]:
         """The hottest first. Those that have cooled down lose their keys by it."""
-        found = [(self.asks(end, now), end) for end in self._prefixes]
+        found = [(self._asks(end, now), end) for end in self._prefixes]
         for asks, end in found:
             if asks < self._keep_from / 2:
                 self._blocks -= len(self._prefixes.pop(end))
         hot = sorted((entry for entry in found if entry[0] >= self._keep_from), reverse=True)
-        return [HotPrefix(self._prefixes[end], asks) for asks, end in hot[:at_most]]
+        return [self._hot(end, asks) for asks, end in hot[:at_most]]
 
-    def asks(self, end: BlockKey, now: float) -> float:
+    def _hot(self, end: BlockKey, asks: float) -> HotPrefix:
+        count = self._count(end)
+        assert count is not None, "a prefix is hot that nobody asked for"
+        return HotPrefix(self._prefixes[end], asks, count.rest_blocks / count.asks)
+
+    def _asks(self, end: BlockKey, now: float) -> float:
         """Of late, for the prefix that ends with this block."""
-        count = self._young.get(end) or self._old.get(end)
-        return _decayed(count, now) if count is not None else 0.0
+        count = self._count(end)
+        return count.asks * _kept(count, now) if count is not None else 0.0
+
+    def _count(self, end: BlockKey) -> _Count | None:
+        return self._young.get(end) or self._old.get(end)
 
     def validate(self) -> None:
         """Asserts the bounds."""
@@ -81,5 +95,6 @@ class Heat:
         assert self._blocks == sum(map(len, self._prefixes.values())) <= self._most_blocks, "the kept keys are miscounted"
 
 
-def _decayed(count: _Count, now: float) -> float:
-    return count.asks * math.exp((count.at - now) / TIME_CONSTANT_S)
+def _kept(count: _Count, now: float) -> float:
+    """Of what was counted."""
+    return math.exp((count.at - now) / TIME_CONSTANT_S)

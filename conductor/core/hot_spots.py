@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -144,19 +145,21 @@ class HotSpots:
         if more < 1:
             return []
         # A request without a copy may wait at the least loaded of those who have one.
-        holder_ms = float(prefills.queue_ms[holding[0]]) if len(holding) else math.inf
-        sources = self._least_busy([matches.node_of_bit[bit] for bit in bits(holders)])
+        holder_ms = self._wait_ms(prefix, prefills, int(holding[0])) if len(holding) else math.inf
+        sources: list[NodeId] = []
         orders: list[Replicate] = []
-        free = [row for row in (held < depth).nonzero()[0].tolist() if prefills.instances[row].ref.node_id not in taken]
-        for row in free[:_MOST_TARGETS]:
-            target, wait_ms, missing = prefills.instances[row], holder_ms - float(prefills.queue_ms[row]), depth - int(held[row])
-            node_id, num_bytes = target.ref.node_id, missing * self._settings.bytes_per_block
-            ends = node_id, sources[0]
+        free = (row for row in (held < depth).nonzero()[0].tolist() if prefills.instances[row].ref.node_id not in taken)
+        for row in islice(free, _MOST_TARGETS):
+            target, wait_ms, missing = prefills.instances[row], holder_ms - self._wait_ms(prefix, prefills, row), depth - int(held[row])
             if len(orders) == more:
                 break
-            if not self._budget.allows(ends, now) or not self._has_place(target, last_key, depth, missing):
+            if wait_ms < self._settings.replication_gain_ms or not self._has_place(target, last_key, depth, missing):
                 continue
-            if not self._pays(target, missing, depth, wait_ms, sources[0]):
+            # Sorted only now: mostly no copy pays, and the holders may be a thousand.
+            sources = sources or self._least_busy([matches.node_of_bit[bit] for bit in bits(holders)])
+            node_id, num_bytes = target.ref.node_id, missing * self._settings.bytes_per_block
+            ends = node_id, sources[0]
+            if not self._budget.allows(ends, now) or not self._pays(target, missing, depth, sources[0]):
                 continue
             self._budget.spend(ends, num_bytes, now)
             within_s = 2 * self._budget.seconds(num_bytes) + _LATE_S
@@ -166,20 +169,28 @@ class HotSpots:
             sources = sources[1:] + sources[:1]
         return orders
 
+    def _wait_ms(self, prefix: HotPrefix, prefills: _Prefills, row: int) -> float:
+        """How long a request that finds the prefix there would wait, by what prompts with so much left to compute have waited."""
+        cost, block_tokens = prefills.instances[row].load.prefill_cost, self._settings.block_tokens
+        assert cost is not None, f"{prefills.instances[row].ref.instance_id} is ready without a cost"
+        # Of the last, incomplete block, half on average; one token is always left.
+        rest_tokens = max(round((prefix.rest_blocks + 0.5) * block_tokens), 1)
+        own_ms = self._state.prefill_ms(cost, rest_tokens, len(prefix.keys) * block_tokens)
+        return self._state.queue_bias.wait_ms(own_ms, float(prefills.queue_ms[row]))
+
     def _has_place(self, target: Instance, last_key: BlockKey, depth: int, missing: int) -> bool:
         """The node has room, and the order was not given to it of late."""
         order = target.ref.node_id, last_key
         roomy = target.load.slots_total >= _ROOM * depth and target.load.slots_available >= missing
         return roomy and order not in self._under_way and order not in self._rests
 
-    def _pays(self, target: Instance, missing: int, depth: int, wait_ms: float, source_id: NodeId) -> bool:
-        """Whether what a request at this node is spared is worth a copy of the missing blocks. `wait_ms`: by how much longer it would
-        wait at a holder."""
+    def _pays(self, target: Instance, missing: int, depth: int, source_id: NodeId) -> bool:
+        """Whether what a request at this node is spared, without going elsewhere, is worth a copy of the missing blocks."""
         settings, cost = self._settings, target.load.prefill_cost
         assert cost is not None, f"{target.ref.instance_id} is ready without a cost"
         compute_ms = self._state.prefill_ms(cost, missing * settings.block_tokens, (depth - missing) * settings.block_tokens)
         fetch_ms = self._fetch_ms(source_id, target.ref.node_id, missing * settings.bytes_per_block)
-        return min(wait_ms, compute_ms, fetch_ms) >= settings.replication_gain_ms
+        return min(compute_ms, fetch_ms) >= settings.replication_gain_ms
 
     def _fetch_ms(self, source_id: NodeId, node_id: NodeId, num_bytes: int) -> float:
         """Of a request's own fetch, sharing the source with what leaves it now."""

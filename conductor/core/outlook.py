@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from conductor.core.demand import Limit, LimitedBy
+from conductor.core.demand import Limit
 
 
 class Foresight(Enum):
@@ -25,8 +25,9 @@ class Foresight(Enum):
 class Outlook:
     """Of one request and the pair of instances it would be placed on. Milliseconds."""
 
-    limit: Limit
-    """How much of the slack that the objectives leave it may find in use."""
+    prefill_limit: Limit
+    """How much of the slack that the objective leaves it may find in use."""
+    decode_limit: Limit
     output_tokens: float
     """Predicted."""
     own_tbt_ms: float
@@ -40,9 +41,9 @@ class Outlook:
 
     def to_fields(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "limit": [self.limit.share, self.limit.by.value]}
+        return {**asdict(self), "prefill_limit": self.prefill_limit.to_fields(), "decode_limit": self.decode_limit.to_fields()}
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Outlook:
-        share, by = fields["limit"]
-        return cls(**{**fields, "limit": Limit(share, LimitedBy(by))})
+        prefill_limit, decode_limit = (Limit.from_fields(*fields[name]) for name in ("prefill_limit", "decode_limit"))
+        return cls(**{**fields, "prefill_limit": prefill_limit, "decode_limit": decode_limit})

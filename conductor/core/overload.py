@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from conductor.core.decision import Alternatives, Placement
-from conductor.core.demand import Demand, Limit
+from conductor.core.demand import Demand, LimitedBy
 from conductor.core.events import Schedule
 from conductor.core.outlook import Foresight, Outlook
+from conductor.core.request_size import EVERYTHING, RequestSizes, SizeShares
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState
 
@@ -15,17 +16,35 @@ class Overload:
         self._state = state
         self._foresight = foresight
         self._demand = Demand(settings.tenant_weights, settings.overload_headroom)
+        self._sizes = RequestSizes() if settings.overload_short_first else None
 
     def outlook(self, request: Schedule, alternatives: Alternatives, placement: Placement, now: float) -> Outlook:
         """The request counts as demand by this."""
         output_tokens = self._state.lengths.predict(request.tenant, request.max_new_tokens or float("inf"))
         limit = self._demand.ask(request.tenant, request.priority, _work_ms(placement, output_tokens), now)
-        return self._looked(request, placement, limit, output_tokens, now)
+        shares = self._shares(request, placement, output_tokens, now)
+        own_tbt_ms, judged_ms, idle_ms = self._look(request, placement, output_tokens, now)
+        return Outlook(
+            prefill_limit=limit.tightened(shares.prefill, LimitedBy.SIZE),
+            decode_limit=limit.tightened(shares.decode, LimitedBy.SIZE),
+            output_tokens=output_tokens,
+            own_tbt_ms=own_tbt_ms,
+            tbt_ms=judged_ms,
+            idle_tbt_ms=idle_ms,
+            deadline_ms=request.deadline_ms,
+        )
 
     def admitted(self, request: Schedule, placement: Placement, outlook: Outlook, now: float) -> None:
         self._demand.admit(request.tenant, _work_ms(placement, outlook.output_tokens), now)
 
-    def _looked(self, request: Schedule, placement: Placement, limit: Limit, output_tokens: float, now: float) -> Outlook:
+    def _shares(self, request: Schedule, placement: Placement, output_tokens: float, now: float) -> SizeShares:
+        if self._sizes is None:
+            return EVERYTHING
+        decode_token_steps = output_tokens * (request.num_tokens + output_tokens / 2)
+        return self._sizes.ask(request.priority, placement.prefill.prefill_ms, decode_token_steps, now)
+
+    def _look(self, request: Schedule, placement: Placement, output_tokens: float, now: float) -> tuple[float, float, float]:
+        """`own_tbt_ms`, `tbt_ms` and `idle_tbt_ms` of the outlook."""
         forecast, decode_id, num_tokens = self._state.forecast, placement.decode.instance_id, request.num_tokens
         prefill_end = now + placement.prefill.ttft_ms / 1000.0
         # Everything promised to the node at once is the most it can come to.
@@ -44,7 +63,7 @@ class Overload:
                 node = forecast.instance(decode_id, num_tokens, now, prefill_end, prefill_end + output_tokens * own_ms / 1000.0)
                 own_ms, judged_ms = min(own_ms, node.first_ms), node.worst_ms
                 idle_ms = forecast.idle_tbt_ms(decode_id, num_tokens)
-        return Outlook(limit, output_tokens, own_ms, judged_ms, idle_ms, request.deadline_ms)
+        return own_ms, judged_ms, idle_ms
 
 
 def _work_ms(placement: Placement, output_tokens: float) -> float:

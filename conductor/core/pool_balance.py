@@ -36,6 +36,8 @@ class PoolBalance:
         self._since = 0.0
         self._move: _Move | None = None
         self._pause_until = float("-inf")
+        self._refused: InstanceId | None = None
+        """The last one that did not take its order: it would be the idlest again."""
 
     @property
     def moving(self) -> InstanceId | None:
@@ -60,10 +62,17 @@ class PoolBalance:
         wanted = work.wanted(busier, len(givers) + len(takers))
         if len(givers) < 2 or wanted is None or wanted <= len(takers) or not _helps(loads, busier, len(givers), len(takers)):
             return None
-        idlest = min(givers, key=lambda instance: (loads.by_instance.get(instance.ref.instance_id, 0.0), instance.ref.instance_id))
+        willing = [instance for instance in givers if instance.ref.instance_id != self._refused]
+        idlest = min(willing, key=lambda instance: (loads.by_instance.get(instance.ref.instance_id, 0.0), instance.ref.instance_id))
         self._move = _Move(idlest.ref.instance_id, busier, now + settings.drain_s + _LATE_S)
         self._busier = None
         return SwitchRole(idlest.ref, busier, settings.drain_s)
+
+    def failed(self, instance_id: InstanceId, now: float) -> None:
+        """The instance did not take the order: the move is over, its pause begins, and next time another is asked."""
+        if self.moving == instance_id:
+            self._refused = instance_id
+            self._end_move(now)
 
     def _which(self, loads: PoolLoads) -> Role | None:
         """The pool that is loaded, and so many times as the other."""
@@ -80,8 +89,11 @@ class PoolBalance:
         arrived = any(instance.ref.instance_id == move.instance_id for instance in pools[move.to])
         if not arrived and now < move.until:
             return True
-        self._move, self._pause_until = None, now + self._settings.pause_s
+        self._end_move(now)
         return False
+
+    def _end_move(self, now: float) -> None:
+        self._move, self._pause_until = None, now + self._settings.pause_s
 
 
 def _helps(loads: PoolLoads, busier: Role, givers: int, takers: int) -> bool:

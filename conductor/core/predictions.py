@@ -22,6 +22,9 @@ class Quantity(Enum):
     TBT = "tbt"
     OUTPUT_TOKENS = "output_tokens"
 
+    # Each attempt looks several up: by identity, as they are single, rather than by their names' hashes.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -33,6 +36,8 @@ class Prediction:
     prefill_ms: float
     tbt_ms: float
     output_tokens: float
+    ahead_ms: float
+    """All the work that lay before it at its prefill instance; `queue_ms` is the part of it that it was to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,9 @@ class PredictionErrors:
         self._seen = dict.fromkeys(Quantity, 0)
 
     def record(self, score: Score) -> None:
-        self._pairs[score.quantity][:, self._seen[score.quantity] % _WINDOW] = score.predicted, score.actual
-        self._seen[score.quantity] += 1
+        seen, pairs = self._seen[score.quantity], self._pairs[score.quantity]
+        pairs[0, seen % _WINDOW], pairs[1, seen % _WINDOW] = score.predicted, score.actual
+        self._seen[score.quantity] = seen + 1
 
     def summaries(self) -> list[ErrorSummary]:
         """Of every quantity of which there is something to say."""

@@ -6,6 +6,8 @@ the work only, while a long one may also wait for what arrives after it. How muc
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,11 +39,15 @@ class QueueBias:
         """By how much to multiply the work ahead for prompts of so much work of their own."""
         return np.asarray(self._factors[_class(own_ms), _class(ahead_ms)])
 
+    def wait_ms(self, own_ms: float, ahead_ms: float) -> float:
+        """How long a prompt of so much work of its own is expected to wait behind so much."""
+        return ahead_ms * float(self._factors[_class_of(own_ms), _class_of(ahead_ms)])
+
     def observe(self, own_ms: float, ahead_ms: float, waited_ms: float) -> None:
         """With so much work ahead when it was placed, an attempt waited so long."""
         if ahead_ms < _LEAST_AHEAD_MS:
             return
-        own, ahead = int(_class(own_ms)), int(_class(ahead_ms))
+        own, ahead = _class_of(own_ms), _class_of(ahead_ms)
         self._ahead_ms[own, ahead] = self._ahead_ms[own, ahead] * _REMEMBERED + ahead_ms
         self._waited_ms[own, ahead] = self._waited_ms[own, ahead] * _REMEMBERED + waited_ms
         self._doubt[own, ahead] *= _DOUBT_KEPT
@@ -52,5 +58,11 @@ class QueueBias:
             self._factors[own, column] = factor
 
 
-def _class(ms: Floats | float) -> NDArray[np.intp]:
-    return np.clip(np.frexp(ms)[1], 0, _CLASSES - 1)
+def _class(ms: Floats) -> NDArray[np.int32]:
+    exponents = np.frexp(ms)[1]
+    np.minimum(exponents, _CLASSES - 1, out=exponents)
+    return np.maximum(exponents, 0, out=exponents)
+
+
+def _class_of(ms: float) -> int:
+    return min(max(math.frexp(ms)[1], 0), _CLASSES - 1)

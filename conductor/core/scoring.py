@@ -23,7 +23,7 @@ class Scorekeeper:
         if event.ttft_ms > 0:
             self._score(attempt, Quantity.TTFT, predicted.ttft_ms, event.ttft_ms)
             waited_ms = event.ttft_ms - predicted.transfer_ms - predicted.prefill_ms
-            self._queue_bias.observe(predicted.prefill_ms, attempt.ahead_ms, max(waited_ms, 0.0))
+            self._queue_bias.observe(predicted.prefill_ms, predicted.ahead_ms, max(waited_ms, 0.0))
         if event.compute_ms > 0:
             self._score(attempt, Quantity.QUEUE, predicted.queue_ms, event.queue_ms)
             self._score(attempt, Quantity.PREFILL, predicted.prefill_ms, event.compute_ms)

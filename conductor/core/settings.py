@@ -45,6 +45,8 @@ class ConductorSettings:
     """Shares in what is admitted under overload; `*` is every other tenant, 1 unless given."""
     overload_headroom: float = 0.2
     """Most of the load that is kept free for those with a better claim."""
+    overload_short_first: bool = True
+    """Under load, what takes much more than most is refused earlier than the rest."""
     replication_bytes_per_s: float = 0.0
     """Most that is copied ahead over the whole cluster; 0: nothing is."""
     replication_node_bytes_per_s: float = float(256 << 20)
@@ -74,6 +76,7 @@ class ConductorSettings:
             rejoin_s=config.conductor.lease_s,
             tenant_weights=config.conductor.tenant_weights,
             overload_headroom=config.conductor.overload_headroom,
+            overload_short_first=config.conductor.overload_short_first,
             replication_bytes_per_s=float(config.conductor.replication_rate),
             replication_node_bytes_per_s=float(config.kv.replication_rate),
             replication_gain_ms=config.conductor.replication_gain_ms,

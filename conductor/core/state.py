@@ -7,12 +7,13 @@ attempts a report includes, so that none is counted twice or not at all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from conductor.core.decode_forecast import DecodeForecast
 from conductor.core.events import InstanceRef, Load, Phase, Role
-from conductor.core.output_lengths import CLUSTER, OutputLengths
+from conductor.core.output_lengths import OutputLengths
 from conductor.core.predictions import Prediction, Score
 from conductor.core.queue_bias import QueueBias
 from springtide.cost import PrefillCost
@@ -33,8 +34,6 @@ class Attempt:
     """Slots that the prompt and the first output token need at the decode node."""
     prefill_ms: float
     """Predicted time of computing what is not cached."""
-    ahead_ms: float
-    """Work before it at its prefill instance when it was placed; 0 when another Conductor placed it."""
     joins_at: float
     """When its prefill is predicted to end (s)."""
     renewed_at: float
@@ -42,7 +41,9 @@ class Attempt:
     most_tokens: float = math.inf
     """Upper bound of its output."""
     prediction: Prediction | None = None
-    """None when another Conductor placed it."""
+    """By whichever Conductor placed it; None when it is not known."""
+    unlisted: bool = False
+    """Its gateway's last renewal did not list it."""
     first_token_at: float | None = None
     scores: list[Score] = field(default_factory=list)
     """Of what was predicted of it, as far as it has come to pass."""
@@ -114,7 +115,9 @@ class ClusterState:
         self.queue_bias = QueueBias()
         self.touched: set[InstanceId] = set()
         """Instances that are no longer as `InstanceColumns` last saw them."""
+        self._of_gateway: dict[GatewayId, dict[AttemptId, Attempt]] = {}
         self._over: dict[AttemptId, float] = {}
+        """When they ended, the earliest first: of tens of thousands, only those are looked at each second that are to be forgotten."""
         self._chunk_tokens = chunk_tokens
 
     @property
@@ -172,7 +175,8 @@ class ClusterState:
         self.remove(attempt.attempt_id)
         self._over.pop(attempt.attempt_id, None)
         self.attempts[attempt.attempt_id] = attempt
-        law = self.lengths.law(attempt.tenant) if attempt.prediction is not None else CLUSTER
+        self._of_gateway.setdefault(attempt.gateway_id, {})[attempt.attempt_id] = attempt
+        law = self.lengths.law(attempt.tenant)
         self.forecast.place(attempt.attempt_id, attempt.decode_id, attempt.num_tokens, attempt.most_tokens, law, attempt.joins_at)
         if attempt.phase is Phase.DECODE:
             self.forecast.join(attempt.attempt_id, attempt.renewed_at)
@@ -180,6 +184,10 @@ class ClusterState:
             instance = self.instances.get(instance_id)
             if instance is not None:
                 self._count_work(instance, attempt)
+
+    def of_gateway(self, gateway_id: GatewayId) -> Collection[Attempt]:
+        """Its live attempts."""
+        return self._of_gateway.get(gateway_id, {}).values()
 
     def is_over(self, attempt_id: AttemptId) -> bool:
         """Whether the attempt ended within the last lease."""
@@ -200,6 +208,7 @@ class ClusterState:
         if attempt is not None and output_tokens > 0:
             self.lengths.record(attempt.tenant, output_tokens)
         self.remove(attempt_id)
+        self._over.pop(attempt_id, None)
         self._over[attempt_id] = now
 
     def remove(self, attempt_id: AttemptId) -> None:
@@ -207,6 +216,10 @@ class ClusterState:
         if attempt is None:
             return
         self.forecast.remove(attempt_id)
+        others = self._of_gateway[attempt.gateway_id]
+        del others[attempt_id]
+        if not others:
+            del self._of_gateway[attempt.gateway_id]
         for instance in (self.instances.get(attempt.prefill_id), self.instances.get(attempt.decode_id)):
             if instance is not None:
                 instance.unreported.pop(attempt_id, None)
@@ -222,8 +235,9 @@ class ClusterState:
         for instance_id in gone:
             del self.instances[instance_id]
             self.forecast.forget(instance_id)
+        self.forecast.keep_only(self.instances)
         self.touched.update(gone)
-        for attempt_id in [attempt_id for attempt_id, ended_at in self._over.items() if now - ended_at > lease_s]:
+        for attempt_id in [attempt_id for attempt_id, _ in takewhile(lambda ended: now - ended[1] > lease_s, self._over.items())]:
             del self._over[attempt_id]
         return silent
 
@@ -256,5 +270,7 @@ class ClusterState:
             if instance.ref.role is Role.PREFILL:
                 assert not instance.arriving, f"{instance_id} is no decode node"
                 assert all(attempt.phase is Phase.PREFILL for attempt in instance.unreported.values()), "a finished prefill is queued"
+        by_gateway = [attempt_id for attempts in self._of_gateway.values() for attempt_id in attempts]
+        assert sorted(by_gateway) == sorted(self.attempts), "the gateways' attempts are not those that live"
         for attempt in self.attempts.values():
             assert not attempt.phase.over, f"{attempt.attempt_id} is over and live"

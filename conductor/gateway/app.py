@@ -19,6 +19,7 @@ from conductor.gateway.http_server import HttpServer, bind
 from conductor.gateway.prepare import Preparer
 from conductor.gateway.runner import Runner
 from conductor.gateway.state import Limits
+from conductor.gateway.tenancy import Tenants
 from conductor.server.lease import LeaderLease
 from engine.tokenizer import load_tokenizer
 from springtide.blocks import namespace_root
@@ -136,7 +137,7 @@ class GatewayServer:
         tokenizer = await asyncio.to_thread(load_tokenizer, info)
         context_length = min(config.max_context or info.context_length, info.context_length)
         preparer = Preparer(config.served_model_name or info.name, context_length, info.vocab_size, tokenizer)
-        return Backend(preparer, tokenizer, self._runner, self._conductor)
+        return Backend(preparer, tokenizer, self._runner, self._conductor, Tenants(config.server.api_keys))
 
     async def _announce(self) -> None:
         member = Member(

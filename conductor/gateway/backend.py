@@ -8,6 +8,7 @@ from conductor.gateway.conductor_link import ConductorLink
 from conductor.gateway.prepare import Preparer
 from conductor.gateway.reply import Reply, Work
 from conductor.gateway.runner import Runner
+from conductor.gateway.tenancy import Tenants
 from engine.tokenizer import Tokenizer
 
 
@@ -17,6 +18,7 @@ class Backend:
     tokenizer: Tokenizer
     runner: Runner
     conductor: ConductorLink
+    tenants: Tenants
 
     def start(self, work: Work) -> Reply:
         return Reply(work, self.runner, self.tokenizer.detokenizer)

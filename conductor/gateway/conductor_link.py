@@ -98,10 +98,10 @@ class ConductorLink:
             raise _nobody_leads()
         return status
 
-    def advance(self, request: conductor_pb2.AdvanceRequest) -> None:
+    def report(self, report: conductor_pb2.AttemptReport) -> None:
         """To every Conductor, in order, in the background."""
         for peer in self._peers.values():
-            peer.report(request)
+            peer.report(report)
 
     # ---- asking ----
 
@@ -122,7 +122,7 @@ class ConductorLink:
             raise Unavailable(message, code="no_conductor")
         self._note(self._leader.answered(peer.address, reply.epoch))
         if reply.HasField("assignment"):
-            self._tell_standbys(peer, request.num_tokens, reply.assignment)
+            self._tell_standbys(peer, wire.placed(request, reply.assignment))
         return reply
 
     async def _whom_to_ask(self) -> ConductorPeer:
@@ -147,12 +147,10 @@ class ConductorLink:
             self._leader.answered(peer.address, epoch=0)
         return reply
 
-    def _tell_standbys(self, leader: ConductorPeer, num_tokens: int, assignment: conductor_pb2.Assignment) -> None:
-        placed = wire.placed_attempt(assignment, num_tokens)
-        renewal = conductor_pb2.RenewRequest(gateway_id=self._gateway_id, attempts=[placed])
+    def _tell_standbys(self, leader: ConductorPeer, placed: conductor_pb2.AttemptReport) -> None:
         for peer in self._peers.values():
             if peer is not leader:
-                peer.report(renewal)
+                peer.report(placed)
 
     # ---- who there is ----
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from conductor.gateway import wire
+from conductor.gateway import metrics, wire
 from conductor.gateway.state import LiveAttempt
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
@@ -23,8 +23,13 @@ logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 2.0
 RENEW_EVERY_S = 2.0
+_GRACE_S = CALL_TIMEOUT_S + 1.0
+"""For calls under way to end by themselves: a channel that is closed before cancels them, and with them whoever waits."""
+MOST_KEPT = 4096
+"""Reports that wait for a Conductor, some 100 bytes each; the oldest are lost first."""
+_MOST_SENT = 1024
+"""In one message: some 20 ms of its receiver's time."""
 Reply = TypeVar("Reply")
-Report = conductor_pb2.AdvanceRequest | conductor_pb2.RenewRequest
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
@@ -35,7 +40,7 @@ class ConductorPeer:
         self._gateway_id = gateway_id
         self._live_attempts = live_attempts
         self._channel: grpc.aio.Channel | None = None
-        self._reports: asyncio.Queue[Report] = asyncio.Queue()
+        self._reports: asyncio.Queue[conductor_pb2.AttemptReport] = asyncio.Queue(MOST_KEPT)
         self._closing: set[asyncio.Task[None]] = set()
         self._reachable = True
         self._tasks = [
@@ -51,8 +56,11 @@ class ConductorPeer:
         """Raises Unavailable."""
         return await self._ask(lambda stub: stub.GetCluster(conductor_pb2.GetClusterRequest(), timeout=CALL_TIMEOUT_S))
 
-    def report(self, report: Report) -> None:
-        """Sent in order, in the background. Lost when the Conductor is away: what it then needs to know, its next renewal teaches it."""
+    def report(self, report: conductor_pb2.AttemptReport) -> None:
+        """Sent in order, in the background, with all that has gathered meanwhile. Lost when the Conductor is away, or too slow for so many:
+        what runs and what has ended, the next two renewals teach it; what it would have learnt for its predictions stays lost."""
+        if self._reports.full():
+            self._lose_one()
         self._reports.put_nowait(report)
 
     async def close(self, patience_s: float) -> None:
@@ -64,7 +72,7 @@ class ConductorPeer:
 
     async def retire(self) -> None:
         """Hangs up on a Conductor that is no more. Calls under way end by themselves: whoever made them is owed an answer."""
-        await self._hang_up(grace_s=CALL_TIMEOUT_S)
+        await self._hang_up(grace_s=_GRACE_S)
 
     async def _hang_up(self, grace_s: float | None) -> None:
         for task in self._tasks:
@@ -92,7 +100,7 @@ class ConductorPeer:
         end by themselves."""
         if channel is self._channel:
             self._channel = None
-            closing = asyncio.create_task(channel.close(grace=CALL_TIMEOUT_S))
+            closing = asyncio.create_task(channel.close(grace=_GRACE_S))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
@@ -104,25 +112,34 @@ class ConductorPeer:
 
     async def _send_reports(self) -> None:
         while True:
-            report = await self._reports.get()
+            gathered = [await self._reports.get()]
+            while len(gathered) < _MOST_SENT and not self._reports.empty():
+                gathered.append(self._reports.get_nowait())
+            request = conductor_pb2.AdvanceRequest(gateway_id=self._gateway_id, reports=gathered)
             try:
-                await self._send(report)
+                await self._advance(request)
             except Unavailable:
-                # Away: the ones behind it would each wait as long, only to be as late.
+                metrics.LOST_REPORTS.inc(len(gathered))
+                # Away: the ones behind would each wait as long, only to be as late.
                 while not self._reachable and not self._reports.empty():
-                    self._reports.get_nowait()
-                    self._reports.task_done()
-            self._reports.task_done()
+                    self._lose_one()
+            for _ in gathered:
+                self._reports.task_done()
+
+    def _lose_one(self) -> None:
+        self._reports.get_nowait()
+        self._reports.task_done()
+        metrics.LOST_REPORTS.inc()
 
     async def _renew(self) -> None:
         while True:
             attempts = [wire.live_attempt(attempt) for attempt in self._live_attempts()]
             with contextlib.suppress(Unavailable):
-                await self._send(conductor_pb2.RenewRequest(gateway_id=self._gateway_id, attempts=attempts))
+                await self._renewal(conductor_pb2.RenewRequest(gateway_id=self._gateway_id, attempts=attempts))
             await asyncio.sleep(RENEW_EVERY_S)
 
-    async def _send(self, report: Report) -> None:
-        if isinstance(report, conductor_pb2.AdvanceRequest):
-            await self._ask(lambda stub: stub.Advance(report, timeout=CALL_TIMEOUT_S))
-        else:
-            await self._ask(lambda stub: stub.Renew(report, timeout=CALL_TIMEOUT_S))
+    async def _advance(self, request: conductor_pb2.AdvanceRequest) -> None:
+        await self._ask(lambda stub: stub.Advance(request, timeout=CALL_TIMEOUT_S))
+
+    async def _renewal(self, request: conductor_pb2.RenewRequest) -> None:
+        await self._ask(lambda stub: stub.Renew(request, timeout=CALL_TIMEOUT_S))

@@ -62,7 +62,7 @@ class GatewayCore:
 
     def next_deadline(self) -> float | None:
         """When the next waiting request wants a Tick."""
-        return min(self._retries.values(), default=None)
+        return min(self._retries.values()) if self._retries else None
 
     def live_attempts(self) -> list[LiveAttempt]:
         return [
@@ -73,6 +73,9 @@ class GatewayCore:
                 phase=attempt.phase,
                 num_tokens=attempt.num_tokens,
                 cached_tokens=attempt.cached_tokens,
+                tenant=state.generation.tenant,
+                max_new_tokens=state.generation.sampling.max_tokens - attempt.base,
+                prediction=attempt.assignment.prediction,
             )
             for state in self._by_attempt.values()
             if (attempt := state.attempt) is not None

@@ -59,6 +59,7 @@ class Assignment:
     predicted_ttft_ms: float = 0.0
     ttft_slo_ms: float = 0.0
     tbt_slo_ms: float = 0.0
+    prediction: conductor_pb.Prediction | None = None
 
 
 # ---- events ----

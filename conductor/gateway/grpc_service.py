@@ -15,7 +15,7 @@ from conductor.gateway.backend import Backend
 from conductor.gateway.prepare import COMPLETION_MAX_TOKENS
 from conductor.gateway.reply import Delta, Usage, Work
 from conductor.gateway.schema import MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
-from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unavailable
+from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unauthenticated, Unavailable
 from springtide.ids import new_id
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import inference_pb2, inference_pb2_grpc
@@ -24,6 +24,7 @@ from springtide.rpc.health import add_health_and_reflection
 _ENDPOINT = "grpc/Generate"
 _FINISHES = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
 _CODES: dict[type[SpringtideError], grpc.StatusCode] = {
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     ModelNotFound: grpc.StatusCode.NOT_FOUND,
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -45,6 +46,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._backend = backend
 
     async def ListModels(self, request: inference_pb2.ListModelsRequest, context: Context) -> inference_pb2.ListModelsReply:
+        try:
+            self._backend.tenants.of(_metadata(context, "authorization"), "")
+        except SpringtideError as error:
+            await _abort(context, _status(error), error)
         preparer = self._backend.preparer
         return inference_pb2.ListModelsReply(
             models=[inference_pb2.ModelCard(id=preparer.model_name, context_length=preparer.context_length)]
@@ -59,7 +64,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     yield chunk
             status = grpc.StatusCode.OK
         except SpringtideError as error:
-            status = next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+            status = _status(error)
             await _abort(context, status, error)
         finally:
             metrics.IN_FLIGHT.labels(_ENDPOINT).dec()
@@ -81,6 +86,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             reply.close()
 
     async def _prepare(self, request: inference_pb2.GenerateRequest, context: Context) -> Work:
+        tenant = self._backend.tenants.of(_metadata(context, "authorization"), request.tenant)
         preparer = self._backend.preparer
         preparer.check_model(request.model)
         if len(request.stop) > MAX_STOP_STRINGS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in request.stop):
@@ -106,16 +112,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
         if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
             raise InvalidRequest(f"deadline_ms must be between 0 and {MAX_DEADLINE_MS:.0f}, not {request.deadline_ms}", param="deadline_ms")
-        headers = dict(context.invocation_metadata() or ())
         return Work(
             request_id=new_id("gen"),
             prompts=(tokens,),
             n=1,
             sampling=sampling,
             stop=tuple(request.stop),
-            tenant=request.tenant,
+            tenant=tenant,
             priority=request.priority,
-            traceparent=str(headers.get("traceparent", "")),
+            traceparent=_metadata(context, "traceparent"),
             deadline_ms=request.deadline_ms,
         )
 
@@ -151,6 +156,15 @@ def _chunk(request_id: str, delta: Delta, usage: Usage | None) -> inference_pb2.
         chunk.usage.completion_tokens = usage.completion_tokens
         chunk.usage.cached_tokens = usage.cached_tokens
     return chunk
+
+
+def _metadata(context: Context, name: str) -> str:
+    """Empty where there is none of the name."""
+    return str(dict(context.invocation_metadata() or ()).get(name, ""))
+
+
+def _status(error: SpringtideError) -> grpc.StatusCode:
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
 async def _abort(context: Context, status: grpc.StatusCode, error: SpringtideError) -> NoReturn:

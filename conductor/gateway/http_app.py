@@ -19,6 +19,7 @@ from conductor.gateway.body_limit import BodyLimit
 from conductor.gateway.openai_format import ChatFormat, CompletionFormat, Format
 from conductor.gateway.reply import ClientDisconnected, Delta, Reply, Work
 from conductor.gateway.schema import ChatCompletionRequest, CompletionRequest
+from conductor.gateway.tenancy import TenantGuard
 from springtide.errors import SpringtideError, Unavailable
 from springtide.ids import new_id
 
@@ -29,6 +30,7 @@ def create_app(backend: Backend) -> FastAPI:
     app = FastAPI(title="Springtide", docs_url=None, redoc_url=None, redirect_slashes=False)
     http_errors.install(app)
     app.add_middleware(BodyLimit)
+    app.add_middleware(TenantGuard, tenants=backend.tenants)
     created = int(time.time())
     preparer = backend.preparer
 
@@ -56,7 +58,7 @@ def create_app(backend: Backend) -> FastAPI:
         answer_format = ChatFormat(
             request_id, preparer.model_name, body.num_top_logprobs is not None, body.include_usage, backend.tokenizer
         )
-        work = preparer.chat(body, request_id, request.headers.get("traceparent", ""))
+        work = preparer.chat(body, request_id, request.state.tenant, request.headers.get("traceparent", ""))
         return await _Exchange(backend, request, request.url.path, answer_format).run(work, body.stream, body.include_usage)
 
     @app.post("/v1/completions")
@@ -65,7 +67,7 @@ def create_app(backend: Backend) -> FastAPI:
         answer_format = CompletionFormat(
             request_id, preparer.model_name, body.num_top_logprobs is not None, body.include_usage, backend.tokenizer
         )
-        work = preparer.completion(body, request_id, request.headers.get("traceparent", ""))
+        work = preparer.completion(body, request_id, request.state.tenant, request.headers.get("traceparent", ""))
         return await _Exchange(backend, request, request.url.path, answer_format).run(work, body.stream, body.include_usage)
 
     @app.get("/health")

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from conductor.gateway import metrics
-from springtide.errors import InvalidRequest, Overloaded, SpringtideError
+from springtide.errors import InvalidRequest, Overloaded, SpringtideError, Unauthenticated
 
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 
@@ -22,7 +22,11 @@ def error_body(error: SpringtideError) -> dict[str, Any]:
 
 
 def error_response(error: SpringtideError) -> JSONResponse:
-    headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))} if isinstance(error, Overloaded) else None
+    headers = None
+    if isinstance(error, Overloaded):
+        headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+    elif isinstance(error, Unauthenticated):
+        headers = {"www-authenticate": "Bearer"}
     return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
 
 

@@ -7,6 +7,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from springtide.telemetry import LATENCY_BUCKETS_S
 
 REQUESTS = Counter("springtide_gateway_requests_total", "API requests answered.", ["endpoint", "status"])
+UNAUTHENTICATED = Counter("springtide_gateway_unauthenticated_total", "API requests without an API key that is known.")
 IN_FLIGHT = Gauge("springtide_gateway_requests_in_flight", "API requests being answered.", ["endpoint"])
 DISCONNECTS = Counter("springtide_gateway_client_disconnects_total", "API requests whose client went away first.", ["endpoint"])
 TTFT_SECONDS = Histogram("springtide_gateway_ttft_seconds", "From a generation's arrival to its first token.", buckets=LATENCY_BUCKETS_S)
@@ -17,6 +18,9 @@ CACHED_TOKENS = Counter("springtide_gateway_cached_tokens_total", "Of them, thos
 RESCHEDULES = Counter("springtide_gateway_reschedules_total", "Attempts beyond a generation's first.")
 FAILED_ATTEMPTS = Counter(
     "springtide_gateway_failed_attempts_total", "Attempts that failed, by instance at fault (empty: unknown).", ["instance"]
+)
+LOST_REPORTS = Counter(
+    "springtide_gateway_lost_reports_total", "Reports on attempts that a Conductor never got; renewals made up for them."
 )
 STALE_ANSWERS = Counter("springtide_gateway_stale_leader_answers_total", "Answers of deposed Conductors, all refused.")
 TERMINALS = Counter("springtide_gateway_generations_total", "Generations ended, by how.", ["outcome"])

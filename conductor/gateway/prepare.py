@@ -37,7 +37,7 @@ class Preparer:
                 f"model {name!r} does not exist; this server has {self.model_name!r}", param="model", code="model_not_found"
             )
 
-    async def chat(self, body: ChatCompletionRequest, request_id: str, traceparent: str) -> Work:
+    async def chat(self, body: ChatCompletionRequest, request_id: str, tenant: str, traceparent: str) -> Work:
         """Raises InvalidRequest."""
         self.check_model(body.model)
         prompt = await self.chat_tokens([(message.role, message.content) for message in body.messages])
@@ -48,9 +48,9 @@ class Preparer:
             prompt_field="messages",
             values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
         )
-        return Work(request_id, (prompt,), body.n, sampling, body.stop, "", body.priority, traceparent, body.deadline_ms or 0.0)
+        return Work(request_id, (prompt,), body.n, sampling, body.stop, tenant, body.priority, traceparent, body.deadline_ms or 0.0)
 
-    async def completion(self, body: CompletionRequest, request_id: str, traceparent: str) -> Work:
+    async def completion(self, body: CompletionRequest, request_id: str, tenant: str, traceparent: str) -> Work:
         """Raises InvalidRequest."""
         self.check_model(body.model)
         if len(body.prompt) * body.n > MAX_GENERATIONS:
@@ -65,7 +65,7 @@ class Preparer:
             prompt_field="prompt",
             values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
         )
-        return Work(request_id, prompts, body.n, sampling, body.stop, "", body.priority, traceparent, body.deadline_ms or 0.0)
+        return Work(request_id, prompts, body.n, sampling, body.stop, tenant, body.priority, traceparent, body.deadline_ms or 0.0)
 
     async def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
         """Of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""

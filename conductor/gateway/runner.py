@@ -158,7 +158,7 @@ class Runner:
         if action.phase == "failed":
             logger.warning("attempt failed after %d tokens: %s", action.output_tokens, action.why, extra={"attempt_id": action.attempt_id})
             metrics.FAILED_ATTEMPTS.labels(action.instance_id).inc()
-        self._conductor.advance(wire.advance_request(action, self._gateway_id))
+        self._conductor.report(wire.progress(action))
 
     def _emit(self, request_id: RequestId, action: ev.Emit) -> None:
         served = self._served.get(request_id)

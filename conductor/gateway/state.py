@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from conductor.gateway.events import Assignment, Generation, Output, Phase, Side
 from springtide.ids import AttemptId, InstanceId
+from springtide.rpc import conductor_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +108,6 @@ class LiveAttempt:
     phase: Phase
     num_tokens: int
     cached_tokens: int
+    tenant: str = ""
+    max_new_tokens: int = 0
+    prediction: conductor_pb2.Prediction | None = None

@@ -66,6 +66,7 @@ def _assignment(message: conductor_pb2.Assignment) -> ev.Assignment:
         predicted_ttft_ms=message.predicted_ttft_ms,
         ttft_slo_ms=message.ttft_slo_ms,
         tbt_slo_ms=message.tbt_slo_ms,
+        prediction=message.prediction if message.HasField("prediction") else None,
     )
 
 
@@ -73,9 +74,8 @@ def _instance(message: conductor_pb2.InstanceRef) -> ev.Instance:
     return ev.Instance(InstanceId(message.instance_id), message.address, NodeId(message.node_id), message.store_address)
 
 
-def advance_request(action: ev.Advance, gateway_id: GatewayId) -> conductor_pb2.AdvanceRequest:
-    return conductor_pb2.AdvanceRequest(
-        gateway_id=gateway_id,
+def progress(action: ev.Advance) -> conductor_pb2.AttemptReport:
+    reached = conductor_pb2.Progress(
         attempt_id=action.attempt_id,
         phase=PHASES[action.phase],
         instance_id=action.instance_id,
@@ -87,6 +87,7 @@ def advance_request(action: ev.Advance, gateway_id: GatewayId) -> conductor_pb2.
         queue_ms=action.queue_ms,
         compute_ms=action.compute_ms,
     )
+    return conductor_pb2.AttemptReport(progress=reached)
 
 
 def live_attempt(attempt: LiveAttempt) -> conductor_pb2.LiveAttempt:
@@ -97,18 +98,25 @@ def live_attempt(attempt: LiveAttempt) -> conductor_pb2.LiveAttempt:
         phase=PHASES[attempt.phase],
         num_tokens=attempt.num_tokens,
         cached_tokens=attempt.cached_tokens,
+        tenant=attempt.tenant,
+        max_new_tokens=attempt.max_new_tokens,
+        prediction=attempt.prediction,
     )
 
 
-def placed_attempt(assignment: conductor_pb2.Assignment, num_tokens: int) -> conductor_pb2.LiveAttempt:
+def placed(request: conductor_pb2.ScheduleRequest, assignment: conductor_pb2.Assignment) -> conductor_pb2.AttemptReport:
     """What a Conductor that did not place it is told of a new attempt."""
-    return conductor_pb2.LiveAttempt(
+    attempt = conductor_pb2.LiveAttempt(
         attempt_id=assignment.attempt_id,
         prefill_id=assignment.prefill.instance_id,
         decode_id=assignment.decode.instance_id,
         phase=conductor_pb2.ATTEMPT_PHASE_PREFILL,
-        num_tokens=num_tokens,
+        num_tokens=request.num_tokens,
+        tenant=request.context.tenant,
+        max_new_tokens=request.max_new_tokens,
+        prediction=assignment.prediction if assignment.HasField("prediction") else None,
     )
+    return conductor_pb2.AttemptReport(placed=attempt)
 
 
 # ---- to and from the nodes ----

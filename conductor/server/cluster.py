@@ -30,20 +30,32 @@ class ClusterFollower:
         self._fingerprint = fingerprint
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._refused: set[tuple[str, int]] = set()
+        self._settled: list[Member] | None = None
+        """The last list, if exactly those are followed who were to be by it."""
+        self.joined = 0
+        """How many were begun to be followed, so far."""
+
+    @property
+    def left(self) -> int:
+        """How many are followed no longer."""
+        return self.joined - len(self._watchers)
 
     async def run(self) -> None:
         """Until cancelled; then every watcher is stopped."""
         try:
             while True:
                 members = await self._membership.members()
-                if members is not None:
-                    await self._reconcile([member for member in members if self._concerns_us(member)])
+                # Most lists are as the one before, and of thousands.
+                if members is not None and members != self._settled:
+                    in_full = await self._reconcile([member for member in members if self._concerns_us(member)])
+                    self._settled = members if in_full else None
                 await asyncio.sleep(self._lease_s / _POLLS_A_LEASE)
         finally:
             for watcher in self._watchers.values():
                 await watcher.stop()
 
-    async def _reconcile(self, members: list[Member]) -> None:
+    async def _reconcile(self, members: list[Member]) -> bool:
+        """Whether exactly these are followed now."""
         listed: dict[tuple[str, str], Member] = {(member.role, member.member_id): member for member in members}
         for key, member in listed.items():
             watcher = self._watchers.get(key)
@@ -56,6 +68,7 @@ class ClusterFollower:
         for key in [key for key in self._watchers if key not in listed]:
             if self._is_gone(self._watchers[key]):
                 await self._watchers.pop(key).stop()
+        return len(self._watchers) == len(listed)
 
     def _is_gone(self, watcher: Watcher) -> bool:
         now = self._runner.clock.now()
@@ -64,6 +77,7 @@ class ClusterFollower:
         return not watcher.connected or now - watcher.missing_since > self._lease_s
 
     def _watch(self, member: Member) -> Watcher:
+        self.joined += 1
         if member.role == "store":
             return StoreWatcher(member, self._runner)
         return LoadWatcher(member, self._runner, silence_s=max(self._lease_s, _LEAST_SILENCE_S))

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from conductor import metrics
-from conductor.core.events import Action, Replicate, ReplicationEnded, Role, SwitchRole
+from conductor.core.events import Action, Replicate, ReplicationEnded, Role, SwitchFailed, SwitchRole
 from conductor.server.leadership import Leadership
 from conductor.server.service import CoreRunner
 from springtide.rpc import common_pb2, node_pb2, store_pb2
@@ -46,6 +46,8 @@ class Orders:
                     self._replicated(action, 0, failed=True)
                 case SwitchRole() if leads:
                     self._begin(self._switch(action))
+                case SwitchRole(instance):
+                    self._runner.feed(SwitchFailed(instance.instance_id))
 
     async def close(self) -> None:
         """What is being copied goes on; its end is not waited for."""
@@ -91,4 +93,5 @@ class Orders:
         except grpc.aio.AioRpcError as error:
             outcome = "failed"
             logger.warning("%s cannot switch to %s: %s %s", ref.instance_id, order.to.value, error.code().name, error.details())
+            self._runner.feed(SwitchFailed(ref.instance_id))
         metrics.ROLE_SWITCHES.labels(order.to.value, outcome).inc()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from conductor.gateway.app import serve_gateway
+from conductor.server.heap import SettledHeap
 from conductor.server.server import ConductorServer
 from springtide.errors import ConfigError
 from springtide.process import ProcessArguments
@@ -22,8 +23,11 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
     try:
         address = await server.start()
         async with asyncio.TaskGroup() as tasks:
+            settling = tasks.create_task(SettledHeap(server.follower).run())
             tasks.create_task(server.run(stop))
             if not config.server.separate_gateway:
                 tasks.create_task(serve_gateway(arguments, stop, address))
+            await stop.wait()
+            settling.cancel()
     finally:
         await server.close()

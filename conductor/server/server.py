@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from pathlib import Path
-from typing import TextIO
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
@@ -17,6 +15,7 @@ from conductor.server.cluster import ClusterFollower
 from conductor.server.leadership import Leadership, LeaseClock, OneOfSeveral, OnlyConductor
 from conductor.server.lease import LeaderLease
 from conductor.server.orders import Orders
+from conductor.server.record_file import RecordFile
 from conductor.server.service import ConductorService, CoreRunner
 from springtide.clock import Clock, MonotonicClock
 from springtide.errors import ConfigError
@@ -44,14 +43,17 @@ class ConductorServer:
         self._redis_url = config.redis_url
         self._incarnation = new_incarnation()
         settings = ConductorSettings.of(config, model_info)
-        self._record = _open_record(config.conductor.record_dir, arguments.instance_id, self._incarnation)
+        self._record: RecordFile | None = None
+        if config.conductor.record_dir is not None:
+            # A file of this life of the Conductor.
+            self._record = RecordFile.create(config.conductor.record_dir, f"{arguments.instance_id}-{self._incarnation:016x}")
         recorder = Recorder(settings, self._record.write) if self._record is not None else None
         self._runner = CoreRunner(ConductorCore(settings), clock or MonotonicClock(), recorder)
         self._lease_clock = clock or LeaseClock()
         self._leadership: Leadership | None = None
         self._orders: Orders | None = None
         self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
-        self._follower = ClusterFollower(self._membership, self._runner, config.conductor.lease_s, model_info.fingerprint)
+        self.follower = ClusterFollower(self._membership, self._runner, config.conductor.lease_s, model_info.fingerprint)
         self._grpc = new_server()
 
     async def start(self) -> str:
@@ -83,7 +85,7 @@ class ConductorServer:
         assert self._leadership is not None, "run() comes after start()"
         async with asyncio.TaskGroup() as tasks:
             leading = tasks.create_task(self._leadership.run())
-            following = [tasks.create_task(self._follower.run()), tasks.create_task(self._tick())]
+            following = [tasks.create_task(self.follower.run()), tasks.create_task(self._tick())]
             await stop.wait()
             # It must not decide on a cluster that it no longer follows.
             leading.cancel()
@@ -99,7 +101,7 @@ class ConductorServer:
         await self._membership.close()
         await self._grpc.stop(_GRACE_S)
         if self._record is not None:
-            self._record.close()
+            await asyncio.to_thread(self._record.close)
 
     def _stand(self, address: str) -> Leadership:
         config = self._arguments.config
@@ -114,16 +116,7 @@ class ConductorServer:
         assert self._orders is not None, "run() comes after start()"
         while True:
             self._orders.give(self._runner.feed(Tick()))
+            # Both take milliseconds in a large cluster: requests have their turn in between.
+            await asyncio.sleep(_TICK_S / 2)
             metrics.observe_cluster(self._runner.core, self._runner.clock.now())
-            await asyncio.sleep(_TICK_S)
-
-
-def _open_record(directory: Path | None, instance_id: str, incarnation: int) -> TextIO | None:
-    """A file of this life of the Conductor; whatever has been written when it dies is there. Raises ConfigError."""
-    if directory is None:
-        return None
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        return (directory / f"{instance_id}-{incarnation:016x}.jsonl").open("x", buffering=1)
-    except OSError as error:
-        raise ConfigError(f"conductor.record_dir: cannot write to {directory}: {error.strerror}") from None
+            await asyncio.sleep(_TICK_S / 2)

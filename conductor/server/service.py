@@ -92,7 +92,8 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         request: conductor_pb2.AdvanceRequest,
         context: grpc.aio.ServicerContext[conductor_pb2.AdvanceRequest, conductor_pb2.AdvanceReply],
     ) -> conductor_pb2.AdvanceReply:
-        self._runner.feed(wire.advance_event(request))
+        for event in wire.report_events(request):
+            self._runner.feed(event)
         return conductor_pb2.AdvanceReply()
 
     async def Renew(

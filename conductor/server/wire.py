@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import cast
 
 from conductor.core.conductor import ConductorCore
@@ -16,6 +17,7 @@ from conductor.core.events import (
     LiveAttempt,
     Load,
     Phase,
+    Placed,
     Renew,
     Reply,
     Role,
@@ -25,7 +27,7 @@ from conductor.core.events import (
     StoreStored,
     Tier,
 )
-from conductor.core.predictions import ErrorSummary
+from conductor.core.predictions import ErrorSummary, Prediction
 from conductor.core.state import Instance
 from conductor.server.leadership import Standing
 from springtide.blocks import KEY_BYTES
@@ -45,6 +47,7 @@ REASONS = {
     Reason.DEADLINE: conductor_pb2.REJECTION_REASON_DEADLINE,
     Reason.PRIORITY: conductor_pb2.REJECTION_REASON_PRIORITY,
     Reason.TENANT_SHARE: conductor_pb2.REJECTION_REASON_TENANT_SHARE,
+    Reason.SIZE: conductor_pb2.REJECTION_REASON_SIZE,
 }
 
 
@@ -86,23 +89,31 @@ def schedule_event(request: conductor_pb2.ScheduleRequest, block_tokens: int) ->
     )
 
 
-def advance_event(request: conductor_pb2.AdvanceRequest) -> Advance:
+def report_events(request: conductor_pb2.AdvanceRequest) -> list[Event]:
+    gateway_id = GatewayId(request.gateway_id)
+    return [
+        Placed(gateway_id, _live_attempt(report.placed)) if report.HasField("placed") else _progress(report.progress)
+        for report in request.reports
+    ]
+
+
+def _progress(progress: conductor_pb2.Progress) -> Advance:
     return Advance(
-        attempt_id=AttemptId(request.attempt_id),
-        phase=Phase(request.phase or Phase.PREFILL),
-        cached_tokens=request.cached_tokens,
-        output_tokens=request.output_tokens,
-        ttft_ms=_measured(request.ttft_ms),
-        remote_tokens=request.remote_tokens,
-        fetch_ms=_measured(request.fetch_ms),
-        queue_ms=_measured(request.queue_ms),
-        compute_ms=_measured(request.compute_ms),
+        attempt_id=AttemptId(progress.attempt_id),
+        phase=Phase(progress.phase or Phase.PREFILL),
+        cached_tokens=progress.cached_tokens,
+        output_tokens=progress.output_tokens,
+        ttft_ms=_measured(progress.ttft_ms),
+        remote_tokens=progress.remote_tokens,
+        fetch_ms=_measured(progress.fetch_ms),
+        queue_ms=_measured(progress.queue_ms),
+        compute_ms=_measured(progress.compute_ms),
     )
 
 
-def _measured(milliseconds: float) -> float:
-    """0, which is "not told", for what is no length of time: it would spoil what is learnt from it for good."""
-    return milliseconds if 0 <= milliseconds < math.inf else 0.0
+def _measured(amount: float) -> float:
+    """0, which is "not told", for what is no amount (of time, of tokens): it would spoil what is learnt from it for good."""
+    return amount if 0 <= amount < math.inf else 0.0
 
 
 def renew_event(request: conductor_pb2.RenewRequest) -> Renew:
@@ -118,6 +129,21 @@ def _live_attempt(attempt: conductor_pb2.LiveAttempt) -> LiveAttempt:
         phase=Phase(attempt.phase or Phase.PREFILL),
         num_tokens=num_tokens,
         cached_tokens=min(attempt.cached_tokens, num_tokens - 1),
+        tenant=attempt.tenant,
+        max_new_tokens=attempt.max_new_tokens,
+        prediction=_prediction(attempt.prediction) if attempt.HasField("prediction") else None,
+    )
+
+
+def _prediction(message: conductor_pb2.Prediction) -> Prediction:
+    return Prediction(
+        ttft_ms=_measured(message.ttft_ms),
+        queue_ms=_measured(message.queue_ms),
+        transfer_ms=_measured(message.transfer_ms),
+        prefill_ms=_measured(message.prefill_ms),
+        tbt_ms=_measured(message.tbt_ms),
+        output_tokens=_measured(message.output_tokens),
+        ahead_ms=_measured(message.ahead_ms),
     )
 
 
@@ -155,6 +181,7 @@ def _assignment(assignment: Assignment) -> conductor_pb2.Assignment:
         predicted_tbt_ms=assignment.predicted_tbt_ms,
         ttft_slo_ms=assignment.ttft_slo_ms,
         tbt_slo_ms=assignment.tbt_slo_ms,
+        prediction=conductor_pb2.Prediction(**asdict(assignment.prediction)),
     )
 
 

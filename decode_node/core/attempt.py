@@ -34,6 +34,8 @@ class Attempt:
     prompt_ids: Sequence[int] = ()
     output_ids: list[int] = field(default_factory=list)
     """Everything since the original prompt. The last one's KV is not computed yet."""
+    sampling_row: SamplingRow = field(init=False)
+    """The same for every step; there is one once it runs."""
     committed_blocks: int = 0
     last_key: BlockKey | None = None
     """Of the last committed block, or the namespace: the parent of the next one."""
@@ -59,11 +61,12 @@ class Attempt:
 
     def lacks_slot(self, block_tokens: int) -> bool:
         """It must sit out the next step."""
-        return len(self.slots) < self.needed_blocks(block_tokens)
+        return len(self.slots) * block_tokens < self.context_tokens
 
     def wants_slot(self, block_tokens: int) -> bool:
         """It writes into its last slot, and will go on beyond it."""
-        return len(self.slots) < min(self.needed_blocks(block_tokens) + 1, self.most_blocks(block_tokens))
+        held = len(self.slots)
+        return (held - 1) * block_tokens < self.context_tokens and held < self.most_blocks(block_tokens)
 
     def begin(self, first_token: int, block_tokens: int) -> None:
         """Its prompt is in its slots, the full blocks committed by the store."""
@@ -73,19 +76,17 @@ class Attempt:
         self.output_ids = [*request.token_ids[request.num_prompt_tokens :], first_token]
         self.committed_blocks = request.num_tokens // block_tokens
         self.last_key = request.keys[-1] if request.keys else request.namespace
+        self.sampling_row = SamplingRow(request.params, self.prompt_ids, self.output_ids)
 
     def chunk(self) -> SequenceChunk:
         return SequenceChunk((self.output_ids[-1],), self.context_tokens - 1, self.slots)
 
-    def sampling_row(self) -> SamplingRow:
-        return SamplingRow(self.request.params, self.prompt_ids, self.output_ids)
-
     def complete_blocks(self, block_tokens: int) -> tuple[BlockKey, ...]:
         """Counts the blocks that are full by now as committed; returns the keys of those that were not before."""
-        computed = self.context_tokens - 1
-        first, self.committed_blocks = self.committed_blocks, max(self.committed_blocks, computed // block_tokens)
-        if self.committed_blocks == first:
+        first, complete = self.committed_blocks, (self.context_tokens - 1) // block_tokens
+        if complete <= first:
             return ()
+        self.committed_blocks = complete
         assert self.last_key is not None, "only a sequence that has begun fills blocks"
         keys = block_keys(self.last_key, self._tokens(first * block_tokens, self.committed_blocks * block_tokens), block_tokens)
         self.last_key = keys[-1]

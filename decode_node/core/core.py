@@ -112,11 +112,15 @@ class DecodeCore:
         return self._calibration.cost
 
     def load(self) -> Load:
-        running = [attempt for attempt in self._attempts.values() if attempt.phase == "running"]
+        running = tokens = 0
+        for attempt in self._attempts.values():
+            if attempt.phase == "running":
+                running += 1
+                tokens += attempt.context_tokens
         return Load(
-            running=len(running),
-            waiting=len(self._attempts) - len(running),
-            tokens=sum(attempt.context_tokens for attempt in running),
+            running=running,
+            waiting=len(self._attempts) - running,
+            tokens=tokens,
             step_ms=median(self._recent_ms) if self._recent_ms else 0.0,
             attempt_ids=tuple(self._attempts),
         )
@@ -238,10 +242,11 @@ class DecodeCore:
     def _make_room(self, now: float) -> None:
         """When a sequence sits out steps because the pool is truly full, the youngest one gives up its slots: the gateway schedules it
         again with what it has generated. The oldest is never preempted, so work always ends."""
-        running = [attempt for attempt in self._attempts.values() if attempt.phase == "running"]
-        starved = next((a for a in running if a.growth == "refused" and a.lacks_slot(self._settings.block_tokens)), None)
+        refused = [attempt for attempt in self._attempts.values() if attempt.growth == "refused" and attempt.phase == "running"]
+        starved = next((attempt for attempt in refused if attempt.lacks_slot(self._settings.block_tokens)), None)
         if starved is None or (self._step is not None and self._step.releases):
             return
+        running = [attempt for attempt in self._attempts.values() if attempt.phase == "running"]
         if len(running) > 1:
             self._fail(running[-1], pb.FAILURE_CODE_PREEMPTED, "its slots were needed by an older request")
         elif starved.starved_since is None:
@@ -283,7 +288,7 @@ class DecodeCore:
             self._next_step_id,
             tuple(attempt.attempt_id for attempt in batch),
             tuple(attempt.chunk() for attempt in batch),
-            tuple(attempt.sampling_row() for attempt in batch),
+            tuple(attempt.sampling_row for attempt in batch),
         )
         self._next_step_id += 1
         self._step = _Step(run)

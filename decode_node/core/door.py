@@ -1,4 +1,8 @@
-"""The double check at the door: would the batch still meet its objective with one more sequence in it? (Mooncake, section 7.)"""
+"""The double check at the door: would the batch still meet its objective with one more sequence in it? (Mooncake, section 7.)
+
+The Conductor looks ahead; the door knows exactly what runs now. Who is accepted but still in prefill is not counted: by when such an
+attempt joins, others will have left, and counting both would leave a part of the node unused.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ from decode_node.core.attempt import Attempt
 from springtide.cost import DecodeCost
 
 
-def predict_step_ms(cost: DecodeCost, accepted: Collection[Attempt], joining: Attempt, max_batch: int) -> float:
-    """Of a step with everything accepted in the batch, as far as it has places, and `joining`."""
-    sequences = len(accepted) + 1
-    context = sum(attempt.context_tokens for attempt in accepted) + joining.context_tokens
+def predict_step_ms(cost: DecodeCost, running: Collection[Attempt], joining: Attempt, max_batch: int) -> float:
+    """Of a step with everything that runs in the batch, as far as it has places, and `joining`."""
+    sequences = len(running) + 1
+    context = sum(attempt.context_tokens for attempt in running) + joining.context_tokens
     batch = min(sequences, max_batch)
     return cost.predict_ms(batch, round(context * batch / sequences))
 
@@ -22,8 +26,9 @@ def refusal(cost: DecodeCost, accepted: Collection[Attempt], joining: Attempt, m
         return None
     if len(accepted) >= 2 * max_batch:
         return f"the batch of {max_batch} is full and as many attempts wait for it"
-    objectives = [attempt.tbt_slo_ms for attempt in (*accepted, joining) if attempt.tbt_slo_ms > 0]
-    predicted_ms = predict_step_ms(cost, accepted, joining, max_batch)
+    running = [attempt for attempt in accepted if attempt.phase == "running"]
+    objectives = [attempt.tbt_slo_ms for attempt in (*running, joining) if attempt.tbt_slo_ms > 0]
+    predicted_ms = predict_step_ms(cost, running, joining, max_batch)
     if objectives and predicted_ms > min(objectives):
         return f"a step would take {predicted_ms:.1f} ms, more than the objective of {min(objectives):g} ms"
     return None

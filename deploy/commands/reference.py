@@ -69,13 +69,19 @@ def _type_name(annotation: Any) -> str:
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
     if origin is dict:
-        return f"mapping of {_type_name(arguments[0])} to {'sizes' if get_args(arguments[1])[0] is int else 'numbers'}"
+        return f"mapping of {_type_name(arguments[0])} to {_plural(arguments[1])}"
     if origin in (types.UnionType, Union):
         return " or ".join(_type_name(argument) for argument in arguments if argument is not types.NoneType)
     if origin is Annotated:
         return ", ".join([_type_name(arguments[0]), *_bounds(arguments[1].metadata)])
     names = {"str": "text", "int": "integer", "float": "number", "bool": "`true`, `false`", "Path": "path", "SecretStr": "text"}
     return names[annotation.__name__]
+
+
+def _plural(annotation: Any) -> str:
+    if annotation is str:
+        return "text"
+    return "sizes" if get_args(annotation)[0] is int else "numbers"
 
 
 def _default(info: FieldInfo) -> str:

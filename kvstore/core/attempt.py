@@ -27,23 +27,13 @@ class Holder(Enum):
     INGEST = auto()
     """A peer writes them: quarantined once the engine has let go, until the peer closes the ingest or is fenced."""
 
+    # Members are looked up for every block: by identity, as they are single, rather than by their names' hashes.
+    __hash__ = object.__hash__
+
 
 OWNERS = frozenset({Holder.ENGINE, Holder.STORE})
 """Who wants an attempt's blocks. Each attempt begins with one of them."""
 WRITERS = frozenset({Holder.ENGINE, Holder.DEPARTED_ENGINE, Holder.FETCH, Holder.INGEST})
-
-
-@dataclass(slots=True)
-class Place:
-    """One block of an attempt. `slot` is the attempt's own as long as it is not the slot of `block`."""
-
-    slot: Slot
-    block: Block | None = None
-    """The committed block of this key, referenced by the attempt. Another slot than the own one when an equal block was there first."""
-
-    @property
-    def private(self) -> bool:
-        return self.block is None or self.block.slot != self.slot
 
 
 @dataclass(slots=True)
@@ -53,8 +43,11 @@ class Attempt:
     """Who pays for its slots."""
     keys: list[BlockKey]
     """Known keys, of the first blocks."""
-    places: list[Place | None]
-    """None once given back."""
+    slots: list[Slot | None]
+    """One for each block; None once given back. It is the attempt's own as long as it is not the slot of the block at its place."""
+    blocks: list[Block | None]
+    """The committed block of each key, referenced by the attempt; None while there is none, and once given back. It has another slot than
+    the own one when an equal block was there first."""
     complete: int
     """Blocks before this one are final in every layer, and committed."""
     holders: dict[Holder, range]
@@ -65,6 +58,15 @@ class Attempt:
 
     def held(self, position: int) -> bool:
         return any(position in held for held in self.holders.values())
+
+    def private(self, position: int) -> bool:
+        """There is a slot at this place that is the attempt's own."""
+        slot, block = self.slots[position], self.blocks[position]
+        return slot is not None and (block is None or block.slot != slot)
+
+    @property
+    def held_in_full(self) -> bool:
+        return any(len(held) == len(self.slots) for held in self.holders.values())
 
     @property
     def wanted(self) -> bool:

@@ -79,7 +79,8 @@ class BlockIndex:
             self._order.discard(block)  # before its uses change, which may decide where it is
         if block.reference() == 0:
             self.num_unreferenced -= 1
-            self._count_spare(block, -block.spare)
+            if block.spare:
+                self._count_spare(block, -1)
             block.tenant.unreferenced -= 1
             if block.sampled and self._observer is not None:
                 self._observer.used(block, self._tick)
@@ -90,7 +91,8 @@ class BlockIndex:
             self._tick += 1
             block.last_used = self._tick
             self.num_unreferenced += 1
-            self._count_spare(block, block.spare)
+            if block.spare:
+                self._count_spare(block, 1)
             block.tenant.unreferenced += 1
             if block.sampled and self._observer is not None:
                 self._observer.rested(block, self._tick)
@@ -103,8 +105,9 @@ class BlockIndex:
         assert count <= (self.num_unreferenced if tenant is None else tenant.unreferenced), "more asked for than can go"
         victims = []
         for _ in range(count):
-            victims.append(self._order.pop(self._tick, tenant))
-            self._remove(victims[-1])
+            victim = self._order.pop(self._tick, tenant)
+            self._remove(victim)
+            victims.append(victim)
         return victims
 
     def discard(self, block: Block) -> None:
@@ -120,6 +123,9 @@ class BlockIndex:
             self._spare_changed(block)
 
     def _dirty_children_change(self, block: Block, by: int) -> None:
+        if not block.clean:
+            block.dirty_children += by
+            return  # it is not spare anyhow
         before = block.spare
         block.dirty_children += by
         if block.spare is not before:

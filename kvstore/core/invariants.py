@@ -35,7 +35,7 @@ def _each_slot_has_one_owner(slots: SlotTable, index: BlockIndex, attempts: dict
     owners = Counter(slots.free())
     owners.update(block.slot for block in index.blocks())
     for attempt in attempts.values():
-        private = [place.slot for place in attempt.places if place is not None and place.private]
+        private = [slot for position, slot in enumerate(attempt.slots) if slot is not None and attempt.private(position)]
         assert attempt.num_private == len(private)
         owners.update(private)
     assert set(owners) == set(range(slots.num_slots)), "no slot is lost"
@@ -45,7 +45,7 @@ def _each_slot_has_one_owner(slots: SlotTable, index: BlockIndex, attempts: dict
 def _references_add_up(index: BlockIndex, leases: LeaseTable, pins: Pins, attempts: dict[AttemptId, Attempt]) -> None:
     references = Counter(id(block) for lease in leases for block in lease.blocks)
     references.update(id(block) for pin in pins if pin.kind is PinKind.HARD for block in pin.blocks.values())
-    references.update(id(place.block) for attempt in attempts.values() for place in attempt.places if place is not None and place.block)
+    references.update(id(block) for attempt in attempts.values() for block in attempt.blocks if block is not None)
     held = {id(block): block for block in index.blocks()}
     assert references.keys() <= held.keys(), "what is referenced is held"
     assert all(block.refs == references[identity] for identity, block in held.items())
@@ -64,11 +64,12 @@ def _each_tenant_pays_for_its_slots(ledger: Ledger) -> None:
 
 def _attempt_is_sound(attempt: Attempt) -> None:
     assert attempt.holders, "an attempt that nobody holds is gone"
-    assert 0 <= attempt.complete <= min(len(attempt.keys), len(attempt.places))
-    for position, place in enumerate(attempt.places):
-        assert (place is not None) == attempt.held(position), "a place is kept exactly as long as somebody holds it"
-        if place is None:
+    assert 0 <= attempt.complete <= min(len(attempt.keys), len(attempt.slots))
+    for position, (slot, block) in enumerate(zip(attempt.slots, attempt.blocks, strict=True)):
+        assert (slot is not None) == attempt.held(position), "a place is kept exactly as long as somebody holds it"
+        if slot is None:
+            assert block is None, "who gives up a place references no block there"
             continue
-        assert (place.block is not None) == (position < attempt.complete), "final blocks, and only they, are committed"
-        if place.block is not None:
-            assert place.block.key == attempt.keys[position]
+        assert (block is not None) == (position < attempt.complete), "final blocks, and only they, are committed"
+        if block is not None:
+            assert block.key == attempt.keys[position]

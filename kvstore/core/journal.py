@@ -24,5 +24,7 @@ class Journal:
 
     def take(self) -> list[PoolEvent]:
         """Those since the last call."""
+        if not self._events:
+            return []
         events, self._events = self._events, []
         return events

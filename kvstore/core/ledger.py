@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from kvstore.core.attempt import OWNERS, Attempt, Holder, Place
+from kvstore.core.attempt import OWNERS, Attempt, Holder
 from kvstore.core.block import Block
 from kvstore.core.index import BlockIndex
 from kvstore.core.journal import Journal
@@ -88,9 +88,16 @@ class Ledger:
                 self.index.dereference(block)
             self.tenants.forget_if_idle(tenant)
             raise
-        places: list[Place | None] = [Place(block.slot, block) for block in reused]
-        places += [Place(slot) for slot in fresh]
-        attempt = Attempt(attempt_id, tenant, list(keys), places, len(reused), {owner: range(num_blocks)}, num_private=len(fresh))
+        attempt = Attempt(
+            attempt_id,
+            tenant,
+            list(keys),
+            slots=[*(block.slot for block in reused), *fresh],
+            blocks=[*reused, *([None] * len(fresh))],
+            complete=len(reused),
+            holders={owner: range(num_blocks)},
+            num_private=len(fresh),
+        )
         self.attempts[attempt_id] = attempt
         return attempt
 
@@ -126,14 +133,13 @@ class Ledger:
         """Makes the attempt's blocks before `end` visible, or those before the first whose key is held under another parent or tenant."""
         attempt.keys += new_keys
         added = []
-        while attempt.complete < end:
-            place, key = attempt.places[attempt.complete], attempt.keys[attempt.complete]
-            before = attempt.places[attempt.complete - 1] if attempt.complete else None
-            parent = before.block if before is not None else None
-            assert place is not None, "the engine holds it"
+        parent = attempt.blocks[attempt.complete - 1] if attempt.complete else None
+        for position in range(attempt.complete, end):
+            slot, key = attempt.slots[position], attempt.keys[position]
+            assert slot is not None, "the engine holds it"
             block = self.index.get(key)
             if block is None:
-                block = self.index.insert(key, parent, place.slot, attempt.tenant)
+                block = self.index.insert(key, parent, slot, attempt.tenant)
                 if self._ssd is not None:
                     self._ssd.entered_arena(block)
                 attempt.num_private -= 1
@@ -142,8 +148,8 @@ class Ledger:
                 break
             else:
                 self.index.reference(block)
-            place.block = block
-            attempt.complete += 1
+            attempt.blocks[position] = parent = block
+            attempt.complete = position + 1
         self._journal.tell(Stored, added, Tier.DRAM)
 
     def let_go(self, attempt_id: AttemptId, holder: Holder) -> None:
@@ -153,22 +159,27 @@ class Ledger:
             return
         if holder in OWNERS:
             self.orphans[attempt_id] = attempt
+        if not attempt.held_in_full:
+            self._give_back(attempt)
+        if not attempt.holders:
+            self._forget(attempt_id)
+
+    def _give_back(self, attempt: Attempt) -> None:
+        slots, blocks = attempt.slots, attempt.blocks
         held = attempt.held if attempt.holders else _nobody_holds
         private: list[Slot] = []
-        for position in range(len(attempt.places) - 1, -1, -1):
-            place = attempt.places[position]
-            if place is None or held(position):
+        for position in range(len(slots) - 1, -1, -1):
+            slot, block = slots[position], blocks[position]
+            if slot is None or held(position):
                 continue
-            attempt.places[position] = None
-            if place.private:
-                private.append(place.slot)
-            if place.block is not None:
-                self.index.dereference(place.block)
+            slots[position] = blocks[position] = None
+            if block is None or block.slot != slot:
+                private.append(slot)
+            if block is not None:
+                self.index.dereference(block)
         attempt.num_private -= len(private)
         attempt.tenant.slots -= len(private)
         self.slots.give_back(private)
-        if not attempt.holders:
-            self._forget(attempt_id)
 
     def _forget(self, attempt_id: AttemptId) -> None:
         attempt = self.attempts.pop(attempt_id)

@@ -23,7 +23,7 @@ class PinnedLast:
         self._last = new_policy("lru", 0).new_queue(lane)
 
     def add(self, block: Block) -> None:
-        (self._last if block.key in self._pinned else self._first).add(block)
+        (self._last if self._pinned and block.key in self._pinned else self._first).add(block)
 
     def discard(self, block: Block) -> None:
         self._first.discard(block)
@@ -118,7 +118,7 @@ class EvictionOrder:
 
 
 def _discard(block: Block, queues: dict[Tenant, PinnedLast]) -> None:
-    queue = queues.get(block.tenant)
+    queue = queues.get(block.tenant) if queues else None
     if queue is not None:
         queue.discard(block)
         _forget_empty(block.tenant, queues)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import TYPE_CHECKING
 
-from kvstore.core.attempt import Attempt, Holder, Place
+from kvstore.core.attempt import Attempt, Holder
 from kvstore.core.block import Block
 from kvstore.core.eviction import EvictionPolicy, new_policy
 from kvstore.core.index import BlockIndex
@@ -96,10 +96,11 @@ class Pool:
     def grow(self, attempt_id: AttemptId, num_blocks: int) -> list[Slot]:
         """That many more private slots. Raises PoolFull, QuotaExceeded, InvalidRequest as `acquire`, UnknownAttempt."""
         attempt = self._ledger.with_engine(attempt_id)
-        slots = self._ledger.allocate(num_blocks, attempt.tenant, len(attempt.places) + num_blocks)
-        attempt.places += [Place(slot) for slot in slots]
+        slots = self._ledger.allocate(num_blocks, attempt.tenant, len(attempt.slots) + num_blocks)
+        attempt.slots += slots
+        attempt.blocks += [None] * len(slots)
         attempt.num_private += len(slots)
-        attempt.holders[Holder.ENGINE] = range(len(attempt.places))
+        attempt.holders[Holder.ENGINE] = range(len(attempt.slots))
         return slots
 
     def commit(self, attempt_id: AttemptId, first_block: int, keys: Sequence[BlockKey]) -> None:
@@ -115,10 +116,10 @@ class Pool:
         if Holder.FETCH in attempt.holders:
             raise InvalidRequest(f"commit of {attempt_id}: its prefix has not arrived yet")
         end = first_block + len(keys)
-        if first_block > attempt.complete or end > len(attempt.places):
+        if first_block > attempt.complete or end > len(attempt.slots):
             raise InvalidRequest(
                 f"commit of blocks [{first_block}, {end}) of {attempt_id}, "
-                f"which has {len(attempt.places)} blocks, the first {attempt.complete} final"
+                f"which has {len(attempt.slots)} blocks, the first {attempt.complete} final"
             )
         known = attempt.keys[first_block:end]
         if known != list(keys[: len(known)]):
@@ -156,7 +157,7 @@ class Pool:
         attempt = self._ledger.with_owner(attempt_id)
         assert blocks.start == attempt.complete, "a fetch follows the blocks that are there"
         attempt.holders[Holder.FETCH] = blocks
-        return [place.slot for place in attempt.places[blocks.start : blocks.stop] if place is not None]
+        return [slot for slot in attempt.slots[blocks.start : blocks.stop] if slot is not None]
 
     def end_fetch(self, attempt_id: AttemptId, valid_blocks: int) -> None:
         """Nothing more will be written; the attempt's first `valid_blocks` are there in all layers and become visible."""
@@ -170,7 +171,7 @@ class Pool:
     def begin_hand_over(self, attempt_id: AttemptId) -> list[Slot]:
         """The store will read every block of the prompt, until `end_hand_over`. Returns their slots. Raises UnknownAttempt."""
         attempt = self._ledger.with_engine(attempt_id)
-        attempt.holders[Holder.HAND_OVER] = range(len(attempt.places))
+        attempt.holders[Holder.HAND_OVER] = range(len(attempt.slots))
         return _slots_of(attempt)
 
     def end_hand_over(self, attempt_id: AttemptId) -> None:
@@ -187,8 +188,16 @@ class Pool:
     # ---- ingest: a peer writes ----
 
     def open_ingest(self, attempt_id: AttemptId, writer: Writer) -> list[Target] | None:
-        """Where `writer` is to put the prompt's blocks; None when the attempt has not been reserved yet. From now on the absent blocks'
-        slots are pinned until the writer closes or is fenced. The same writer may ask again.
+        """Where `writer` is to put the prompt's blocks; as `begin_ingest`."""
+        ingest = self.begin_ingest(attempt_id, writer)
+        if ingest is None:
+            return None
+        slots = _slots_of(self._ledger.attempts[attempt_id])[: ingest.num_blocks]
+        return [Target(slot, self._ledger.slots.generation(slot), i < ingest.present) for i, slot in enumerate(slots)]
+
+    def begin_ingest(self, attempt_id: AttemptId, writer: Writer) -> Ingest | None:
+        """Which of the prompt's blocks `writer` is to write; None when the attempt has not been reserved yet. From now on the absent
+        blocks' slots are pinned until the writer closes or is fenced. The same writer may ask again.
 
         Raises UnknownAttempt when the attempt is over, InvalidRequest when it belongs to another writer or is none to be written.
         """
@@ -207,8 +216,7 @@ class Pool:
             attempt.holders[Holder.INGEST] = range(ingest.present, ingest.num_blocks)
         elif ingest.writer != writer:
             raise InvalidRequest(f"attempt {attempt_id} is being written by {ingest.writer}, not {writer}")
-        slots = _slots_of(attempt)[: ingest.num_blocks]
-        return [Target(slot, self._ledger.slots.generation(slot), i < ingest.present) for i, slot in enumerate(slots)]
+        return ingest
 
     def cover(self, attempt_id: AttemptId, writer: NodeId, unit: Unit) -> Ingested | IngestFailed | None:
         """The writer's bytes of `unit` are in place."""
@@ -350,6 +358,11 @@ class Pool:
         return self._ledger.slots.num_slots
 
     @property
+    def num_available(self) -> int:
+        """Free slots, and those of blocks that nobody references; as `counts` has them."""
+        return self._ledger.slots.num_free + self._ledger.index.num_unreferenced
+
+    @property
     def num_free_or_spare(self) -> int:
         """Slots that can be had without losing a block that is not on the SSD."""
         return self._ledger.slots.num_free + self._ledger.index.num_spare
@@ -411,7 +424,7 @@ class Pool:
 
 
 def _slots_of(attempt: Attempt) -> list[Slot]:
-    return [place.slot for place in attempt.places if place is not None]
+    return [slot for slot in attempt.slots if slot is not None]
 
 
 def _open_writer(attempt: Attempt) -> Writer | None:

@@ -39,11 +39,17 @@ class SlotTable:
     def take(self, count: int) -> list[Slot]:
         """At most `num_free`. The slots are the caller's."""
         assert count <= len(self._free), "more slots than are free"
-        return [Slot(self._free.pop()) for _ in range(count)]
+        if not count:
+            return []
+        taken = [*map(Slot, self._free[-count:])]
+        taken.reverse()
+        del self._free[-count:]
+        return taken
 
     def give_back(self, slots: Iterable[Slot]) -> None:
+        generations, free = self._generations, self._free
         for slot in slots:
-            self._generations[slot] += 1
-            self._free.append(slot)
+            generations[slot] += 1
+            free.append(slot)
         if self._settle is not None:
             self._settle()

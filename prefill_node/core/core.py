@@ -99,11 +99,16 @@ class PrefillCore:
         return self._policy.cost
 
     def load(self) -> Load:
-        computing = [attempt for attempt in self._attempts.values() if attempt.phase != "handing-over"]
-        running = sum(attempt.phase == "running" for attempt in computing)
-        queue_ms = sum(self._policy.work_ms(a.request.num_tokens, self._expected_prefix(a)) for a in computing)
-        tokens = sum(attempt.remaining_tokens for attempt in computing)
-        return Load(running, len(computing) - running, tokens, queue_ms, tuple(self._attempts))
+        running = computing = tokens = 0
+        queue_ms = 0.0
+        for attempt in self._attempts.values():
+            if attempt.phase == "handing-over":
+                continue
+            computing += 1
+            running += attempt.phase == "running"
+            queue_ms += self._policy.work_ms(attempt.request.num_tokens, self._expected_prefix(attempt))
+            tokens += attempt.remaining_tokens
+        return Load(running, computing - running, tokens, queue_ms, tuple(self._attempts))
 
     def validate(self) -> None:
         """Asserts the invariants."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from conductor.core import events as ev
 from conductor.core.conductor import ConductorCore
 from decode_node.core.core import Settings
 from simulator.cluster.decode import SimDecode
+from simulator.cluster.departure import Departure
 from simulator.cluster.gateway import SimGateway
 from simulator.cluster.keys import prompt_keys
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
 from simulator.cluster.options import Options
+from simulator.cluster.orders import Orders
 from simulator.cluster.prefill import SimPrefill
 from simulator.cluster.processor import Processor
 from simulator.cluster.records import Records
@@ -25,7 +28,6 @@ REPORT_EVERY_S = 0.05
 """As nodes look whether their load has changed (node_runtime.load)."""
 TICK_S = 1.0
 RENEW_S = 10.0
-_INCARNATION = 1
 
 
 class Cluster:
@@ -37,7 +39,7 @@ class Cluster:
         self.stores: dict[NodeId, SimStore] = {}
         self.prefills: dict[InstanceId, SimPrefill] = {}
         self.decodes: dict[InstanceId, SimDecode] = {}
-        self.records = Records(workload.requests)
+        self.records = Records(workload.requests, self.loop.stop)
         self.processor = Processor(self.loop, options.cores, options.contention)
         self.network = Network(options.hardware.link_bytes_per_s)
         self.gateway = SimGateway(
@@ -50,11 +52,14 @@ class Cluster:
             self.prefills,
             self.decodes,
         )
+        self.orders = Orders(options, self.loop, self.network, self.stores, self._conduct, self._switch)
         self._to_report: set[InstanceId] = set()
-        for number in range(options.prefill):
-            self._add_prefill(InstanceId(f"prefill-{number}"))
-        for number in range(options.decode):
-            self._add_decode(InstanceId(f"decode-{number}"))
+        self._incarnations: Counter[InstanceId] = Counter()
+        for role, count in ((ev.Role.PREFILL, options.prefill), (ev.Role.DECODE, options.decode)):
+            for number in range(count):
+                instance_id = InstanceId(f"{role.value}-{number}")
+                self._add_store(instance_id, role)
+                self._begin(instance_id, role)
         self.series = Series(self)
 
     def run(self) -> None:
@@ -69,7 +74,8 @@ class Cluster:
         self._every(TICK_S, self._tick)
         self._every(RENEW_S, self.gateway.renew)
         self._every(self.options.sample_every_s, self.series.sample)
-        self.loop.run(lambda: self.records.ended == len(self.records.requests))
+        if self.records.requests:
+            self.loop.run()
 
     def validate(self) -> None:
         """Asserts the invariants of every core."""
@@ -96,9 +102,20 @@ class Cluster:
 
     # ---- parts ----
 
-    def _add_prefill(self, instance_id: InstanceId) -> None:
+    def _begin(self, instance_id: InstanceId, role: ev.Role) -> None:
+        """An engine of this role, in the store of its node."""
+        store = self.stores[NodeId(instance_id)]
+        if role is ev.Role.PREFILL:
+            self._add_prefill(instance_id, store)
+        else:
+            self._add_decode(instance_id, store)
+        self._incarnations[instance_id] += 1
+        address = str(store.node_id)
+        self._conduct(ev.InstanceUp(ev.InstanceRef(instance_id, role, address, store.node_id, address), self._incarnations[instance_id]))
+        self._say(instance_id)
+
+    def _add_prefill(self, instance_id: InstanceId, store: SimStore) -> None:
         options = self.options
-        store = self._add_store(instance_id, options.prefill_tokens or options.hardware.arena_tokens)
         self.prefills[instance_id] = SimPrefill(
             instance_id,
             store,
@@ -110,11 +127,9 @@ class Cluster:
             self.gateway.on_prefill,
             lambda: self._report(instance_id),
         )
-        self._announce(instance_id, ev.Role.PREFILL, store)
 
-    def _add_decode(self, instance_id: InstanceId) -> None:
+    def _add_decode(self, instance_id: InstanceId, store: SimStore) -> None:
         options = self.options
-        store = self._add_store(instance_id, options.decode_tokens or options.hardware.device_tokens)
         settings = Settings(
             cost=options.hardware.decode_cost,
             block_tokens=options.conductor.block_tokens,
@@ -134,14 +149,21 @@ class Cluster:
             self.gateway,
             lambda: self._report(instance_id),
         )
-        self._announce(instance_id, ev.Role.DECODE, store)
 
-    def _add_store(self, instance_id: InstanceId, num_tokens: int) -> SimStore:
+    def _num_slots(self, role: ev.Role) -> int:
+        options = self.options
+        if role is ev.Role.PREFILL:
+            num_tokens = options.prefill_tokens or options.hardware.arena_tokens
+        else:
+            num_tokens = options.decode_tokens or options.hardware.device_tokens
+        return max(1, num_tokens // options.conductor.block_tokens)
+
+    def _add_store(self, instance_id: InstanceId, role: ev.Role) -> None:
         options, node_id = self.options, NodeId(instance_id)
         block_tokens = options.conductor.block_tokens
         store = self.stores[node_id] = SimStore(
             node_id,
-            max(1, num_tokens // block_tokens),
+            self._num_slots(role),
             options.hardware.kv_bytes_per_token * block_tokens,
             options.hardware.num_layers,
             options.eviction,
@@ -151,18 +173,37 @@ class Cluster:
             self._conduct,
             self._keys_of,
         )
-        return store
+        self._announce(store)
 
-    def _announce(self, instance_id: InstanceId, role: ev.Role, store: SimStore) -> None:
-        address = str(store.node_id)
-        self._conduct(ev.StoreUp(store.node_id, address))
-        self._conduct(ev.StoreSnapshot(store.node_id, _INCARNATION, store.pool.sequence, store.pool.held_keys(), ev.Tier.DRAM, True))
-        self._conduct(ev.InstanceUp(ev.InstanceRef(instance_id, role, address, store.node_id, address), _INCARNATION))
-        self._say(instance_id)
+    def _announce(self, store: SimStore) -> None:
+        self._conduct(ev.StoreUp(store.node_id, str(store.node_id)))
+        self._conduct(ev.StoreSnapshot(store.node_id, store.incarnation, store.pool.sequence, store.pool.held_keys(), ev.Tier.DRAM, True))
 
     def _keys_of(self, attempt_id: AttemptId) -> Callable[[int, int], tuple[BlockKey, ...]]:
         request = self.gateway.request_of(attempt_id)
         return lambda begin, end: prompt_keys(request, begin, end, self.options.conductor.block_tokens)
+
+    # ---- roles ----
+
+    def _switch(self, order: ev.SwitchRole) -> None:
+        """The instance takes nothing more, ends what it has, and comes up in the other role."""
+        instance_id, to = order.instance.instance_id, order.to
+        self._conduct(ev.InstanceDown(instance_id, self._incarnations[instance_id]))
+        instance = self.prefills.get(instance_id) or self.decodes[instance_id]
+        Departure(instance, order.drain_s, self.loop, lambda: self._leave(instance_id, to))
+
+    def _leave(self, instance_id: InstanceId, to: ev.Role) -> None:
+        """A store that has the same memory in both roles keeps what it holds."""
+        if to is ev.Role.PREFILL:
+            self.gateway.on_session_lost("decode", instance_id, self.decodes.pop(instance_id).leave())
+        else:
+            self.gateway.on_session_lost("prefill", instance_id, self.prefills.pop(instance_id).leave())
+        store = self.stores[NodeId(instance_id)]
+        if store.pool.num_slots != self._num_slots(to):
+            self._conduct(ev.StoreDown(store.node_id))
+            store.renew(self._num_slots(to))
+            self.loop.after(self.options.restart_s, lambda: self._announce(store))
+        self.loop.after(self.options.restart_s, lambda: self._begin(instance_id, to))
 
     # ---- the Conductor ----
 
@@ -177,11 +218,12 @@ class Cluster:
 
     def _say(self, instance_id: InstanceId) -> None:
         self._to_report.discard(instance_id)
-        instance = self.prefills.get(instance_id) or self.decodes[instance_id]
-        self._conduct(ev.LoadReported(instance_id, _INCARNATION, instance.load()))
+        instance = self.prefills.get(instance_id) or self.decodes.get(instance_id)
+        if instance is not None:
+            self._conduct(ev.LoadReported(instance_id, self._incarnations[instance_id], instance.load()))
 
     def _tick(self) -> None:
-        self._conduct(ev.Tick())
+        self.orders.give(self._conduct(ev.Tick()))
         self.gateway.tick()
         for instance in self.instances():
             instance.tick()

@@ -7,7 +7,7 @@ the step under way that would be under way, and the next one begins when that on
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from conductor.core.events import Load
 from decode_node.core import DecodeCore
@@ -95,13 +95,25 @@ class SimDecode:
             slots_total=self.store.pool.num_slots,
             slots_available=self.store.slots_available,
             max_batch=self._settings.max_batch,
-            attempt_ids=frozenset(AttemptId(attempt_id) for attempt_id in load.attempt_ids),
+            attempt_ids=cast(frozenset[AttemptId], frozenset(load.attempt_ids)),
             decode_cost=self._core.cost,
         )
 
+    @property
+    def has_work(self) -> bool:
+        """Attempts are here, or what they computed is still on its way elsewhere."""
+        return len(self._core.load().attempt_ids) > 0
+
+    def leave(self) -> tuple[AttemptId, ...]:
+        """The engine ends, and nothing reaches it any more. Returns the attempts that it had not ended."""
+        if self._steps is not None:
+            self._cut()
+        self._mailbox = Mailbox(lambda event: None)
+        self.store.engine_left()
+        return tuple(AttemptId(attempt_id) for attempt_id in self._core.load().attempt_ids)
+
     def tick(self) -> None:
-        load = self._core.load()
-        if load.waiting:
+        if self._core.load().waiting:
             self.tell(node_events.Tick())
 
     def validate(self) -> None:

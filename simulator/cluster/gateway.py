@@ -122,6 +122,10 @@ class SimGateway:
         self.records.reject(index, "tbt_after_prefill")
         self._mailbox.post(ev.ClientGone(RequestId(str(index))))
 
+    def on_session_lost(self, side: ev.Side, instance_id: InstanceId, attempt_ids: tuple[AttemptId, ...]) -> None:
+        """The instance has left before it could end these."""
+        self._mailbox.post(ev.SessionLost(side, instance_id, attempt_ids, connected=True))
+
     # ---- what the core decides ----
 
     def _handle(self, event: ev.Event) -> None:
@@ -131,6 +135,8 @@ class SimGateway:
 
     def _set_retry(self) -> None:
         deadline = self._core.next_deadline()
+        if deadline is None and self._retry is None:
+            return
         if self._retry is not None and deadline != self._retry.when:
             self._retry.cancel()
             self._retry = None
@@ -143,6 +149,8 @@ class SimGateway:
 
     def _do(self, action: ev.Action) -> None:
         match action:
+            case ev.Emit(request_id, tokens):
+                self.records.tokens(int(request_id), len(tokens), self._loop.now + self._rpc_s)
             case ev.Schedule():
                 self._loop.after(self._rpc_s, lambda: self._schedule(action))
             case ev.StartDecode():
@@ -151,9 +159,9 @@ class SimGateway:
                 self._start_prefill(action)
             case ev.Abort(side, instance_id, attempt_id):
                 instances: Mapping[InstanceId, SimPrefill | SimDecode] = self._prefills if side == "prefill" else self._decodes
-                instances[instance_id].tell(node_events.Abort(attempt_id))
-            case ev.Emit(request_id, tokens):
-                self.records.tokens(int(request_id), len(tokens), self._loop.now + self._rpc_s)
+                # One that has left its role has nothing of the attempt any more.
+                if instance_id in instances:
+                    instances[instance_id].tell(node_events.Abort(attempt_id))
             case ev.Advance():
                 self._advance(action)
             case ev.Terminal(request_id, reply):

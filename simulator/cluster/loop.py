@@ -34,23 +34,31 @@ class Loop:
     def __init__(self) -> None:
         self.now = 0.0
         self._timers: list[tuple[float, int, Timer]] = []
-        self._asked = 0
+        self.asked = 0
+        """How many things, all in all."""
+        self._stopped = False
 
     def at(self, when: float, do: Callable[[], None]) -> Timer:
         """`when` in the past means now."""
-        timer = Timer(max(when, self.now), do)
-        self._asked += 1
-        heapq.heappush(self._timers, (timer.when, self._asked, timer))
+        timer = Timer(when if when > self.now else self.now, do)
+        self.asked += 1
+        heapq.heappush(self._timers, (timer.when, self.asked, timer))
         return timer
 
     def after(self, delay_s: float, do: Callable[[], None]) -> Timer:
         return self.at(self.now + delay_s, do)
 
-    def run(self, until: Callable[[], bool]) -> None:
-        """Until `until()` holds or nothing is left to happen."""
-        while self._timers and not until():
-            self.now, _, timer = heapq.heappop(self._timers)
+    def run(self) -> None:
+        """Until `stop` is called or nothing is left to happen."""
+        timers, pop = self._timers, heapq.heappop
+        self._stopped = False
+        while timers and not self._stopped:
+            self.now, _, timer = pop(timers)
             timer.fire()
+
+    def stop(self) -> None:
+        """After what happens now."""
+        self._stopped = True
 
 
 class Mailbox(Generic[EventT]):
@@ -62,11 +70,12 @@ class Mailbox(Generic[EventT]):
         self._busy = False
 
     def post(self, event: EventT) -> None:
-        self._events.append(event)
         if self._busy:
+            self._events.append(event)
             return
         self._busy = True
         try:
+            self._handle(event)
             while self._events:
                 self._handle(self._events.popleft())
         finally:

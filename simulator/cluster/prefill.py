@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from conductor.core.events import Load
 from node_runtime import events as node_events
@@ -60,9 +61,20 @@ class SimPrefill:
             queue_ms=load.queue_ms,
             slots_total=self.store.pool.num_slots,
             slots_available=self.store.slots_available,
-            attempt_ids=frozenset(AttemptId(attempt_id) for attempt_id in load.attempt_ids),
+            attempt_ids=cast(frozenset[AttemptId], frozenset(load.attempt_ids)),
             prefill_cost=self._core.cost,
         )
+
+    @property
+    def has_work(self) -> bool:
+        """Attempts are here, or what they computed is still on its way elsewhere."""
+        return len(self._core.load().attempt_ids) > 0
+
+    def leave(self) -> tuple[AttemptId, ...]:
+        """The engine ends, and nothing reaches it any more. Returns the attempts that it had not ended."""
+        self._mailbox = Mailbox(lambda event: None)
+        self.store.engine_left()
+        return tuple(AttemptId(attempt_id) for attempt_id in self._core.load().attempt_ids)
 
     def tick(self) -> None:
         if self._core.load().attempt_ids:
@@ -82,6 +94,8 @@ class SimPrefill:
                 self._run(action)
             case Reply(_, update):
                 self._reply(self.instance_id, update)
+            case storage.Push():
+                pass  # Whole passes at once, when they have ended: `_ran`.
             case _:
                 self.store.order(action)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from simulator.workload import SimRequest
 
@@ -13,9 +13,10 @@ NOT_REJECTED, LOST = "", "lost"
 class Records:
     """Columns, one entry a request: a million requests take some 100 MB. NaN where something did not come about."""
 
-    def __init__(self, requests: Sequence[SimRequest]) -> None:
+    def __init__(self, requests: Sequence[SimRequest], all_ended: Callable[[], object]) -> None:
         count = len(requests)
         self.requests = requests
+        self._all_ended = all_ended
         self.ttft_ms = array("d", [float("nan")]) * count
         self.tbt_ms = array("d", [float("nan")]) * count
         """Mean time between the tokens of the request; 0 of a single token."""
@@ -39,7 +40,7 @@ class Records:
         number = self.reasons.index(reason)
         self._reason[index] = number
         self._num_rejected[number] += 1
-        self.ended += 1
+        self._count_end()
 
     def rejected(self, index: int) -> str | None:
         reason = self._reason[index]
@@ -62,4 +63,9 @@ class Records:
         gaps = self.output_tokens[index] - 1
         self.tbt_ms[index] = 1000 * (self.last_token_s[index] - self.first_token_s[index]) / gaps if gaps > 0 else 0.0
         self.completed += 1
+        self._count_end()
+
+    def _count_end(self) -> None:
         self.ended += 1
+        if self.ended == len(self.requests):
+            self._all_ended()

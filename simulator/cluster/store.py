@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from conductor.core import events as conductor_events
 from conductor.core.events import Event as ConductorEvent
@@ -20,7 +21,8 @@ from springtide.rpc import common_pb2 as pb
 
 LAYER_GROUPS = 2
 """In which prefixes arrive: the first is told at once, so that the engine may wait layer by layer, the last when all is there."""
-_INCARNATION = Incarnation(1)
+_LEASES_OF_AN_INCARNATION = 1 << 32
+"""An old lease never fits another incarnation."""
 _TIERS = {tier.value: tier for tier in conductor_events.Tier}
 
 
@@ -59,8 +61,10 @@ class SimStore:
     ) -> None:
         """`keys_of` an attempt: the keys of blocks [begin, end) of its prompt and output. The engine has no tokens to hash."""
         self.node_id = node_id
-        self.pool = Pool([0] * num_slots, 1, policy=new_policy(eviction, num_slots))
+        self.incarnation = Incarnation(0)
         self.notify: Callable[[storage.Notice], None] = lambda notice: None
+        self._eviction = eviction
+        self.renew(num_slots)
         self._bytes_per_block = bytes_per_block
         self._num_layers = num_layers
         self._loop, self._network, self._stores, self._tell, self._keys_of = loop, network, stores, tell, keys_of
@@ -72,9 +76,26 @@ class SimStore:
         self._leases = 0
         self._was_full = False
 
+    def renew(self, num_slots: int) -> None:
+        """Other memory takes the place of what was there, with nothing in it. What is being read of that has been read."""
+        self.incarnation = Incarnation(self.incarnation + 1)
+        leases_from = self.incarnation * _LEASES_OF_AN_INCARNATION
+        self.pool = Pool([0] * num_slots, 1, first_lease_id=leases_from, policy=new_policy(self._eviction, num_slots))
+
+    def engine_left(self) -> None:
+        """Nobody asks for anything any more until another engine comes: what the last one had is given up."""
+        self.notify = lambda notice: None
+        self._was_full = False
+        for hand_over in list(self._hand_overs.values()):
+            self._end(hand_over)
+        self._expected.clear()
+        self.pool.engine_gone(self.pool.engine_departed())
+        self.changed()
+
     # ---- the engine's orders ----
 
     def order(self, order: storage.Order) -> None:
+        """But for Push: see `push`."""
         try:
             match order:
                 case storage.Acquire():
@@ -88,8 +109,6 @@ class SimStore:
                     self._commit(AttemptId(attempt_id), first_block, len(keys))
                 case storage.OpenHandOver():
                     self._open(order)
-                case storage.Push():
-                    pass  # By whole passes: `push`.
                 case storage.Seal(attempt_id, first_token):
                     self._hand_overs[AttemptId(attempt_id)].first_token = first_token
                 case storage.Release(attempt_id, finish_hand_over):
@@ -99,11 +118,11 @@ class SimStore:
             self._failed(order.attempt_id, pb.FAILURE_CODE_POOL_FULL, error.message)
         except SpringtideError as error:
             self._failed(order.attempt_id, pb.FAILURE_CODE_INTERNAL, error.message)
-        self._changed()
+        self.changed()
 
     @property
     def slots_available(self) -> int:
-        return self.pool.counts().available
+        return self.pool.num_available
 
     def fetched_at(self, attempt_id: str) -> float:
         """When the attempt's prefix has arrived."""
@@ -114,7 +133,7 @@ class SimStore:
 
     def _acquire(self, order: storage.Acquire) -> None:
         attempt_id = AttemptId(order.attempt_id)
-        keys = [BlockKey(key) for key in order.keys]
+        keys = cast(Sequence[BlockKey], order.keys)
         acquired = self.pool.acquire(attempt_id, keys, order.num_blocks, order.max_reused_blocks, order.tenant)
         self._was_full = False
         local = acquired.local_blocks
@@ -126,7 +145,7 @@ class SimStore:
         if remote:
             self.notify(storage.FetchProgress(order.attempt_id, LAYER_GROUPS - 1))
 
-    def _fetch(self, attempt_id: AttemptId, keys: list[BlockKey], local: int, source: SimStore) -> int:
+    def _fetch(self, attempt_id: AttemptId, keys: Sequence[BlockKey], local: int, source: SimStore) -> int:
         """How many blocks beyond the local ones will come."""
         leased = source.pool.lease(self.node_id, keys, self._loop.now)
         remote = len(leased.slots) - local
@@ -142,14 +161,14 @@ class SimStore:
             self._fetches.pop(attempt_id, None)
             self.pool.end_fetch(attempt_id, local + remote)
             self.notify(storage.FetchProgress(attempt_id, LAYER_GROUPS))
-            self._changed()
+            self.changed()
 
         self._loop.at(end, arrived)
         return remote
 
     def _reserve(self, order: storage.Reserve) -> None:
         attempt_id = AttemptId(order.attempt_id)
-        reserved = self.pool.reserve(attempt_id, [BlockKey(key) for key in order.keys], order.num_blocks, order.tenant)
+        reserved = self.pool.reserve(attempt_id, cast(Sequence[BlockKey], order.keys), order.num_blocks, order.tenant)
         self._was_full = False
         self.notify(storage.Reserved(order.attempt_id, tuple(reserved.slots), reserved.present_blocks))
         expected = self._expected.pop(attempt_id, None)
@@ -184,10 +203,10 @@ class SimStore:
 
     def _accept(self, hand_over: HandOver, source: SimStore) -> bool:
         """Whether there are slots for it here. Raises UnknownAttempt when nobody waits for it any more."""
-        targets = self.pool.open_ingest(hand_over.attempt_id, Writer(source.node_id, _INCARNATION, ""))
-        if targets is None:
+        ingest = self.pool.begin_ingest(hand_over.attempt_id, Writer(source.node_id, source.incarnation, ""))
+        if ingest is None:
             return False
-        hand_over.present_blocks = next((i for i, target in enumerate(targets) if not target.present), len(targets))
+        hand_over.present_blocks = ingest.present
         return True
 
     def _reserved(self, hand_over: HandOver) -> None:
@@ -223,18 +242,18 @@ class SimStore:
         assert hand_over.first_token is not None
         self._hand_overs.pop(hand_over.attempt_id, None)
         self.pool.end_hand_over(hand_over.attempt_id)
-        hand_over.destination._ingested(hand_over, self.node_id)
+        hand_over.destination._ingested(hand_over, self)
         self.notify(storage.HandedOver(hand_over.attempt_id, hand_over.num_blocks * self._bytes_per_block))
-        self._changed()
+        self.changed()
 
-    def _ingested(self, hand_over: HandOver, writer: NodeId) -> None:
+    def _ingested(self, hand_over: HandOver, writer: SimStore) -> None:
         attempt_id = hand_over.attempt_id
         assert hand_over.first_token is not None
-        self.pool.cover(attempt_id, writer, Unit(0, 1, 0, hand_over.num_blocks))
-        if self.pool.seal(attempt_id, writer, hand_over.first_token) is not None:
+        self.pool.cover(attempt_id, writer.node_id, Unit(0, 1, 0, hand_over.num_blocks))
+        if self.pool.seal(attempt_id, writer.node_id, hand_over.first_token) is not None:
             self.notify(storage.Ingested(attempt_id, hand_over.first_token))
-        self.pool.close_ingest(attempt_id, writer, _INCARNATION)
-        self._changed()
+        self.pool.close_ingest(attempt_id, writer.node_id, writer.incarnation)
+        self.changed()
 
     def _end(self, hand_over: HandOver) -> None:
         """It is given up."""
@@ -243,14 +262,14 @@ class SimStore:
         hand_over.destination._expected.pop(hand_over.attempt_id, None)
         self.pool.end_hand_over(hand_over.attempt_id)
         if hand_over.present_blocks is not None:
-            hand_over.destination.pool.close_ingest(hand_over.attempt_id, self.node_id, _INCARNATION)
-            hand_over.destination._changed()
+            hand_over.destination.pool.close_ingest(hand_over.attempt_id, self.node_id, self.incarnation)
+            hand_over.destination.changed()
 
     # ---- what others are told ----
 
-    def _changed(self) -> None:
+    def changed(self) -> None:
         for event in self.pool.take_events():
             kind = conductor_events.StoreStored if isinstance(event, Stored) else conductor_events.StoreRemoved
-            self._tell(kind(self.node_id, _INCARNATION, event.sequence, event.keys, _TIERS[event.tier.value]))
+            self._tell(kind(self.node_id, self.incarnation, event.sequence, event.keys, _TIERS[event.tier.value]))
         if self._was_full:
             self.notify(storage.StoreLoad(0, self.slots_available))

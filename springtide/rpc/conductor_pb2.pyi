@@ -20,6 +20,7 @@ class RejectionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REJECTION_REASON_DEADLINE: _ClassVar[RejectionReason]
     REJECTION_REASON_PRIORITY: _ClassVar[RejectionReason]
     REJECTION_REASON_TENANT_SHARE: _ClassVar[RejectionReason]
+    REJECTION_REASON_SIZE: _ClassVar[RejectionReason]
 
 class AttemptPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +39,7 @@ REJECTION_REASON_TOO_LARGE: RejectionReason
 REJECTION_REASON_DEADLINE: RejectionReason
 REJECTION_REASON_PRIORITY: RejectionReason
 REJECTION_REASON_TENANT_SHARE: RejectionReason
+REJECTION_REASON_SIZE: RejectionReason
 ATTEMPT_PHASE_UNSPECIFIED: AttemptPhase
 ATTEMPT_PHASE_PREFILL: AttemptPhase
 ATTEMPT_PHASE_DECODE: AttemptPhase
@@ -107,7 +109,7 @@ class InstanceRef(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., address: _Optional[str] = ..., node_id: _Optional[str] = ..., store_address: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("attempt_id", "prefill", "decode", "local_blocks", "sources", "predicted_ttft_ms", "predicted_tbt_ms", "ttft_slo_ms", "tbt_slo_ms")
+    __slots__ = ("attempt_id", "prefill", "decode", "local_blocks", "sources", "predicted_ttft_ms", "predicted_tbt_ms", "ttft_slo_ms", "tbt_slo_ms", "prediction")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +119,7 @@ class Assignment(_message.Message):
     PREDICTED_TBT_MS_FIELD_NUMBER: _ClassVar[int]
     TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     prefill: InstanceRef
     decode: InstanceRef
@@ -126,7 +129,26 @@ class Assignment(_message.Message):
     predicted_tbt_ms: float
     ttft_slo_ms: float
     tbt_slo_ms: float
-    def __init__(self, attempt_id: _Optional[str] = ..., prefill: _Optional[_Union[InstanceRef, _Mapping]] = ..., decode: _Optional[_Union[InstanceRef, _Mapping]] = ..., local_blocks: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tbt_ms: _Optional[float] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ...) -> None: ...
+    prediction: Prediction
+    def __init__(self, attempt_id: _Optional[str] = ..., prefill: _Optional[_Union[InstanceRef, _Mapping]] = ..., decode: _Optional[_Union[InstanceRef, _Mapping]] = ..., local_blocks: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tbt_ms: _Optional[float] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ...) -> None: ...
+
+class Prediction(_message.Message):
+    __slots__ = ("ttft_ms", "queue_ms", "transfer_ms", "prefill_ms", "tbt_ms", "output_tokens", "ahead_ms")
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_MS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_MS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_MS_FIELD_NUMBER: _ClassVar[int]
+    ttft_ms: float
+    queue_ms: float
+    transfer_ms: float
+    prefill_ms: float
+    tbt_ms: float
+    output_tokens: float
+    ahead_ms: float
+    def __init__(self, ttft_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., tbt_ms: _Optional[float] = ..., output_tokens: _Optional[float] = ..., ahead_ms: _Optional[float] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("reason", "message", "retry_after_s")
@@ -159,8 +181,23 @@ class Estimate(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., prefix_blocks: _Optional[int] = ..., queue_ms: _Optional[float] = ..., transfer_ms: _Optional[float] = ..., prefill_ms: _Optional[float] = ..., ttft_ms: _Optional[float] = ..., tbt_ms: _Optional[float] = ..., note: _Optional[str] = ...) -> None: ...
 
 class AdvanceRequest(_message.Message):
-    __slots__ = ("gateway_id", "attempt_id", "phase", "instance_id", "cached_tokens", "output_tokens", "ttft_ms", "remote_tokens", "fetch_ms", "queue_ms", "compute_ms")
+    __slots__ = ("gateway_id", "reports")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    reports: _containers.RepeatedCompositeFieldContainer[AttemptReport]
+    def __init__(self, gateway_id: _Optional[str] = ..., reports: _Optional[_Iterable[_Union[AttemptReport, _Mapping]]] = ...) -> None: ...
+
+class AttemptReport(_message.Message):
+    __slots__ = ("progress", "placed")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    progress: Progress
+    placed: LiveAttempt
+    def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., placed: _Optional[_Union[LiveAttempt, _Mapping]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("attempt_id", "phase", "instance_id", "cached_tokens", "output_tokens", "ttft_ms", "remote_tokens", "fetch_ms", "queue_ms", "compute_ms")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -171,7 +208,6 @@ class AdvanceRequest(_message.Message):
     FETCH_MS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
-    gateway_id: str
     attempt_id: str
     phase: AttemptPhase
     instance_id: str
@@ -182,27 +218,33 @@ class AdvanceRequest(_message.Message):
     fetch_ms: float
     queue_ms: float
     compute_ms: float
-    def __init__(self, gateway_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., instance_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., remote_tokens: _Optional[int] = ..., fetch_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ...) -> None: ...
+    def __init__(self, attempt_id: _Optional[str] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., instance_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., remote_tokens: _Optional[int] = ..., fetch_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ...) -> None: ...
 
 class AdvanceReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class LiveAttempt(_message.Message):
-    __slots__ = ("attempt_id", "prefill_id", "decode_id", "phase", "num_tokens", "cached_tokens")
+    __slots__ = ("attempt_id", "prefill_id", "decode_id", "phase", "num_tokens", "cached_tokens", "tenant", "max_new_tokens", "prediction")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     prefill_id: str
     decode_id: str
     phase: AttemptPhase
     num_tokens: int
     cached_tokens: int
-    def __init__(self, attempt_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., decode_id: _Optional[str] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+    tenant: str
+    max_new_tokens: int
+    prediction: Prediction
+    def __init__(self, attempt_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., decode_id: _Optional[str] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("gateway_id", "attempts")

@@ -66,15 +66,15 @@ class ConductorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Advance(self, request, context):
-        """How an attempt gets on. Late and repeated reports are no-ops.
+        """How attempts get on. Late and repeated reports are no-ops.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """A gateway is alive and these attempts are its own. Teaches a restarted Conductor what is running; attempts whose gateway is silent for a
-        lease are forgotten.
+        """A gateway is alive, and exactly these attempts of its own are running. Teaches a Conductor that was away what has begun and what has
+        ended: an attempt that two renewals of its gateway on end do not list is over. Attempts whose gateway is silent for a lease are forgotten.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,6 +26,7 @@ from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
 
 BLOCK_TOKENS = 4
+GATEWAY = GatewayId("gateway-0")
 PREFILL_COST = PrefillCost(fixed_ms=0.0, per_token_ms=1.0, per_pair_ms=0.0)
 DECODE_COST = DecodeCost(fixed_ms=10.0, per_sequence_ms=1.0, per_context_token_ms=0.01)
 SETTINGS = ConductorSettings(
@@ -40,6 +41,7 @@ SETTINGS = ConductorSettings(
     tbt_slo_ms=200.0,
     lease_s=30.0,
     rejoin_s=5.0,
+    overload_short_first=False,
 )
 
 
@@ -48,11 +50,11 @@ def keys_of(num_blocks: int, text: int = 0) -> list[BlockKey]:
     return block_keys(namespace_root(f"model-{text}", "float32", BLOCK_TOKENS), range(num_blocks * BLOCK_TOKENS), BLOCK_TOKENS)
 
 
-def request(attempt: str, num_tokens: int = 401, text: int = 0, **fields: Any) -> Schedule:
+def request(attempt: str, num_tokens: int = 401, text: int = 0, gateway_id: GatewayId = GATEWAY, **fields: Any) -> Schedule:
     return Schedule(
         attempt_id=AttemptId(attempt),
         request_id=RequestId(f"request-{attempt}"),
-        gateway_id=GatewayId("gateway-0"),
+        gateway_id=gateway_id,
         block_keys=keys_of(num_tokens // BLOCK_TOKENS, text),
         num_tokens=num_tokens,
         max_new_tokens=16,

@@ -19,6 +19,7 @@ from conductor.core.events import (
     LiveAttempt,
     LoadReported,
     Phase,
+    Placed,
     PrefillFinished,
     Renew,
     Reply,
@@ -69,6 +70,28 @@ def test_a_late_renewal_does_not_bring_a_finished_attempt_back() -> None:
     core.handle(Advance(AttemptId("a"), Phase.FINISHED), 1.0)
     core.handle(Renew(GATEWAY, [live("a")]), 1.1)
     assert core.state.attempts == {}
+
+
+def test_an_attempt_that_two_renewals_on_end_lack_is_over_whatever_was_lost_on_the_way() -> None:
+    core = make_core(prefills=["p0"])
+    for name in ("ended", "runs", "strangers"):
+        assigned(core, request(name, gateway_id=GatewayId("other")) if name == "strangers" else request(name))
+    core.handle(Renew(GATEWAY, [live("runs")]), 2.0)
+    assert list(core.state.attempts) == ["ended", "runs", "strangers"], "a placement's answer may be on its way to the gateway"
+    core.handle(Renew(GATEWAY, [live("runs")]), 4.0)
+    assert list(core.state.attempts) == ["runs", "strangers"]
+    core.handle(Renew(GATEWAY, [live("ended"), live("runs")]), 4.1)
+    assert list(core.state.attempts) == ["runs", "strangers"], "that renewal is late"
+    assert core.state.instances[InstanceId("p0")].queue_ms(0.0) == 2 * 401
+    core.validate()
+
+
+def test_an_attempt_that_is_listed_again_in_between_is_not_over() -> None:
+    core = make_core()
+    assigned(core, request("a"))
+    for attempts in ([], [live("a")], []):
+        core.handle(Renew(GATEWAY, attempts), 1.0)
+    assert list(core.state.attempts) == ["a"]
 
 
 def test_attempts_are_forgotten_when_their_gateway_is_silent_for_a_lease() -> None:
@@ -193,6 +216,10 @@ class RandomEvents(RuleBasedStateMachine):
     @rule(names_of=st.lists(st.tuples(attempts, st.sampled_from(["p0", "p1"]), st.sampled_from(["d0", "d1"]), st.sampled_from(Phase))))
     def renew(self, names_of: list[tuple[AttemptId, str, str, Phase]]) -> None:
         self.feed(Renew(GATEWAY, [LiveAttempt(a, InstanceId(p), InstanceId(d), phase, 30) for a, p, d, phase in names_of]))
+
+    @rule(attempt=attempts, phase=st.sampled_from(Phase), gateway=st.sampled_from([GATEWAY, GatewayId("gateway-1")]))
+    def placed(self, attempt: AttemptId, phase: Phase, gateway: GatewayId) -> None:
+        self.feed(Placed(gateway, LiveAttempt(attempt, InstanceId("p0"), InstanceId("d0"), phase, 30)))
 
     @rule(name=names, incarnation=incarnations)
     def up(self, name: str, incarnation: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from conductor_support import DECODE_COST
+from conductor_support import DECODE_COST, make_core
 
 from conductor.core.decode_forecast import DecodeForecast
+from conductor.core.events import Advance, LiveAttempt, Phase, Renew, Tick
 from conductor.core.output_lengths import CLUSTER, OutputLengths
-from springtide.ids import AttemptId, InstanceId
+from springtide.ids import AttemptId, GatewayId, InstanceId
 
 D0, D1 = InstanceId("d0"), InstanceId("d1")
 
@@ -144,3 +145,15 @@ def test_rows_of_forgotten_instances_are_used_again() -> None:
         forecast.report(InstanceId(f"n{number}"), DECODE_COST, 64, 1, 100, 0.0, 1.0)
     forecast.validate(set())
     assert len(forecast.tbts_ms(forecast.pool(1.0, 1.0, joining=False))) == 52
+
+
+def test_instances_that_never_came_up_leave_no_row_behind() -> None:
+    """A restarted Conductor hears of attempts on instances that are gone for good."""
+    core = make_core(prefills=["p0"], decodes=["d0"])
+    for number in range(500):
+        attempt = LiveAttempt(AttemptId(f"a{number}"), InstanceId("p0"), InstanceId(f"gone-{number}"), Phase.DECODE, 100)
+        core.handle(Renew(GatewayId("g"), [attempt]), float(number))
+        core.handle(Advance(AttemptId(f"a{number}"), Phase.FINISHED), float(number))
+        core.handle(Tick(), float(number))
+        core.validate()
+    assert len(core.state.forecast.pool(500.0, 500.0, joining=False).attempts) <= 8, "rows"

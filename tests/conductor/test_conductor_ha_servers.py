@@ -240,7 +240,8 @@ async def test_standbys_know_every_attempt_from_its_placement_to_its_end(cluster
         return (await standby.status()).attempts_live >= 1
 
     await until(standby_is_followed)
-    link.advance(conductor_pb2.AdvanceRequest(attempt_id="probe.1", phase=conductor_pb2.ATTEMPT_PHASE_FINISHED))
+    finished = conductor_pb2.Progress(attempt_id="probe.1", phase=conductor_pb2.ATTEMPT_PHASE_FINISHED)
+    link.report(conductor_pb2.AttemptReport(progress=finished))
 
     async def over() -> bool:
         return await cluster.attempts_live() == {0}

@@ -90,6 +90,18 @@ def test_a_holder_that_is_not_congested_keeps_its_prefix_to_itself() -> None:
     assert tick(core, 0.1) == []
 
 
+def test_a_holder_that_short_prompts_hardly_wait_at_is_not_congested_for_them() -> None:
+    """With the document cached, a question of some tokens overtakes the long prompts of which the queue is made."""
+    core = hot_core()
+    for _ in range(200):
+        core.state.queue_bias.observe(5.0, ahead_ms=5_000.0, waited_ms=100.0)
+    ask_often(core)
+    assert tick(core, 0.1) == []
+    for _ in range(400):
+        core.state.queue_bias.observe(5.0, ahead_ms=5_000.0, waited_ms=5_000.0)
+    assert len(tick(core, 0.2)) == 1
+
+
 def test_what_is_asked_for_once_in_a_while_is_not_copied() -> None:
     core = hot_core()
     for turn in range(MANY):
@@ -219,6 +231,14 @@ def test_a_hot_prefix_outlives_a_flood_of_others_in_bounded_memory() -> None:
     (found,) = heat.hottest(10, 20.0)
     assert list(found.keys) == hot
     assert 40 < found.asks < 50
+
+
+def test_a_hot_prefix_tells_how_much_of_their_prompts_its_askers_have_left() -> None:
+    heat = Heat(keep_from=2.0)
+    for blocks in (30, 20, 40):
+        heat.ask(keys_of(blocks), [20], 0.0)
+    (found,) = heat.hottest(10, 5.0)
+    assert found.rest_blocks == pytest.approx(10)
 
 
 def test_prefixes_that_cool_down_make_room_for_others() -> None:

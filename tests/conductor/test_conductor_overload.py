@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from conductor_support import ask, assigned, make_core, ref, report, request
+from conductor_support import ask, assigned, hold, keys_of, make_core, ref, report, request
 
 from conductor.core.admission import ADMISSIONS
 from conductor.core.conductor import ConductorCore
@@ -136,6 +136,55 @@ def test_slots_are_kept_free_for_high_priority_too() -> None:
     report(core, "d0", Role.DECODE, slots_available=1_500)
     assert refused(core, request("low", priority=0)).reason is Reason.PRIORITY
     assert admitted(core, request("high", priority=1))
+
+
+# ---- size ----
+
+
+def sized_core(**changes: object) -> ConductorCore:
+    """It has been asked for nine short requests of 1 token; one of 400 is 10 times the mean with it."""
+    core = make_core(prefills=["p0"], admission=PREDICTED, overload_short_first=True, **changes)
+    for number in range(9):
+        assert admitted(core, request(f"short{number}", num_tokens=5, text=number))
+        core.handle(Advance(AttemptId(f"short{number}"), Phase.FINISHED), 0.0)
+    return core
+
+
+def test_under_load_what_takes_much_is_refused_before_what_takes_little() -> None:
+    core = sized_core()
+    report(core, "p0", Role.PREFILL, queue_ms=5_000)
+    rejection = refused(core, request("long"))
+    assert rejection.reason is Reason.SIZE and "several smaller requests" in rejection.message
+    assert admitted(core, request("short", num_tokens=5))
+    report(core, "p0", Role.PREFILL, queue_ms=11_000)
+    assert refused(core, request("long too")).reason is Reason.TTFT, "a smaller one would fare no better"
+
+
+def test_what_is_cached_makes_no_request_large_for_the_prefill_pool() -> None:
+    core = sized_core()
+    hold(core, "p0", keys_of(100))
+    report(core, "p0", Role.PREFILL, queue_ms=5_000)
+    assert admitted(core, request("cached"))
+
+
+def test_a_long_output_is_refused_for_the_load_of_the_decode_pool_alone() -> None:
+    core = sized_core(tbt_slo_ms=40.0)
+    learn_outputs(core, 1000)
+    report(core, "d0", Role.DECODE, running=15, tokens=900)
+    long = replace(request("long", num_tokens=5), max_new_tokens=1000)
+    assert refused(core, long).reason is Reason.SIZE
+    assert admitted(core, replace(long, attempt_id=AttemptId("short"), max_new_tokens=1))
+
+
+def test_an_idle_cluster_refuses_nobody_for_being_large() -> None:
+    core = sized_core(ttft_slo_ms=405.0, tbt_slo_ms=15.05)
+    assert admitted(core, request("long")), "it takes 401 ms, and 15.01 ms a token"
+
+
+def test_what_has_a_higher_priority_gives_way_to_nothing_smaller_below_it() -> None:
+    core = sized_core()
+    report(core, "p0", Role.PREFILL, queue_ms=5_000)
+    assert admitted(core, request("important", priority=1))
 
 
 # ---- tenants ----

@@ -8,7 +8,7 @@ import pytest
 from conductor_support import ask, bring_up, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Advance, InstanceDown, Load, Phase, Role, SwitchRole, Tick
+from conductor.core.events import Advance, InstanceDown, Load, Phase, Role, SwitchFailed, SwitchRole, Tick
 from conductor.core.pool_demand import PoolWork, decode_work_ms
 from conductor.core.settings import PoolBalanceSettings
 from springtide.cost import DecodeCost
@@ -84,6 +84,17 @@ def test_an_instance_that_never_arrives_holds_up_no_other_move() -> None:
     core = busy_core()
     found = moves(core, 1, 300)
     assert [second for second, _ in found] == [31, 31 + 10 + 120 + 100]
+
+
+def test_an_order_that_was_not_taken_is_not_waited_for_and_another_instance_is_asked_next() -> None:
+    core = busy_core()
+    ((second, move),) = moves(core, 1, 32)
+    core.handle(SwitchFailed(InstanceId("somebody else")), float(second))
+    assert core.balance is not None
+    assert core.balance.moving == move.instance.instance_id == "d0"
+    core.handle(SwitchFailed(move.instance.instance_id), float(second))
+    assert core.balance.moving is None
+    assert [(when, again.instance.instance_id) for when, again in moves(core, 32, 200)] == [(31 + 100, "d1")]
 
 
 def test_nothing_moves_where_it_would_only_reverse_the_roles() -> None:

@@ -8,7 +8,7 @@ from conductor_support import ask, assigned, hold, keys_of, make_core, report, r
 
 from conductor.core.events import Advance, Phase, Role
 from conductor.core.queue_bias import QueueBias
-from springtide.ids import AttemptId
+from springtide.ids import AttemptId, InstanceId
 
 
 def test_at_first_everybody_waits_for_all_that_is_ahead() -> None:
@@ -73,3 +73,17 @@ def test_load_balance_looks_at_the_work_ahead_whatever_is_cached() -> None:
     report(core, "p0", Role.PREFILL, queue_ms=4_000)
     report(core, "p1", Role.PREFILL, queue_ms=4_040)
     assert assigned(core, request("a", num_tokens=401)).prefill.instance_id == "p0"
+
+
+def test_the_pools_load_is_what_is_waited_for_not_the_work_that_lies_there() -> None:
+    core = make_core(prefills=["p0", "p1"], ttft_slo_ms=10_000.0)
+    report(core, "p0", Role.PREFILL, queue_ms=9_000)
+    report(core, "p1", Role.PREFILL, queue_ms=90_000)
+    short = assigned(core, request("short", num_tokens=101))
+    assert short.prefill.instance_id == "p0"
+    assert core.pool_loads(0.0).by_instance[short.prefill.instance_id] == pytest.approx(0.91, abs=0.001)
+    for _ in range(200):
+        core.state.queue_bias.observe(101.0, ahead_ms=9_101.0, waited_ms=500.0)
+    loads = core.pool_loads(0.0).by_instance
+    assert loads[short.prefill.instance_id] == pytest.approx(0.05, abs=0.01)
+    assert loads[InstanceId("p1")] == pytest.approx(9.0), "nobody is known to wait there"

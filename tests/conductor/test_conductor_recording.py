@@ -22,6 +22,7 @@ from conductor.core.events import (
     LiveAttempt,
     LoadReported,
     Phase,
+    Placed,
     Renew,
     Reply,
     Role,
@@ -30,9 +31,11 @@ from conductor.core.events import (
     StoreSnapshot,
     StoreStored,
     StoreUp,
+    SwitchFailed,
     Tick,
     Tier,
 )
+from conductor.core.predictions import Prediction
 from conductor.core.recording import Recorder, read, replay
 from springtide.ids import AttemptId, GatewayId, InstanceId, NodeId
 
@@ -95,6 +98,22 @@ EVENTS = st.one_of(
             max_size=3,
         ),
     ),
+    st.builds(
+        Placed,
+        st.just(GatewayId("gateway-1")),
+        st.builds(
+            LiveAttempt,
+            ATTEMPTS,
+            st.just(InstanceId("p0")),
+            st.just(InstanceId("d0")),
+            st.sampled_from(Phase),
+            st.just(30),
+            tenant=st.sampled_from(["", "acme"]),
+            max_new_tokens=st.sampled_from([0, 7]),
+            prediction=st.sampled_from([None, Prediction(50.0, 20.0, 0.0, 30.0, 12.5, 128.0, 40.0)]),
+        ),
+    ),
+    st.builds(SwitchFailed, NAMES.map(InstanceId)),
     st.builds(InstanceDown, NAMES.map(InstanceId), st.just(1)),
     st.builds(lambda name: InstanceUp(ref(name, INSTANCES[name]), 1), NAMES),
     st.builds(StoreStored, NAMES.map(NodeId), st.just(1), st.integers(1, 3), KEYS, st.sampled_from(Tier)),

@@ -285,9 +285,8 @@ async def test_a_restarted_conductor_finds_everything_again(cluster: Cluster) ->
         await until_ready(conductor, "prefill-0", "decode-0")
         assert (await status(conductor)).attempts_live == 1
         assert (await place(conductor, "b")).assignment.local_blocks == 10
-        await conductor.Advance(
-            conductor_pb2.AdvanceRequest(gateway_id="gateway-0", attempt_id="a", phase=conductor_pb2.ATTEMPT_PHASE_FINISHED)
-        )
+        finished = conductor_pb2.AttemptReport(progress=conductor_pb2.Progress(attempt_id="a", phase=conductor_pb2.ATTEMPT_PHASE_FINISHED))
+        await conductor.Advance(conductor_pb2.AdvanceRequest(gateway_id="gateway-0", reports=[finished]))
         assert (await status(conductor)).attempts_live == 1
 
 

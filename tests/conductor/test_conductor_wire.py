@@ -37,7 +37,8 @@ def test_an_objective_that_is_no_length_of_time_is_refused_by_name(name: str, ob
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 @pytest.mark.parametrize("name", ["ttft_ms", "fetch_ms", "queue_ms", "compute_ms"])
 def test_a_measurement_that_is_no_length_of_time_counts_as_not_told(name: str, value: float) -> None:
-    event = wire.advance_event(conductor_pb2.AdvanceRequest(attempt_id="a", **{name: value}))
+    report = conductor_pb2.AttemptReport(progress=conductor_pb2.Progress(attempt_id="a", **{name: value}))
+    (event,) = wire.report_events(conductor_pb2.AdvanceRequest(reports=[report]))
     assert getattr(event, name) == 0
 
 

@@ -173,6 +173,13 @@ def test_the_door_is_closed_when_the_step_would_miss_an_objective() -> None:
     assert failures(node.tell(start("c", 204, sent=4, tbt_slo_ms=4.0))) == []
 
 
+def test_who_is_still_in_prefill_does_not_close_the_door() -> None:
+    """When such an attempt joins, who runs now may have left: the Conductor weighs that."""
+    node = Node(100)
+    node.tell(start("a", 200, tbt_slo_ms=4.0))
+    assert failures(node.tell(start("b", 50, tbt_slo_ms=4.0))) == []
+
+
 def test_the_door_is_closed_when_as_many_wait_as_the_batch_holds() -> None:
     node = Node(100)
     for i in range(2 * MAX_BATCH):

@@ -97,7 +97,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServicer):
         self.rejections: list[conductor_pb2.Rejection] = []
         """Answers of the next requests, in order."""
         self.requests: list[conductor_pb2.ScheduleRequest] = []
-        self.advances: list[conductor_pb2.AdvanceRequest] = []
+        self.advances: list[conductor_pb2.Progress] = []
         self.renewals: list[conductor_pb2.RenewRequest] = []
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
@@ -130,7 +130,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServicer):
         )
 
     async def Advance(self, request: conductor_pb2.AdvanceRequest, context: Any) -> conductor_pb2.AdvanceReply:
-        self.advances.append(request)
+        self.advances += [report.progress for report in request.reports]
         return conductor_pb2.AdvanceReply()
 
     async def Renew(self, request: conductor_pb2.RenewRequest, context: Any) -> conductor_pb2.RenewReply:

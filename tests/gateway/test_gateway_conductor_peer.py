@@ -1,14 +1,15 @@
-"""One Conductor as a gateway speaks to it, when it hangs."""
+"""One Conductor as a gateway speaks to it: how it is told what happens, also when it is slow, hangs or is away."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from gateway_cluster import until
 
-from conductor.gateway.conductor_peer import ConductorPeer
+from conductor.gateway.conductor_peer import MOST_KEPT, ConductorPeer
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
@@ -18,11 +19,30 @@ from springtide.rpc.channels import new_server
 class HangingConductor(conductor_pb2_grpc.ConductorServicer):
     def __init__(self) -> None:
         self.asked = asyncio.Event()
+        self.told: list[Sequence[conductor_pb2.AttemptReport]] = []
+        self.goes_on = asyncio.Event()
+        """Until it is set, whoever reports is not answered."""
 
     async def Schedule(self, request: conductor_pb2.ScheduleRequest, context: Any) -> conductor_pb2.ScheduleReply:
         self.asked.set()
         await asyncio.Event().wait()
         raise AssertionError("it waits for ever")
+
+    async def Advance(self, request: conductor_pb2.AdvanceRequest, context: Any) -> conductor_pb2.AdvanceReply:
+        self.told.append(request.reports)
+        await self.goes_on.wait()
+        return conductor_pb2.AdvanceReply()
+
+    async def Renew(self, request: conductor_pb2.RenewRequest, context: Any) -> conductor_pb2.RenewReply:
+        return conductor_pb2.RenewReply()
+
+    @property
+    def names(self) -> list[str]:
+        return [report.progress.attempt_id for reports in self.told for report in reports]
+
+
+def ended(number: int) -> conductor_pb2.AttemptReport:
+    return conductor_pb2.AttemptReport(progress=conductor_pb2.Progress(attempt_id=f"a{number}", phase=conductor_pb2.ATTEMPT_PHASE_FINISHED))
 
 
 @pytest.fixture
@@ -46,3 +66,38 @@ async def test_a_call_outlives_the_hanging_up_on_its_conductor_and_fails_as_ever
     await peer.retire()
     with pytest.raises(Unavailable, match="did not answer"):
         await call
+
+
+async def test_what_gathers_while_a_report_is_under_way_goes_in_one_message_in_order(
+    hanging: tuple[HangingConductor, ConductorPeer],
+) -> None:
+    conductor, peer = hanging
+    peer.report(ended(0))
+    await until(lambda: conductor.told)
+    for number in range(1, 500):
+        peer.report(ended(number))
+    conductor.goes_on.set()
+    await until(lambda: len(conductor.names) == 500)
+    assert conductor.names == [f"a{number}" for number in range(500)]
+    assert len(conductor.told) == 2
+
+
+async def test_no_more_is_kept_for_a_slow_conductor_than_it_can_be_told_soon(hanging: tuple[HangingConductor, ConductorPeer]) -> None:
+    conductor, peer = hanging
+    peer.report(ended(0))
+    await until(lambda: conductor.told)
+    last = 3 * MOST_KEPT
+    for number in range(1, last + 1):
+        peer.report(ended(number))
+    conductor.goes_on.set()
+    await until(lambda: f"a{last}" in conductor.names)
+    assert conductor.names == ["a0", *(f"a{number}" for number in range(last - MOST_KEPT + 1, last + 1))], "the oldest are lost"
+
+
+async def test_an_orderly_end_waits_for_what_is_still_to_be_told(hanging: tuple[HangingConductor, ConductorPeer]) -> None:
+    conductor, peer = hanging
+    conductor.goes_on.set()
+    for number in range(100):
+        peer.report(ended(number))
+    await peer.close(patience_s=10.0)
+    assert len(conductor.names) == 100

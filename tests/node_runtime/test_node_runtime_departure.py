@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Iterable
 
 import pytest
 
 from node_runtime import load
 from node_runtime.departure import Departure, RoleOrder, drained
-from springtide.clock import MonotonicClock
+from springtide.clock import ManualClock, MonotonicClock
 from springtide.errors import InvalidRequest
 from springtide.rpc.node_pb2 import LoadReport, SwitchRoleRequest
 
@@ -39,13 +40,30 @@ async def test_an_order_that_makes_no_sense_is_refused_by_the_name_of_its_field(
     assert departure.order is None
 
 
+class Looks:
+    """Whether there is work, each look a quarter of a second after the one before."""
+
+    def __init__(self, answers: Iterable[bool]) -> None:
+        self.clock = ManualClock()
+        self.count = 0
+        self._answers = iter(answers)
+
+    def __call__(self) -> bool:
+        self.count += 1
+        self.clock.advance(0.25)
+        return next(self._answers)
+
+
 async def test_what_runs_is_waited_for_and_what_comes_late_too() -> None:
-    looks = itertools.chain([True] * 3, [False] * 2, [True] * 2, itertools.repeat(False))
-    assert await drained(lambda: next(looks), drain_s=60.0)
+    looks = Looks(itertools.chain([True] * 3, [False], [True] * 2, itertools.repeat(False)))
+    assert await drained(looks, drain_s=60.0, clock=looks.clock)
+    assert looks.count == 8, "half a second without work, after the last"
 
 
 async def test_the_wait_has_an_end() -> None:
-    assert not await drained(lambda: True, drain_s=0.0)
+    looks = Looks(itertools.repeat(True))
+    assert not await drained(looks, drain_s=2.0, clock=looks.clock)
+    assert looks.clock.now() == pytest.approx(2.0, abs=0.5)
 
 
 async def test_load_reports_end_when_there_is_nothing_more_to_report() -> None:

@@ -90,7 +90,8 @@ def test_every_request_ends_exactly_once_and_nothing_leaks(name: str, policy: st
         rejected = records.rejected(index) is not None
         assert rejected != (not math.isnan(records.finished_s[index]))
         assert rejected or records.output_tokens[index] == asked.output_tokens
-    cluster.loop.run(lambda: cluster.loop.now > cluster.workload.duration_s + 10_000)
+    cluster.loop.after(10_000, cluster.loop.stop)
+    cluster.loop.run()
     for store in cluster.stores.values():
         counts = store.pool.counts()
         assert (counts.in_use, counts.quarantined, counts.leases, counts.ingests) == (0, 0, 0, 0)

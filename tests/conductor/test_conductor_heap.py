@@ -1,0 +1,87 @@
+"""The heap is out of the collector's sight while the cluster stays as it is, and nothing is kept for good that members have left."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import pytest
+
+from conductor.server.heap import SettledHeap
+
+
+@dataclass
+class _Cluster:
+    joined: int = 0
+    left: int = 0
+    watchers: list[_Watcher] = field(default_factory=list)
+
+
+class _Watcher:
+    """In a cycle, so that only the collector can free it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def _thaw() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def test_a_cluster_that_has_just_changed_is_given_time() -> None:
+    cluster = _Cluster()
+    heap = SettledHeap(cluster)
+    cluster.joined = 10
+    heap.look()
+    assert gc.get_freeze_count() == 0
+    cluster.joined = 20
+    heap.look()
+    assert gc.get_freeze_count() == 0
+    heap.look()
+    assert gc.get_freeze_count() > 0
+
+
+def test_what_the_members_need_is_frozen_once() -> None:
+    cluster = _Cluster(joined=10, watchers=[_Watcher() for _ in range(10)])
+    heap = SettledHeap(cluster)
+    heap.look()
+    heap.look()
+    young = [_Watcher() for _ in range(100)]
+    frozen = gc.get_freeze_count()
+    heap.look()
+    assert gc.get_freeze_count() <= frozen
+    assert len(young) == 100
+
+
+def test_what_many_departed_members_left_in_cycles_is_freed() -> None:
+    cluster = _Cluster(joined=10, watchers=[_Watcher() for _ in range(10)])
+    heap = SettledHeap(cluster)
+    heap.look()
+    heap.look()
+    gone = [weakref.ref(watcher) for watcher in cluster.watchers[:5]]
+    del cluster.watchers[:5]
+    gc.collect()
+    assert all(watcher() is not None for watcher in gone), "they were not frozen"
+    cluster.left = 5
+    heap.look()
+    heap.look()
+    assert all(watcher() is None for watcher in gone)
+    assert gc.get_freeze_count() > 0
+
+
+async def test_when_it_ends_the_collector_is_as_it_was() -> None:
+    thresholds = gc.get_threshold()
+    task = asyncio.create_task(SettledHeap(_Cluster()).run())
+    await asyncio.sleep(0)
+    assert gc.get_threshold()[0] > thresholds[0]
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert gc.get_threshold() == thresholds
+    assert gc.get_freeze_count() == 0
