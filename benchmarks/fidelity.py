@@ -1,8 +1,8 @@
 """The simulator beside the cluster that it stands for: the same requests played for real on this machine and in virtual time
 (`make bench-fidelity`).
 
-The machine is profiled by `springtide profile`. A few requests alone and a first run, of other requests, show what the profile does not
-know: what lies between passes and steps, and how much engines slow each other down. The runs that are compared come after it.
+The machine is profiled by `springtide profile`. A few requests alone and runs of other requests show what the profile does not know: what
+lies between passes and steps, and how much engines slow each other down.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.driven import console, others_at_work, with_remarks
+from benchmarks.calibration import CORES, Busy, Calibration, Model, Played, Seen
+from benchmarks.driven import others_at_work, with_remarks
 from benchmarks.results import Row, show, write
 from deploy.bench.workload import LOWEST_TOKEN_ID
-from simulator.cluster import Cluster as SimulatedCluster
-from simulator.cluster import Options
-from simulator.hardware import Hardware, PassTimes, StepTimes, from_profile
-from simulator.run import Plan, options_of
+from simulator.hardware import from_profile
 from simulator.workload import SimRequest, Workload
 from springtide.client import AsyncClient
 from springtide.config import ClusterConfig
@@ -37,23 +35,13 @@ SPEC = KVSpec(30, 3, 64, "bfloat16", 64)
 VOCABULARY = 49152
 BLOCK_TOKENS = SPEC.block_tokens
 DOCUMENTS = 12
-REQUESTS = 120
-CASES = {"1 + 1": (1, 1, 1.4), "2 + 2": (2, 2, 1.6)}
+TURNS, REQUESTS = 3, 45
+"""Runs to calibrate by and runs that are compared take turns, as the machine's own speed changes from one minute to the next."""
+CASES = {"1 + 1": (1, 1, 1.1), "2 + 2": (2, 2, 0.9)}
 """Prefill and decode nodes, requests a second."""
-CORES = 2.0
 LINK_BYTES_PER_S = 5e9
 WANTED = 0.9
-IDLE_REQUESTS = 12
-RPCS = 2
-"""Between a client's sending and its first token, in the simulator."""
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """Milliseconds of each request; TBT is the mean of its tokens'."""
-
-    ttft_ms: Sequence[float]
-    tbt_ms: Sequence[float]
+IDLE_REQUESTS = 5
 
 
 def workload(rate_per_s: float, seed: int, requests: int = REQUESTS) -> Workload:
@@ -104,55 +92,6 @@ async def play(url: str, requests: Sequence[SimRequest], seed: int, at_once: boo
     return Played(*zip(*figures, strict=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    hardware: Hardware
-    rpc_s: float = 0.0
-    contention: float = 0.0
-
-    def options(self, load: Workload, prefill: int, decode: int) -> Options:
-        config = ClusterConfig()
-        settings = {
-            "conductor.admission": "baseline",
-            "prefill_node.chunk_tokens": config.prefill_node.chunk_tokens,
-            "slo.ttft_ms": config.slo.ttft_ms,
-            "slo.tbt_ms": config.slo.tbt_ms,
-            "conductor.transfer_bytes_per_s": config.conductor.transfer_bytes_per_s,
-        }
-        return replace(
-            options_of(Plan(load, self.hardware, prefill, decode, config=settings)),
-            cores=CORES,
-            rpc_s=self.rpc_s,
-            contention=self.contention,
-        )
-
-    def play(self, load: Workload, prefill: int, decode: int) -> tuple[Played, Busy]:
-        cluster = SimulatedCluster(load, self.options(load, prefill, decode))
-        cluster.run()
-        assert cluster.records.completed == len(load.requests), cluster.records.num_rejected()
-        busy = Busy(*(sum(engine.busy_s for engine in engines.values()) for engines in (cluster.prefills, cluster.decodes)))
-        return Played(cluster.records.ttft_ms, cluster.records.tbt_ms), busy
-
-    def scaled(self, prefill: float, decode: float) -> Model:
-        passes, steps = self.hardware.passes, self.hardware.steps
-        assert isinstance(passes, PassTimes) and isinstance(steps, StepTimes)
-        hardware = replace(
-            self.hardware,
-            passes=PassTimes(tuple(prefill * ms for ms in passes.by_tokens_ms), prefill * passes.per_pair_ms, 0.0),
-            steps=StepTimes(tuple(decode * ms for ms in steps.by_batch_ms), decode * steps.per_context_token_ms),
-            prefill_cost=self.hardware.prefill_cost.scaled(prefill),
-            decode_cost=self.hardware.decode_cost.scaled(decode),
-        )
-        return replace(self, hardware=hardware)
-
-    def with_step_overhead(self, step_ms: float) -> Model:
-        """`step_ms`: between two steps."""
-        steps = self.hardware.steps
-        assert isinstance(steps, StepTimes)
-        by_batch_ms = (0.0, *(ms + step_ms for ms in steps.by_batch_ms[1:]))
-        return replace(self, hardware=replace(self.hardware, steps=replace(steps, by_batch_ms=by_batch_ms)))
-
-
 def profiled(directory: Path) -> Model:
     path, config = directory / "profile.json", ClusterConfig()
     command = [sys.executable, "-m", "deploy.cli", "profile", "--threads", "1", "--output", str(path)]
@@ -171,55 +110,22 @@ def busy_seconds(cluster: Cluster, role: str, metric: str) -> float:
     return sum(cluster.metric(name, metric) for name in cluster.record.processes if name.startswith(role) and "store" not in name)
 
 
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """Seconds in passes and in steps, of all engines."""
-
-    passes: float
-    steps: float
-
-    @classmethod
-    def of(cls, cluster: Cluster) -> Busy:
-        return cls(
-            busy_seconds(cluster, "prefill", "springtide_prefill_pass_seconds_sum"),
-            busy_seconds(cluster, "decode", "springtide_decode_step_seconds_sum"),
-        )
-
-    def since(self, earlier: Busy) -> Busy:
-        return Busy(self.passes - earlier.passes, self.steps - earlier.steps)
-
-
-def calibrated(cluster: Cluster, model: Model, prefill: int, decode: int, rate_per_s: float) -> Model:
-    """From requests alone, then a run of other requests than those that are compared."""
-    alone = [replace(request, arrival_s=10.0 * i) for i, request in enumerate(workload(1.0, 2, IDLE_REQUESTS).requests)]
-    before = Busy.of(cluster)
-    played = asyncio.run(play(cluster.url, alone, seed=2, at_once=False))
-    real = Busy.of(cluster).since(before)
-    lone = Workload("alone", BLOCK_TOKENS, alone)
-    _, simulated = model.play(lone, prefill, decode)
-    scales = real.passes / simulated.passes, real.steps / simulated.steps
-    gaps = sum(request.output_tokens - 1 for request in alone)
-    waited_ms = sum(tbt * (request.output_tokens - 1) for tbt, request in zip(played.tbt_ms, alone, strict=True))
-    step_overhead_ms = max(0.0, (waited_ms - 1000 * real.steps) / gaps)
-    model = model.scaled(*scales).with_step_overhead(step_overhead_ms)
-    again, _ = model.play(lone, prefill, decode)
-    around_ms = statistics.median(ours - theirs for ours, theirs in zip(played.ttft_ms, again.ttft_ms, strict=True))
-    model = replace(model, rpc_s=max(0.0, around_ms / 1000 / RPCS))
-
-    before, load = Busy.of(cluster), workload(rate_per_s, seed=1)
-    asyncio.run(play(cluster.url, load.requests, seed=1))
-    passes_s = Busy.of(cluster).since(before).passes
-    low, high = 0.0, 2.0
-    while high - low > 0.01:
-        middle = (low + high) / 2
-        _, simulated = replace(model, contention=middle).play(load, prefill, decode)
-        low, high = (low, middle) if simulated.passes > passes_s else (middle, high)
-    model = replace(model, contention=low)
-    console.print(
-        f"alone, passes take {scales[0]:.2f} times as long as in the profile, steps {scales[1]:.2f} times; {step_overhead_ms:.1f} ms "
-        f"between steps, {around_ms:.1f} ms around a prefill; another engine at work makes everything {low:.0%} longer"
+def busy(cluster: Cluster) -> Busy:
+    return Busy(
+        busy_seconds(cluster, "prefill", "springtide_prefill_pass_seconds_sum"),
+        busy_seconds(cluster, "decode", "springtide_decode_step_seconds_sum"),
     )
-    return model
+
+
+def see(cluster: Cluster, load: Workload, seed: int, at_once: bool = True) -> Seen:
+    before = busy(cluster)
+    played = asyncio.run(play(cluster.url, load.requests, seed, at_once))
+    return Seen(load, played, busy(cluster).since(before))
+
+
+def alone(seed: int) -> Workload:
+    requests = workload(1.0, seed, IDLE_REQUESTS).requests
+    return Workload("alone", BLOCK_TOKENS, [replace(request, arrival_s=10.0 * i) for i, request in enumerate(requests)])
 
 
 def compare(name: str, real: Played, simulated: Played) -> list[Row]:
@@ -240,18 +146,23 @@ def main() -> None:
         profile = profiled(Path(scratch))
         for name, (prefill, decode, rate_per_s) in CASES.items():
             slo = {"ttft_ms": ClusterConfig().slo.ttft_ms, "tbt_ms": ClusterConfig().slo.tbt_ms}
+            lone, loaded, compared = [], [], []
             with Cluster(prefill=prefill, decode=decode, conductor={"admission": "baseline"}, slo=slo) as cluster:
-                model = calibrated(cluster, profile, prefill, decode, rate_per_s)
-                load = workload(rate_per_s, seed=3)
-                real = asyncio.run(play(cluster.url, load.requests, seed=3))
-            simulated, _ = model.play(load, prefill, decode)
+                for seed in range(0, 3 * TURNS, 3):
+                    lone.append(see(cluster, alone(seed), seed, at_once=False))
+                    loaded.append(see(cluster, workload(rate_per_s, seed + 1), seed + 1))
+                    compared.append(see(cluster, workload(rate_per_s, seed + 2), seed + 2))
+            model = Calibration(prefill, decode, lone, loaded).fit(profile)
+            simulated = [model.play(seen.load, prefill, decode)[0] for seen in compared]
+            real, simulated = Played.of_all(seen.played for seen in compared), Played.of_all(simulated)
             rows += compare(name, real, simulated)
     show("Fidelity", rows)
     notes = (
-        f"{REQUESTS} requests as a Poisson process of {', '.join(f'{rate:g}/s ({name})' for name, (_, _, rate) in CASES.items())}: "
-        f"questions of 20 to 300 tokens on {DOCUMENTS} documents of 128 to 640, 16 to 64 tokens of output; all engines share {CORES:g} "
-        "cores. `ours` is the simulation, the ratio the smaller of both figures over the larger. Calibrated by some "
-        "requests alone and a run of other requests before."
+        f"{TURNS} times {REQUESTS} requests as a Poisson process of "
+        f"{', '.join(f'{rate:g}/s ({name})' for name, (_, _, rate) in CASES.items())}: questions of 20 to 300 tokens on {DOCUMENTS} "
+        f"documents of 128 to 640, 16 to 64 tokens of output; all engines share {CORES:g} cores. `ours` is the simulation, the ratio the "
+        "smaller of both figures over the larger. Calibrated by some requests alone and runs of other requests, which take turns with "
+        "the runs that are compared."
     )
     print(write("fidelity", "make bench-fidelity", rows, with_remarks(notes, [], remark)))
 

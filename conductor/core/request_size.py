@@ -16,8 +16,8 @@ from conductor.core.decayed import DecayedSums
 TIME_CONSTANT_S = 60.0
 _MOST_PRIORITIES = 64
 _PREFILL_POWER, _DECODE_POWER = 0.5, 0.25
-"""The share is the inverse of the relative cost to this power. By docs/experiments/overload.md; from .3 to .7 and from .2 to .3 it makes
-little difference."""
+"""The share is the inverse of the relative cost to this power. Chosen by the load of docs/experiments/overload.md, on which .3 to .7 and .2
+to .3 differ little."""
 _LEAST_SHARE = 0.1
 
 

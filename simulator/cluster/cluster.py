@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from conductor.core import events as ev
 from conductor.core.conductor import ConductorCore
@@ -40,7 +41,7 @@ class Cluster:
         self.prefills: dict[InstanceId, SimPrefill] = {}
         self.decodes: dict[InstanceId, SimDecode] = {}
         self.records = Records(workload.requests, self.loop.stop)
-        self.processor = Processor(self.loop, options.cores, options.contention)
+        self.processor = Processor(self.loop, options.cores)
         self.network = Network(options.hardware.link_bytes_per_s)
         self.gateway = SimGateway(
             self.records,
@@ -123,7 +124,7 @@ class Cluster:
             options.conductor.chunk_tokens,
             options.conductor.block_tokens,
             self.loop,
-            self.processor,
+            partial(self.processor.start, options.pass_contention),
             self.gateway.on_prefill,
             lambda: self._report(instance_id),
         )
@@ -145,7 +146,7 @@ class Cluster:
             settings,
             options.late_tbt_slo_ms,
             self.loop,
-            self.processor,
+            partial(self.processor.start, options.step_contention),
             self.gateway,
             lambda: self._report(instance_id),
         )

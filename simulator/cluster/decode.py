@@ -18,7 +18,7 @@ from node_runtime import events as node_events
 from node_runtime import storage
 from simulator.cluster.loop import Loop, Mailbox
 from simulator.cluster.prefill import TOKEN
-from simulator.cluster.processor import Job, Processor
+from simulator.cluster.processor import Compute, Job
 from simulator.cluster.store import SimStore
 from simulator.hardware import Hardware
 from simulator.workload import SimRequest
@@ -65,14 +65,14 @@ class SimDecode:
         settings: Settings,
         late_tbt_slo_ms: float | None,
         loop: Loop,
-        processor: Processor,
+        compute: Compute,
         gateway: Gateway,
         changed: Callable[[], None],
     ) -> None:
         """`late_tbt_slo_ms`: see Options."""
         self.instance_id = instance_id
         self.store = store
-        self._hardware, self._settings, self._loop, self._processor = hardware, settings, loop, processor
+        self._hardware, self._settings, self._loop, self._compute = hardware, settings, loop, compute
         self._late_tbt_slo_ms, self._gateway, self._changed = late_tbt_slo_ms, gateway, changed
         self._core = DecodeCore(settings)
         self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
@@ -152,7 +152,7 @@ class SimDecode:
             for chunk, sampling in zip(run.batch, run.sampling, strict=True)
         )
         self._steps = _Steps(run, self._loop.now, count, self._hardware)
-        self._job = self._processor.start(self._steps.seconds(count), self._done)
+        self._job = self._compute(self._steps.seconds(count), self._done)
 
     def _cut(self) -> None:
         assert self._steps is not None and self._job is not None

@@ -26,8 +26,9 @@ class Options:
     """Of KV that a decode node holds; None: the hardware's."""
     cores: float | None = None
     """That all engines share, each of which would use one; None: every instance has its own accelerator."""
-    contention: float = 0.0
+    pass_contention: float = 0.0
     """See Processor."""
+    step_contention: float = 0.0
     late_tbt_slo_ms: float | None = None
     """With it, decode nodes check this objective when a prompt has been handed over to them, as in the paper, and not before its prefill
     begins: what they refuse then was computed in vain. Not what Springtide does, but what it can be compared with."""

@@ -14,7 +14,7 @@ from prefill_node.core.actions import Action, Reply, RunPass
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
 from simulator.cluster.loop import Loop, Mailbox
-from simulator.cluster.processor import Processor
+from simulator.cluster.processor import Compute
 from simulator.cluster.store import LAYER_GROUPS, SimStore
 from simulator.hardware import Hardware
 from springtide.ids import AttemptId, InstanceId
@@ -34,13 +34,13 @@ class SimPrefill:
         chunk_tokens: int,
         block_tokens: int,
         loop: Loop,
-        processor: Processor,
+        compute: Compute,
         reply: Callable[[InstanceId, PrefillUpdate], None],
         changed: Callable[[], None],
     ) -> None:
         self.instance_id = instance_id
         self.store = store
-        self._hardware, self._loop, self._processor, self._reply, self._changed = hardware, loop, processor, reply, changed
+        self._hardware, self._loop, self._compute, self._reply, self._changed = hardware, loop, compute, reply, changed
         bytes_per_slab = -(-hardware.kv_bytes_per_token * block_tokens // LAYER_GROUPS)
         groups = LayerGroups(LAYER_GROUPS, bytes_per_slab, unit_bytes=1)
         self._core = PrefillCore(Policy(hardware.prefill_cost, chunk_tokens), groups, block_tokens, ())
@@ -111,7 +111,7 @@ class SimPrefill:
             else:
                 self._ran(run, began)
 
-        self._processor.start(compute_s, computed)
+        self._compute(compute_s, computed)
 
     def _ran(self, run: RunPass, began: float) -> None:
         now = self._loop.now
