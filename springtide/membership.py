@@ -52,6 +52,9 @@ class Membership:
         self._lease_s = lease_s
         self._heartbeat: asyncio.Task[None] | None = None
         self._announced: Member | None = None
+        self._records: list[bytes | str | None] = []
+        self._members: list[Member] = []
+        """What these records came to."""
 
     async def announce(self, member: Member) -> None:
         """Keeps `member` listed, renewing every third of a lease, until `close`."""
@@ -68,8 +71,10 @@ class Membership:
         except (RedisError, OSError, asyncio.TimeoutError) as error:
             logger.debug("membership cannot be read: %s", error)
             return None
-        members = [member for value in values if value and (member := _read(value)) is not None]
-        return sorted(members, key=lambda member: (member.role, member.member_id))
+        if values != self._records:
+            members = [member for value in values if value and (member := _read(value)) is not None]
+            self._records, self._members = values, sorted(members, key=lambda member: (member.role, member.member_id))
+        return list(self._members)
 
     async def close(self) -> None:
         """Stops renewing and withdraws the member."""

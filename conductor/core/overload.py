@@ -16,7 +16,7 @@ class Overload:
         self._state = state
         self._foresight = foresight
         self._demand = Demand(settings.tenant_weights, settings.overload_headroom)
-        self._sizes = RequestSizes() if settings.overload_short_first else None
+        self._sizes = RequestSizes() if settings.overload_short_first and foresight is not Foresight.NONE else None
 
     def outlook(self, request: Schedule, alternatives: Alternatives, placement: Placement, now: float) -> Outlook:
         """The request counts as demand by this."""

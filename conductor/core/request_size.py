@@ -8,10 +8,8 @@ with no higher claim than its own, of each pool by itself: a long prompt that is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from itertools import starmap
-
-from conductor.core.decayed import DecayedSums
 
 TIME_CONSTANT_S = 60.0
 _MOST_PRIORITIES = 64
@@ -36,21 +34,47 @@ class RequestSizes:
     """The costs that were asked for of late, by priority."""
 
     def __init__(self) -> None:
-        self._sums: tuple[DecayedSums[int], ...] = tuple(DecayedSums(TIME_CONSTANT_S, _MOST_PRIORITIES) for _ in range(3))
-        """Of requests, of their costs in prefill, of those in decode."""
+        self._by_priority: dict[int, _Costs] = {}
 
     def ask(self, priority: int, prefill_ms: float, decode_token_steps: float, now: float) -> SizeShares:
         """`decode_token_steps`: context tokens, summed over the request's steps. Somebody asks for so much; the answer is how far it may
         go. One of higher priority than most is measured against its like."""
-        costs = prefill_ms, decode_token_steps
-        for sums, amount in zip(self._sums, (1.0, *costs), strict=True):
-            sums.add(priority, amount, now)
-        count, *totals = (_from(sums, priority, now) for sums in self._sums)
-        return SizeShares(*starmap(_share, zip(costs, (total / count for total in totals), (_PREFILL_POWER, _DECODE_POWER), strict=True)))
+        own = self._by_priority.get(priority)
+        if own is None:
+            own = self._by_priority[priority] = _Costs(now)
+            if len(self._by_priority) > _MOST_PRIORITIES:
+                del self._by_priority[min(self._by_priority, key=lambda other: self._by_priority[other].since)]
+        own.fade(now)
+        own.add(prefill_ms, decode_token_steps)
+        count, prefills_ms, steps = own.requests, own.prefill_ms, own.decode_token_steps
+        for other, costs in self._by_priority.items() if len(self._by_priority) > 1 else ():
+            if other > priority:
+                costs.fade(now)
+                count, prefills_ms, steps = count + costs.requests, prefills_ms + costs.prefill_ms, steps + costs.decode_token_steps
+        prefill = _share(prefill_ms, prefills_ms / count, _PREFILL_POWER)
+        return SizeShares(prefill, _share(decode_token_steps, steps / count, _DECODE_POWER))
 
 
-def _from(sums: DecayedSums[int], priority: int, now: float) -> float:
-    return sum(amount for other, amount in sums.items(now).items() if other >= priority)
+class _Costs:
+    """Sums of one priority's requests, as of `since`; what is older counts less and less."""
+
+    __slots__ = ("decode_token_steps", "prefill_ms", "requests", "since")
+
+    def __init__(self, since: float) -> None:
+        self.requests = self.prefill_ms = self.decode_token_steps = 0.0
+        self.since = since
+
+    def fade(self, now: float) -> None:
+        left = math.exp((self.since - now) / TIME_CONSTANT_S)
+        self.requests *= left
+        self.prefill_ms *= left
+        self.decode_token_steps *= left
+        self.since = now
+
+    def add(self, prefill_ms: float, decode_token_steps: float) -> None:
+        self.requests += 1
+        self.prefill_ms += prefill_ms
+        self.decode_token_steps += decode_token_steps
 
 
 def _share(cost: float, mean: float, power: float) -> float:
