@@ -30,7 +30,7 @@ proto: $(VENV)/.installed-dev ## generate springtide/rpc/ from proto/
 	$(BIN)/python -m springtide.rpc.generate
 
 bench-%: $(VENV)/.installed-dev ## run benchmarks/%.py and write benchmarks/results/%.json
-	$(BIN)/python -m benchmarks.$(subst -,_,$*)
+	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(ARGS)
 
 experiments: $(VENV)/.installed-dev ## the Mooncake paper's experiments, simulated, into docs/experiments (TRACE=FILE: a JSONL trace)
 	$(BIN)/python -m benchmarks.experiments $(if $(TRACE),--trace $(TRACE)) $(ARGS)

@@ -152,7 +152,7 @@ class ConductorConfig(Section):
     )
     overload_short_first: bool = Field(
         True,
-        description="under overload, refuse a request that takes much more prefill or decode than most at a lower load than the others: "
+        description="under overload, refuse a request that takes much more of the decode pool than most at a lower load than the others: "
         "several others are served in its place",
     )
     kvcache_balancing_threshold: Annotated[float, Field(ge=1.0)] | Literal["auto"] = Field(

@@ -6,7 +6,7 @@ from conductor.core.decision import Alternatives, Placement
 from conductor.core.demand import Demand, LimitedBy
 from conductor.core.events import Schedule
 from conductor.core.outlook import Foresight, Outlook
-from conductor.core.request_size import EVERYTHING, RequestSizes, SizeShares
+from conductor.core.request_size import RequestSizes
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState
 
@@ -22,11 +22,11 @@ class Overload:
         """The request counts as demand by this."""
         output_tokens = self._state.lengths.predict(request.tenant, request.max_new_tokens or float("inf"))
         limit = self._demand.ask(request.tenant, request.priority, _work_ms(placement, output_tokens), now)
-        shares = self._shares(request, placement, output_tokens, now)
         own_tbt_ms, judged_ms, idle_ms = self._look(request, placement, output_tokens, now)
+        load = _decode_load(alternatives, placement, judged_ms, idle_ms)
         return Outlook(
-            prefill_limit=limit.tightened(shares.prefill, LimitedBy.SIZE),
-            decode_limit=limit.tightened(shares.decode, LimitedBy.SIZE),
+            prefill_limit=limit,
+            decode_limit=limit.tightened(self._share(request, output_tokens, load, now), LimitedBy.SIZE),
             output_tokens=output_tokens,
             own_tbt_ms=own_tbt_ms,
             tbt_ms=judged_ms,
@@ -37,11 +37,11 @@ class Overload:
     def admitted(self, request: Schedule, placement: Placement, outlook: Outlook, now: float) -> None:
         self._demand.admit(request.tenant, _work_ms(placement, outlook.output_tokens), now)
 
-    def _shares(self, request: Schedule, placement: Placement, output_tokens: float, now: float) -> SizeShares:
+    def _share(self, request: Schedule, output_tokens: float, load: float, now: float) -> float:
+        """Of the decode pool's headroom, by the request's size."""
         if self._sizes is None:
-            return EVERYTHING
-        decode_token_steps = output_tokens * (request.num_tokens + output_tokens / 2)
-        return self._sizes.ask(request.priority, placement.prefill.prefill_ms, decode_token_steps, now)
+            return 1.0
+        return self._sizes.ask(request.priority, output_tokens * (request.num_tokens + output_tokens / 2), load, now)
 
     def _look(self, request: Schedule, placement: Placement, output_tokens: float, now: float) -> tuple[float, float, float]:
         """`own_tbt_ms`, `tbt_ms` and `idle_tbt_ms` of the outlook."""
@@ -69,3 +69,11 @@ class Overload:
 def _work_ms(placement: Placement, output_tokens: float) -> float:
     """Instance time that the request takes: its prefill, and its part of its batch's steps."""
     return placement.prefill.prefill_ms + output_tokens * placement.decode.tbt_ms / max(placement.decode.batch, 1)
+
+
+def _decode_load(alternatives: Alternatives, placement: Placement, judged_ms: float, idle_ms: float) -> float:
+    """Which part of the headroom is in use, of the time between tokens or of the slots, whichever is scarcer; at most 1."""
+    decode = placement.decode
+    slots = 1.0 - max(decode.slots_free, 0) / max(decode.slots_total, 1)
+    slack_ms = alternatives.tbt_slo_ms - idle_ms
+    return min(max((judged_ms - idle_ms) / slack_ms if slack_ms > 0 else 1.0, slots), 1.0)

@@ -3,10 +3,11 @@ each attempt and 0.01 ms for each token of context."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from conductor_support import ask, assigned, hold, keys_of, make_core, ref, report, request
+from conductor_support import ask, assigned, make_core, ref, report, request
 
 from conductor.core.admission import ADMISSIONS
 from conductor.core.conductor import ConductorCore
@@ -141,49 +142,62 @@ def test_slots_are_kept_free_for_high_priority_too() -> None:
 # ---- size ----
 
 
-def sized_core(**changes: object) -> ConductorCore:
-    """It has been asked for nine short requests of 1 token; one of 400 is 10 times the mean with it."""
+BUSY = {"running": 25, "tokens": 100}
+"""A step of d0 takes 36 ms then."""
+
+
+def sized_core(busy: Mapping[str, int], **changes: object) -> ConductorCore:
+    """With d0 so busy, it has been asked for nine short requests. One with a context of 401 tokens takes some 9 times the mean with it."""
     core = make_core(prefills=["p0"], admission=PREDICTED, overload_short_first=True, **changes)
+    report(core, "d0", Role.DECODE, **busy)
     for number in range(9):
         assert admitted(core, request(f"short{number}", num_tokens=5, text=number))
         core.handle(Advance(AttemptId(f"short{number}"), Phase.FINISHED), 0.0)
     return core
 
 
-def test_under_load_what_takes_much_is_refused_before_what_takes_little() -> None:
-    core = sized_core()
-    report(core, "p0", Role.PREFILL, queue_ms=5_000)
+def test_under_load_what_takes_much_of_the_decode_pool_is_refused_before_what_takes_little() -> None:
+    core = sized_core(BUSY, tbt_slo_ms=45.0)
     rejection = refused(core, request("long"))
     assert rejection.reason is Reason.SIZE and "several smaller requests" in rejection.message
     assert admitted(core, request("short", num_tokens=5))
-    report(core, "p0", Role.PREFILL, queue_ms=11_000)
-    assert refused(core, request("long too")).reason is Reason.TTFT, "a smaller one would fare no better"
+    report(core, "d0", Role.DECODE, running=50, tokens=100)
+    assert refused(core, request("long too")).reason is Reason.TBT, "a smaller one would fare no better"
 
 
-def test_what_is_cached_makes_no_request_large_for_the_prefill_pool() -> None:
-    core = sized_core()
-    hold(core, "p0", keys_of(100))
-    report(core, "p0", Role.PREFILL, queue_ms=5_000)
-    assert admitted(core, request("cached"))
-
-
-def test_a_long_output_is_refused_for_the_load_of_the_decode_pool_alone() -> None:
-    core = sized_core(tbt_slo_ms=40.0)
+def test_a_long_output_is_large_too() -> None:
+    core = sized_core(BUSY, tbt_slo_ms=45.0)
     learn_outputs(core, 1000)
-    report(core, "d0", Role.DECODE, running=15, tokens=900)
     long = replace(request("long", num_tokens=5), max_new_tokens=1000)
     assert refused(core, long).reason is Reason.SIZE
     assert admitted(core, replace(long, attempt_id=AttemptId("short"), max_new_tokens=1))
 
 
+def test_slots_are_kept_free_for_what_takes_few() -> None:
+    core = sized_core({"slots_available": 1_500})
+    assert refused(core, request("long")).reason is Reason.SIZE
+    assert admitted(core, request("short", num_tokens=5))
+
+
+def test_a_pool_that_was_not_busy_of_late_keeps_nothing_free() -> None:
+    core = sized_core({})
+    report(core, "d0", Role.DECODE, slots_available=1_500)
+    assert admitted(core, request("long"))
+
+
+def test_a_queue_before_the_prefill_is_no_reason_to_refuse_the_large_first() -> None:
+    core = sized_core({})
+    report(core, "p0", Role.PREFILL, queue_ms=9_000)
+    assert admitted(core, request("long"))
+
+
 def test_an_idle_cluster_refuses_nobody_for_being_large() -> None:
-    core = sized_core(ttft_slo_ms=405.0, tbt_slo_ms=15.05)
+    core = sized_core({}, ttft_slo_ms=405.0, tbt_slo_ms=15.05)
     assert admitted(core, request("long")), "it takes 401 ms, and 15.01 ms a token"
 
 
 def test_what_has_a_higher_priority_gives_way_to_nothing_smaller_below_it() -> None:
-    core = sized_core()
-    report(core, "p0", Role.PREFILL, queue_ms=5_000)
+    core = sized_core(BUSY, tbt_slo_ms=45.0)
     assert admitted(core, request("important", priority=1))
 
 

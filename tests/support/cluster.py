@@ -191,7 +191,7 @@ class Cluster:
 
     def _metrics_address(self, name: str) -> str:
         pid = self.pid_of(name)
-        address = next((member.metrics_address for member in self.members() if member.pid == pid), "")
+        address = next((member.metrics_address for member in self.members() if member.pid == pid and member.metrics_address), "")
         assert address, f"{name} announces no metrics address"
         return address
 
