@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 Role = Literal["prefill", "decode"]
 _PROGRAMS: dict[Role, str] = {"prefill": "prefill_node", "decode": "decode_node"}
 """Modules that are run, not imported."""
-_LOOK_EVERY_S = 0.05
+LOOK_EVERY_S = 0.05
 _QUIET_S = 0.5
 """Without work for so long: attempts that were on their way here when it took its leave have come and gone."""
 
@@ -59,18 +59,28 @@ class Departure:
         return self.order
 
 
+class Drain:
+    """Whether an engine that takes its leave has ended what it has. Times in seconds, of any one clock."""
+
+    def __init__(self, drain_s: float, now: float) -> None:
+        self._until = now + drain_s
+        self._last_work = now
+
+    def look(self, has_work: bool, now: float) -> bool | None:
+        """To be called every LOOK_EVERY_S. True once there has been no work for a moment, False when there still is some after `drain_s`,
+        None until either."""
+        if has_work:
+            self._last_work = now
+            return False if now >= self._until else None
+        return True if now - self._last_work >= _QUIET_S else None
+
+
 async def drained(has_work: Callable[[], bool], drain_s: float, clock: Clock) -> bool:
     """Returns once there has been no work for a moment, or with False when there still is some after `drain_s`."""
-    started = last_work = clock.now()
-    while True:
-        now = clock.now()
-        if has_work():
-            last_work = now
-            if now - started >= drain_s:
-                return False
-        elif now - last_work >= _QUIET_S:
-            return True
-        await asyncio.sleep(_LOOK_EVERY_S)
+    drain = Drain(drain_s, clock.now())
+    while (ended := drain.look(has_work(), clock.now())) is None:  # noqa: ASYNC110 - whether there is work has no event
+        await asyncio.sleep(LOOK_EVERY_S)
+    return ended
 
 
 def become(role: Role) -> NoReturn:

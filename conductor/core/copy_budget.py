@@ -1,4 +1,5 @@
-"""How much may be copied ahead: so many bytes a second over the whole cluster, and at each node, whether it gives or takes."""
+"""How much may be copied ahead: so many copies at a time, and so many bytes a second over the whole cluster and at each node, whether it
+gives or takes."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from collections.abc import Iterable
 
 from springtide.ids import NodeId
 
+MOST_COPIES = 16
+"""At a time, over the whole cluster; a store takes two."""
 _AHEAD_S = 1.0
 """Orders are made about once a second, so a second's worth is given out at a time. One order may exceed it: what follows waits longer."""
 _WHOLE_CLUSTER = NodeId("")

@@ -23,10 +23,13 @@ class Overload:
         output_tokens = self._state.lengths.predict(request.tenant, request.max_new_tokens or float("inf"))
         limit = self._demand.ask(request.tenant, request.priority, _work_ms(placement, output_tokens), now)
         own_tbt_ms, judged_ms, idle_ms = self._look(request, placement, output_tokens, now)
-        load = _decode_load(alternatives, placement, judged_ms, idle_ms)
+        share = 1.0
+        if self._sizes is not None:
+            token_steps = output_tokens * (request.num_tokens + output_tokens / 2)
+            share = self._sizes.ask(request.priority, token_steps, _decode_load(alternatives, placement, judged_ms, idle_ms), now)
         return Outlook(
             prefill_limit=limit,
-            decode_limit=limit.tightened(self._share(request, output_tokens, load, now), LimitedBy.SIZE),
+            decode_limit=limit.tightened(share, LimitedBy.SIZE),
             output_tokens=output_tokens,
             own_tbt_ms=own_tbt_ms,
             tbt_ms=judged_ms,
@@ -36,12 +39,6 @@ class Overload:
 
     def admitted(self, request: Schedule, placement: Placement, outlook: Outlook, now: float) -> None:
         self._demand.admit(request.tenant, _work_ms(placement, outlook.output_tokens), now)
-
-    def _share(self, request: Schedule, output_tokens: float, load: float, now: float) -> float:
-        """Of the decode pool's headroom, by the request's size."""
-        if self._sizes is None:
-            return 1.0
-        return self._sizes.ask(request.priority, output_tokens * (request.num_tokens + output_tokens / 2), load, now)
 
     def _look(self, request: Schedule, placement: Placement, output_tokens: float, now: float) -> tuple[float, float, float]:
         """`own_tbt_ms`, `tbt_ms` and `idle_tbt_ms` of the outlook."""

@@ -53,7 +53,8 @@ class RequestSizes:
 
 
 class _Costs:
-    """Sums of one priority's requests, as of `since`; what is older counts less and less."""
+    """Sums of one priority's requests, as of `since`; what is older counts less and less. As DecayedSums, but with one exponential for all
+    of them: it is in the way of every decision."""
 
     __slots__ = ("load", "requests", "since", "token_steps")
 

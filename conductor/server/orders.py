@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from conductor import metrics
+from conductor.core.copy_budget import MOST_COPIES
 from conductor.core.events import Action, Replicate, ReplicationEnded, Role, SwitchFailed, SwitchRole
 from conductor.server.leadership import Leadership
 from conductor.server.service import CoreRunner
@@ -21,8 +22,6 @@ from springtide.rpc.store_pb2_grpc import StoreStub
 
 logger = logging.getLogger(__name__)
 
-_MOST_COPIES = 16
-"""At a time, over the whole cluster; a store takes two."""
 _SWITCH_TIMEOUT_S = 5.0
 
 
@@ -32,7 +31,7 @@ class Orders:
     def __init__(self, runner: CoreRunner, leadership: Leadership) -> None:
         self._runner = runner
         self._leadership = leadership
-        self._places = asyncio.Semaphore(_MOST_COPIES)
+        self._places = asyncio.Semaphore(MOST_COPIES)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def give(self, actions: Iterable[Action]) -> None:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from conductor.core.copy_budget import MOST_COPIES
 from conductor.core.events import Action, Replicate, ReplicationEnded, SwitchRole
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
@@ -14,9 +15,6 @@ from simulator.cluster.options import Options
 from simulator.cluster.replication import Replication
 from simulator.cluster.store import SimStore
 from springtide.ids import NodeId
-
-_MOST_COPIES = 16
-"""At a time, over the whole cluster, as in conductor.server.orders."""
 
 
 class Orders:
@@ -53,7 +51,7 @@ class Orders:
                     self._later(partial(self._switch, action))
 
     def _copy_next(self) -> None:
-        while self._waiting and self._copying < _MOST_COPIES:
+        while self._waiting and self._copying < MOST_COPIES:
             self._copying += 1
             self._later(partial(self._copy, self._waiting.popleft()))
 
