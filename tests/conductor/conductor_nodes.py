@@ -134,4 +134,6 @@ class Node:
 
 def schedule_request(attempt: str, keys: Sequence[bytes], num_tokens: int, **fields: Any) -> conductor_pb2.ScheduleRequest:
     context = common_pb2.AttemptContext(request_id="request", attempt_id=attempt)
-    return conductor_pb2.ScheduleRequest(context=context, block_keys=keys, num_tokens=num_tokens, gateway_id="gateway-0", **fields)
+    return conductor_pb2.ScheduleRequest(
+        context=context, block_keys=b"".join(keys), num_tokens=num_tokens, gateway_id="gateway-0", **fields
+    )

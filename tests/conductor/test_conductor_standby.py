@@ -32,7 +32,7 @@ class Pair:
             report(core, "p0", Role.PREFILL, now=now, queue_ms=queue_ms)
         request = conductor_pb2.ScheduleRequest(
             context=common_pb2.AttemptContext(attempt_id=attempt, tenant=tenant),
-            block_keys=keys_of(NUM_TOKENS // BLOCK_TOKENS),
+            block_keys=b"".join(keys_of(NUM_TOKENS // BLOCK_TOKENS)),
             num_tokens=NUM_TOKENS,
             max_new_tokens=4000,
             gateway_id="g",

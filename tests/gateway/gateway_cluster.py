@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from springtide.blocks import KEY_BYTES
 from springtide.config import ClusterConfig, ConductorConfig, ServerConfig
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
@@ -114,7 +115,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServicer):
 
     async def Schedule(self, request: conductor_pb2.ScheduleRequest, context: Any) -> conductor_pb2.ScheduleReply:
         self.requests.append(request)
-        assert len(request.block_keys) == request.num_tokens // BLOCK_TOKENS
+        assert len(request.block_keys) == request.num_tokens // BLOCK_TOKENS * KEY_BYTES
         if self.rejections:
             return conductor_pb2.ScheduleReply(rejection=self.rejections.pop(0))
         assignment = conductor_pb2.Assignment(attempt_id=request.context.attempt_id, predicted_ttft_ms=5, ttft_slo_ms=1000, tbt_slo_ms=100)

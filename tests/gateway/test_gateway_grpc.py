@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from conductor.gateway.app import GatewayServer
 from engine.tokenizer import Tokenizer
+from springtide.blocks import KEY_BYTES
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc
 from springtide.rpc.channels import connect
@@ -63,8 +64,8 @@ async def test_tenants_do_not_share_blocks(stub: inference_pb2_grpc.InferenceStu
     for tenant in ("a", "b", "a"):
         tokens = inference_pb2.TokenPrompt(token_ids=range(500, 600))
         [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, tokens=tokens, tenant=tenant))]
-    first, second, third = (list(request.block_keys) for request in cluster.conductor.requests)
-    assert first == third and first != second and len(first) == 1
+    first, second, third = (request.block_keys for request in cluster.conductor.requests)
+    assert first == third and first != second and len(first) == KEY_BYTES
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from springtide.blocks import KEY_BYTES, block_keys, blocks_for, namespace_root, plain_block_keys
+from springtide.blocks import KEY_BYTES, PackedKeys, block_keys, blocks_for, namespace_root, plain_block_keys
+from springtide.errors import InvalidRequest
 
 ROOT = namespace_root("model", "bfloat16", 4)
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=40)
@@ -72,3 +73,19 @@ def test_python_comes_to_the_same_keys_as_the_c_part(token_ids: list[int], block
 def test_what_is_no_token_id_is_refused(chained, token_ids, error) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error):
         chained(ROOT, token_ids, 2)
+
+
+@given(st.lists(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), max_size=20), st.data())
+def test_keys_end_to_end_are_a_sequence_of_keys(keys: list[bytes], data: st.DataObject) -> None:
+    packed = PackedKeys(b"".join(keys))
+    assert packed == keys and len(packed) == len(keys) and list(packed) == keys
+    start, stop = (data.draw(st.none() | st.integers(-25, 25)) for _ in range(2))
+    assert packed[start:stop] == keys[start:stop]
+    for position in (len(keys), -len(keys) - 1):
+        with pytest.raises(IndexError):
+            packed[position]
+
+
+def test_half_a_key_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="17 bytes"):
+        PackedKeys(bytes(17))
