@@ -11,7 +11,7 @@ def native(package: str, **options: list[str]) -> Extension:
         f"{package}._native",
         sources=sorted(glob(f"{package}/native/*.c")),
         depends=sorted(glob(f"{package}/native/*.h")),
-        extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra"],
+        extra_compile_args=["-std=gnu11", "-O2", "-ffp-contract=off", "-Wall", "-Wextra"],
         optional=True,
         **options,
     )

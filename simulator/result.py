@@ -16,7 +16,7 @@ PERCENTILES = (50, 90, 99)
 def result_of(records: Records, series: dict[str, Any], settings: dict[str, Any], ttft_slo_ms: float, tbt_slo_ms: float) -> dict[str, Any]:
     """`summary`, `settings`, `series` and `requests`. A request counts as goodput when it completed in full with its first token within
     `ttft_slo_ms` and its tokens, in the mean, within `tbt_slo_ms` of one another. Percentiles of the time between tokens are over
-    requests' means, each weighing as many tokens as it has; what was rejected counts in none."""
+    requests' means, each weighing as many tokens as it has, those of the gaps over every single one; what was rejected counts in none."""
     ttft, tbt, finished = (np.frombuffer(column) for column in (records.ttft_ms, records.tbt_ms, records.finished_s))
     cached, output = (np.frombuffer(column, np.int64) for column in (records.cached_tokens, records.output_tokens))
     done = ~np.isnan(finished)
@@ -36,6 +36,7 @@ def result_of(records: Records, series: dict[str, Any], settings: dict[str, Any]
         "wasted_prefill_tokens": int((inputs - cached)[~done & ~np.isnan(ttft)].sum()),
         **_spread("ttft_ms", ttft[done], None),
         **_spread("tbt_ms", tbt[done], np.maximum(output[done] - 1, 0)),
+        **{f"gap_ms_p{percentile}": records.gaps.percentile_ms(percentile / 100) for percentile in PERCENTILES},
         "hit_rate": float(cached[done].sum()) / max(int(inputs[done].sum()), 1),
         "output_tokens": int(output[done].sum()),
         "duration_s": span_s,

@@ -10,16 +10,18 @@ from matplotlib.figure import Figure
 
 from benchmarks.experiments.pages import Result, number, percent, play, table, write_page
 from simulator.hardware import Hardware, load
-from simulator.run import Plan
+from simulator.run import SIMULATED_CHUNK_TOKENS, Plan
 from simulator.workload import Workload, generate
 
 TTFT_FACTOR, TBT_FACTOR = 10.0, 5.0
 """Objectives of figures 9 and 10 as multiples of what a request alone takes; for 90% of requests."""
 DURATION_S = 600.0
+WHOLE_PROMPT_TOKENS = 1 << 17
 CLUSTERS: Mapping[str, Mapping[str, int]] = {
     "Springtide [3P+1D]": {"prefill": 3, "decode": 1},
     "Springtide [2P+2D]": {"prefill": 2, "decode": 2},
     "coupled [4M]": {"coupled": 4},
+    "unchunked [4M]": {"coupled": 4, "chunk_tokens": WHOLE_PROMPT_TOKENS},
 }
 WORKLOADS: Mapping[str, tuple[str, Mapping[str, float], Sequence[float]]] = {
     "ArXiv summarization": ("poisson", {}, (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5)),
@@ -46,31 +48,57 @@ WORKLOADS: Mapping[str, tuple[str, Mapping[str, float], Sequence[float]]] = {
     ),
 }
 """Figure 9's two datasets by their mean lengths, figure 10's simulated ones: generator, options, requests a second."""
+PAPER = {"ArXiv summarization": "+20%", "L-Eval": "+40%"} | dict.fromkeys(("16k", "32k", "64k", "128k"), "+50% to +525%")
+"""arXiv 2407.00079, section 8.1."""
 
 
 def run(trace: Workload, output: Path) -> None:
     hardware = load("a100-llama2-70b")
     parts: list[str] = []
+    best = {}
     for name in WORKLOADS:
-        parts += _compare(name, hardware, output)
+        best[name], part = _compare(name, hardware, output)
+        parts += part
     parts += _real(trace, hardware)
-    write_page(output, "throughput", "Figures 9 to 11: throughput under objectives", [_preface(), *parts])
+    write_page(output, "throughput", "Figures 9 to 11: throughput under objectives", [_preface(), *_overview(best), *parts])
 
 
 def _preface() -> str:
     return (
-        "LLaMA2-70B, instances of eight A100 each. The coupled instances batch decoding with chunks of prefill of 2,048 tokens and cache "
-        "prefixes, and requests go to the one with the least to do; the paper's vLLM of 2024 did neither chunk nor cache. Objectives as "
-        f"the paper sets them: 90% of first tokens within {TTFT_FACTOR:g} times, of the times between tokens within {TBT_FACTOR:g} times, "
-        "what a request alone takes."
+        "LLaMA2-70B, instances of eight A100 each. `coupled`: each instance batches decoding with chunks of prefill of "
+        f"{SIMULATED_CHUNK_TOKENS:,} tokens and keeps a prefix cache beside its weights; requests go to the one with the least to do. "
+        "`unchunked` is the same with whole prompts, as the paper's vLLM of 2024 had them. Objectives as the paper sets them: 90% of first "
+        f"tokens within {TTFT_FACTOR:g} times, of the times between tokens within {TBT_FACTOR:g} times, what a request alone takes."
     )
 
 
+def _overview(best: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """`best`: workload -> system -> highest rate within the objectives."""
+    rows = []
+    for name, rates in best.items():
+        ours = max(rate for system, rate in rates.items() if system.startswith("Springtide"))
+        gains = [f"{ours / rates[peer] - 1:+.0%}" if rates[peer] else "-" for peer in ("coupled [4M]", "unchunked [4M]")]
+        rows.append([name, *(f"{rate:g}" for rate in rates.values()), *gains, PAPER[name]])
+    return [
+        "Highest rate within the objectives, requests a second, of the rates that were tried; what the better of the two gains over either "
+        "baseline; and what the paper's [3P+1D] or [2P+2D] gained over its vLLM.",
+        table(("workload", *CLUSTERS, "over coupled", "over unchunked", "paper"), rows),
+        "Where this differs from the paper. Against whole prompts, which stall everybody's decoding for their length, disaggregation gains "
+        "as the paper says or more. Chunked prefill, which came later, takes most of the stall away: a coupled instance then loses little "
+        "where prompts are short, and as all four instances prefill, it has more compute for prompts than three do. So there is nothing to "
+        "gain on the short prompts of ArXiv, and the gain begins where attention over a long context makes every chunk long. L-Eval is "
+        "another matter: its documents fit into the pool's DRAM and not beside the weights.",
+    ]
+
+
 def _plan(workload: Workload, hardware: Hardware, cluster: Mapping[str, int]) -> Plan:
-    return Plan(workload, hardware, config={"conductor.admission": "baseline"}, **cluster)
+    cluster = dict(cluster)
+    config = {"conductor.admission": "baseline", "prefill_node.chunk_tokens": cluster.pop("chunk_tokens", SIMULATED_CHUNK_TOKENS)}
+    return Plan(workload, hardware, config=config, **cluster)
 
 
-def _compare(name: str, hardware: Hardware, output: Path) -> list[str]:
+def _compare(name: str, hardware: Hardware, output: Path) -> tuple[Mapping[str, float], list[str]]:
+    """System -> highest rate within the objectives, and the page's part."""
     kind, options, rates = WORKLOADS[name]
     workloads = {rate: generate(kind, rate, DURATION_S, seed=7, **options) for rate in rates}
     alone = generate(kind, 0.01, 3000.0, seed=7, **options)
@@ -90,42 +118,46 @@ def _compare(name: str, hardware: Hardware, output: Path) -> list[str]:
         for rate in rates:
             summary = results[f"{system} {rate:g}"]["summary"]
             met = "yes" if rate in good else "no"
-            rows.append([system, f"{rate:g}", number(summary["ttft_ms_p90"]), number(summary["tbt_ms_p90"], 1), met])
+            figures = number(summary["ttft_ms_p90"]), number(summary["gap_ms_p90"], 1), number(summary["tbt_ms_p90"], 1)
+            rows.append([system, f"{rate:g}", *figures, met])
     picture = f"throughput-{name.split()[0].lower()}.png"
     _draw(output / picture, name, rates, results, ttft_ms, tbt_ms)
-    summary_line = ", ".join(f"{system} {rate:g}" for system, rate in best.items())
-    return [
+    return best, [
         f"## {name}",
-        f"Highest rate within the objectives (TTFT {ttft_ms:,.0f} ms, TBT {tbt_ms:,.0f} ms), requests a second: {summary_line}.",
+        f"Objectives: TTFT {ttft_ms:,.0f} ms, TBT {tbt_ms:,.0f} ms.",
         f"![{name}]({picture})",
-        table(("system", "requests/s", "TTFT p90, ms", "TBT p90, ms", "met"), rows),
+        table(("system", "requests/s", "TTFT p90, ms", "TBT p90, ms", "p90 of requests' means", "met"), rows),
     ]
 
 
 def _within(result: Result, ttft_ms: float, tbt_ms: float) -> bool:
     summary = result["summary"]
-    return summary["ttft_ms_p90"] <= ttft_ms and summary["tbt_ms_p90"] <= tbt_ms and summary["rejected"] == 0
+    return summary["ttft_ms_p90"] <= ttft_ms and summary["gap_ms_p90"] <= tbt_ms and summary["rejected"] == 0
 
 
 def _draw(path: Path, title: str, rates: Sequence[float], results: Mapping[str, Result], ttft_ms: float, tbt_ms: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context({"font.size": 9}):
         figure = Figure(figsize=(9, 3), layout="constrained")
-        for axes, quantity, limit in zip(figure.subplots(1, 2), ("ttft_ms", "tbt_ms"), (ttft_ms, tbt_ms), strict=True):
-            for system, marker in zip(CLUSTERS, "osv", strict=True):
+        for axes, quantity, limit in zip(figure.subplots(1, 2), ("ttft_ms", "gap_ms"), (ttft_ms, tbt_ms), strict=True):
+            for system, marker in zip(CLUSTERS, "osv^", strict=True):
                 values = [results[f"{system} {rate:g}"]["summary"][f"{quantity}_p90"] for rate in rates]
                 axes.plot(rates, values, marker=marker, markersize=4, label=system)
             axes.axhline(limit, color="black", linestyle=":", label="objective")
             axes.set_yscale("log")
             axes.set_xlabel("requests a second")
-            axes.set_ylabel(f"{quantity.removesuffix('_ms').upper()} p90, ms")
+            axes.set_ylabel(f"{'TTFT' if quantity == 'ttft_ms' else 'TBT'} p90, ms")
         figure.axes[0].legend(frameon=False)
         figure.suptitle(title)
         figure.savefig(path, dpi=150, metadata={"Software": None})
 
 
 def _real(trace: Workload, hardware: Hardware) -> list[str]:
-    clusters: Mapping[str, Mapping[str, int]] = {"Springtide [10P+10D]": {"prefill": 10, "decode": 10}, "coupled [20M]": {"coupled": 20}}
+    clusters: Mapping[str, Mapping[str, int]] = {
+        "Springtide [10P+10D]": {"prefill": 10, "decode": 10},
+        "coupled [20M]": {"coupled": 20},
+        "unchunked [20M]": {"coupled": 20, "chunk_tokens": WHOLE_PROMPT_TOKENS},
+    }
     speeds = (1.0, 2.0, 3.0)
     results = play(
         {f"{system} {speed:g}": _plan(trace.sped_up(speed), hardware, cluster) for system, cluster in clusters.items() for speed in speeds}

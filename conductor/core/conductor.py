@@ -117,6 +117,9 @@ class ConductorCore:
                 self._renew(event, now)
             case LoadReported(instance_id, incarnation, load):
                 self.state.report(instance_id, incarnation, load, now)
+            case StoreStored() | StoreRemoved() | StoreSnapshot() if event.node_id not in self._store_addresses:
+                # Of a store that is gone: nothing could be fetched from it.
+                pass
             case StoreStored(node_id, incarnation, sequence, keys, tier):
                 return self._in_order(node_id, self.index.stored(node_id, incarnation, sequence, keys, tier))
             case StoreRemoved(node_id, incarnation, sequence, keys, tier):

@@ -6,7 +6,6 @@ output goes on until then, given how far it is: by the lengths of recent outputs
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Set
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conductor.core import plain_forecasting as plain
+from conductor.core.forecasting import pool, with_one_more
 from conductor.core.output_lengths import OutputLengths
+from conductor.core.plain_forecasting import Floats
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId, InstanceId
-
-Floats = NDArray[np.float64]
 
 _NEVER_S = 1e9
 """Pace of an instance of which nothing is known yet: no token comes."""
@@ -28,12 +28,31 @@ _MOST_MOMENTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What each decode instance of the pool (a row) is expected to have in its batch."""
+    """What each decode instance of the pool is expected to have in its batch."""
 
-    attempts: Floats
-    context_tokens: Floats
-    step_variance_ms2: Floats
-    """Of a step's time, for it is not certain who will be in the batch."""
+    table: Floats
+    """[BATCH_FIGURES, instances]"""
+
+    @property
+    def attempts(self) -> Floats:
+        return np.asarray(self.table[plain.ATTEMPTS])
+
+    @property
+    def context_tokens(self) -> Floats:
+        return np.asarray(self.table[plain.BATCH_TOKENS])
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOutlook:
+    """Times between tokens once one more attempt has joined."""
+
+    expected_ms: float
+    """Of the instance that it joins."""
+    mean_ms: float
+    """Over the instances that are ready; a standard deviation above what is expected, as half of the requests would miss an objective that
+    is expected to be just met."""
+    idle_mean_ms: float
+    """The same with nobody else there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,39 +62,29 @@ class InstanceOutlook:
     first_ms: float
     """Expected at the beginning."""
     worst_ms: float
-    """The greatest, as in `DecodeForecast.mean_tbt_ms`."""
+    """The greatest, as in `PoolOutlook.mean_ms`."""
 
 
 class DecodeForecast:
-    """Live attempts as columns, instances as rows. Looking ahead costs some 40 us for 1,000 attempts on 16 instances."""
+    """Live attempts and instances as columns of two tables (plain_forecasting.py says of what). Looking ahead costs some 10 us for 1,000
+    attempts on 16 instances."""
 
     def __init__(self, lengths: OutputLengths) -> None:
         self._lengths = lengths
         # Instances.
-        self._rows: dict[InstanceId, int] = {}
+        self._places: dict[InstanceId, int] = {}
+        """Columns of `_instances`."""
         self._gone: set[int] = set()
-        """Rows whose instance was forgotten while attempts still name it."""
-        self._free_rows: list[int] = []
-        self._ready = np.zeros(8, dtype=bool)
-        self._reported = np.zeros((2, 8))
-        """Attempts in the batch, and their context tokens, by the instance's latest report."""
-        self._cost = np.zeros((3, 8))
-        self._max_batch = np.full(8, np.inf)
-        self._pace_s = np.full(8, _NEVER_S)
-        """Seconds between tokens at present."""
-        self._produced = np.zeros(8)
-        """Tokens that an attempt in the batch all the time would have had by `_paced_at`."""
-        self._paced_at = np.zeros(8)
-        self._decoding = np.zeros(8, dtype=np.intp)
+        """Places whose instance was forgotten while attempts still name it."""
+        self._free_places: list[int] = []
+        self._instances = _unused(8)
         self._members = np.zeros(8, dtype=np.intp)
         # Attempts.
         self._columns: dict[AttemptId, int] = {}
         self._ids: list[AttemptId] = []
-        self._row = np.zeros(64, dtype=np.intp)
-        self._law = np.zeros(64, dtype=np.intp)
-        self._in_prefill = np.zeros(64, dtype=bool)
-        self._numbers = np.zeros((4, 64))
-        """Predicted end of the prefill (s); `_produced` of its instance when it joined; tokens of the prompt; most output tokens."""
+        self._attempts = np.zeros((plain.ATTEMPT_FIGURES, 64))
+        self._place = np.zeros(64, dtype=np.int64)
+        self._law = np.zeros(64, dtype=np.int64)
 
     # ---- instances ----
 
@@ -83,210 +92,167 @@ class DecodeForecast:
         self, instance_id: InstanceId, cost: DecodeCost, max_batch: int, running: int, tokens: int, step_ms: float, now: float
     ) -> None:
         """The instance is ready, and its batch was this. `step_ms`: measured time between tokens, 0 when there is none."""
-        row = self._row_of(instance_id)
-        self._produced[row] += (now - self._paced_at[row]) / self._pace_s[row]
-        self._paced_at[row] = now
-        self._reported[:, row] = running, tokens
-        self._cost[:, row] = cost.fixed_ms, cost.per_sequence_ms, cost.per_context_token_ms
-        self._max_batch[row] = max_batch or np.inf
+        place = self._place_of(instance_id)
+        own = self._instances[:, place]
         pace_ms = step_ms if running and step_ms > 0 else cost.predict_ms(max(running, 1), tokens)
-        self._pace_s[row] = max(pace_ms / 1000.0, 1e-6)
-        self._ready[row] = True
+        own[plain.PRODUCED] += (now - own[plain.PACED_AT]) / own[plain.PACE_S]
+        own[plain.PACED_AT] = now
+        own[plain.PACE_S] = max(pace_ms / 1000.0, 1e-6)
+        own[: plain.MAX_BATCH + 1] = (
+            1.0,
+            running,
+            tokens,
+            cost.fixed_ms,
+            cost.per_sequence_ms,
+            cost.per_context_token_ms,
+            max_batch or np.inf,
+        )
 
     def down(self, instance_id: InstanceId) -> None:
         """No member of the pool until it reports again."""
-        row = self._rows.get(instance_id)
-        if row is not None:
-            self._ready[row] = False
+        place = self._places.get(instance_id)
+        if place is not None:
+            self._instances[plain.READY, place] = 0.0
 
     def forget(self, instance_id: InstanceId) -> None:
-        row = self._rows.pop(instance_id, None)
-        if row is not None:
-            self._ready[row] = False
-            self._gone.add(row)
-            self._free(row)
+        place = self._places.pop(instance_id, None)
+        if place is not None:
+            self._instances[plain.READY, place] = 0.0
+            self._gone.add(place)
+            self._free(place)
 
     def keep_only(self, known: Container[InstanceId]) -> None:
         """Forgets the others that no attempt names: attempts were placed on them, but they never came up, so nobody tells of their end."""
-        for instance_id in [name for name, row in self._rows.items() if name not in known and not self._members[row]]:
+        for instance_id in [name for name, place in self._places.items() if name not in known and not self._members[place]]:
             self.forget(instance_id)
 
     # ---- attempts ----
 
     def place(self, attempt_id: AttemptId, instance_id: InstanceId, num_tokens: int, most_tokens: float, law: int, joins_at: float) -> None:
         """An attempt is in prefill, and predicted to join its decode instance at `joins_at` (s). `law`: see OutputLengths.law."""
-        row = self._row_of(instance_id)
+        place = self._place_of(instance_id)
         column = len(self._ids)
-        if column == len(self._row):
-            self._row, self._law, self._in_prefill = (_doubled(a) for a in (self._row, self._law, self._in_prefill))
-            self._numbers = _doubled(self._numbers)
+        if column == len(self._place):
+            self._place, self._law, self._attempts = _doubled(self._place), _doubled(self._law), _doubled(self._attempts)
         self._columns[attempt_id] = column
         self._ids.append(attempt_id)
-        self._row[column], self._law[column], self._in_prefill[column] = row, law, True
-        self._numbers[:, column] = joins_at, 0.0, num_tokens, most_tokens
-        self._members[row] += 1
+        self._place[column], self._law[column] = place, law
+        self._attempts[:, column] = joins_at, 0.0, num_tokens, most_tokens, 1.0
+        self._members[place] += 1
 
     def join(self, attempt_id: AttemptId, now: float) -> None:
         """Its first token is out: from now on it is in its decode instance's batch."""
         column = self._columns.get(attempt_id)
-        if column is not None and self._in_prefill[column]:
-            row = self._row[column]
-            self._in_prefill[column] = False
-            self._numbers[1, column] = self._produced[row] + (now - self._paced_at[row]) / self._pace_s[row]
-            self._decoding[row] += 1
+        if column is not None and self._attempts[plain.IN_PREFILL, column]:
+            own = self._instances[:, self._place[column]]
+            self._attempts[plain.IN_PREFILL, column] = 0.0
+            self._attempts[plain.JOINED, column] = own[plain.PRODUCED] + (now - own[plain.PACED_AT]) / own[plain.PACE_S]
+            own[plain.DECODING] += 1
 
     def remove(self, attempt_id: AttemptId) -> None:
         column = self._columns.pop(attempt_id, None)
         if column is None:
             return
-        row = int(self._row[column])
-        self._members[row] -= 1
-        if not self._in_prefill[column]:
-            self._decoding[row] -= 1
+        place = int(self._place[column])
+        self._members[place] -= 1
+        if not self._attempts[plain.IN_PREFILL, column]:
+            self._instances[plain.DECODING, place] -= 1
         last = self._ids.pop()
         if last != attempt_id:
             end = len(self._ids)
             self._columns[last] = column
             self._ids[column] = last
-            for array in (self._row, self._law, self._in_prefill):
-                array[column] = array[end]
-            self._numbers[:, column] = self._numbers[:, end]
-        self._free(row)
+            self._place[column], self._law[column] = self._place[end], self._law[end]
+            self._attempts[:, column] = self._attempts[:, end]
+        self._free(place)
 
     def running_tokens(self, now: float) -> Floats:
         """How many tokens each attempt that decodes has had by now."""
-        live = slice(0, len(self._ids))
-        decoding, row = ~self._in_prefill[live], self._row[live]
-        produced = self._produced + (now - self._paced_at) / self._pace_s
-        return np.asarray(np.maximum(produced[row] - self._numbers[1, live], 0.0)[decoding])
+        count, instances = len(self._ids), self._instances
+        decoding, places = self._attempts[plain.IN_PREFILL, :count] == 0, self._place[:count]
+        produced = instances[plain.PRODUCED] + (now - instances[plain.PACED_AT]) / instances[plain.PACE_S]
+        return np.asarray(np.maximum(produced[places] - self._attempts[plain.JOINED, :count], 0.0)[decoding])
 
     # ---- looking ahead ----
 
     def pool(self, now: float, at: float, *, joining: bool) -> Batches:
-        """Every row's batch at `at` (s, not before `now`). Without `joining`, of those only that are in it now."""
-        columns = slice(0, len(self._ids))
-        stay, length = self._expected(columns, now, np.array(at), joining)
-        row, rows = self._row[columns], len(self._ready)
-        attempts = np.bincount(row, stay, minlength=rows)
-        context = np.bincount(row, stay * length, minlength=rows)
-        variance = np.bincount(row, self._variance_ms2(row, stay, length), minlength=rows)
-        unknown, unknown_context = self._unknown()
-        return Batches(attempts + unknown, context + unknown_context, np.asarray(variance, np.float64))
+        """Every instance's batch at `at` (s, not before `now`). Without `joining`, of those only that are in it now."""
+        batches = np.empty((plain.BATCH_FIGURES, self._instances.shape[1]))
+        survival = self._lengths.survival
+        pool(self._instances, self._attempts, self._place, self._law, survival, batches, len(self._ids), now, at, joining)
+        return Batches(batches)
 
-    def mean_tbt_ms(self, batches: Batches, joined: InstanceId, num_tokens: int) -> float:
-        """Mean time between tokens over the instances that are ready, once an attempt of `num_tokens` has joined one of them; a standard
-        deviation above what is expected, as half of the requests would miss an objective that is expected to be just met."""
-        row = self._rows[joined]
-        step_ms = self._step_ms(slice(None), batches.attempts, batches.context_tokens)
-        step_ms[row] = self._step_ms(row, batches.attempts[row] + 1, batches.context_tokens[row] + num_tokens)
-        deviation_ms = math.sqrt(batches.step_variance_ms2[self._ready].sum()) / np.count_nonzero(self._ready)
-        return float(step_ms[self._ready].mean()) + deviation_ms
-
-    def expected_tbt_ms(self, batches: Batches, joined: InstanceId, num_tokens: int) -> float:
-        """Time between tokens of one instance once an attempt of `num_tokens` has joined it."""
-        row = self._rows[joined]
-        return float(self._step_ms(row, batches.attempts[row] + 1, batches.context_tokens[row] + num_tokens))
-
-    def mean_idle_tbt_ms(self, joined: InstanceId, num_tokens: int) -> float:
-        """The same with nobody else there."""
-        more_ms = self.idle_tbt_ms(joined, num_tokens) - self._cost[0, self._rows[joined]]
-        return float(self._cost[0, self._ready].mean() + more_ms / self._ready.sum())
+    def outlook(self, batches: Batches, joined: InstanceId, num_tokens: int) -> PoolOutlook:
+        """Of the pool, once an attempt of `num_tokens` has joined one of its instances."""
+        return PoolOutlook(*with_one_more(self._instances, batches.table, self._places[joined], num_tokens))
 
     def instance(self, instance_id: InstanceId, num_tokens: int, now: float, start: float, end: float) -> InstanceOutlook:
         """Of one instance from `start` (s, not before `now`) to `end`, once an attempt of `num_tokens` has joined it."""
-        row = self._rows[instance_id]
-        columns = np.flatnonzero(self._row[: len(self._ids)] == row)
+        place, instances = self._places[instance_id], self._instances
+        columns = np.flatnonzero(self._place[: len(self._ids)] == place)
+        attempts, places, laws = self._attempts[:, columns], self._place[columns], self._law[columns]
         # A batch grows when somebody joins: it is looked at then, and at the start.
-        joins_at = np.sort(self._numbers[0, columns[self._in_prefill[columns]]])
+        joins_at = np.sort(attempts[plain.JOINS_AT, attempts[plain.IN_PREFILL] > 0])
         joins_at = joins_at[(joins_at > start) & (joins_at < end)]
-        at = np.concatenate([[start], joins_at[:: len(joins_at) // _MOST_MOMENTS + 1]])
-        stay, length = self._expected(columns, now, at[:, None], joining=True)
-        unknown, unknown_context = self._unknown()
-        attempts = 1 + stay.sum(axis=1) + unknown[row]
-        context = num_tokens + (stay * length).sum(axis=1) + unknown_context[row]
-        expected_ms = self._step_ms(row, attempts, context)
-        deviation_ms = np.sqrt(self._variance_ms2(row, stay, length).sum(axis=1))
+        at = np.concatenate([[start], joins_at[:: len(joins_at) // _MOST_MOMENTS + 1]])[:, None]
+        stay, context = plain.expected(instances, attempts, places, laws, self._lengths.survival, now, at, joining=True)
+        unknown, unknown_context = plain.unknown(instances)
+        in_batch, tokens = 1 + stay.sum(axis=1) + unknown[place], num_tokens + (stay * context).sum(axis=1) + unknown_context[place]
+        expected_ms = plain.step_ms(instances, place, in_batch, tokens)
+        deviation_ms = np.sqrt(plain.step_variance_ms2(instances, place, stay, context).sum(axis=1))
         return InstanceOutlook(float(expected_ms[0]), float((expected_ms + deviation_ms).max()))
 
     def idle_tbt_ms(self, instance_id: InstanceId, num_tokens: int) -> float:
         """Of one instance with nothing but an attempt of `num_tokens`."""
-        fixed, per_sequence, per_context_token = self._cost[:, self._rows[instance_id]]
+        fixed, per_sequence, per_context_token = self._instances[plain.FIXED_MS : plain.MAX_BATCH, self._places[instance_id]]
         return float(fixed + per_sequence + per_context_token * num_tokens)
 
     def tbts_ms(self, batches: Batches) -> dict[InstanceId, float]:
         """Time between tokens of each instance that is ready; of an empty one, 0."""
-        step_ms = np.where(batches.attempts > 0, self._step_ms(slice(None), batches.attempts, batches.context_tokens), 0.0)
-        return {instance_id: float(step_ms[row]) for instance_id, row in self._rows.items() if self._ready[row]}
+        steps_ms = plain.step_ms(self._instances, slice(None), batches.attempts, batches.context_tokens)
+        found = np.where(batches.attempts > 0, steps_ms, 0.0).tolist()
+        ready = self._instances[plain.READY].tolist()
+        return {instance_id: found[place] for instance_id, place in self._places.items() if ready[place]}
 
     def validate(self, live_ids: Set[AttemptId]) -> None:
         """Asserts that the columns are one for each of `live_ids`, and the counts those of the columns."""
         assert self._columns.keys() == live_ids, "the forecast counts other attempts than those that live"
         assert len(self._columns) == len(self._ids)
         assert all(self._ids[column] == attempt_id for attempt_id, column in self._columns.items())
-        live, rows = slice(0, len(self._ids)), len(self._ready)
-        assert (np.bincount(self._row[live], minlength=rows) == self._members).all()
-        assert (np.bincount(self._row[live][~self._in_prefill[live]], minlength=rows) == self._decoding).all()
-        rows_told = [*self._rows.values(), *self._gone, *self._free_rows]
-        assert sorted(rows_told) == list(range(len(rows_told)))
+        count, num_places = len(self._ids), len(self._members)
+        places, decoding = self._place[:count], self._attempts[plain.IN_PREFILL, :count] == 0
+        assert (np.bincount(places, minlength=num_places) == self._members).all()
+        assert (np.bincount(places[decoding], minlength=num_places) == self._instances[plain.DECODING]).all()
+        told = [*self._places.values(), *self._gone, *self._free_places]
+        assert sorted(told) == list(range(len(told)))
 
-    def _expected(self, columns: slice | NDArray[np.intp], now: float, at: Floats, joining: bool) -> tuple[Floats, Floats]:
-        """[..., columns]: with what probability each attempt is in the batch at `at`, and its context tokens if it is."""
-        row, law, in_prefill = self._row[columns], self._law[columns], self._in_prefill[columns]
-        joins_at, joined, prompt, most = self._numbers[:, columns]
-        pace_s = self._pace_s[row]
-        produced = (self._produced + (now - self._paced_at) / self._pace_s)[row]
-        done = np.where(in_prefill, 0.0, np.maximum(produced - joined, 0.0))
-        more = np.maximum(at - np.where(in_prefill, np.maximum(joins_at, now), now), 0.0) / pace_s
-        length = done + more
-        stay = self._lengths.survival(law, length) / self._lengths.survival(law, done)
-        absent = (joins_at > at) if joining else True
-        stay = np.where((in_prefill & absent) | ((length >= most) & (more > 0)), 0.0, stay)
-        return stay, prompt + length
+    # ---- places ----
 
-    def _variance_ms2(self, row: NDArray[np.intp] | int, stay: Floats, length: Floats) -> Floats:
-        """What each attempt adds to the variance of its instance's step."""
-        _, per_sequence, per_context_token = self._cost[:, row]
-        return np.asarray(stay * (1.0 - stay) * (per_sequence + per_context_token * length) ** 2)
+    def _place_of(self, instance_id: InstanceId) -> int:
+        place = self._places.get(instance_id)
+        if place is not None:
+            return place
+        # Places in use and free ones are all there are: without a free one, the next is a new one.
+        place = self._free_places.pop() if self._free_places else len(self._places) + len(self._gone)
+        if place == len(self._members):
+            self._instances = np.concatenate([self._instances, _unused(place)], axis=1)
+            self._members = _doubled(self._members)
+        self._instances[:, place] = _unused(1)[:, 0]
+        self._places[instance_id] = place
+        return place
 
-    def _unknown(self) -> tuple[Floats, Floats]:
-        """What instances report beyond the attempts that are known here, such as those of a Conductor before this one."""
-        running, tokens = self._reported
-        unknown = np.maximum(running - self._decoding, 0.0)
-        return unknown, unknown * tokens / np.maximum(running, 1.0)
+    def _free(self, place: int) -> None:
+        """The place of a forgotten instance is free once no attempt names it."""
+        if place in self._gone and not self._members[place]:
+            self._gone.remove(place)
+            self._free_places.append(place)
 
-    def _step_ms(self, rows: slice | int, attempts: Floats, context_tokens: Floats) -> Floats:
-        """Beyond the largest batch, attempts take turns with the others, which stretches everybody's mean."""
-        fixed, per_sequence, per_context_token = self._cost[:, rows]
-        turns = np.maximum(attempts / self._max_batch[rows], 1.0)
-        return np.asarray(fixed * turns + per_sequence * attempts + per_context_token * context_tokens)
 
-    # ---- rows ----
-
-    def _row_of(self, instance_id: InstanceId) -> int:
-        row = self._rows.get(instance_id)
-        if row is not None:
-            return row
-        # Rows in use and free ones are all there are: without a free one, the next row is a new one.
-        row = self._free_rows.pop() if self._free_rows else len(self._rows) + len(self._gone)
-        if row == len(self._ready):
-            self._ready, self._decoding, self._members = (_doubled(a) for a in (self._ready, self._decoding, self._members))
-            self._reported, self._cost = _doubled(self._reported), _doubled(self._cost)
-            self._max_batch, self._pace_s = _doubled(self._max_batch), _doubled(self._pace_s)
-            self._produced, self._paced_at = _doubled(self._produced), _doubled(self._paced_at)
-            self._max_batch[row:], self._pace_s[row:] = np.inf, _NEVER_S
-        self._ready[row] = False
-        self._reported[:, row] = 0.0
-        self._cost[:, row] = 0.0
-        self._max_batch[row], self._pace_s[row] = np.inf, _NEVER_S
-        self._produced[row] = self._paced_at[row] = 0.0
-        self._rows[instance_id] = row
-        return row
-
-    def _free(self, row: int) -> None:
-        """The row of a forgotten instance is free once no attempt names it."""
-        if row in self._gone and not self._members[row]:
-            self._gone.remove(row)
-            self._free_rows.append(row)
+def _unused(count: int) -> Floats:
+    """Columns of instances of which nothing is known yet."""
+    columns = np.zeros((plain.INSTANCE_FIGURES, count))
+    columns[plain.MAX_BATCH], columns[plain.PACE_S] = np.inf, _NEVER_S
+    return columns
 
 
 def _doubled(array: NDArray[Any]) -> NDArray[Any]:

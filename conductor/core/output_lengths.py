@@ -11,9 +11,8 @@ from bisect import bisect_right
 from collections import OrderedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from conductor.core.plain_forecasting import BINS_PER_ROOT, Floats
 
 CLUSTER = 0
 """The law that holds for everybody."""
@@ -28,10 +27,9 @@ _REFRESH_EVERY = 16
 """Outputs after which the derived figures are computed anew, some 20 us."""
 _ERROR_SMOOTHING = 0.05
 _BINS = 1024
-_BINS_PER_ROOT = 4.0
-"""Bins grow with the square root of the length: 2 tokens wide at 16, 16 at 1,000; the last one begins at 65,536."""
+"""At BINS_PER_ROOT: 2 tokens wide at 16, 16 at 1,000; the last one begins at 65,536."""
 _LEAST_SHARE = 1e-3
-_EDGES = (np.arange(_BINS) / _BINS_PER_ROOT) ** 2
+_EDGES = (np.arange(_BINS) / BINS_PER_ROOT) ** 2
 
 
 class _History:
@@ -102,10 +100,10 @@ class OutputLengths:
         prior = -np.log1p(-shares)
         self._cluster = _History(_CLUSTER_WINDOW, prior * (INITIAL_MEAN_TOKENS / prior.mean()))
         self._tenants: OrderedDict[str, tuple[int, _History]] = OrderedDict()
-        self._survival = np.ones((1 + _MOST_TENANTS, _BINS))
-        self._flat = self._survival.reshape(-1)
+        self.survival: Floats = np.ones((1 + _MOST_TENANTS, _BINS))
+        """[laws, bins]: the share of outputs under each law that are longer, see plain_forecasting.share_longer."""
         self._running: Floats = np.zeros(0)
-        self._survival[CLUSTER] = self._cluster.survival(self._running)
+        self.survival[CLUSTER] = self._cluster.survival(self._running)
 
     @property
     def mean_tokens(self) -> float:
@@ -121,14 +119,14 @@ class OutputLengths:
             history.own_error += _ERROR_SMOOTHING * (own_error - history.own_error)
             history.cluster_error += _ERROR_SMOOTHING * (cluster_error - history.cluster_error)
         if history.append(output_tokens):
-            self._survival[law] = history.survival(np.zeros(0))
+            self.survival[law] = history.survival(np.zeros(0))
         if self._cluster.append(output_tokens):
-            self._survival[CLUSTER] = self._cluster.survival(self._running)
+            self.survival[CLUSTER] = self._cluster.survival(self._running)
 
     def watch(self, running: Floats) -> None:
         """How long the outputs are by now that have not ended, of everybody. To be told about once a second."""
         self._running = np.sort(running)
-        self._survival[CLUSTER] = self._cluster.survival(self._running)
+        self.survival[CLUSTER] = self._cluster.survival(self._running)
 
     def law(self, tenant: str) -> int:
         """Which history predicts this tenant's outputs: its own where that has been the better one, or CLUSTER."""
@@ -144,11 +142,6 @@ class OutputLengths:
     def quantile(self, tenant: str, share: float) -> float:
         """The length that `share` of the tenant's outputs do not exceed."""
         return self._better(tenant).quantile(share)
-
-    def survival(self, laws: NDArray[np.intp], tokens: Floats) -> Floats:
-        """The share of outputs under each law that are longer than so many tokens. `tokens`: [..., attempts], not negative."""
-        bins = np.minimum(np.sqrt(tokens) * _BINS_PER_ROOT, _BINS - 1).astype(np.intp)
-        return self._flat.take(bins + laws * _BINS)
 
     def _better(self, tenant: str) -> _History:
         return self._cluster if self.law(tenant) == CLUSTER else self._tenants[tenant][1]

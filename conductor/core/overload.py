@@ -49,13 +49,11 @@ class Overload:
         judged_ms = idle_ms = 0.0
         match self._foresight:
             case Foresight.ARRIVAL:
-                judged_ms = forecast.mean_tbt_ms(forecast.pool(now, now, joining=False), decode_id, num_tokens)
-                idle_ms = forecast.mean_idle_tbt_ms(decode_id, num_tokens)
+                pool = forecast.outlook(forecast.pool(now, now, joining=False), decode_id, num_tokens)
+                judged_ms, idle_ms = pool.mean_ms, pool.idle_mean_ms
             case Foresight.PREFILL_END:
-                batches = forecast.pool(now, prefill_end, joining=True)
-                own_ms = min(own_ms, forecast.expected_tbt_ms(batches, decode_id, num_tokens))
-                judged_ms = forecast.mean_tbt_ms(batches, decode_id, num_tokens)
-                idle_ms = forecast.mean_idle_tbt_ms(decode_id, num_tokens)
+                pool = forecast.outlook(forecast.pool(now, prefill_end, joining=True), decode_id, num_tokens)
+                own_ms, judged_ms, idle_ms = min(own_ms, pool.expected_ms), pool.mean_ms, pool.idle_mean_ms
             case Foresight.REQUEST:
                 node = forecast.instance(decode_id, num_tokens, now, prefill_end, prefill_end + output_tokens * own_ms / 1000.0)
                 own_ms, judged_ms = min(own_ms, node.first_ms), node.worst_ms

@@ -1,43 +1,9 @@
 /* Estimates, row by row: conductor/core/plain_estimating.py says what arguments and results mean, and does it column by column. */
-#include "native.h"
+#include "arrays.h"
 
 #include <math.h>
 
-enum { MOST_BUFFERS = 12 };
 enum { CACHE_AWARE, FETCH, RECOMPUTE };
-
-typedef struct {
-    Py_buffer held[MOST_BUFFERS];
-    int count;
-} Buffers;
-
-/* The memory of an array of 8-byte items, at least `least` of them; NULL with an error set. */
-static void *array(Buffers *buffers, PyObject *object, Py_ssize_t least, int written) {
-    Py_buffer *view = &buffers->held[buffers->count];
-    if (PyObject_GetBuffer(object, view, PyBUF_C_CONTIGUOUS | (written ? PyBUF_WRITABLE : 0))) return NULL;
-    buffers->count++;
-    if (view->itemsize != 8 || view->len < 8 * least) {
-        PyErr_Format(PyExc_ValueError, "an array has %zd bytes; %zd items of 8 bytes are wanted", view->len, least);
-        return NULL;
-    }
-    return view->buf;
-}
-
-static void release(Buffers *buffers) {
-    while (buffers->count) PyBuffer_Release(&buffers->held[--buffers->count]);
-}
-
-static Py_ssize_t items(const Buffers *buffers) { return buffers->held[buffers->count - 1].len / 8; }
-
-static int all_below(const int64_t *values, Py_ssize_t n, Py_ssize_t limit) {
-    for (Py_ssize_t i = 0; i < n; i++) {
-        if (values[i] < 0 || values[i] >= limit) {
-            PyErr_SetString(PyExc_IndexError, "a row names a bit or a node that is none");
-            return 0;
-        }
-    }
-    return 1;
-}
 
 static double compute_ms(double fixed, double per_token, double per_pair, int64_t tokens, int64_t cached, int64_t chunk) {
     int64_t fresh = tokens - cached;

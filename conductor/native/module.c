@@ -1,11 +1,14 @@
 /* The extension module conductor._native. Its twins in Python, which say what its parts are for: conductor/core/plain_estimating.py of
- * `prefill`, `decode` and `spread`, conductor/core/plain_table.py of HolderTable. */
+ * `prefill`, `decode` and `spread`, conductor/core/plain_forecasting.py of `pool` and `with_one_more`, conductor/core/plain_table.py of
+ * HolderTable. */
 #include "native.h"
 
 static PyMethodDef methods[] = {
     {"prefill", estimate_prefill, METH_VARARGS, NULL},
     {"decode", estimate_decode, METH_VARARGS, NULL},
     {"spread", estimate_spread, METH_VARARGS, NULL},
+    {"pool", forecast_pool, METH_VARARGS, NULL},
+    {"with_one_more", forecast_with_one_more, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

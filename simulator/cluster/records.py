@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 
+from simulator.cluster.gaps import Gaps
 from simulator.workload import SimRequest
 
 NOT_REJECTED, LOST = "", "lost"
@@ -25,6 +26,7 @@ class Records:
         self.last_token_s = array("d", [float("nan")]) * count
         self.cached_tokens = array("q", [0]) * count
         self.output_tokens = array("q", [0]) * count
+        self.gaps = Gaps()
         self.reasons: list[str] = []
         """Of rejections, as they first came."""
         self._reason = array("b", [-1]) * count
@@ -51,7 +53,9 @@ class Records:
 
     def tokens(self, index: int, count: int, now: float) -> None:
         """So many tokens came, the last one just now."""
-        if not self.output_tokens[index]:
+        if self.output_tokens[index]:
+            self.gaps.add(1000 * (now - self.last_token_s[index]) / count, count)
+        else:
             self.first_token_s[index] = now
             self.ttft_ms[index] = 1000 * (now - self.requests[index].arrival_s)
         self.last_token_s[index] = now

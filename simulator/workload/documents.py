@@ -35,10 +35,11 @@ class Documents(Options):
         return super().may_be_0() | {"zipf_exponent"}
 
     def draw(self, rng: np.random.Generator, draft: Draft, rate_per_s: float, duration_s: float) -> None:
-        times_s = arrival_times(rng, [0.0, duration_s], [rate_per_s])
         longest = max(self.max_input_tokens // 2, 1)
         sizes = lengths(rng, self.document_tokens, self.document_cv, self.documents, longest).tolist()
         texts = [draft.take_ids(size // draft.block_tokens) for size in sizes]
+        # Only now, so that the documents of a seed are the same whatever the rate.
+        times_s = arrival_times(rng, [0.0, duration_s], [rate_per_s])
         weights = np.arange(1, self.documents + 1) ** -float(self.zipf_exponent)
         asked = rng.choice(self.documents, size=len(times_s), p=weights / weights.sum()).tolist()
         questions = lengths(rng, self.question_tokens, self.question_cv, len(times_s), longest).tolist()

@@ -109,17 +109,19 @@ def test_what_an_instance_reports_beyond_the_known_attempts_stays() -> None:
 def test_the_pools_time_between_tokens_is_the_mean_over_its_instances() -> None:
     forecast = forecast_of(d0=9, d1=19)
     now = forecast.pool(0.0, 0.0, joining=False)
-    assert forecast.mean_tbt_ms(now, D0, 100) == pytest.approx(((10 + 10 + 10) + (10 + 19 + 19)) / 2)
-    assert forecast.mean_idle_tbt_ms(D0, 100) == pytest.approx(((10 + 1 + 1) + 10) / 2)
+    outlook = forecast.outlook(now, D0, 100)
+    assert outlook.expected_ms == pytest.approx(10 + 10 + 10)
+    assert outlook.mean_ms == pytest.approx(((10 + 10 + 10) + (10 + 19 + 19)) / 2)
+    assert outlook.idle_mean_ms == pytest.approx(((10 + 1 + 1) + 10) / 2)
     forecast.down(D1)
-    assert forecast.mean_tbt_ms(now, D0, 100) == pytest.approx(30)
+    assert forecast.outlook(now, D0, 100).mean_ms == pytest.approx(30)
 
 
 def test_beyond_the_largest_batch_attempts_take_turns() -> None:
     forecast = forecast_of(d0=127)
     now = forecast.pool(0.0, 0.0, joining=False)
     forecast.down(D1)
-    assert forecast.mean_tbt_ms(now, D0, 100) == pytest.approx(2 * (10 + 64 + 64))
+    assert forecast.outlook(now, D0, 100).mean_ms == pytest.approx(2 * (10 + 64 + 64))
 
 
 def test_the_worst_moment_of_one_instance_counts_who_joins_later() -> None:

@@ -10,7 +10,7 @@ from conductor_support import keys_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conductor.core import plain_estimating, plain_table
+from conductor.core import plain_estimating, plain_forecasting, plain_table
 from conductor.core.estimates import Ints
 from conductor.core.plain_estimating import Asked
 
@@ -126,6 +126,27 @@ def test_both_predict_the_same_time_between_tokens(seed: int, rows: int) -> None
         floats, ints = np.empty((1, rows)), np.empty((4, rows), np.int64)
         decode(table, np.arange(rows), np.arange(rows) * 3, floats, ints, 777)
         results.append((floats.tolist(), ints.tolist()))
+    assert results[0] == results[1]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 20), st.integers(0, 40), st.booleans())
+@settings(deadline=None)
+def test_both_look_ahead_to_the_same_digit(seed: int, num_instances: int, count: int, joining: bool) -> None:
+    chance = np.random.default_rng(seed)
+    instances = chance.random((plain_forecasting.INSTANCE_FIGURES, num_instances)) * np.array(
+        [[1.0], [9.0], [9e3], [50.0], [5.0], [0.01], [64.0], [0.1], [500.0], [90.0], [9.0]]
+    )
+    instances[plain_forecasting.READY] = instances[plain_forecasting.READY].round()
+    attempts = chance.random((plain_forecasting.ATTEMPT_FIGURES, 64)) * np.array([[200.0], [500.0], [9e3], [500.0], [1.0]])
+    attempts[plain_forecasting.IN_PREFILL] = attempts[plain_forecasting.IN_PREFILL].round()
+    places, laws = chance.integers(0, num_instances, 64), chance.integers(0, 3, 64)
+    survival = 0.001 + np.sort(chance.random((3, 100)))[:, ::-1].copy()
+    at = 100.0 + chance.random() * 50
+    results = []
+    for twin in (plain_forecasting, native):
+        batches = np.full((plain_forecasting.BATCH_FIGURES, num_instances), np.nan)
+        twin.pool(instances, attempts, places, laws, survival, batches, count, 100.0, at, joining)
+        results.append((batches.tolist(), twin.with_one_more(instances, batches, num_instances - 1, 777)))
     assert results[0] == results[1]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from conductor.core.output_lengths import CLUSTER, INITIAL_MEAN_TOKENS, OutputLengths
+from conductor.core.plain_forecasting import share_longer
 
 
 def fed(lengths_of: dict[str, list[int]], seed: int = 7) -> OutputLengths:
@@ -62,8 +63,8 @@ def test_quantiles_are_those_of_the_recent_outputs() -> None:
 
 def test_survival_is_the_share_of_longer_outputs_and_never_none() -> None:
     lengths = fed({"a": list(range(1, 1025)) * 2})
-    laws = np.zeros(4, np.intp)
-    shares = lengths.survival(laws, np.array([0.0, 256.0, 768.0, 1e9]))
+    laws = np.zeros(4, np.int64)
+    shares = share_longer(lengths.survival, laws, np.array([0.0, 256.0, 768.0, 1e9]))
     assert shares[:3] == pytest.approx([1.0, 0.75, 0.25], abs=0.03)
     assert 0 < shares[3] < 0.01
 
@@ -72,10 +73,10 @@ def test_outputs_that_have_not_ended_yet_count_as_far_as_they_are() -> None:
     """Of lengths between 1 and 1,000, those above 200 have not ended: by the short ones alone all would be over by then."""
     lengths = fed({"a": [1 + number % 200 for number in range(2000)]})
     at = np.array([100.0, 190.0])
-    laws = np.zeros(2, np.intp)
-    assert lengths.survival(laws, at)[1] < 0.1
+    laws = np.zeros(2, np.int64)
+    assert share_longer(lengths.survival, laws, at)[1] < 0.1
     lengths.watch(np.full(4096, 200.0))
-    assert lengths.survival(laws, at) == pytest.approx([0.9, 0.81], abs=0.02)
+    assert share_longer(lengths.survival, laws, at) == pytest.approx([0.9, 0.81], abs=0.02)
 
 
 def test_memory_is_bounded_however_many_tenants_there_are() -> None:
