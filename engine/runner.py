@@ -39,7 +39,9 @@ class ModelRunner:
     def set_arena(self, arena: Arena, num_slots: int) -> None:
         """Attaches to another arena of the same geometry, as after a restart of the store."""
         self.num_slots = num_slots
-        self._attention = TorchAttention(arena_tensor(arena, self.kv_spec, num_slots), self.model.config.heads)
+        config = self.model.config
+        windows = [config.window(layer) for layer in range(self.model.begin, self.model.end)]
+        self._attention = TorchAttention(arena_tensor(arena, self.kv_spec, num_slots), config.heads, windows)
 
     def forward(self, batch: Sequence[SequenceChunk], hooks: LayerHooks | None = None) -> torch.Tensor:
         """Float32 logits [chunks that want them, vocab], in the order of the batch, of a model that has all its layers.

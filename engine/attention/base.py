@@ -19,7 +19,8 @@ class AttentionPass(ABC):
     @abstractmethod
     def run(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Writes `key` and `value` [rows, kv_heads, head_dim] into the batch's slots and lets `query` [rows, heads, head_dim], already
-        rotated, attend to everything before in its sequence. Returns [rows, heads, head_dim], contiguous."""
+        rotated, attend to its sequence up to itself, as far back as the layer's window reaches. Returns [rows, heads, head_dim],
+        contiguous."""
 
 
 class AttentionBackend(ABC):

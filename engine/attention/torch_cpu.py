@@ -10,6 +10,8 @@ Two ways, each the fastest of those measured (scaled_dot_product_attention is ha
 
 A slab's unwritten tail is set to zero when its first token is written: masked positions get weight 0, and 0 times what a former owner may
 have left there must not be NaN. It also means that a partial block never carries another request's bytes to another node.
+
+A layer with a window gathers only the blocks that the window reaches into; layers with one window share what is worked out once a pass.
 """
 
 from __future__ import annotations
@@ -32,19 +34,32 @@ _PADDING = 0.75
 
 
 class TorchAttention(AttentionBackend):
-    """`arena` is [slots, layers, 2, block_tokens, kv_heads, head_dim]."""
+    """`arena` is [slots, layers, 2, block_tokens, kv_heads, head_dim]; `windows` says of each layer to how many tokens, itself included, a
+    token attends, None standing for all before it."""
 
-    def __init__(self, arena: torch.Tensor, heads: int) -> None:
+    def __init__(self, arena: torch.Tensor, heads: int, windows: Sequence[int | None]) -> None:
         self._arena = arena
         self._heads = heads
+        self._windows = windows
 
     def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
-        return TorchAttentionPass(self._arena, self._heads, batch)
+        return TorchAttentionPass(self._arena, self._heads, self._windows, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Visible:
+    """Of one chunk, whose rows begin at `row`, the blocks that its window reaches into. Positions are counted from their first."""
+
+    row: int
+    rows: int
+    start: int
+    """Position of the first row."""
+    slots: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """One sequence's rows [begin, end), at positions `start`, …; `slots` int64 [blocks]."""
+    """One sequence's rows [begin, end), at positions `start`, … counted from the first of its `slots` int64 [blocks]."""
 
     begin: int
     end: int
@@ -55,7 +70,8 @@ class _Prefill:
 @dataclass(frozen=True, slots=True)
 class _Decode:
     """Sequences with one new token each: `rows` int64 [sequences], `slots` int64 [sequences * blocks] padded with each one's first slot,
-    `mask` [sequences, 1, context] (0, or -inf after the end), `spread` zeros [sequences, heads, kv_heads * head_dim]."""
+    `mask` [sequences, 1, context] (0, or -inf before the window and after the end), `spread` zeros [sequences, heads, kv_heads *
+    head_dim]."""
 
     rows: torch.Tensor
     slots: torch.Tensor
@@ -63,21 +79,24 @@ class _Decode:
     spread: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the layers with one window do."""
+
+    prefills: list[_Prefill]
+    decodes: list[_Decode]
+    window: int | None
+
+
 class TorchAttentionPass(AttentionPass):
-    def __init__(self, arena: torch.Tensor, heads: int, batch: Sequence[SequenceChunk]) -> None:
+    def __init__(self, arena: torch.Tensor, heads: int, windows: Sequence[int | None], batch: Sequence[SequenceChunk]) -> None:
         self._arena = arena
         self._heads = heads
         _, _, _, self._block_tokens, self._kv_heads, self._head_dim = arena.shape
         self._scale = self._head_dim**-0.5
         self._place(batch)
-        begins = _running_sums([len(chunk.token_ids) for chunk in batch])
-        self._prefills = [
-            _Prefill(begin, begin + len(chunk.token_ids), chunk.start, torch.tensor(self._slots_of(chunk)))
-            for begin, chunk in zip(begins, batch, strict=False)
-            if len(chunk.token_ids) > 1
-        ]
-        singles = [(begin, chunk) for begin, chunk in zip(begins, batch, strict=False) if len(chunk.token_ids) == 1]
-        self._decodes = [self._decode_group(group) for group in self._groups(singles)]
+        works = {window: self._work(batch, window) for window in set(windows)}
+        self._works = [works[window] for window in windows]
 
     def run(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         slabs = self._arena[:, layer]
@@ -87,13 +106,14 @@ class TorchAttentionPass(AttentionPass):
         slabs[:, 1][self._row_slots, self._row_offsets] = value
         query = query * self._scale
         result = torch.empty(query.shape, dtype=query.dtype)
-        for prefill in self._prefills:
-            self._run_prefill(slabs, prefill, query[prefill.begin : prefill.end], result[prefill.begin : prefill.end])
-        for decode in self._decodes:
+        work = self._works[layer]
+        for prefill in work.prefills:
+            self._run_prefill(slabs, prefill, work.window, query[prefill.begin : prefill.end], result[prefill.begin : prefill.end])
+        for decode in work.decodes:
             self._run_decode(slabs, decode, query, result)
         return result
 
-    def _run_prefill(self, slabs: torch.Tensor, prefill: _Prefill, query: torch.Tensor, result: torch.Tensor) -> None:
+    def _run_prefill(self, slabs: torch.Tensor, prefill: _Prefill, window: int | None, query: torch.Tensor, result: torch.Tensor) -> None:
         """`query` and `result` are [rows, heads, head_dim] of this sequence."""
         rows, kv_heads, head_dim = len(query), self._kv_heads, self._head_dim
         context = prefill.start + rows
@@ -106,9 +126,14 @@ class TorchAttentionPass(AttentionPass):
         for begin in range(0, rows, tile):
             count = min(tile, rows - begin)
             end = prefill.start + begin + count
-            scores = torch.bmm(grouped[:, :, begin : begin + count].reshape(kv_heads, -1, head_dim), keys[:, :, :end])
-            scores.view(kv_heads, -1, count, end)[..., end - count :].add_(later[:count, :count])
-            attended = torch.bmm(torch.softmax(scores, -1), values[:, :end])
+            first = 0 if window is None else max(0, end - count + 1 - window)
+            scores = torch.bmm(grouped[:, :, begin : begin + count].reshape(kv_heads, -1, head_dim), keys[:, :, first:end])
+            by_row = scores.view(kv_heads, -1, count, end - first)
+            by_row[..., end - first - count :].add_(later[:count, :count])
+            if window is not None:
+                # The tile's first row reaches back to `first`, or would further; each row after it one token less far.
+                by_row[..., :count].add_(torch.full((count, count), -torch.inf, dtype=query.dtype).tril(end - count - window - first))
+            attended = torch.bmm(torch.softmax(scores, -1), values[:, first:end])
             target[:, :, begin : begin + count] = attended.view(kv_heads, -1, count, head_dim)
 
     def _run_decode(self, slabs: torch.Tensor, decode: _Decode, query: torch.Tensor, result: torch.Tensor) -> None:
@@ -139,36 +164,45 @@ class TorchAttentionPass(AttentionPass):
             if (end := chunk.start + len(chunk.token_ids)) % size and chunk.start <= end // size * size
         ]
 
-    def _slots_of(self, chunk: SequenceChunk) -> Sequence[int]:
-        """Those with something in them; a sequence may hold more."""
-        return chunk.slots[: -(-(chunk.start + len(chunk.token_ids)) // self._block_tokens)]
+    def _work(self, batch: Sequence[SequenceChunk], window: int | None) -> _Work:
+        begins = _running_sums([len(chunk.token_ids) for chunk in batch])
+        visible = [self._visible(chunk, begin, window) for begin, chunk in zip(begins, batch, strict=False)]
+        prefills = [_Prefill(of.row, of.row + of.rows, of.start, torch.tensor(of.slots)) for of in visible if of.rows > 1]
+        groups = self._groups([of for of in visible if of.rows == 1])
+        return _Work(prefills, [self._decode_group(group, window) for group in groups], window)
 
-    def _groups(self, singles: list[tuple[int, SequenceChunk]]) -> Iterator[list[tuple[int, SequenceChunk]]]:
+    def _visible(self, chunk: SequenceChunk, row: int, window: int | None) -> _Visible:
+        """A sequence may hold more slots than have something in them."""
+        size, rows = self._block_tokens, len(chunk.token_ids)
+        first = 0 if window is None else max(0, chunk.start + 1 - window) // size
+        return _Visible(row, rows, chunk.start - first * size, chunk.slots[first : -(-(chunk.start + rows) // size)])
+
+    def _groups(self, singles: list[_Visible]) -> Iterator[list[_Visible]]:
         """Sequences of similar length together, as many as the cache likes."""
         slab_bytes = self._arena[0, 0].nbytes
-        group: list[tuple[int, SequenceChunk]] = []
+        group: list[_Visible] = []
         longest = 0
-        for row, chunk in sorted(singles, key=lambda single: -single[1].start):
-            blocks = chunk.start // self._block_tokens + 1
+        for single in sorted(singles, key=lambda single: -len(single.slots)):
+            blocks = len(single.slots)
             if group and (blocks < _PADDING * longest or (len(group) + 1) * longest * slab_bytes > _GROUP_BYTES):
                 yield group
                 group = []
             longest = blocks if not group else longest
-            group.append((row, chunk))
+            group.append(single)
         if group:
             yield group
 
-    def _decode_group(self, group: list[tuple[int, SequenceChunk]]) -> _Decode:
-        slots = [self._slots_of(chunk) for _, chunk in group]
-        longest = max(len(own) for own in slots)
-        padded = [slot for own in slots for slot in (*own, *[own[0]] * (longest - len(own)))]
-        ends = torch.tensor([chunk.start + 1 for _, chunk in group])
-        beyond = torch.arange(longest * self._block_tokens) >= ends[:, None, None]
+    def _decode_group(self, group: list[_Visible], window: int | None) -> _Decode:
+        longest = max(len(single.slots) for single in group)
+        padded = [slot for single in group for slot in (*single.slots, *[single.slots[0]] * (longest - len(single.slots)))]
+        ends = torch.tensor([single.start + 1 for single in group])[:, None, None]
+        positions = torch.arange(longest * self._block_tokens)
+        hidden = positions >= ends if window is None else (positions >= ends) | (positions < ends - window)
         dtype = self._arena.dtype
         return _Decode(
-            rows=torch.tensor([row for row, _ in group]),
+            rows=torch.tensor([single.row for single in group]),
             slots=torch.tensor(padded),
-            mask=torch.zeros(beyond.shape, dtype=dtype).masked_fill_(beyond, -torch.inf),
+            mask=torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf),
             spread=torch.zeros(len(group), self._heads, self._kv_heads * self._head_dim, dtype=dtype),
         )
 

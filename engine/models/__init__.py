@@ -1,1 +1,1 @@
-"""Model families. `config`, the readers and `registry` do without torch; the families' modules are imported when weights are loaded."""
+"""Model families, all of them one decoder. The configuration, its readers and the registry do without torch; the layers need it."""

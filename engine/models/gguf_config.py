@@ -2,50 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.gguf_file import GGUFFile
-from engine.models.config import ModelConfig, RopeConfig
+from engine.models.config import ExpertsConfig, ModelConfig, RopeConfig
 from springtide.errors import ConfigError, UnsupportedModel
 
 ROPE_FREQUENCIES = "rope_freqs.weight"
 """Divisors of the rotary frequencies, one a pair of dimensions: how GGUF writes down the llama3 scaling."""
 
 
-def llama_from_gguf(file: GGUFFile, architecture: str) -> ModelConfig:
-    """Of GGUF architecture `llama`."""
+@dataclass(frozen=True, slots=True)
+class GGUFFamily:
+    """Files of one `general.architecture`, and what the conversion to GGUF did to their tensors."""
 
-    def integer(name: str) -> int:
-        value = file.require(f"llama.{name}")
+    name: str
+    reader: Callable[[GGUFKeys, str], ModelConfig]
+    interleaves_rotary: bool = False
+    """Whether the two halves of each head's rows of Q and K lie interleaved."""
+    adds_one_to_norms: bool = False
+
+    def read(self, file: GGUFFile, architecture: str) -> ModelConfig:
+        """Raises ConfigError for missing and wrong keys, UnsupportedModel for what the engine would otherwise compute wrongly."""
+        return self.reader(GGUFKeys(file, self.name), architecture)
+
+
+class GGUFKeys:
+    """Typed access to the keys below `prefix`; every error names the file and the key."""
+
+    def __init__(self, file: GGUFFile, prefix: str) -> None:
+        self.file = file
+        self._prefix = prefix
+
+    def __contains__(self, name: str) -> bool:
+        return self.key(name) in self.file.metadata
+
+    def key(self, name: str) -> str:
+        return f"{self._prefix}.{name}"
+
+    def value(self, name: str, default: Any) -> Any:
+        return self.file.metadata.get(self.key(name), default)
+
+    def integer(self, name: str) -> int:
+        value = self.file.require(self.key(name))
         if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{file.path}: the GGUF key 'llama.{name}' must be a positive integer, not {value!r}")
+            raise ConfigError(f"{self.file.path}: the GGUF key {self.key(name)!r} must be a positive integer, not {value!r}")
         return value
 
-    def integer_or(name: str, default: int) -> int:
-        return integer(name) if f"llama.{name}" in file.metadata else default
+    def integer_or(self, name: str, default: int) -> int:
+        return self.integer(name) if name in self else default
 
-    _refuse_unknown(file)
-    heads, hidden_size, context = integer("attention.head_count"), integer("embedding_length"), integer("context_length")
-    head_dim = integer_or("attention.key_length", hidden_size // heads)
+    def number(self, name: str) -> float:
+        return float(self.file.require(self.key(name)))
+
+    def refuse(self, name: str, what: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{self.file.path}: {self.key(name)} {self.value(name, None)!r}{what}")
+
+
+def _decoder(keys: GGUFKeys, architecture: str) -> ModelConfig:
+    """What the families have in common."""
+    tensors = keys.file.tensors
+    heads, hidden_size, context = keys.integer("attention.head_count"), keys.integer("embedding_length"), keys.integer("context_length")
+    _refuse_unknown(keys, context)
+    head_dim = keys.integer_or("attention.key_length", hidden_size // heads)
     for name in ("attention.value_length", "rope.dimension_count"):
-        if integer_or(name, head_dim) != head_dim:
-            raise UnsupportedModel(f"{file.path}: llama.{name} {integer(name)} is not supported; it must equal the head size, {head_dim}")
+        if keys.integer_or(name, head_dim) != head_dim:
+            raise keys.refuse(name, f" is not supported; it must equal the head size, {head_dim}")
     return ModelConfig(
         architecture=architecture,
-        layers=integer("block_count"),
+        layers=keys.integer("block_count"),
         hidden_size=hidden_size,
-        intermediate_size=integer("feed_forward_length"),
+        intermediate_size=keys.integer("feed_forward_length"),
         heads=heads,
-        kv_heads=integer_or("attention.head_count_kv", heads),
+        kv_heads=keys.integer_or("attention.head_count_kv", heads),
         head_dim=head_dim,
-        vocab_size=_vocab_size(file),
+        vocab_size=_vocab_size(keys.file),
         context_length=context,
-        norm_eps=float(file.require("llama.attention.layer_norm_rms_epsilon")),
-        rope=_rope(file, context),
-        qkv_bias="blk.0.attn_q.bias" in file.tensors,
-        output_bias="blk.0.attn_output.bias" in file.tensors,
-        mlp_bias="blk.0.ffn_down.bias" in file.tensors,
-        tied_embeddings="output.weight" not in file.tensors,
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        rope=_rope(keys, context),
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_down.bias" in tensors,
+        tied_embeddings="output.weight" not in tensors,
     )
 
 
@@ -55,9 +95,9 @@ def _vocab_size(file: GGUFFile) -> int:
     return file.tensors["token_embd.weight"].shape[0]
 
 
-def _rope(file: GGUFFile, context: int) -> RopeConfig:
+def _rope(keys: GGUFKeys, context: int) -> RopeConfig:
     def value(name: str, default: Any) -> Any:
-        return file.metadata.get(f"llama.rope.{name}", default)
+        return keys.value(f"rope.{name}", default)
 
     theta = float(value("freq_base", 10_000.0))
     kind = value("scaling.type", "none")
@@ -80,12 +120,53 @@ def _rope(file: GGUFFile, context: int) -> RopeConfig:
                 beta_slow=float(value("scaling.yarn_beta_slow", 1.0)),
             )
         case _:
-            raise UnsupportedModel(f"{file.path}: llama.rope.scaling.type {kind!r} is not supported; none, linear and yarn are")
+            raise keys.refuse("rope.scaling.type", " is not supported; none, linear and yarn are")
 
 
-def _refuse_unknown(file: GGUFFile) -> None:
-    for name, what in (("expert_count", "mixture of experts"), ("attention.sliding_window", "a sliding window")):
-        if file.metadata.get(f"llama.{name}"):
-            raise UnsupportedModel(f"{file.path}: llama.{name} {file.metadata[f'llama.{name}']} ({what}) is not supported")
-    if file.metadata.get("split.count", 0) > 1:
-        raise UnsupportedModel(f"{file.path}: split.count {file.metadata['split.count']}: GGUF files in several parts are not supported")
+def _refuse_experts(keys: GGUFKeys) -> None:
+    """For families that have none; Mixtral's files are `llama` too."""
+    if keys.value("expert_count", 0):
+        raise keys.refuse("expert_count", " (mixture of experts) is not supported")
+
+
+def _refuse_unknown(keys: GGUFKeys, context: int) -> None:
+    """A window that is shorter than the context is refused because the files do not say which layers have it."""
+    if 0 < keys.value("attention.sliding_window", 0) < context:
+        raise keys.refuse("attention.sliding_window", f" is not supported; attention over the whole context of {context} is")
+    if keys.file.metadata.get("split.count", 0) > 1:
+        count = keys.file.metadata["split.count"]
+        raise UnsupportedModel(f"{keys.file.path}: split.count {count}: GGUF files in several parts are not supported")
+
+
+def _llama(keys: GGUFKeys, architecture: str) -> ModelConfig:
+    _refuse_experts(keys)
+    return _decoder(keys, architecture)
+
+
+def _qwen3(keys: GGUFKeys, architecture: str) -> ModelConfig:
+    return replace(_decoder(keys, architecture), head_norms=True)
+
+
+def _qwen3_moe(keys: GGUFKeys, architecture: str) -> ModelConfig:
+    decoder = _decoder(keys, architecture)
+    experts = ExpertsConfig(
+        layers=frozenset(layer for layer in range(decoder.layers) if f"blk.{layer}.ffn_gate_inp.weight" in keys.file.tensors),
+        count=keys.integer("expert_count"),
+        per_token=keys.integer("expert_used_count"),
+        intermediate_size=keys.integer("expert_feed_forward_length"),
+        # The files do not say; every published model does, and llama.cpp takes it for granted.
+        normalised=True,
+    )
+    return replace(decoder, head_norms=True, experts=experts)
+
+
+def _gemma(keys: GGUFKeys, architecture: str) -> ModelConfig:
+    decoder = _decoder(keys, architecture)
+    return replace(decoder, activation="gelu_tanh", norms_add_one=True, embedding_scale=decoder.hidden_size**0.5)
+
+
+LLAMA = GGUFFamily("llama", _llama, interleaves_rotary=True)
+QWEN2 = GGUFFamily("qwen2", _decoder)
+QWEN3 = GGUFFamily("qwen3", _qwen3)
+QWEN3_MOE = GGUFFamily("qwen3moe", _qwen3_moe)
+GEMMA = GGUFFamily("gemma", _gemma, adds_one_to_norms=True)

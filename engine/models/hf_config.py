@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from engine.models.config import ROPE_KINDS, ModelConfig, RopeConfig, RopeKind
+from engine.models.config import ROPE_KINDS, Activation, ModelConfig, RopeConfig, RopeKind
 from springtide.errors import ConfigError, UnsupportedModel
 
 _ABSENT = object()
+_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 class HFConfig:
@@ -18,6 +19,10 @@ class HFConfig:
     def __init__(self, fields: Mapping[str, Any], path: Path) -> None:
         self.fields = fields
         self.path = path
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> HFConfig:
+        """With what the fields that the file does not have stand for. A field that is null stays null."""
+        return HFConfig({**defaults, **self.fields}, self.path)
 
     def integer(self, name: str, default: int | object = _ABSENT) -> int:
         value = self._field(name, default)
@@ -49,37 +54,44 @@ class HFConfig:
         return default
 
 
-def llama_from_hf(config: HFConfig, architecture: str) -> ModelConfig:
-    """Of `LlamaForCausalLM`, with the defaults of transformers' LlamaConfig."""
+def decoder_from_hf(config: HFConfig, architecture: str) -> ModelConfig:
+    """What the families have in common. Raises ConfigError for missing and wrong fields, UnsupportedModel for what the engine lacks."""
     _refuse_unknown(config)
-    heads = config.integer("num_attention_heads", 32)
-    hidden_size = config.integer("hidden_size", 4096)
+    heads = config.integer("num_attention_heads")
+    hidden_size = config.integer("hidden_size")
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise ConfigError(f"{config.path}: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
     head_dim = config.integer("head_dim", max(1, hidden_size // heads))
     if head_dim % 2:
         raise config.refuse("head_dim", head_dim, "rotary embeddings need an even one")
-    attention_bias = config.flag("attention_bias", False)
-    context = config.integer("max_position_embeddings", 2048)
+    context = config.integer("max_position_embeddings")
     rope = rope_from_hf(config, context)
     return ModelConfig(
         architecture=architecture,
-        layers=config.integer("num_hidden_layers", 32),
+        layers=config.integer("num_hidden_layers"),
         hidden_size=hidden_size,
-        intermediate_size=config.integer("intermediate_size", 11008),
+        intermediate_size=config.integer("intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        vocab_size=config.integer("vocab_size", 32000),
+        vocab_size=config.integer("vocab_size"),
         context_length=max(context, int(rope.factor * rope.original_context)) if rope.kind == "yarn" else context,
         norm_eps=config.number("rms_norm_eps", 1e-6),
         rope=rope,
-        qkv_bias=attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=config.flag("mlp_bias", False),
+        activation=_activation(config),
         tied_embeddings=config.flag("tie_word_embeddings", False),
     )
+
+
+def windows_from_hf(config: HFConfig, decoder: ModelConfig, is_windowed: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """Each layer's window, of the layers that have one; none where it reaches over the whole context."""
+    if config.fields.get("sliding_window") is None:
+        return ()
+    window = config.integer("sliding_window")
+    if window >= decoder.context_length:
+        return ()
+    return tuple(window if is_windowed(layer) else None for layer in range(decoder.layers))
 
 
 def rope_from_hf(config: HFConfig, context: int) -> RopeConfig:
@@ -119,18 +131,17 @@ def _optional(config: HFConfig, name: str) -> float | None:
     return None if config.fields.get(name) is None else config.number(name)
 
 
+def _activation(config: HFConfig) -> Activation:
+    activation = config.fields.get("hidden_act") or "silu"
+    if activation not in _ACTIVATIONS:
+        raise config.refuse("hidden_act", activation, f"{', '.join(_ACTIVATIONS)} are")
+    return _ACTIVATIONS[activation]
+
+
 def _refuse_unknown(config: HFConfig) -> None:
-    fields = config.fields
-    activation = fields.get("hidden_act") or "silu"
-    if activation not in ("silu", "swish"):
-        raise config.refuse("hidden_act", activation, "'silu' is")
-    window = fields.get("sliding_window")
-    if window is not None and fields.get("use_sliding_window", True):
-        raise config.refuse("sliding_window", window, "attention over the whole context is")
-    kinds = set(fields.get("layer_types") or ()) - {"full_attention"}
-    if kinds:
-        raise config.refuse("layer_types", sorted(kinds)[0], "'full_attention' is")
-    quantization = fields.get("quantization_config")
+    if config.fields.get("use_bidirectional_attention"):
+        raise config.refuse("use_bidirectional_attention", True, "causal attention is")
+    quantization = config.fields.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
         raise config.refuse("quantization_config.quant_method", method, "give the unquantised weights, or a GGUF file")

@@ -1,45 +1,39 @@
-"""Which model families there are. A new one is an entry here, a reader of its configuration and a module with its model. No torch."""
+"""Which model families there are. A new one is an entry here and a reader of its configuration (docs/packages/models.md). No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from engine.gguf_file import GGUFFile
-from engine.models.config import ModelConfig
-from engine.models.gguf_config import llama_from_gguf
-from engine.models.hf_config import HFConfig, llama_from_hf
+from engine.models import gguf_config, hf_families
+from engine.models.gguf_config import GGUFFamily
+from engine.models.hf_config import HFConfig
+from engine.models.hf_families import HFFamily
 from springtide.errors import UnsupportedModel
 
-if TYPE_CHECKING:
-    from engine.models.base import ModelFamily
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`name` is the one in `config.json`, `gguf` the one in a GGUF file, `module` holds the family's code (engine.models.base)."""
+    """`name` and `model_type` are those in `config.json`; `gguf` is the GGUF architecture whose files are of this family, if any are."""
 
     name: str
     model_type: str
-    gguf: str
-    from_hf: Callable[[HFConfig, str], ModelConfig]
-    from_gguf: Callable[[GGUFFile, str], ModelConfig]
-    module: str
-
-    def family(self) -> ModelFamily:
-        """Imports torch."""
-        family: ModelFamily = import_module(self.module).FAMILY
-        return family
+    hf: HFFamily
+    gguf: GGUFFamily | None = None
 
 
-ARCHITECTURES = (Architecture("LlamaForCausalLM", "llama", "llama", llama_from_hf, llama_from_gguf, "engine.models.llama"),)
-
-
-def for_name(name: str) -> Architecture:
-    """Of a ModelInfo. Raises UnsupportedModel."""
-    return _only([a for a in ARCHITECTURES if a.name == name], f"architecture {name!r}", [a.name for a in ARCHITECTURES])
+ARCHITECTURES = (
+    Architecture("LlamaForCausalLM", "llama", hf_families.LLAMA, gguf_config.LLAMA),
+    # Converted to GGUF, Mistral models are `llama`.
+    Architecture("MistralForCausalLM", "mistral", hf_families.MISTRAL),
+    Architecture("Qwen2ForCausalLM", "qwen2", hf_families.QWEN2, gguf_config.QWEN2),
+    Architecture("Qwen3ForCausalLM", "qwen3", hf_families.QWEN3, gguf_config.QWEN3),
+    Architecture("Qwen3MoeForCausalLM", "qwen3_moe", hf_families.QWEN3_MOE, gguf_config.QWEN3_MOE),
+    Architecture("GemmaForCausalLM", "gemma", hf_families.GEMMA, gguf_config.GEMMA),
+)
 
 
 def for_hf(config: HFConfig) -> Architecture:
@@ -55,15 +49,18 @@ def for_hf(config: HFConfig) -> Architecture:
     )
 
 
-def for_gguf(file: GGUFFile) -> Architecture:
+def for_gguf(file: GGUFFile) -> tuple[Architecture, GGUFFamily]:
     """From `general.architecture`. Raises UnsupportedModel."""
     kind = file.architecture
+    known = [(a, a.gguf) for a in ARCHITECTURES if a.gguf is not None]
     return _only(
-        [a for a in ARCHITECTURES if a.gguf == kind], f"{file.path}: general.architecture {kind!r}", [a.gguf for a in ARCHITECTURES]
+        [pair for pair in known if pair[1].name == kind],
+        f"{file.path}: general.architecture {kind!r}",
+        [gguf.name for _, gguf in known],
     )
 
 
-def _only(found: list[Architecture], what: str, known: list[str]) -> Architecture:
+def _only(found: list[_Found], what: str, known: list[str]) -> _Found:
     if not found:
         raise UnsupportedModel(f"{what} is not supported; supported: {', '.join(known)}")
     return found[0]

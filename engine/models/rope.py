@@ -1,4 +1,4 @@
-"""Rotary position embedding with the scalings that Llama models use, as transformers (modeling_rope_utils.py) computes them."""
+"""Rotary position embedding with its scalings, as transformers (modeling_rope_utils.py) computes them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from springtide.errors import ConfigError
 
 
 class Weights(ABC):
-    """Named as in transformers' checkpoints, e.g. `model.layers.0.self_attn.q_proj.weight`, matrices [out, in]."""
+    """Named as in transformers' checkpoints, e.g. `model.layers.0.self_attn.q_proj.weight`, matrices [out, in]. Experts are named one by
+    one (`model.layers.0.mlp.experts.7.down_proj.weight`), however the file has them."""
 
     path: Path
 

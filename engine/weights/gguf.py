@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,13 +16,14 @@ from engine.weights.base import Weights
 from springtide.errors import UnsupportedModel
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 
 Transform = Callable[[str, torch.Tensor], torch.Tensor]
 """Called with a tensor's Hugging Face name and contents; undoes what the conversion to GGUF did to it."""
 
 
 class GGUFWeights(Weights):
-    """`names` maps the modules' Hugging Face names (without layer and `.weight`/`.bias`) to GGUF's."""
+    """`names` maps the modules' Hugging Face names (without layer, expert and `.weight`/`.bias`) to GGUF's."""
 
     def __init__(self, file: GGUFFile, names: Mapping[str, str], transform: Transform) -> None:
         self.path = file.path
@@ -31,17 +33,29 @@ class GGUFWeights(Weights):
         self._data = np.memmap(file.path, np.uint8, mode="r")
 
     def __contains__(self, name: str) -> bool:
-        return self._gguf_name(name) in self._tensors
+        return self._entry(name) is not None
 
     def read(self, name: str) -> torch.Tensor:
-        return self._transform(name, self._read(self._tensors[self._gguf_name(name)]))
+        entry = self._entry(name)
+        assert entry is not None, name
+        return self._transform(name, self._read(entry))
 
-    def _gguf_name(self, name: str) -> str:
-        if match := _LAYER.fullmatch(name):
-            layer, module, kind = match.groups()
-            return f"blk.{layer}.{self._names.get(module, module)}.{kind}"
-        module, _, kind = name.rpartition(".")
-        return f"{self._names.get(module, module)}.{kind}"
+    def _entry(self, name: str) -> TensorEntry | None:
+        """Of one expert the part that is its own: GGUF stacks the matrices of a layer's experts into one tensor."""
+        layer = _LAYER.fullmatch(name)
+        prefix = f"blk.{layer[1]}." if layer else ""
+        module, kind = (layer[2], layer[3]) if layer else (name.rpartition(".")[0], name.rpartition(".")[2])
+        expert = _EXPERT.fullmatch(module)
+        if expert:
+            module = f"{expert[1]}.{expert[3]}"
+        entry = self._tensors.get(f"{prefix}{self._names.get(module, module)}.{kind}")
+        if entry is None or expert is None:
+            return entry
+        index, count = int(expert[2]), entry.shape[0]
+        num_bytes = entry.num_bytes // count
+        if index >= count:
+            return None
+        return replace(entry, shape=entry.shape[1:], offset=entry.offset + index * num_bytes, num_bytes=num_bytes)
 
     def _read(self, entry: TensorEntry) -> torch.Tensor:
         raw = self._data[entry.offset : entry.offset + entry.num_bytes]

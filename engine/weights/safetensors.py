@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from engine.hf_files import weight_files
 from engine.weights.base import Weights
 from springtide.errors import ConfigError
+
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 class SafetensorsWeights(Weights):
@@ -25,8 +28,32 @@ class SafetensorsWeights(Weights):
             self._file_of.update(dict.fromkeys(file.keys(), file))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return name in self._file_of or self._fused(name) is not None
 
     def read(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+        tensor: torch.Tensor
+        if name in self._file_of:
+            tensor = self._file_of[name].get_tensor(name)
+            return tensor
+        part = self._fused(name)
+        assert part is not None, name
+        stack, index, rows = part
+        tensor = stack[index, rows]
         return tensor
+
+    def _fused(self, name: str) -> tuple[Any, int, slice] | None:
+        """Of one expert's matrix the tensor that it is in, where the file has a layer's experts as one, the expert's index and its rows:
+        transformers 5 keeps gate over up in `gate_up_proj` [experts, 2 * inner, hidden] and `down_proj` [experts, hidden, inner]."""
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            return None
+        experts, index, projection = match[1], int(match[2]), match[3]
+        fused = f"{experts}.down_proj" if projection == "down" else f"{experts}.gate_up_proj"
+        if fused not in self._file_of:
+            return None
+        stack = self._file_of[fused].get_slice(fused)
+        count, rows, _ = stack.get_shape()
+        if index >= count:
+            return None
+        bounds = {"gate": (0, rows // 2), "up": (rows // 2, rows), "down": (0, rows)}[projection]
+        return stack, index, slice(*bounds)

@@ -83,7 +83,7 @@ def test_the_fingerprint_follows_contents_and_not_the_place(directory: Path, ori
         ({"architectures": ["MambaForCausalLM"]}, "architecture 'MambaForCausalLM' is not supported; supported: LlamaForCausalLM"),
         ({"architectures": None, "model_type": "rwkv"}, "model_type 'rwkv' is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-        ({"sliding_window": 4096}, "sliding_window 4096 is not supported"),
+        ({"sliding_window": 4095}, "sliding_window 4095 is not supported"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types 'sliding_attention' is not supported"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type 'longrope' is not supported"),
         ({"rope_scaling": {"type": "su", "factor": 2.0}}, "rope_scaling.rope_type 'su' is not supported"),
@@ -164,7 +164,7 @@ def test_weights_that_do_not_match_the_configuration_are_named(directory: Path) 
     ):
         load_model(info, "float32")
     edit(directory / "config.json", intermediate_size=160, num_hidden_layers=4)
-    with pytest.raises(ConfigError, match=r"tensor 'model.layers.3.self_attn.q_proj.weight' is missing"):
+    with pytest.raises(ConfigError, match=r"tensor 'model.layers.3.input_layernorm.weight' is missing"):
         load_model(info, "float32")
     with pytest.raises(ConfigError, match="dtype must be one of bfloat16, float32, not 'int4'"):
         load_model(info, "int4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,12 @@ from engine.files import describe
 from engine.gguf_file import read_gguf
 from engine.loader import load_model
 from engine.models.config import RopeConfig
-from engine.models.llama import FAMILY
 from engine.models.rope import frequencies
 from engine.tokenizer import load_tokenizer
 from springtide.errors import UnsupportedModel
 from tests.engine.conftest import tiny_harness
 from tests.engine.sequences import Harness
-from tests.support.models import make_tiny_llama
+from tests.support.models import make_tiny_llama, make_tiny_model
 from tests.support.reference import Reference, random_prompt
 
 LLAMA3 = {"rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}
@@ -33,17 +33,26 @@ def permute(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path: Path, checkpoint: Path, kind: gguf.GGMLQuantizationType, **extra: Any) -> None:
+def write_gguf(path: Path, checkpoint: Path, kind: gguf.GGMLQuantizationType, architecture: str = "llama", **extra: Any) -> None:
+    """`extra` are further keys, `__` standing for a dot, and tensors."""
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_vocab_size(config["vocab_size"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if config.get("head_dim"):
+        writer.add_key_length(config["head_dim"])
+        writer.add_value_length(config["head_dim"])
+    if "num_local_experts" in config:
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     for key, value in extra.items():
         if isinstance(value, np.ndarray):
             writer.add_tensor(key.replace("__", "."), value)
@@ -59,25 +68,41 @@ def write_gguf(path: Path, checkpoint: Path, kind: gguf.GGMLQuantizationType, **
     writer.add_token_types([3, 3, 3, *[1] * (len(vocab) - 3)])
     writer.add_token_merges([" ".join(merge) for merge in backend["model"]["merges"]])
     writer.add_eos_token_id(2)
-    _add_weights(writer, checkpoint, config, kind)
+    _add_weights(writer, checkpoint, config, kind, architecture)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add_weights(writer: gguf.GGUFWriter, checkpoint: Path, config: dict[str, Any], kind: gguf.GGMLQuantizationType) -> None:
-    for name, weight in load_file(checkpoint / "model.safetensors").items():
+def _add_weights(
+    writer: gguf.GGUFWriter, checkpoint: Path, config: dict[str, Any], kind: gguf.GGMLQuantizationType, architecture: str
+) -> None:
+    """Under the names that the gguf package gives them."""
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    experts: dict[str, list[np.ndarray]] = {}
+    for name, weight in sorted(load_file(checkpoint / "model.safetensors").items()):
         array = weight.float().numpy()
-        if "q_proj" in name:
+        if architecture == "llama" and "q_proj" in name:
             array = permute(array, config["num_attention_heads"])
-        if "k_proj" in name:
+        if architecture == "llama" and "k_proj" in name:
             array = permute(array, config["num_key_value_heads"])
-        layer, _, rest = name.removeprefix("model.layers.").partition(".") if ".layers." in name else ("", "", name)
-        module, _, ending = rest.rpartition(".")
-        gguf_name = f"blk.{layer}.{FAMILY.gguf_names[module]}.{ending}" if layer else f"{FAMILY.gguf_names[module]}.{ending}"
-        its_kind = kind if array.ndim == 2 else gguf.GGMLQuantizationType.F32
-        writer.add_tensor(gguf_name, gguf.quants.quantize(array, its_kind), raw_dtype=its_kind)
+        if architecture == "gemma" and name.endswith("norm.weight"):
+            array = array + 1
+        if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name):
+            stacked = experts.setdefault(f"{expert[1]}.{expert[3]}", [])
+            assert len(stacked) == int(expert[2])
+            stacked.append(array)
+        else:
+            _add_tensor(writer, names.get_name(name, (".weight", ".bias")), array, kind)
+    for name, stacked in experts.items():
+        _add_tensor(writer, names.get_name(name, (".weight",)), np.stack(stacked), kind)
+
+
+def _add_tensor(writer: gguf.GGUFWriter, name: str, array: np.ndarray, kind: gguf.GGMLQuantizationType) -> None:
+    its_kind = kind if array.ndim > 1 else gguf.GGMLQuantizationType.F32
+    writer.add_tensor(name, gguf.quants.quantize(array, its_kind), raw_dtype=its_kind)
 
 
 def harness_of(path: Path) -> Harness:
@@ -93,6 +118,55 @@ def test_float32_weights_answer_as_the_checkpoint_does(tmp_path: Path) -> None:
     info = describe(str(tmp_path / "tiny-F32.gguf"))
     assert (info.name, info.eos_token_ids) == ("tiny", (2,))
     assert load_tokenizer(info).encode("in the end") == load_tokenizer(describe(str(checkpoint))).encode("in the end")
+
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "Mistral": ("llama", "Mistral", {"sliding_window": None}),
+    "Mistral with a head size of its own": ("llama", "Mistral", {"sliding_window": None, "head_dim": 32}),
+    "Qwen2": ("qwen2", "Qwen2", {}),
+    "Qwen2 with tied embeddings": ("qwen2", "Qwen2", {"tie_word_embeddings": True}),
+    # transformers does not read the sizes of a head and of an expert and takes them for 128 and 768.
+    "Qwen3": ("qwen3", "Qwen3", {"head_dim": 128}),
+    "Qwen3-MoE": ("qwen3moe", "Qwen3Moe", {**EXPERTS, "head_dim": 32, "moe_intermediate_size": 768}),
+    "Gemma": ("gemma", "Gemma", {"head_dim": 32, "tie_word_embeddings": True}),
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_files_of_every_family_answer_as_the_checkpoint_does(tmp_path: Path, kind: str) -> None:
+    architecture, family, config = FAMILIES[kind]
+    checkpoint = make_tiny_model(tmp_path / "tiny", family, **config)
+    write_gguf(tmp_path / "tiny.gguf", checkpoint, gguf.GGMLQuantizationType.F32, architecture)
+    prompt = random_prompt(0, 100, 10, 250)
+    assert harness_of(tmp_path / "tiny.gguf").greedy(prompt, 10) == Reference.from_directory(checkpoint).greedy(prompt, 10)
+
+
+@pytest.mark.parametrize("kind", ["Mistral", "Qwen2", "Qwen3", "Qwen3-MoE"])
+def test_transformers_reads_the_same_from_these_files(tmp_path: Path, kind: str) -> None:
+    """So that the files are not only what this test takes for GGUF. (transformers does not read Gemma's.)"""
+    architecture, family, config = FAMILIES[kind]
+    write_gguf(tmp_path / "tiny.gguf", make_tiny_model(tmp_path / "tiny", family, **config), gguf.GGMLQuantizationType.F32, architecture)
+    prompt = random_prompt(0, 60, 10, 250)
+    assert harness_of(tmp_path / "tiny.gguf").greedy(prompt, 10) == Reference.from_gguf(tmp_path / "tiny.gguf").greedy(prompt, 10)
+
+
+def test_quantised_experts_are_read_one_by_one(tmp_path: Path) -> None:
+    checkpoint = make_tiny_model(tmp_path / "tiny", "Qwen3Moe", **EXPERTS)
+    write_gguf(tmp_path / "tiny.gguf", checkpoint, gguf.GGMLQuantizationType.Q8_0, "qwen3moe")
+    info = describe(str(tmp_path / "tiny.gguf"))
+    assert (info.architecture, info.layers) == ("Qwen3MoeForCausalLM", 3)
+    prompt = random_prompt(0, 40, 10, 250)
+    logits, wanted = (
+        harness.prefill(prompt, [0, 1, 2], chunk=64) for harness in (harness_of(tmp_path / "tiny.gguf"), tiny_harness(checkpoint))
+    )
+    assert (logits - wanted).norm() < 0.15 * wanted.norm()
+
+
+def test_a_window_as_long_as_the_context_changes_nothing(tmp_path: Path) -> None:
+    checkpoint = make_tiny_llama(tmp_path / "tiny")
+    write_gguf(tmp_path / "tiny.gguf", checkpoint, gguf.GGMLQuantizationType.F32, llama__attention__sliding_window=4096)
+    assert describe(str(tmp_path / "tiny.gguf")).context_length == 4096
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("F16", 0.004), ("BF16", 0.04), ("Q8_0", 0.1), ("Q4_0", 0.8), ("Q5_1", 0.4)])
@@ -131,7 +205,7 @@ def test_rope_scaling_is_read(tmp_path: Path, kind: str) -> None:
     ("extra", "message"),
     [
         ({"llama__expert_count": 8}, "llama.expert_count 8 .mixture of experts. is not supported"),
-        ({"llama__attention__sliding_window": 4096}, "llama.attention.sliding_window 4096"),
+        ({"llama__attention__sliding_window": 1024}, "llama.attention.sliding_window 1024 is not supported"),
         ({"llama__rope__scaling__type": "longrope"}, "llama.rope.scaling.type 'longrope' is not supported"),
         ({"llama__rope__dimension_count": 8}, "llama.rope.dimension_count 8 is not supported; it must equal the head size, 16"),
     ],

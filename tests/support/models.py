@@ -1,4 +1,4 @@
-"""Models for tests: the demo model's file, and tiny random Llama checkpoints with a tokenizer."""
+"""Models for tests: the demo model's file, and tiny random checkpoints with a tokenizer."""
 
 from __future__ import annotations
 
@@ -43,16 +43,39 @@ def make_tiny_llama(path: Path, *, seed: int = 0, max_shard_size: str = "1GB", *
 
     `config` has fields of transformers' LlamaConfig. The tokenizer is byte-level BPE with token ids below 270, ChatML its template.
     """
+    _random_model("Llama", seed, config).save_pretrained(path, max_shard_size=max_shard_size)
+    write_tiny_tokenizer(path)
+    return path
+
+
+def make_tiny_model(path: Path, family: str, *, seed: int = 0, fused_experts: bool = False, **config: Any) -> Path:
+    """As `make_tiny_llama`, of the `family` that transformers calls so (`Qwen3Moe`), its norms and biases random too.
+
+    `fused_experts`: a layer's experts in two tensors, as transformers 5 keeps them in memory, instead of one by one.
+    """
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = _random_model(family, seed, config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(path, save_original_format=not fused_experts)
+    write_tiny_tokenizer(path)
+    return path
+
+
+def _random_model(family: str, seed: int, config: dict[str, Any]) -> Any:
+    import torch
+    import transformers
 
     generator_state = torch.random.get_rng_state()
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**{**_DEFAULTS, **config}))
+    settings = getattr(transformers, f"{family}Config")(**{**_DEFAULTS, **config})
+    model = getattr(transformers, f"{family}ForCausalLM")(settings)
     torch.random.set_rng_state(generator_state)
-    model.save_pretrained(path, max_shard_size=max_shard_size)
-    write_tiny_tokenizer(path)
-    return path
+    return model
 
 
 def write_tiny_tokenizer(path: Path) -> None:

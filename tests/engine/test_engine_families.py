@@ -1,0 +1,264 @@
+"""Every family's tiny random models give transformers' greedy output in float32, however the work is cut up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.base import SequenceChunk
+from engine.files import describe, read_config
+from engine.loader import load_model
+from engine.models.hf_config import HFConfig
+from engine.models.registry import ARCHITECTURES
+from springtide.errors import ConfigError, UnsupportedModel
+from tests.engine.conftest import tiny_harness
+from tests.engine.sequences import Harness
+from tests.support.models import make_tiny_model
+from tests.support.reference import Reference, random_prompt
+
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "Mistral": ("Mistral", {"sliding_window": None}),
+    "Mistral with a head size of its own": ("Mistral", {"sliding_window": None, "head_dim": 32}),
+    "Mistral with a window as long as the context": ("Mistral", {"sliding_window": 4096}),
+    "Mistral with a window": ("Mistral", {"sliding_window": 37}),
+    "Mistral with a window of whole blocks": ("Mistral", {"sliding_window": 64}),
+    "Mistral with a window of two tokens": ("Mistral", {"sliding_window": 2}),
+    "Qwen2": ("Qwen2", {}),
+    "Qwen2 with tied embeddings": ("Qwen2", {"tie_word_embeddings": True}),
+    "Qwen2 with a window in its later layers": ("Qwen2", {"use_sliding_window": True, "sliding_window": 50, "max_window_layers": 1}),
+    "Qwen2 with a window that no layer has": ("Qwen2", {"use_sliding_window": True, "sliding_window": 50, "max_window_layers": 3}),
+    "Qwen2 with yarn": ("Qwen2", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}}),
+    "Qwen3": ("Qwen3", {"head_dim": 32}),
+    "Qwen3 with biases and tied embeddings": ("Qwen3", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    "Qwen3 with windows in some layers": (
+        "Qwen3",
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 29, "layer_types": _ALTERNATING},
+    ),
+    "Qwen3-MoE": ("Qwen3Moe", {**_EXPERTS, "head_dim": 32}),
+    "Qwen3-MoE, normalised": ("Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True}),
+    "Qwen3-MoE with a dense layer": ("Qwen3Moe", {**_EXPERTS, "mlp_only_layers": [1], "norm_topk_prob": True}),
+    "Qwen3-MoE with every other layer sparse": ("Qwen3Moe", {**_EXPERTS, "decoder_sparse_step": 2}),
+    "Qwen3-MoE with one expert a token": ("Qwen3Moe", {**_EXPERTS, "num_experts_per_tok": 1}),
+    "Qwen3-MoE with all experts for each token": ("Qwen3Moe", {**_EXPERTS, "num_experts_per_tok": 6}),
+    "Qwen3-MoE with a window": ("Qwen3Moe", {**_EXPERTS, "use_sliding_window": True, "sliding_window": 33}),
+    "Qwen3-MoE with fused experts": ("Qwen3Moe", {**_EXPERTS, "norm_topk_prob": True, "fused_experts": True}),
+    "Gemma": ("Gemma", {"head_dim": 32, "tie_word_embeddings": True}),
+    "Gemma with one KV head and biases": ("Gemma", {"head_dim": 16, "num_key_value_heads": 1, "attention_bias": True}),
+}
+
+Made = Callable[[str], tuple[Harness, Reference]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The engine's and transformers' versions of one of MODELS."""
+    done: dict[str, tuple[Harness, Reference]] = {}
+
+    def make(kind: str) -> tuple[Harness, Reference]:
+        if kind not in done:
+            family, config = MODELS[kind]
+            path = make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", family, **config)
+            done[kind] = tiny_harness(path), Reference.from_directory(path)
+        harness, reference = done[kind]
+        harness.foul()
+        return harness, reference
+
+    return make
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_tiny_models_equal_transformers_in_any_chunks(made: Made, kind: str) -> None:
+    for length in (1, 17, 300):
+        harness, reference = made(kind)
+        prompt = random_prompt(length, length, 10, 250)
+        wanted = reference.greedy(prompt, 16)
+        for chunk in (1, 23, 64, 200, length):
+            if length // chunk > 40:
+                continue
+            harness.foul()
+            assert harness.greedy(prompt, 16, chunk) == wanted, f"{length} tokens in chunks of {chunk}"
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_logits_are_those_of_transformers(made: Made, kind: str) -> None:
+    harness, reference = made(kind)
+    prompt = random_prompt(7, 130, 10, 250)
+    logits = harness.prefill(prompt, harness.slots(130), chunk=48)
+    torch.testing.assert_close(logits, reference.logits(prompt)[-1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Mistral with a window", "Qwen3 with windows in some layers", "Qwen3-MoE", "Gemma"])
+def test_prefills_and_decodes_of_many_sequences_share_a_pass(made: Made, kind: str) -> None:
+    harness, reference = made(kind)
+    prompts = [random_prompt(20 + length, length, 10, 250) for length in (1, 5, 31, 33, 90, 130, 400)]
+    wanted = [reference.greedy(prompt, 8) for prompt in prompts]
+    outputs: list[list[int]] = [[] for _ in prompts]
+    slots = [harness.slots(len(prompt) + 8) for prompt in prompts]
+    done = [0] * len(prompts)
+    while any(len(output) < 8 for output in outputs):
+        active = [i for i, output in enumerate(outputs) if len(output) < 8]
+        batch = []
+        for i in active:
+            text = [*prompts[i], *outputs[i]]
+            chunk = text[done[i] : done[i] + 48]
+            batch.append(SequenceChunk(chunk, done[i], slots[i]))
+            done[i] += len(chunk)
+        for i, row in zip(active, harness.runner.forward(batch), strict=True):
+            if done[i] == len(prompts[i]) + len(outputs[i]):
+                outputs[i].append(int(row.argmax()))
+    assert outputs == wanted
+
+
+@pytest.mark.parametrize("kind", ["Qwen2 with a window in its later layers", "Qwen3-MoE with a dense layer", "Gemma"])
+def test_a_cached_prefix_changes_nothing(made: Made, kind: str) -> None:
+    harness, reference = made(kind)
+    prompt = random_prompt(1, 300, 10, 250)
+    slots, other = harness.slots(320), harness.slots(320)
+    harness.prefill(prompt[:160], slots, chunk=100)
+    assert harness.greedy(prompt, 12, chunk=128, start=160, slots=[*slots[:10], *other[10:]]) == reference.greedy(prompt, 12)
+
+
+def test_a_row_of_a_sparse_layer_does_not_depend_on_the_others(made: Made) -> None:
+    harness, _ = made("Qwen3-MoE")
+    prompts = [random_prompt(30 + i, 40, 10, 250) for i in range(6)]
+    alone = [harness.prefill(prompt, harness.slots(40), chunk=64) for prompt in prompts]
+    together = harness.runner.forward([SequenceChunk(prompt, 0, harness.slots(40)) for prompt in prompts])
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2 with a window in its later layers", "Qwen3-MoE with a dense layer", "Gemma"])
+def test_stages_of_a_pipeline_together_are_the_model(tmp_path: Path, made: Made, kind: str) -> None:
+    _, reference = made(kind)
+    family, config = MODELS[kind]
+    info = describe(str(make_tiny_model(tmp_path / "tiny", family, **config)))
+    spec = info.kv_spec("float32", 16)
+    prompt = random_prompt(3, 90, 10, 250)
+    batch = [SequenceChunk(prompt, 0, [4, 1, 9, 6, 3, 0])]
+
+    def stage(begin: int, end: int) -> Harness:
+        return Harness(load_model(info, "float32", (begin, end)), replace(spec, layers=end - begin), num_slots=10)
+
+    first, last = stage(0, 1), stage(1, 3)
+    hidden = last.runner.forward_layers(batch, first.runner.forward_layers(batch, None))
+    logits = last.runner.model.logits(hidden[-1:])
+    torch.testing.assert_close(logits[0], reference.logits(prompt)[-1], rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Qwen3-MoE, normalised", "Gemma"])
+def test_bf16_stays_close(tmp_path: Path, made: Made, kind: str) -> None:
+    _, reference = made(kind)
+    family, config = MODELS[kind]
+    info = describe(str(make_tiny_model(tmp_path / "tiny", family, **config)))
+    harness = Harness(load_model(info, "bfloat16"), info.kv_spec("bfloat16", 16), num_slots=20)
+    prompt = random_prompt(8, 60, 10, 250)
+    logits, wanted = harness.prefill(prompt, harness.slots(60), chunk=25), reference.logits(prompt)[-1]
+    assert (logits - wanted).norm() < 0.15 * wanted.norm()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+def test_what_a_config_leaves_out_is_what_transformers_takes_it_for(architecture: Any) -> None:
+    import transformers
+
+    theirs = getattr(transformers, architecture.name.replace("ForCausalLM", "Config"))()
+    for name, value in architecture.hf.defaults.items():
+        standing_for = getattr(theirs, name)
+        # Windows that are not in use are not kept.
+        assert standing_for == value or (name == "sliding_window" and not theirs.use_sliding_window), name
+    bare = architecture.hf.read(HFConfig({}, Path("config.json")), architecture.name)
+    kv_heads = theirs.num_key_value_heads or theirs.num_attention_heads
+    head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    assert (bare.kv_heads, bare.head_dim, bare.tied_embeddings) == (kv_heads, head_dim, theirs.tie_word_embeddings)
+    assert bare.norm_eps == theirs.rms_norm_eps and bare.rope.theta == theirs.rope_parameters["rope_theta"]
+
+
+def _with(tmp_path: Path, family: str, **fields: Any) -> Path:
+    """A directory with a configuration and no weights."""
+    import transformers
+
+    path = tmp_path / "model"
+    path.mkdir()
+    settings = getattr(transformers, f"{family}Config")(num_hidden_layers=3, max_position_embeddings=4096)
+    document = {**settings.to_dict(), "architectures": [f"{family}ForCausalLM"], **fields}
+    (path / "config.json").write_text(json.dumps({name: value for name, value in document.items() if value != "absent"}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("Llama", {"sliding_window": 1024}, "sliding_window 1024 is not supported; LlamaForCausalLM attends to the whole context"),
+        ("Gemma", {"sliding_window": 1024}, "sliding_window 1024 is not supported"),
+        ("Gemma", {"hidden_activation": "relu"}, "hidden_activation 'relu' is not supported"),
+        ("Gemma", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported; silu, swish, gelu_pytorch_tanh are"),
+        ("Gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+        ("Mistral", {"layer_types": ["sliding_attention"] * 3}, "layer_types 'sliding_attention' is not supported"),
+        ("Qwen2", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ("Qwen3", {"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "layer_types 'chunked_attention'"),
+        ("Qwen3Moe", {"layer_types": ["sliding_attention"] * 3}, "layer_types 'sliding_attention' is not supported"),
+        ("Gemma2", {}, "architecture 'Gemma2ForCausalLM' is not supported; supported: LlamaForCausalLM, Mistral.*, GemmaForCausalLM"),
+        ("Mixtral", {}, "architecture 'MixtralForCausalLM' is not supported"),
+        ("Qwen2Moe", {}, "architecture 'Qwen2MoeForCausalLM' is not supported"),
+    ],
+)
+def test_what_the_engine_does_not_have_is_refused_by_name(tmp_path: Path, family: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        read_config(_with(tmp_path, family, **fields))
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("Qwen2", {"layer_types": ["full_attention"]}, "layer_types must name the kind of each of the 3 layers"),
+        ("Qwen3Moe", {"num_experts_per_tok": 200}, r"num_experts_per_tok \(200\) must be at most the number of experts \(128\)"),
+        ("Qwen3Moe", {"num_local_experts": 0}, "num_local_experts must be a positive integer, not 0"),
+        ("Mistral", {"sliding_window": "wide"}, "sliding_window must be a positive integer, not 'wide'"),
+        ("Mistral", {"num_attention_heads": None}, "num_attention_heads is missing"),
+    ],
+)
+def test_wrong_fields_are_named(tmp_path: Path, family: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_config(_with(tmp_path, family, **fields))
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "windows"),
+    [
+        ("Mistral", {"sliding_window": 4096}, ()),
+        ("Mistral", {"sliding_window": 4095}, (4095,) * 3),
+        ("Mistral", {"sliding_window": "absent", "max_position_embeddings": 8192}, (4096,) * 3),
+        ("Llama", {"sliding_window": 4096}, ()),
+        ("Qwen2", {"sliding_window": 100, "use_sliding_window": False}, ()),
+        ("Qwen2", {"sliding_window": 100, "use_sliding_window": True, "layer_types": None, "max_window_layers": 2}, (None, None, 100)),
+        ("Qwen3Moe", {"sliding_window": 100, "use_sliding_window": True}, (100,) * 3),
+    ],
+)
+def test_windows_count_where_they_change_something(tmp_path: Path, family: str, fields: dict[str, Any], windows: tuple[int, ...]) -> None:
+    assert read_config(_with(tmp_path, family, **fields)).windows == windows
+
+
+def test_gemmas_first_releases_mean_the_approximation_by_gelu(tmp_path: Path) -> None:
+    assert read_config(_with(tmp_path, "Gemma", hidden_act="gelu", hidden_activation=None)).activation == "gelu_tanh"
+
+
+def test_the_number_of_experts_has_two_names(tmp_path: Path) -> None:
+    config = read_config(_with(tmp_path, "Qwen3Moe", num_local_experts="absent", num_experts=16))
+    assert config.experts is not None and config.experts.count == 16
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_missing_experts_are_named(tmp_path: Path, fused: bool) -> None:
+    path = make_tiny_model(tmp_path / "tiny", "Qwen3Moe", **_EXPERTS, fused_experts=fused)
+    document = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**document, "num_local_experts": 7}))
+    # The router, which is read first, is what a smaller number of experts shows in.
+    with pytest.raises(ConfigError, match=r"'model.layers.0.mlp.gate.weight' has shape \[6, 64\], the configuration says \[7, 64\]"):
+        load_model(describe(str(path)), "float32")
