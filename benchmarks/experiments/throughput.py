@@ -14,7 +14,9 @@ from simulator.run import SIMULATED_CHUNK_TOKENS, Plan
 from simulator.workload import Workload, generate
 
 TTFT_FACTOR, TBT_FACTOR = 10.0, 5.0
-"""Objectives of figures 9 and 10 as multiples of what a request alone takes; for 90% of requests."""
+"""Objectives of figures 9 and 10 as multiples of what a request alone takes; for 90% of first tokens."""
+TBT_PERCENTILES = 90, 99
+"""Of all times between tokens. The paper's is 90."""
 DURATION_S = 600.0
 WHOLE_PROMPT_TOKENS = 1 << 17
 CLUSTERS: Mapping[str, Mapping[str, int]] = {
@@ -68,26 +70,30 @@ def _preface() -> str:
         "LLaMA2-70B, instances of eight A100 each. `coupled`: each instance batches decoding with chunks of prefill of "
         f"{SIMULATED_CHUNK_TOKENS:,} tokens and keeps a prefix cache beside its weights; requests go to the one with the least to do. "
         "`unchunked` is the same with whole prompts, as the paper's vLLM of 2024 had them. Objectives as the paper sets them: 90% of first "
-        f"tokens within {TTFT_FACTOR:g} times, of the times between tokens within {TBT_FACTOR:g} times, what a request alone takes."
+        f"tokens within {TTFT_FACTOR:g} times, of the times between tokens within {TBT_FACTOR:g} times what a request alone takes."
     )
 
 
-def _overview(best: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """`best`: workload -> system -> highest rate within the objectives."""
-    rows = []
-    for name, rates in best.items():
-        ours = max(rate for system, rate in rates.items() if system.startswith("Springtide"))
-        gains = [f"{ours / rates[peer] - 1:+.0%}" if rates[peer] else "-" for peer in ("coupled [4M]", "unchunked [4M]")]
-        rows.append([name, *(f"{rate:g}" for rate in rates.values()), *gains, PAPER[name]])
+def _overview(best: Mapping[str, Mapping[str, Mapping[int, float]]]) -> list[str]:
+    """`best`: workload -> system -> percentile of the times between tokens -> highest rate."""
+    parts = ["Highest rate within the objectives, requests a second, of the rates that were tried; what the better of the two gains."]
+    for percentile in TBT_PERCENTILES:
+        rows = []
+        for name, systems in best.items():
+            rates = {system: found[percentile] for system, found in systems.items()}
+            ours = max(rate for system, rate in rates.items() if system.startswith("Springtide"))
+            gains = [f"{ours / rates[peer] - 1:+.0%}" if rates[peer] else "-" for peer in ("coupled [4M]", "unchunked [4M]")]
+            rows.append([name, *(f"{rate:g}" for rate in rates.values()), *gains, PAPER[name]])
+        header = ("workload", *CLUSTERS, "over coupled", "over unchunked", "paper, over its vLLM")
+        parts += [f"{percentile}% of all times between tokens within the objective:", table(header, rows)]
     return [
-        "Highest rate within the objectives, requests a second, of the rates that were tried; what the better of the two gains over either "
-        "baseline; and what the paper's [3P+1D] or [2P+2D] gained over its vLLM.",
-        table(("workload", *CLUSTERS, "over coupled", "over unchunked", "paper"), rows),
-        "Where this differs from the paper. Against whole prompts, which stall everybody's decoding for their length, disaggregation gains "
-        "as the paper says or more. Chunked prefill, which came later, takes most of the stall away: a coupled instance then loses little "
-        "where prompts are short, and as all four instances prefill, it has more compute for prompts than three do. So there is nothing to "
-        "gain on the short prompts of ArXiv, and the gain begins where attention over a long context makes every chunk long. L-Eval is "
-        "another matter: its documents fit into the pool's DRAM and not beside the weights.",
+        *parts,
+        "Beside the paper. Against instances that chunk, the gain is of the paper's order at the lower end, and does not grow with the "
+        "length of the prompts as the paper's does: a chunk stalls decoding for as long whatever the prompt that it is part of. Whole "
+        "prompts stall it for seconds, but seldom: nine tokens of ten come in time, which the 90th percentile takes for good service, and "
+        "with four instances for prefill instead of three it then comes out ahead; one time in a hundred shows the stalls. The paper's "
+        "baseline is the vLLM of its day, and we do not know over what its percentile of the times between tokens was taken. L-Eval's "
+        "documents fit into the pool's DRAM and not beside the weights, which is the larger part of that gain.",
     ]
 
 
@@ -97,8 +103,8 @@ def _plan(workload: Workload, hardware: Hardware, cluster: Mapping[str, int]) ->
     return Plan(workload, hardware, config=config, **cluster)
 
 
-def _compare(name: str, hardware: Hardware, output: Path) -> tuple[Mapping[str, float], list[str]]:
-    """System -> highest rate within the objectives, and the page's part."""
+def _compare(name: str, hardware: Hardware, output: Path) -> tuple[Mapping[str, Mapping[int, float]], list[str]]:
+    """System -> percentile of the times between tokens -> highest rate within the objectives; and the page's part."""
     kind, options, rates = WORKLOADS[name]
     workloads = {rate: generate(kind, rate, DURATION_S, seed=7, **options) for rate in rates}
     alone = generate(kind, 0.01, 3000.0, seed=7, **options)
@@ -113,26 +119,29 @@ def _compare(name: str, hardware: Hardware, output: Path) -> tuple[Mapping[str, 
     tbt_ms = TBT_FACTOR * results["alone"]["summary"]["tbt_ms_p50"]
     rows, best = [], {}
     for system in CLUSTERS:
-        good = [rate for rate in rates if _within(results[f"{system} {rate:g}"], ttft_ms, tbt_ms)]
-        best[system] = max(good, default=0.0)
+        good = {
+            percentile: [rate for rate in rates if _within(results[f"{system} {rate:g}"], ttft_ms, tbt_ms, percentile)]
+            for percentile in TBT_PERCENTILES
+        }
+        best[system] = {percentile: max(found, default=0.0) for percentile, found in good.items()}
         for rate in rates:
             summary = results[f"{system} {rate:g}"]["summary"]
-            met = "yes" if rate in good else "no"
-            figures = number(summary["ttft_ms_p90"]), number(summary["gap_ms_p90"], 1), number(summary["tbt_ms_p90"], 1)
-            rows.append([system, f"{rate:g}", *figures, met])
+            met = ["yes" if rate in found else "no" for found in good.values()]
+            figures = number(summary["ttft_ms_p90"]), *(number(summary[f"gap_ms_p{percentile}"], 1) for percentile in TBT_PERCENTILES)
+            rows.append([system, f"{rate:g}", *figures, *met])
     picture = f"throughput-{name.split()[0].lower()}.png"
     _draw(output / picture, name, rates, results, ttft_ms, tbt_ms)
     return best, [
         f"## {name}",
         f"Objectives: TTFT {ttft_ms:,.0f} ms, TBT {tbt_ms:,.0f} ms.",
         f"![{name}]({picture})",
-        table(("system", "requests/s", "TTFT p90, ms", "TBT p90, ms", "p90 of requests' means", "met"), rows),
+        table(("system", "requests/s", "TTFT p90, ms", "TBT p90, ms", "TBT p99, ms", "met at p90", "at p99"), rows),
     ]
 
 
-def _within(result: Result, ttft_ms: float, tbt_ms: float) -> bool:
+def _within(result: Result, ttft_ms: float, tbt_ms: float, percentile: int) -> bool:
     summary = result["summary"]
-    return summary["ttft_ms_p90"] <= ttft_ms and summary["gap_ms_p90"] <= tbt_ms and summary["rejected"] == 0
+    return summary["ttft_ms_p90"] <= ttft_ms and summary[f"gap_ms_p{percentile}"] <= tbt_ms and summary["rejected"] == 0
 
 
 def _draw(path: Path, title: str, rates: Sequence[float], results: Mapping[str, Result], ttft_ms: float, tbt_ms: float) -> None:
