@@ -90,11 +90,11 @@ def _overview(best: Mapping[str, Mapping[str, Mapping[int, float]]]) -> list[str
         *parts,
         "Beside the paper. Against instances that chunk, the gain is of the paper's order at the lower end, and does not grow with the "
         "length of the prompts as the paper's does: a chunk stalls decoding for as long whatever the prompt that it is part of. Whole "
-        "prompts stall it for seconds, but seldom: nine tokens of ten come in time, which the 90th percentile takes for good service, and "
-        "with four instances for prefill instead of three it then comes out ahead. The 99th percentile shows the stalls, and those of every "
-        "chunk, but not the rare ones of the longest prompts. The paper's baseline is the vLLM of its day, and we do not know over what its "
-        "percentile of the times between tokens was taken. L-Eval's documents fit into the pool's DRAM and not beside the weights, which is "
-        "the larger part of that gain.",
+        "prompts stall it for seconds, but seldom: nine tokens of ten come in time, which the 90th percentile takes for good service, "
+        "and with four instances for prefill instead of three it then comes out ahead. The 99th percentile shows the stalls, and those "
+        "of every chunk, but not the rare ones of the longest prompts. The paper's baseline is the vLLM of its day, and we do not know "
+        "over what its percentile of the times between tokens was taken. L-Eval's documents fit into the pool's DRAM and not beside the "
+        "weights, which is the larger part of that gain.",
     ]
 
 

@@ -117,9 +117,6 @@ class ConductorCore:
                 self._renew(event, now)
             case LoadReported(instance_id, incarnation, load):
                 self.state.report(instance_id, incarnation, load, now)
-            case StoreStored() | StoreRemoved() | StoreSnapshot() if event.node_id not in self._store_addresses:
-                # Of a store that is gone: nothing could be fetched from it.
-                pass
             case StoreStored(node_id, incarnation, sequence, keys, tier):
                 return self._in_order(node_id, self.index.stored(node_id, incarnation, sequence, keys, tier))
             case StoreRemoved(node_id, incarnation, sequence, keys, tier):
@@ -234,7 +231,7 @@ class ConductorCore:
         )
 
     def _sources(self, placement: Placement, alternatives: Alternatives) -> tuple[Source, ...]:
-        """The one that was chosen, then others that hold more than the prefill node itself."""
+        """The one that was chosen, then others that hold more than the prefill node itself; of those that are up."""
         prefill = placement.prefill
         if prefill.source_id is None:
             return ()
@@ -245,7 +242,8 @@ class ConductorCore:
             for node_id, blocks in alternatives.holders
             if node_id not in (own_id, prefill.source_id) and blocks > prefill.local_blocks
         ]
-        return tuple(Source(node_id, self._store_addresses[node_id], blocks) for node_id, blocks in chosen[:_MOST_SOURCES])
+        up = [(node_id, self._store_addresses[node_id], blocks) for node_id, blocks in chosen if node_id in self._store_addresses]
+        return tuple(Source(*source) for source in up[:_MOST_SOURCES])
 
     def _count(self, outcome: Outcome) -> None:
         if isinstance(outcome, Rejection):

@@ -9,7 +9,7 @@ under way. Where fetching is quick that is next to nothing, and no copy is made.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -156,7 +156,9 @@ class HotSpots:
             if wait_ms < self._settings.replication_gain_ms or not self._has_place(target, last_key, depth, missing):
                 continue
             # Sorted only now: mostly no copy pays, and the holders may be a thousand.
-            sources = sources or self._least_busy([matches.node_of_bit[bit] for bit in bits(holders)])
+            sources = sources or self._least_busy(store_addresses.keys() & {matches.node_of_bit[bit] for bit in bits(holders)})
+            if not sources:
+                break
             node_id, num_bytes = target.ref.node_id, missing * self._settings.bytes_per_block
             ends = node_id, sources[0]
             if not self._budget.allows(ends, now) or not self._pays(target, missing, depth, sources[0]):
@@ -201,7 +203,7 @@ class HotSpots:
         sharers = 1 + max(int(self._transfers.leaving[source]), int(self._transfers.arriving[destination]))
         return 1000.0 * num_bytes * sharers / bytes_per_s
 
-    def _least_busy(self, node_ids: list[NodeId]) -> list[NodeId]:
+    def _least_busy(self, node_ids: Iterable[NodeId]) -> list[NodeId]:
         """Those first that fewer transfers leave now."""
         return sorted(node_ids, key=lambda node_id: (int(self._transfers.leaving[self._transfers.number(node_id)]), node_id))
 
