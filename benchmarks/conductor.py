@@ -68,20 +68,20 @@ def choosing() -> tuple[list[Row], list[str]]:
     """And why the peer was left out."""
     rows, left_out = [], []
     peer = Driver("Dynamo SelectionService", "select_dynamo")
-    for admission, wanted in (("baseline", 1.0), ("early-rejection-predicted", None)):
+    for admission in ("baseline", "early-rejection-predicted"):
         for workers in WORKERS:
             console.print(f"choosing among {workers} workers, {admission}")
             ours = Driver("Springtide", "select_springtide", OURS, (admission,))
             with Bench([Job(ours, workers, EVENT_BLOCKS)], [Job(peer, workers, EVENT_BLOCKS)]) as bench:
-                rows += _beside(bench, f"choosing among {workers} workers, {admission}", "select", SELECT_TIMES, microseconds(), wanted)
+                rows += _beside(bench, f"choosing among {workers} workers, {admission}", "select", SELECT_TIMES, microseconds())
             left_out += bench.left_out
     return rows, left_out
 
 
-def _beside(bench: Bench, row: str, operation: str, times: int, scale: Scale, wanted: float | None = 1.0) -> list[Row]:
+def _beside(bench: Bench, row: str, operation: str, times: int, scale: Scale) -> list[Row]:
     seconds = bench.rounds(operation, times)
     ours = seconds.pop("Springtide")
-    return [compared(row, scale, ours, theirs, name, wanted) for name, theirs in seconds.items()]
+    return [compared(row, scale, ours, theirs, name, 1.0) for name, theirs in seconds.items()]
 
 
 def full_index() -> list[Row]:
