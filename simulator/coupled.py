@@ -132,9 +132,9 @@ class _Instance:
 
     def _stepped(self) -> None:
         assert self._steps is not None
-        _, count = self._steps
+        began, count = self._steps
         self._steps = self._iteration = None
-        self._generated(self._decoding, count)
+        self._generated(self._decoding, count, (self._loop.now - began) / count)
         self._next()
 
     def _mixed(self, rows: list[tuple[_Sequence, int]]) -> None:
@@ -154,10 +154,10 @@ class _Instance:
         self._generated(decoding, 1)
         self._next()
 
-    def _generated(self, sequences: list[_Sequence], count: int) -> None:
+    def _generated(self, sequences: list[_Sequence], count: int, step_s: float = 0.0) -> None:
         for sequence in list(sequences):
             sequence.generated += count
-            self._records.tokens(sequence.index, count, self._loop.now)
+            self._records.tokens(sequence.index, count, self._loop.now, step_s)
             if sequence.generated >= sequence.request.output_tokens:
                 self._decoding.remove(sequence)
                 self._keep_output(sequence)

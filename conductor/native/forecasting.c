@@ -36,8 +36,8 @@ PyObject *forecast_pool(PyObject *Py_UNUSED(module), PyObject *args) {
     const double *survival = array(&buffers, survival_o, 0, 0);
     if (!survival) goto end;
     const Py_buffer *table = &buffers.held[buffers.count - 1];
-    if (table->ndim != 2) {
-        PyErr_SetString(PyExc_ValueError, "survival is [laws, bins]");
+    if (table->ndim != 2 || table->shape[1] < 1) {
+        PyErr_SetString(PyExc_ValueError, "survival is [laws, bins], with at least one bin");
         goto end;
     }
     Py_ssize_t num_laws = table->shape[0], bins = table->shape[1];

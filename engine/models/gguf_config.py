@@ -129,8 +129,25 @@ def _refuse_experts(keys: GGUFKeys) -> None:
         raise keys.refuse("expert_count", " (mixture of experts) is not supported")
 
 
+_NEUTRAL = {
+    "attention.scale": (0.0,),
+    "attention.causal": (True,),
+    "attn_logit_softcapping": (0.0,),
+    "final_logit_softcapping": (0.0,),
+    "logit_scale": (0.0,),
+    "rope.scaling.attn_factor": (1.0,),
+    "expert_shared_count": (0,),
+    "expert_weights_scale": (1.0, 0.0),
+    "expert_weights_norm": (True,),
+}
+"""What changes a model's results and is not computed here, with the values at which it changes nothing."""
+
+
 def _refuse_unknown(keys: GGUFKeys, context: int) -> None:
     """A window that is shorter than the context is refused because the files do not say which layers have it."""
+    for name, neutral in _NEUTRAL.items():
+        if keys.value(name, neutral[0]) not in neutral:
+            raise keys.refuse(name, f" is not supported; {neutral[0]} is")
     if 0 < keys.value("attention.sliding_window", 0) < context:
         raise keys.refuse("attention.sliding_window", f" is not supported; attention over the whole context of {context} is")
     if keys.file.metadata.get("split.count", 0) > 1:
@@ -138,13 +155,13 @@ def _refuse_unknown(keys: GGUFKeys, context: int) -> None:
         raise UnsupportedModel(f"{keys.file.path}: split.count {count}: GGUF files in several parts are not supported")
 
 
-def _llama(keys: GGUFKeys, architecture: str) -> ModelConfig:
+def _dense(keys: GGUFKeys, architecture: str) -> ModelConfig:
     _refuse_experts(keys)
     return _decoder(keys, architecture)
 
 
 def _qwen3(keys: GGUFKeys, architecture: str) -> ModelConfig:
-    return replace(_decoder(keys, architecture), head_norms=True)
+    return replace(_dense(keys, architecture), head_norms=True)
 
 
 def _qwen3_moe(keys: GGUFKeys, architecture: str) -> ModelConfig:
@@ -161,12 +178,12 @@ def _qwen3_moe(keys: GGUFKeys, architecture: str) -> ModelConfig:
 
 
 def _gemma(keys: GGUFKeys, architecture: str) -> ModelConfig:
-    decoder = _decoder(keys, architecture)
+    decoder = _dense(keys, architecture)
     return replace(decoder, activation="gelu_tanh", norms_add_one=True, embedding_scale=decoder.hidden_size**0.5)
 
 
-LLAMA = GGUFFamily("llama", _llama, interleaves_rotary=True)
-QWEN2 = GGUFFamily("qwen2", _decoder)
+LLAMA = GGUFFamily("llama", _dense, interleaves_rotary=True)
+QWEN2 = GGUFFamily("qwen2", _dense)
 QWEN3 = GGUFFamily("qwen3", _qwen3)
 QWEN3_MOE = GGUFFamily("qwen3moe", _qwen3_moe)
 GEMMA = GGUFFamily("gemma", _gemma, adds_one_to_norms=True)

@@ -100,7 +100,13 @@ def rope_from_hf(config: HFConfig, context: int) -> RopeConfig:
     values = config.fields.get(name) or {}
     if not isinstance(values, Mapping):
         raise ConfigError(f"{config.path}: {name} must be an object, not {values!r}")
-    rope = HFConfig(values, config.path)
+    nested = [key for key, value in values.items() if isinstance(value, Mapping)]
+    if nested:
+        raise config.refuse(f"{name}.{nested[0]}", values[nested[0]], "one rotation for all layers is")
+    # The base may stand beside the scaling, or in the other object.
+    beside = config.fields.get("rope_parameters")
+    beside = beside if isinstance(beside, Mapping) else {}
+    rope = HFConfig({"rope_theta": beside.get("rope_theta"), **values}, config.path)
     kind = values.get("rope_type") or values.get("type") or "default"
     if kind not in ROPE_KINDS:
         raise config.refuse(f"{name}.rope_type", kind, f"{', '.join(ROPE_KINDS)} are")

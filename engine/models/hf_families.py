@@ -59,7 +59,7 @@ def _gemma(config: HFConfig, architecture: str) -> ModelConfig:
     named = config.fields.get("hidden_activation")
     if named not in (None, "gelu_pytorch_tanh"):
         raise config.refuse("hidden_activation", named, "'gelu_pytorch_tanh' is")
-    if config.fields.get("hidden_act") == "gelu":
+    if named is not None or config.fields.get("hidden_act") == "gelu":
         config = HFConfig({**config.fields, "hidden_act": "gelu_pytorch_tanh"}, config.path)
     decoder = decoder_from_hf(config, architecture)
     _refuse_windows(config, decoder)

@@ -29,7 +29,7 @@ from springtide.rpc.common_pb2 import TokenOutput
 class Gateway(Protocol):
     """What a decode instance needs of it."""
 
-    def on_decode(self, instance_id: InstanceId, output: TokenOutput) -> None: ...
+    def on_decode(self, instance_id: InstanceId, output: TokenOutput, step_s: float) -> None: ...
 
     def on_refused_late(self, attempt_id: AttemptId) -> None: ...
 
@@ -80,6 +80,8 @@ class SimDecode:
         self._job: Job | None = None
         store.notify = self.tell
         self.busy_s = 0.0
+        self._step_s = 0.0
+        """Of the steps that ended last, the mean."""
         self.tell(storage.StoreUp(store.pool.num_slots))
 
     def tell(self, event: ev.Event) -> None:
@@ -141,7 +143,7 @@ class SimDecode:
                 self._run(action)
             case Reply(_, outputs):
                 for output in outputs:
-                    self._gateway.on_decode(self.instance_id, output)
+                    self._gateway.on_decode(self.instance_id, output, self._step_s)
             case _:
                 self.store.order(action)
 
@@ -165,5 +167,6 @@ class SimDecode:
         self._steps = self._job = None
         seconds = self._loop.now - steps.began
         self.busy_s += seconds
+        self._step_s = seconds / steps.count
         tokens = (TOKEN,) * steps.count
-        self.tell(ev.StepDone(steps.run.step_id, [tokens] * len(steps.run.batch), 1000 * seconds / steps.count))
+        self.tell(ev.StepDone(steps.run.step_id, [tokens] * len(steps.run.batch), 1000 * self._step_s))

@@ -56,6 +56,8 @@ class SimGateway:
     ) -> None:
         self.records = records
         self._block_tokens, self._rpc_s, self._late_door = block_tokens, rpc_s, late_door
+        self._step_s = 0.0
+        """Between the tokens that came last."""
         self._loop, self._conductor = loop, conductor
         self._prefills, self._decodes = prefills, decodes
         self._core = GatewayCore(Limits())
@@ -110,7 +112,8 @@ class SimGateway:
             )
         )
 
-    def on_decode(self, instance_id: InstanceId, output: pb.TokenOutput) -> None:
+    def on_decode(self, instance_id: InstanceId, output: pb.TokenOutput, step_s: float) -> None:
+        self._step_s = step_s
         if output.HasField("failure"):
             self._mailbox.post(_failed(output, "decode"))
         else:
@@ -150,7 +153,7 @@ class SimGateway:
     def _do(self, action: ev.Action) -> None:
         match action:
             case ev.Emit(request_id, tokens):
-                self.records.tokens(int(request_id), len(tokens), self._loop.now + self._rpc_s)
+                self.records.tokens(int(request_id), len(tokens), self._loop.now + self._rpc_s, self._step_s)
             case ev.Schedule():
                 self._loop.after(self._rpc_s, lambda: self._schedule(action))
             case ev.StartDecode():

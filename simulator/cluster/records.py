@@ -51,10 +51,13 @@ class Records:
     def num_rejected(self) -> dict[str, int]:
         return dict(zip(self.reasons, self._num_rejected, strict=True))
 
-    def tokens(self, index: int, count: int, now: float) -> None:
-        """So many tokens came, the last one just now."""
+    def tokens(self, index: int, count: int, now: float, step_s: float = 0.0) -> None:
+        """So many tokens came, the last one just now and each `step_s` after the one before; since those that came earlier, any time may
+        have passed."""
         if self.output_tokens[index]:
-            self.gaps.add(1000 * (now - self.last_token_s[index]) / count, count)
+            self.gaps.add(1000 * (now - self.last_token_s[index] - (count - 1) * step_s), 1)
+            if count > 1:
+                self.gaps.add(1000 * step_s, count - 1)
         else:
             self.first_token_s[index] = now
             self.ttft_ms[index] = 1000 * (now - self.requests[index].arrival_s)

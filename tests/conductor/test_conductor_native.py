@@ -164,3 +164,19 @@ def test_rows_that_name_what_is_not_there_are_refused() -> None:
         native.decode(np.zeros((8, 1)), one + 5, one, np.empty((1, 1)), np.empty((4, 1), np.int64), 1)
     with pytest.raises(ValueError, match="wanted"):
         native.decode(np.zeros((8, 1)), one, one, np.empty((1, 1)), np.empty((3, 1), np.int64), 1)
+
+
+def test_looking_ahead_over_what_is_not_there_is_refused() -> None:
+    instances = np.ones((plain_forecasting.INSTANCE_FIGURES, 2))
+    attempts, batches = np.ones((plain_forecasting.ATTEMPT_FIGURES, 1)), np.empty((plain_forecasting.BATCH_FIGURES, 2))
+    first, survival = np.zeros(1, np.int64), np.ones((1, 4))
+    for places, laws, shares, error in (
+        (first + 2, first, survival, IndexError),
+        (first, first - 1, survival, IndexError),
+        (first, first, np.ones((1, 0)), ValueError),
+        (first, first, np.ones(4), ValueError),
+    ):
+        with pytest.raises(error):
+            native.pool(instances, attempts, places, laws, shares, batches, 1, 0.0, 1.0, True)
+    with pytest.raises(IndexError):
+        native.with_one_more(instances, batches, 2, 1)

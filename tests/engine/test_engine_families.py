@@ -204,6 +204,11 @@ def _with(tmp_path: Path, family: str, **fields: Any) -> Path:
         ("Qwen2", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ("Qwen3", {"layer_types": ["full_attention", "chunked_attention", "full_attention"]}, "layer_types 'chunked_attention'"),
         ("Qwen3Moe", {"layer_types": ["sliding_attention"] * 3}, "layer_types 'sliding_attention' is not supported"),
+        (
+            "Qwen3",
+            {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}},
+            "rope_parameters.full_attention .* is not supported; one rotation for all layers is",
+        ),
         ("Gemma2", {}, "architecture 'Gemma2ForCausalLM' is not supported; supported: LlamaForCausalLM, Mistral.*, GemmaForCausalLM"),
         ("Mixtral", {}, "architecture 'MixtralForCausalLM' is not supported"),
         ("Qwen2Moe", {}, "architecture 'Qwen2MoeForCausalLM' is not supported"),
@@ -262,3 +267,15 @@ def test_missing_experts_are_named(tmp_path: Path, fused: bool) -> None:
     # The router, which is read first, is what a smaller number of experts shows in.
     with pytest.raises(ConfigError, match=r"'model.layers.0.mlp.gate.weight' has shape \[6, 64\], the configuration says \[7, 64\]"):
         load_model(describe(str(path)), "float32")
+
+
+def test_gemmas_own_field_names_its_activation(tmp_path: Path) -> None:
+    path = _with(tmp_path, "Gemma", hidden_activation="gelu_pytorch_tanh", hidden_act="silu")
+    assert read_config(path).activation == "gelu_tanh"
+
+
+def test_the_rotations_base_may_stand_beside_its_scaling(tmp_path: Path) -> None:
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    path = _with(tmp_path, "Llama", rope_scaling=scaling, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    rope = read_config(path).rope
+    assert (rope.kind, rope.theta) == ("linear", 5e5)

@@ -206,6 +206,8 @@ def test_rope_scaling_is_read(tmp_path: Path, kind: str) -> None:
     [
         ({"llama__expert_count": 8}, "llama.expert_count 8 .mixture of experts. is not supported"),
         ({"llama__attention__sliding_window": 1024}, "llama.attention.sliding_window 1024 is not supported"),
+        ({"llama__attention__scale": 0.5}, "llama.attention.scale 0.5 is not supported"),
+        ({"llama__final_logit_softcapping": 30.0}, "llama.final_logit_softcapping 30.0 is not supported"),
         ({"llama__rope__scaling__type": "longrope"}, "llama.rope.scaling.type 'longrope' is not supported"),
         ({"llama__rope__dimension_count": 8}, "llama.rope.dimension_count 8 is not supported; it must equal the head size, 16"),
     ],
