@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conductor.core import plain_forecasting as plain
+from conductor.core.estimates import Floats
 from conductor.core.forecasting import pool, with_one_more
 from conductor.core.output_lengths import OutputLengths
-from conductor.core.plain_forecasting import Floats
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId, InstanceId
 

@@ -12,7 +12,8 @@ from collections import OrderedDict
 
 import numpy as np
 
-from conductor.core.plain_forecasting import BINS_PER_ROOT, Floats
+from conductor.core.estimates import Floats
+from conductor.core.plain_forecasting import BINS_PER_ROOT
 
 CLUSTER = 0
 """The law that holds for everybody."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from conductor.core.estimates import Floats, Ints
 
 INSTANCE_FIGURES = 11
 (
