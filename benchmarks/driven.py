@@ -18,12 +18,13 @@ from types import TracebackType
 import psutil
 from rich.console import Console
 
-from benchmarks.drivers.protocol import end
+from benchmarks.drivers.protocol import end_group
 from benchmarks.results import Row
 
 CHECKOUT = Path(__file__).parents[1]
 OURS = Path(sys.executable)
 PEERS = CHECKOUT / ".venv-peers" / "bin" / "python"
+PEERS_VLLM = CHECKOUT / ".venv-peers-vllm" / "bin" / "python"
 ROUNDS = 9
 WARM_UP = 0.2
 """Repetitions before those that count, as a share of them."""
@@ -105,13 +106,17 @@ class Running:
         self._signal(signal.SIGSTOP)
         return statistics.median(durations[warm_up:])
 
+    def memory_bytes(self) -> int:
+        """Of the driver and its children now: what is theirs alone, and their share of what is not (PSS)."""
+        driver = psutil.Process(self._process.pid)
+        return sum(process.memory_full_info().pss for process in (driver, *driver.children(recursive=True)))
+
     def close(self) -> None:
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        end(self._process)
-        self._signal(signal.SIGKILL)
+        end_group(self._process)
         self._log.close()
 
     def _answer(self) -> list[float]:
@@ -161,11 +166,15 @@ class Bench:
         for running in self._running.values():
             running.close()
 
-    def rounds(self, operation: str, times: int) -> dict[str, list[float]]:
+    def memory_bytes(self) -> dict[str, int]:
+        """Of every driver that runs, as it is now."""
+        return {name: running.memory_bytes() for name, running in self._running.items()}
+
+    def rounds(self, operation: str, times: int, rounds: int = ROUNDS) -> dict[str, list[float]]:
         """Seconds of every driver that runs, round by round: the median of `times` repetitions each. Every other round is in the reverse
         order, so that nobody always comes after the same neighbour."""
         seconds: dict[str, list[float]] = {name: [] for name in self._running}
-        for index in range(ROUNDS):
+        for index in range(rounds):
             order = list(self._running.values())
             for running in order if index % 2 == 0 else reversed(order):
                 seconds[running.driver.name].append(running.measure(operation, times))

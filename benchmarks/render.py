@@ -14,6 +14,8 @@ HEADER = """# Performance
 
 Rendered by `make performance` from `benchmarks/results/*.json`, which the commands below write. Figures are medians, with the least and
 the greatest run in brackets where there were several; a ratio above one means that ours is the better.
+
+Nothing has been run on a GPU yet, neither the tests nor `make bench-gpu`: every figure is of a CPU.
 """
 
 

@@ -13,7 +13,9 @@ STEP_SECONDS = Histogram(
     "Time of one step",
     buckets=(0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5),
 )
-TOKENS = Counter("springtide_decode_tokens", "Tokens generated, without the first ones, which the prefill side samples")
+TOKENS = Counter("springtide_decode_tokens", "Tokens generated, without the first ones")
+INLINED = Counter("springtide_decode_inlined", "Prompts that were computed here and not by a prefill group")
+INLINED_TOKENS = Counter("springtide_decode_inlined_tokens", "Tokens of prompts computed here")
 PREEMPTIONS = Counter("springtide_decode_preemptions", "Sequences that gave their slots to an older one")
 DOOR_REJECTIONS = Counter("springtide_decode_door_rejections", "Attempts refused at the door because the step would miss its objective")
 FAILURES = Counter("springtide_decode_failures", "Attempts that failed here", ["code"])

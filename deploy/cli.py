@@ -145,8 +145,9 @@ def profile(
     model: Annotated[str, typer.Option(help="'demo', a Hugging Face directory or a GGUF file")] = "demo",
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32")] = "bfloat16",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="of one engine; default: the machine's cores, halved for a prefill and a decode")
+        int | None, typer.Option(min=1, help="of each rank; default: the machine's cores, shared by a prefill and a decode engine")
     ] = None,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="processes that share out the layers of one engine")] = 1,
     block_tokens: Annotated[int, typer.Option(min=8, max=1024)] = 64,
     max_context: Annotated[int, typer.Option(min=256, help="longest context measured, in tokens")] = 2048,
     output: Annotated[Path, typer.Option("--output", "-o", help="for `springtide up --profile`")] = Path("profile.json"),
@@ -155,7 +156,7 @@ def profile(
     from deploy.commands.profile import ProfileOptions
     from deploy.commands.profile import profile as measure
 
-    measure(ProfileOptions(model, dtype, threads, block_tokens, max_context, output))
+    measure(ProfileOptions(model, dtype, threads, tensor_parallel, block_tokens, max_context, output))
 
 
 @bench.command("serve")

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from springtide.sampling import SamplingParams
+
+Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceChunk:
     """One sequence's share of a batch: compute `token_ids` at positions `start`, `start + 1`, …, writing their K and V into `slots`
-    (slot i holds positions [i * block_tokens, (i + 1) * block_tokens)) and attending to everything before in them."""
+    (slot i holds positions [i * block_tokens, (i + 1) * block_tokens)) and attending to everything before in them. A batch has one chunk
+    of a sequence at most."""
 
     token_ids: Sequence[int]
     start: int
-    slots: Sequence[int]
+    slots: Sequence[int] | Int32Array
     wants_logits: bool = True
     """Of the last token."""
 

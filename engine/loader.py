@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from engine import backends
+from engine.device.base import Device
 from engine.files import read_config
 from engine.gguf_file import read_gguf
 from engine.models.base import Model
@@ -13,6 +15,7 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.gguf_weights import gguf_weights
 from engine.models.registry import for_gguf
+from engine.tensor_parallel.shard import OneRank, Ranks, check_degree
 from engine.weights.base import Weights
 from engine.weights.safetensors import SafetensorsWeights
 from springtide.errors import ConfigError
@@ -21,8 +24,17 @@ from springtide.modelinfo import ModelInfo
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def load_model(info: ModelInfo, dtype: str, layers: tuple[int, int] | None = None) -> Model:
-    """Of `layers` [begin, end) or all of them, its weights and activations in `dtype` ('bfloat16' or 'float32').
+def load_model(
+    info: ModelInfo,
+    dtype: str,
+    layers: tuple[int, int] | None = None,
+    kernels: str = "auto",
+    ranks: Ranks | None = None,
+    device: Device | None = None,
+) -> Model:
+    """Of `layers` [begin, end) or all of them, its weights and activations in `dtype` ('bfloat16' or 'float32'), computed with `kernels`
+    (engine.backends.Kernels); of these the part of one of several `ranks`. On `device`, which the calling thread uses from then on, or on
+    the CPU.
 
     Raises ConfigError when tensors are missing or have wrong shapes, UnsupportedModel as `describe` does.
     """
@@ -30,11 +42,16 @@ def load_model(info: ModelInfo, dtype: str, layers: tuple[int, int] | None = Non
         raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     path = Path(info.path)
     config = read_config(path)
+    ranks = ranks or OneRank()
+    check_degree(config, ranks.shard.size)
     begin, end = layers if layers is not None else (0, config.layers)
     if not 0 <= begin < end <= config.layers:
         raise ValueError(f"layers must be a range within 0..{config.layers}, not {begin}..{end}")
+    if device is not None and device.is_cuda:
+        torch.cuda.set_device(device.torch_device)
     with torch.inference_mode():
-        return Decoder(config, _open(path, config), DTYPES[dtype], begin, end)
+        backend = backends.choose(config, DTYPES[dtype], kernels, device)
+        return Decoder(config, _open(path, config), DTYPES[dtype], backend, ranks, begin, end)
 
 
 def _open(path: Path, config: ModelConfig) -> Weights:

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from engine.base import SamplingRow
+from engine.device.sampling import sample_together
+from engine.device.upload import upload, upload_floats
 from springtide.sampling import SampledToken, SamplingParams
 
 _FIRST_CANDIDATES = 1024
@@ -23,11 +25,14 @@ _FIRST_CANDIDATES = 1024
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
     """One token for each row of `logits`, float32 [rows, vocab], which is left as it is. Log-probabilities are those after bias and
-    penalties, before temperature."""
+    penalties, before temperature. On a device all rows are drawn together; on a CPU, whose caches hold one row, one by one."""
     if len(rows) != len(logits):
         raise ValueError(f"{len(rows)} sampling rows for {len(logits)} rows of logits")
     with torch.inference_mode():
         adjusted = _adjusted(logits, rows)
+        if logits.device.type != "cpu":
+            draws = [0.0 if row.params.greedy else uniform(row.params.seed, len(row.output_ids)) for row in rows]
+            return sample_together(adjusted, [row.params for row in rows], draws)
         tokens = torch.argmax(adjusted, -1).tolist() if any(row.params.greedy for row in rows) else [0] * len(rows)
         for index, row in enumerate(rows):
             if not row.params.greedy:
@@ -60,17 +65,18 @@ def _changes_logits(params: SamplingParams) -> bool:
 
 def _adjust(logits: torch.Tensor, row: SamplingRow) -> None:
     """In place, [vocab]."""
-    params = row.params
+    params, device = row.params, logits.device
     if params.logit_bias:
-        logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()))
+        (biased,) = upload([list(params.logit_bias)], device)
+        logits[biased] += upload_floats([list(params.logit_bias.values())], device)[0].float()
     if params.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(np.concatenate((_array(row.prompt_ids), _array(row.output_ids)))))
+        (seen,) = upload([np.unique(np.concatenate((_array(row.prompt_ids), _array(row.output_ids))))], device)
         values = logits[seen]
         logits[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     if row.output_ids and (params.presence_penalty or params.frequency_penalty):
-        tokens, counts = np.unique(_array(row.output_ids), return_counts=True)
-        penalty = params.presence_penalty + params.frequency_penalty * torch.from_numpy(counts)
-        logits[torch.from_numpy(tokens)] -= penalty.float()
+        tokens, counts = upload(np.unique(_array(row.output_ids), return_counts=True), device)
+        penalty = params.presence_penalty + params.frequency_penalty * counts
+        logits[tokens] -= penalty.float()
 
 
 def _array(token_ids: Sequence[int]) -> np.ndarray:

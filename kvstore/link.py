@@ -113,8 +113,8 @@ class StoreLink:
         on_notice: NoticeHandler,
         on_lost: LostHandler,
     ) -> None:
-        self._memory = memory
-        self._attachment = attachment
+        self.memory, self.attachment = memory, attachment
+        """As `attach_arena` returned them; this link closes them."""
         self._channel = channel
         self._stream = stream
         self._commands = commands
@@ -144,7 +144,7 @@ class StoreLink:
                 greeting = await stream.read()
                 if not isinstance(greeting, pb.StoreNotice) or not greeting.HasField("hello"):
                     raise PeerLost(f"the store at {store_socket} closed at once")
-                memory, attachment = await asyncio.to_thread(_attach, arena_socket, engine_identity(hello))
+                memory, attachment = await asyncio.to_thread(attach_arena, arena_socket, engine_identity(hello))
         except (grpc.aio.AioRpcError, TimeoutError, PeerLost) as error:
             await channel.close(None)
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "no answer"
@@ -205,12 +205,12 @@ class StoreLink:
     def _unmap(self) -> None:
         """The mapping goes with the last view of it, which may be the engine's."""
         self.arena = np.empty(0, np.uint8)
-        self._memory.close()
-        self._attachment.close()
+        self.memory.close()
+        self.attachment.close()
 
 
-def _attach(arena_socket: Path, engine: Identity) -> tuple[SharedMemory, socket.socket]:
-    """The socket tells the store that this engine may write, until it is closed. Blocks. Raises PeerLost."""
+def attach_arena(arena_socket: Path, engine: Identity) -> tuple[SharedMemory, socket.socket]:
+    """The socket tells the store that a process of this engine may write, until it is closed. Blocks. Raises PeerLost."""
     memory, attachment = attach_session(arena_socket, False, CONNECT_TIMEOUT_S)
     try:
         attachment.sendall(introduction(engine))

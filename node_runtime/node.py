@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
+from engine.base import Int32Array
 from engine.runner import ModelRunner
 from kvstore.link import StoreLink
 from node_runtime import load, storage
+from node_runtime.arenas import shared_arena
 from node_runtime.departure import Departure, Role
 from node_runtime.events import Abort, SessionEnded, Tick
 from node_runtime.model_thread import ModelThread
 from node_runtime.requests import Request, parse_request
 from node_runtime.sessions import Sessions
+from node_runtime.slotuse import SlotUse
 from springtide.clock import Clock
 from springtide.errors import InvalidRequest, PeerLost
 from springtide.ids import Incarnation
@@ -55,6 +58,7 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         self._info = info
         self._clock = clock
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
+        self._slot_use = SlotUse()
 
     async def run(self) -> None:
         """Until cancelled. What the core decides wrongly is an error of this process: it ends, and is started afresh."""
@@ -63,7 +67,7 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
             while True:
                 event = await self._inbox.get()
                 for action in self._core.handle(event, self._clock.now()):
-                    self._act(action)
+                    self.act(action)
                 self.handled(event)
         finally:
             ticking.cancel()
@@ -71,11 +75,24 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
     def tell(self, event: Any) -> None:
         self._inbox.put_nowait(event)
 
-    def _act(self, action: ActionT) -> None:
+    def act(self, action: ActionT) -> None:
+        """Does what the core decided. Must not block."""
         if not isinstance(action, storage.Order):
             self.perform(action)
         elif self.link is not None:
             self.link.send(storage.to_command(action))
+        if isinstance(action, storage.Release) and (gone := self._slot_use.give_back(action.attempt_id)):
+            # The model's thread hears of it before any pass in which there is something else in them.
+            self.forget(gone)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """No attempt of this engine uses them any more."""
+        self.thread.run(self.runner.forget, slots)
+
+    def note_slots(self, attempt_id: str, slots: Sequence[int] | Int32Array) -> None:
+        """A pass of the attempt over these is about to be launched."""
+        if self.runner.keeps_pages:
+            self._slot_use.note(attempt_id, slots)
 
     async def _tick(self) -> None:
         while True:
@@ -169,13 +186,30 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
 
     async def attach(self, link: StoreLink, incarnation: Incarnation) -> None:
         """The engine computes in the link's arena from now on: once the model's thread has left the one before."""
-        await self.thread.run(self.runner.set_arena, link.arena, link.num_slots)
+        await self.thread.run(self.runner.set_arena, shared_arena(link.memory, link.attachment), link.num_slots)
+        await self.thread.run(self.runner.warm_up)
         self.link, self.incarnation = link, incarnation
         self.store_load = storage.StoreLoad(link.num_slots, link.num_slots)
-        self.tell(storage.StoreUp(link.num_slots))
+        # What is computed on a device must have room there, too.
+        pages = self.runner.most_blocks if self.runner.keeps_pages else None
+        self.tell(storage.StoreUp(min(link.num_slots, self.runner.most_blocks), pages))
+
+    async def broken(self) -> PeerLost:
+        """Returns when the engine can go on only from the beginning, as after the loss of its store, for another reason than that."""
+        never: asyncio.Future[PeerLost] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def at_rest(self) -> None:
+        """Returns when nothing of the engine writes into the arena of the store that it was detached from."""
+        await self.thread.run(self.runner.leave_arena)
+
+    async def close(self) -> None:
+        """Ends what belongs to it beside its thread."""
+        await self.thread.run(self.runner.close)
 
     def detach(self, error: PeerLost) -> None:
         """The store is gone, and every slot with it. A pass under way ends on memory that stays mapped until then."""
         self.link = None
+        self._slot_use.clear()
         self.store_load = storage.StoreLoad(0, 0)
         self.tell(storage.StoreLost(error.message))

@@ -7,19 +7,22 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
+import torch
 from grpc_health.v1 import health_pb2
 
 from engine.base import SequenceChunk
 from engine.loader import load_model
 from engine.runner import ModelRunner
+from engine.tensor_parallel.runner import Parallel, TensorParallelRunner
 from kvstore.link import StoreLink
 from node_runtime.costs import cost_model
 from node_runtime.departure import Role, become, drained
+from node_runtime.devices import devices_of
 from node_runtime.model_thread import ModelThread, default_threads
 from node_runtime.node import EngineNode
 from springtide.blocks import blocks_for
@@ -28,12 +31,15 @@ from springtide.cost import DecodeCost, PrefillCost
 from springtide.errors import PeerLost
 from springtide.ids import new_incarnation
 from springtide.membership import Member, Membership
-from springtide.process import ProcessArguments
+from springtide.process import ProcessArguments, end_process
 from springtide.rpc import channels, store_pb2
 from springtide.rpc.health import add_health
 from springtide.telemetry import serve_metrics
 
 CostT = TypeVar("CostT", PrefillCost, DecodeCost)
+T = TypeVar("T")
+Prepare: TypeAlias = "Callable[[ModelThread], Coroutine[Any, Any, EngineNode[Any, Any, Any]]]"
+"""Loads, warms up and measures; returns a server that is ready to run. Cancelled when the process is to stop before that."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +48,8 @@ SCRATCH_TOKENS = 2560
 RETRY_S = 0.2
 SAY_EVERY_S = 5.0
 STOP_GRACE_S = 0.5
+RANK_GRACE_S = 60.0
+"""For one rank to wait for another, beside what a pass may wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,65 +75,99 @@ class Kind(Generic[CostT]):
 
 
 async def serve(arguments: ProcessArguments, kind: Kind[CostT], stop: asyncio.Event) -> None:
-    """Until `stop`, or an error of the core, which is raised. Does not return after an order to switch the role."""
-    config = arguments.config
-    thread = ModelThread(kind.threads or default_threads(config.prefill + config.decode))
-    try:
-        runner = await thread.run(_load, arguments)
-        if stop.is_set():
-            return
+    """Serves an engine that has the whole model to itself; as `serve_node`."""
+
+    async def prepare(thread: ModelThread) -> EngineNode[Any, Any, Any]:
+        runner = await thread.run(load_runner, arguments, kind.role)
         cost = await thread.run(_cost_of, arguments, kind, runner)
+        return kind.build(Parts(arguments, runner, thread, MonotonicClock()), cost)
+
+    await serve_node(arguments, kind.role, kind.threads, prepare, stop)
+
+
+async def serve_node(arguments: ProcessArguments, role: Role, threads: int | None, prepare: Prepare, stop: asyncio.Event) -> None:
+    """Until `stop`, or an error of the core, which is raised. Does not return after an order to switch the role. `threads`: as in Kind."""
+    thread = ModelThread(threads or default_threads(arguments.config.num_engines))
+    node: EngineNode[Any, Any, Any] | None = None
+    try:
+        node = await _unless(stop.wait(), prepare(thread))
+        if node is None:
+            return
         clock = MonotonicClock()
-        node = kind.build(Parts(arguments, runner, thread, clock), cost)
         server = channels.new_server()
         node.register(server)
         ready = add_health(server)
         port = server.add_insecure_port(f"{arguments.bind_host}:0")
         await server.start()
         address = f"{arguments.bind_host}:{port}"
-        member = _Announcement(arguments, kind.role, address, serve_metrics(arguments.bind_host), ready)
+        member = _Announcement(arguments, role, address, serve_metrics(arguments.bind_host), ready)
         try:
             await _first_of(stop, node.run(), _stay_connected(arguments, node, member), _depart(node, member, clock))
         finally:
             await server.stop(STOP_GRACE_S)
     finally:
+        if node is not None:
+            await node.close()
         await thread.close()
     if node.departure.order is not None and not stop.is_set():
         become(node.departure.order.role)
 
 
-def _load(arguments: ProcessArguments) -> ModelRunner:
-    """The model over memory of its own, until there is a store's arena to compute in."""
+def load_runner(arguments: ProcessArguments, role: Role, layers: tuple[int, int] | None = None) -> ModelRunner:
+    """The model, or its layers [begin, end), over memory of its own, until there is a store's arena to compute in. On the model's thread:
+    further ranks have as many threads as this one."""
     started = time.perf_counter()
     info, config = arguments.model_info, arguments.config
     spec = info.kv_spec(config.dtype, config.kv.block_tokens)
     num_slots = blocks_for(SCRATCH_TOKENS, spec.block_tokens)
-    runner = ModelRunner(load_model(info, config.dtype), spec, np.zeros(num_slots * spec.bytes_per_slot, np.uint8), num_slots)
-    logger.info("loaded %s in %.1f s", info.name, time.perf_counter() - started)
+    scratch = np.zeros(num_slots * spec.bytes_per_slot, np.uint8)
+    devices = devices_of(arguments, role)
+    if len(devices) == 1:
+        model = load_model(info, config.dtype, layers, config.kernels, device=devices[0])
+        runner = ModelRunner(model, spec, scratch, num_slots)
+    else:
+        # A pass may wait for a prefix as long as a lease lasts.
+        timeout_s, meeting = config.kv.lease_s + RANK_GRACE_S, arguments.run_dir / f"{arguments.instance_id}.ranks"
+        parallel = Parallel(devices, torch.get_num_threads(), timeout_s, meeting, on_lost=end_process)
+        runner = TensorParallelRunner.start(info, config.dtype, spec, scratch, num_slots, parallel, layers, config.kernels)
+    which = "" if layers is None else f"layers {layers[0]} to {layers[1] - 1} of "
+    place, kernels = ", ".join(str(device.torch_device) if device is not None else "CPU" for device in devices), runner.model.backend.name
+    logger.info("loaded %s%s in %.1f s: %s, %s kernels", which, info.name, time.perf_counter() - started, place, kernels)
     return runner
 
 
 def _cost_of(arguments: ProcessArguments, kind: Kind[CostT], runner: ModelRunner) -> CostT:
-    """Warms the model up, too."""
+    """Warms the model up, too: a step and a chunk of a prompt, whose kernels may be others, and may be compiled only when they are used."""
     started = time.perf_counter()
     scratch = range(runner.num_slots)
-    runner.forward([SequenceChunk([0], 0, scratch)])
+    for chunk in ([0], [0, 0]):
+        runner.forward([SequenceChunk(chunk, 0, scratch)])
     cost = cost_model(kind.cost, kind.role, arguments.config.profile, lambda: kind.measure(runner, scratch))
     logger.info("%s in %.1f s", cost, time.perf_counter() - started)
     return cost
 
 
+async def _first_done(work: Collection[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
+    """Those that have ended when the first one has; the others are cancelled."""
+    try:
+        done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        return done
+    finally:
+        for one in work:
+            one.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+
+async def _unless(stop: Awaitable[object], work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns, or None when `stop` does before; then it is cancelled."""
+    working = asyncio.ensure_future(work)
+    return working.result() if working in await _first_done((working, asyncio.ensure_future(stop))) else None
+
+
 async def _first_of(stop: asyncio.Event, *work: Any) -> None:
     """Runs everything until `stop` is set or one of them ends, whose error is raised; then cancels the rest."""
-    tasks = [asyncio.ensure_future(one) for one in (stop.wait(), *work)]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in await _first_done([asyncio.ensure_future(one) for one in (stop.wait(), *work)]):
+        task.result()
 
 
 @dataclass(slots=True)
@@ -197,15 +239,22 @@ async def _stay_connected(arguments: ProcessArguments, node: EngineNode[Any, Any
         lost: asyncio.Future[PeerLost] = asyncio.get_running_loop().create_future()
         link = await _connect(arguments, node, incarnation, lost)
         try:
-            await node.attach(link, incarnation)
-            await announcement.announce(link, incarnation)
-            logger.info("ready on %s, %d slots", announcement.address, link.num_slots)
-            error = await lost
+            await _unless(asyncio.shield(lost), node.attach(link, incarnation))
+            if not lost.done():
+                await announcement.announce(link, incarnation)
+                logger.info("ready on %s, %d slots", announcement.address, link.num_slots)
+            error = lost.result() if lost.done() else await _first_error(lost, node.broken())
             logger.warning("%s; connecting again", error)
             node.detach(error)
         finally:
             await announcement.withdraw()
-            await link.close(node.thread.at_rest)
+            await link.close(node.at_rest)
+
+
+async def _first_error(*errors: Awaitable[PeerLost]) -> PeerLost:
+    done = await _first_done([asyncio.ensure_future(error) for error in errors])
+    error: PeerLost = next(iter(done)).result()
+    return error
 
 
 async def _connect(

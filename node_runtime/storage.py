@@ -121,6 +121,8 @@ class Grown:
 class HandedOver:
     attempt_id: str
     num_bytes: int
+    span_ms: float = 0.0
+    write_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,9 @@ class StoreUp:
     """Connected to a store with an empty account for this engine."""
 
     num_slots: int
+    """Of one attempt at most."""
+    pages: int | None = None
+    """So many blocks a step or a pass may have at once; None: as many as there are."""
 
 
 @dataclass(frozen=True, slots=True)

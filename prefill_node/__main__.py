@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from node_runtime.process import serve
-from prefill_node.server.server import kind
+from prefill_node.server.starting import serve
 from springtide.process import parse_arguments, run
 
 
 def main() -> None:
     arguments = parse_arguments("The engine of a prefill group: computes prompts and hands them over to decode nodes.")
-    run("prefill", arguments, lambda stop: serve(arguments, kind(arguments), stop))
+    run("prefill", arguments, lambda stop: serve(arguments, stop))
 
 
 if __name__ == "__main__":

@@ -23,4 +23,10 @@ HAND_OVER_TAIL_SECONDS = Histogram(
     "From the first token until the decode node has the whole prompt",
     buckets=LATENCY_BUCKETS_S,
 )
+TRANSFER_SECONDS = Counter(
+    "springtide_prefill_transfer_seconds",
+    "Fetches of prefixes, from the order to the last layer, and writes of hand-overs: hidden behind computing, or waited for",
+    ["transfer", "part"],
+)
+STAGE_BUSY_SECONDS = Counter("springtide_prefill_stage_busy_seconds", "Processor time of the thread that runs a stage's layers", ["stage"])
 FAILURES = Counter("springtide_prefill_failures", "Attempts that failed here", ["code"])

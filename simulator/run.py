@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from conductor.core.settings import ConductorSettings
+from prefill_node.core.split import configured_split, split
 from simulator.cluster import Cluster, Options
 from simulator.coupled import CoupledOptions, run_coupled
 from simulator.hardware import KNOWN, Hardware, from_profile, load
 from simulator.result import result_of
 from simulator.workload import Workload
-from springtide.config import ClusterConfig, load_config
+from springtide.config import ClusterConfig, PrefillConfig, load_config
 from springtide.errors import ConfigError
 from springtide.kvspec import KVSpec
 from springtide.modelinfo import ModelInfo
@@ -115,6 +116,12 @@ def simulate(plan: Plan) -> dict[str, Any]:
     return result
 
 
+def _stage_shares(config: PrefillConfig, num_layers: int) -> tuple[float, ...]:
+    """All layers take as long. Raises ConfigError."""
+    ranges = configured_split(config, num_layers) or split([1.0] * num_layers, config.stages)
+    return tuple(len(layers) / num_layers for layers in ranges)
+
+
 def options_of(plan: Plan) -> Options:
     config = config_of(plan)
     return Options(
@@ -122,6 +129,7 @@ def options_of(plan: Plan) -> Options:
         prefill=plan.prefill,
         decode=plan.decode,
         conductor=ConductorSettings.of(config, _model_info(plan.hardware)),
+        stage_shares=_stage_shares(config.prefill_node, plan.hardware.num_layers),
         eviction=config.kv.eviction,
         prefill_tokens=plan.prefill_tokens,
         decode_tokens=plan.decode_tokens,

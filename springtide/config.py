@@ -26,6 +26,9 @@ _API_KEY = re.compile(r"sha256:[0-9a-f]{64}")
 _NOT_SCALAR = {
     "server.api_keys": "{sha256:<64 digits>: acme}",
     "kv.transports": "[shm, tcp]",
+    "prefill_node.stage_layers": "[8, 8, 7, 7]",
+    "prefill_node.devices": "[0, 1]",
+    "decode_node.devices": "[2, 3]",
     "kv.rdma_devices": "[mlx5_0, mlx5_1]",
     "kv.tenant_quotas": "{acme: 512MiB}",
     "conductor.tenant_weights": "{acme: 2}",
@@ -117,13 +120,58 @@ class KVConfig(Section):
 
 
 class PrefillConfig(Section):
+    stages: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="processes that share the layers of a prefill group: chunk i+1 enters a stage as soon as chunk i has left it",
+    )
+    stage_layers: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None, description="layers of each stage; default: so that the slowest takes as little as possible, by measured cost"
+    )
     chunk_tokens: int = Field(512, ge=1, description="most tokens of one request prefilled in one pass; 'prefill_chunk' in the design")
-    threads: int | None = Field(None, ge=1, description="default: the machine's cores divided among its engines")
+    chunk_ms: float | None = Field(
+        None,
+        gt=0,
+        description="how long a pass should take at most: chunks of a long prompt become smaller, down to an eighth of `chunk_tokens`, "
+        "where attention is dear. Default: as long as the first `chunk_tokens` of a prompt take, or longer where small chunks would "
+        "cost more than a twentieth of the time",
+    )
+    tensor_parallel: int = Field(
+        1, ge=1, description="processes that share the heads of each layer, in each stage; the KV heads are a multiple of it"
+    )
+    devices: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None,
+        min_length=1,
+        description="numbers of the machine's cards, one for each process that runs the model: node after node, in each stage after stage, "
+        "in each rank after rank; counted round. Default: the machine's cards in turn, prefill groups first",
+    )
+    threads: int | None = Field(
+        None, ge=1, description="of each process that runs the model; default: the machine's cores divided among all such processes"
+    )
+
+    @model_validator(mode="after")
+    def _one_count_a_stage(self) -> PrefillConfig:
+        if self.stage_layers is not None and len(self.stage_layers) != self.stages:
+            raise ValueError(f"stage_layers must have a number for each of the {self.stages} stages, not {len(self.stage_layers)}")
+        return self
 
 
 class DecodeConfig(Section):
     max_batch: int = Field(64, ge=1, description="most sequences of one step")
-    threads: int | None = Field(None, ge=1, description="default: the machine's cores divided among its engines")
+    inline_tokens: int = Field(
+        0,
+        ge=0,
+        description="a prompt of which the decode node's own store lacks at most so many tokens is computed there, in one of its steps, "
+        "where that is predicted to be sooner than by a prefill group and the step to keep to the objective. 0: never",
+    )
+    overlap: bool = Field(True, description="prepare the next step while one runs; without it, the tokens are the same ones, later")
+    tensor_parallel: int = Field(1, ge=1, description="as in `prefill_node`; the two need not be the same")
+    devices: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(None, min_length=1, description="as in `prefill_node`")
+    cuda_graphs: bool = Field(
+        True, description="on a card, record a step once for each size of batch and replay it; without, it is launched kernel by kernel"
+    )
+    threads: int | None = Field(None, ge=1, description="as in `prefill_node`")
 
 
 class SLOConfig(Section):
@@ -205,6 +253,19 @@ class ClusterConfig(Section):
     model: str = Field(DEMO_MODEL, description="'demo', a Hugging Face directory or a GGUF file")
     served_model_name: str | None = Field(None, description="the name clients use; default: from the model's files")
     dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="of weights, activations and KV cache")
+    kernels: Literal["auto", "plain"] = Field(
+        "auto", description="of the engine: the fastest that the machine has, or torch's own operators, to see whether a kernel is at fault"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where models run: `cuda` on NVIDIA cards, `cpu` on the processors, `auto` on cards where there are any"
+    )
+    device_memory: float = Field(
+        0.85,
+        gt=0,
+        le=1,
+        description="share of a card's memory for weights and the paged cache, in equal parts for the processes that are on it; the rest "
+        "is for activations",
+    )
     max_context: int | None = Field(None, ge=1, description="default: the model's own context length")
     prefill: int = Field(1, ge=1, le=64, description="prefill groups")
     decode: int = Field(1, ge=1, le=64, description="decode nodes")
@@ -226,6 +287,17 @@ class ClusterConfig(Section):
     slo: SLOConfig = SLOConfig()
     conductor: ConductorConfig = ConductorConfig()
     log: LogConfig = LogConfig()
+
+    @property
+    def num_engines(self) -> int:
+        """Of the cluster, the processes that run the model: each rank of each stage of a prefill group, and of a decode node, is one."""
+        prefill, decode = self.prefill_node, self.decode_node
+        return self.prefill * prefill.stages * prefill.tensor_parallel + self.decode * decode.tensor_parallel
+
+
+def write_config(config: ClusterConfig, path: Path) -> None:
+    """For `load_config` in another process. Without the cluster's secret."""
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False))
 
 
 def load_config(path: Path | None = None, overrides: dict[str, Any] | None = None, environ: dict[str, str] | None = None) -> ClusterConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,12 +19,26 @@ class PrefillCost:
     fixed_ms: float
     per_token_ms: float
     per_pair_ms: float
+    slowest_share: float = 1.0
+    """Of a pass's time, in the slowest of the stages that it goes through one after another; 1 where there is one."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.slowest_share <= 1:
+            raise ValueError(f"slowest_share must be above 0 and at most 1, not {self.slowest_share}")
+
+    @property
+    def coefficients(self) -> tuple[float, float, float]:
+        """As they travel."""
+        return self.fixed_ms, self.per_token_ms, self.per_pair_ms
 
     def predict_ms(self, new_tokens: int, cached_tokens: int = 0) -> float:
+        """Of one pass, through all stages."""
         return self.fixed_ms + self.per_token_ms * new_tokens + self.per_pair_ms * pairs(new_tokens, cached_tokens)
 
     def scaled(self, factor: float) -> PrefillCost:
-        return PrefillCost(factor * self.fixed_ms, factor * self.per_token_ms, factor * self.per_pair_ms)
+        return replace(
+            self, fixed_ms=factor * self.fixed_ms, per_token_ms=factor * self.per_token_ms, per_pair_ms=factor * self.per_pair_ms
+        )
 
     @classmethod
     def fit(cls, samples: Sequence[tuple[int, int, float]]) -> PrefillCost:

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from springtide.telemetry import setup_logging
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+FLUSH_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,21 @@ def run(role: str, arguments: ProcessArguments, main: Callable[[asyncio.Event], 
             logger.error("%s", mistake)
     except* Exception:
         logger.exception("%s has failed", role)
-    # Tearing the interpreter down with torch in it takes most of a second of processor time, and frees nothing that the kernel would not.
-    logging.shutdown()
+    end_process(code)
+
+
+def end_process(code: int = 1) -> NoReturn:
+    """At once, from any thread. Tearing the interpreter down with torch in it takes most of a second of processor time, and frees nothing
+    that the kernel would not. With an error, whoever started the process starts it afresh."""
+    within(FLUSH_S, logging.shutdown)
     os._exit(code)
+
+
+def within(seconds: float, work: Callable[[], object]) -> None:
+    """Returns then at the latest. Who writes to a log waits for other writers, one of which may hang."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def die_with_parent() -> None:

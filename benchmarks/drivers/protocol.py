@@ -1,7 +1,7 @@
 """How a benchmark commands a driver.
 
-A driver sets itself up, moves the bytes of its job once each way, compares them, and prints `{"ready": true}`. Then each line
-`OPERATION TIMES` on its standard input is answered by a JSON list of so many durations in seconds. It ends when its input does. What a
+A driver sets itself up, proves itself (moves the bytes of its job once each way and compares them), and prints `{"ready": true}`. Then each
+line `OPERATION TIMES` on its standard input is answered by a JSON list of so many durations in seconds. It ends when its input does. What a
 driver's libraries print goes to its standard error.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +18,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TextIO
 
+import psutil
+
 STOP_TIMEOUT_S = 10
+POLL_S = 0.05
 
 
 class Job(Protocol):
@@ -93,6 +97,27 @@ def end(process: subprocess.Popen[Any]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def end_group(process: subprocess.Popen[Any]) -> None:
+    """As `end`, of a process that leads a group (`start_new_session`): what it started is told to stop then, and killed when it does not.
+    Killed at once, Python's resource tracker, which is among them, would leave the group's semaphores and memory in /dev/shm."""
+    end(process)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < deadline and _runs(process.pid):
+            time.sleep(POLL_S)
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _runs(group: int) -> bool:
+    """Whether any of its processes does; those that nobody has waited for yet do not."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def _take_standard_output() -> TextIO:

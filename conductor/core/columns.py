@@ -57,6 +57,11 @@ class InstanceColumns(ABC):
         self.nodes = np.array([transfers.number(instance.ref.node_id) for instance, _ in rows], np.int64)
         self.table = np.array([self.row(instance) for instance, _ in rows], np.float64).reshape(len(rows), len(self.names)).T.copy()
 
+    def column(self, name: str) -> Floats:
+        """[instances], to be read before the next refresh."""
+        column: Floats = self.table[self.names.index(name)]
+        return column
+
     def __contains__(self, instance_id: InstanceId) -> bool:
         return instance_id in self._row_of
 
@@ -73,7 +78,17 @@ class InstanceColumns(ABC):
 
 class PrefillColumns(InstanceColumns):
     role = Role.PREFILL
-    names = ("queue_ms", "reported_at", "placed_ms", "fixed_ms", "per_token_ms", "per_pair_ms", "ssd_read_ms_per_block", "slots_total")
+    names = (
+        "queue_ms",
+        "reported_at",
+        "placed_ms",
+        "fixed_ms",
+        "per_token_ms",
+        "per_pair_ms",
+        "slowest_share",
+        "ssd_read_ms_per_block",
+        "slots_total",
+    )
 
     def row(self, instance: Instance) -> tuple[float, ...]:
         load = instance.load
@@ -87,6 +102,7 @@ class PrefillColumns(InstanceColumns):
             cost.fixed_ms,
             cost.per_token_ms,
             cost.per_pair_ms,
+            cost.slowest_share,
             load.ssd_read_us_per_block / 1000,
             load.slots_total,
         )
@@ -94,7 +110,23 @@ class PrefillColumns(InstanceColumns):
 
 class DecodeColumns(InstanceColumns):
     role = Role.DECODE
-    names = ("batch", "context_tokens", "max_batch", "fixed_ms", "per_sequence_ms", "per_context_token_ms", "slots_free", "slots_total")
+    names = (
+        "batch",
+        "context_tokens",
+        "max_batch",
+        "fixed_ms",
+        "per_sequence_ms",
+        "per_context_token_ms",
+        "slots_free",
+        "slots_total",
+        "inlining_ms",
+    )
+
+    @property
+    def estimated(self) -> Floats:
+        """The part of the table that `estimating.decode` takes: all but the last column."""
+        part: Floats = self.table[:-1]
+        return part
 
     def row(self, instance: Instance) -> tuple[float, ...]:
         load = instance.load
@@ -111,4 +143,5 @@ class DecodeColumns(InstanceColumns):
             cost.per_context_token_ms,
             instance.slots_free(),
             load.slots_total,
+            instance.inlining_ms() if arriving else 0.0,
         )

@@ -92,7 +92,7 @@ class ConductorCore:
     def __init__(self, settings: ConductorSettings) -> None:
         self.settings = settings
         self.index = PrefixIndex()
-        self.state = ClusterState(settings.chunk_tokens)
+        self.state = ClusterState(settings.chunk_tokens, settings.chunk_ms)
         self.transfers = TransferModel()
         self.totals = Totals()
         self.scores = Scorekeeper(self.state.queue_bias)
@@ -227,7 +227,7 @@ class ConductorCore:
             prefill_ms=prefill.prefill_ms,
             tbt_ms=outlook.own_tbt_ms if outlook is not None else placement.decode.tbt_ms,
             output_tokens=self.state.lengths.predict(request.tenant, request.max_new_tokens or math.inf),
-            ahead_ms=self.state.instances[prefill.instance_id].queue_ms(now),
+            ahead_ms=0.0 if placement.inlined else self.state.instances[prefill.instance_id].queue_ms(now),
         )
 
     def _sources(self, placement: Placement, alternatives: Alternatives) -> tuple[Source, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
 from conductor.core.estimates import DecodeEstimate, DecodeEstimates, PrefillEstimate, PrefillEstimates
+from conductor.core.inlining import InlineEstimate
 from conductor.core.outlook import Outlook
 from springtide.ids import AttemptId, InstanceId, NodeId
 
@@ -37,6 +39,8 @@ class Alternatives:
     """Some of the stores that hold a prefix of the prompt, and how many blocks of it: the longest first, then the least congested."""
     outlook: Outlook | None = None
     """Of the request where it would be placed; None when it cannot be."""
+    inlines: Sequence[InlineEstimate] = ()
+    """Decode nodes that could compute the prompt themselves, the soonest first."""
 
     def to_json(self) -> str:
         """One line. Its length, and the time to write it, grow with the instances: some 40 to 150 bytes and 1 us each."""
@@ -52,6 +56,7 @@ class Alternatives:
         values["prefills"] = PrefillEstimates.of_plain(values["prefills"])
         values["decodes"] = DecodeEstimates.of_plain(values["decodes"])
         values["holders"] = tuple((node_id, blocks) for node_id, blocks in values["holders"])
+        values["inlines"] = tuple(InlineEstimate(*figures) for figures in values["inlines"])
         values["outlook"] = Outlook.from_fields(values["outlook"]) if values["outlook"] is not None else None
         return cls(**values)
 
@@ -71,8 +76,14 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
+    """On the same instance twice where the decode node computes the prompt itself."""
+
     prefill: PrefillEstimate
     decode: DecodeEstimate
+
+    @property
+    def inlined(self) -> bool:
+        return self.prefill.instance_id == self.decode.instance_id
 
 
 @dataclass(frozen=True, slots=True)

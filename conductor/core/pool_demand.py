@@ -50,7 +50,7 @@ class PoolDemand:
         output_tokens = self._state.lengths.predict(request.tenant, request.max_new_tokens or float("inf"))
         load = self._state.instances[placed.decode.instance_id].load
         decode_ms = decode_work_ms(load, request.num_tokens, output_tokens, alternatives.num_blocks, self._tbt_slo_ms)
-        self._work_ms.add(Role.PREFILL, placed.prefill.prefill_ms, now)
+        self._work_ms.add(Role.DECODE if placed.inlined else Role.PREFILL, placed.prefill.prefill_ms, now)
         self._work_ms.add(Role.DECODE, decode_ms, now)
 
     def work(self, now: float) -> PoolWork:

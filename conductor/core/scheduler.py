@@ -8,6 +8,7 @@ costs, hardly the number of instances.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from conductor.core.columns import DecodeColumns, PrefillColumns
 from conductor.core.decision import Alternatives, Outcome, Placement, Reason, Rejection
 from conductor.core.estimates import DecodeEstimates, Ints, PrefillEstimate, PrefillEstimates
 from conductor.core.events import Role, Schedule
+from conductor.core.inlining import InlineEstimate, inline_estimates
 from conductor.core.matches import Matches, bits
 from conductor.core.plain_estimating import Asked
 from conductor.core.policy import POLICIES
@@ -50,6 +52,7 @@ class Scheduler:
         settings = self._settings
         matches = self._index.match(request.block_keys)
         holders = self._holders(matches)
+        decodes = self._decodes(request, matches)
         return Alternatives(
             attempt_id=request.attempt_id,
             policy=settings.policy,
@@ -63,8 +66,9 @@ class Scheduler:
             mean_output_tokens=self._state.mean_output_tokens,
             rejoin_s=settings.rejoin_s,
             prefills=self._prefills(request, matches, holders, now),
-            decodes=self._decodes(request, matches),
+            decodes=decodes,
             holders=holders,
+            inlines=self._inlines(request, matches, decodes),
         )
 
     def ready(self, instance: Instance) -> bool:
@@ -140,6 +144,7 @@ class Scheduler:
             num_tokens=request.num_tokens,
             block_tokens=settings.block_tokens,
             chunk_tokens=settings.chunk_tokens,
+            chunk_ms=settings.chunk_ms or 0.0,
             most_reused=most_reused,
             best=best,
             source=source,
@@ -173,8 +178,17 @@ class Scheduler:
     def _decodes(self, request: Schedule, matches: Matches) -> DecodeEstimates:
         columns = self._decode
         floats, ints = np.empty((1, len(columns.bits))), np.empty((4, len(columns.bits)), np.int64)
-        estimating.decode(columns.table, columns.bits, matches.blocks_by_bit(), floats, ints, request.num_tokens)
+        estimating.decode(columns.estimated, columns.bits, matches.blocks_by_bit(), floats, ints, request.num_tokens)
         return DecodeEstimates(columns.instance_ids, ints[0], floats[0], ints[1], ints[2], ints[3])
+
+    def _inlines(self, request: Schedule, matches: Matches, decodes: DecodeEstimates) -> Sequence[InlineEstimate]:
+        settings, columns = self._settings, self._decode
+        if not settings.inline_tokens or not self._policy.fetches or not len(decodes):
+            return ()
+        if self._index.has_ssd:
+            matches = self._index.match_in_dram(request.block_keys)
+        in_dram = matches.blocks_by_bit()[columns.bits]
+        return inline_estimates(decodes, columns.column, in_dram, request.num_tokens, settings.block_tokens, settings.inline_tokens)
 
 
 def decide(alternatives: Alternatives) -> Outcome:
@@ -201,7 +215,21 @@ def place(alternatives: Alternatives) -> Outcome:
         decode = policy.decode(alternatives, _avoid(roomy, decodes, alternatives))
     else:
         decode = int(fit_decode[np.argmax(decodes.slots_free[fit_decode])])
+    inline = _inline(alternatives, prefills.ttft_ms[prefill])
+    if inline is not None:
+        return Placement(inline.as_prefill(int(decodes.slots_total[inline.row])), decodes[inline.row])
     return Placement(prefills[prefill], decodes[decode])
+
+
+def _inline(alternatives: Alternatives, ttft_ms: float) -> InlineEstimate | None:
+    """The decode node that has the first token soonest, sooner than in `ttft_ms`, without a step longer than the objective."""
+    decodes, need = alternatives.decodes, alternatives.num_blocks
+    for inline in alternatives.inlines:
+        roomy = decodes.slots_free[inline.row] >= need and decodes.slots_total[inline.row] >= need
+        within = inline.step_ms <= alternatives.tbt_slo_ms and inline.ttft_ms < ttft_ms
+        if roomy and within and inline.instance_id not in alternatives.avoid:
+            return inline
+    return None
 
 
 def admit(alternatives: Alternatives, placement: Placement) -> Outcome:

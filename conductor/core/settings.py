@@ -53,6 +53,10 @@ class ConductorSettings:
     """At each node, whether it gives or takes."""
     replication_gain_ms: float = 300.0
     """A copy is made where it spares a request so much."""
+    inline_tokens: int = 0
+    """Most tokens of a prompt that a decode node computes itself; 0: none does."""
+    chunk_ms: float | None = None
+    """As of Chunking, whose `chunk_tokens` are those above."""
     pool_balance: PoolBalanceSettings | None = None
     """None: instances keep their roles."""
 
@@ -69,6 +73,7 @@ class ConductorSettings:
             block_tokens=config.kv.block_tokens,
             bytes_per_block=model_info.kv_spec(config.dtype, config.kv.block_tokens).bytes_per_slot,
             chunk_tokens=config.prefill_node.chunk_tokens,
+            chunk_ms=config.prefill_node.chunk_ms,
             transfer_bytes_per_s=config.conductor.transfer_bytes_per_s,
             ttft_slo_ms=config.slo.ttft_ms,
             tbt_slo_ms=config.slo.tbt_ms,
@@ -80,6 +85,7 @@ class ConductorSettings:
             replication_bytes_per_s=float(config.conductor.replication_rate),
             replication_node_bytes_per_s=float(config.kv.replication_rate),
             replication_gain_ms=config.conductor.replication_gain_ms,
+            inline_tokens=config.decode_node.inline_tokens,
             pool_balance=_pool_balance(config.conductor),
         )
 

@@ -16,6 +16,7 @@ from conductor.core.events import InstanceRef, Load, Phase, Role
 from conductor.core.output_lengths import OutputLengths
 from conductor.core.predictions import Prediction, Score
 from conductor.core.queue_bias import QueueBias
+from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
 
@@ -89,6 +90,11 @@ class Instance:
         turns = batch / largest
         return cost.predict_ms(largest, int(context / turns)) * turns, batch
 
+    def inlining_ms(self) -> float:
+        """Decode only: predicted time of the prompts that it is to compute itself, one after another."""
+        inlined = (attempt for attempt in self.arriving.values() if attempt.prefill_id == attempt.decode_id)
+        return sum(attempt.prefill_ms for attempt in inlined if attempt.phase is Phase.PREFILL)
+
     def slots_free(self) -> int:
         """Slots at the instance's store, less those that attempts placed since the report will take."""
         free = self.load.slots_available
@@ -107,7 +113,8 @@ class Instance:
 class ClusterState:
     """Instances and live attempts."""
 
-    def __init__(self, chunk_tokens: int) -> None:
+    def __init__(self, chunk_tokens: int, chunk_ms: float | None = None) -> None:
+        """As of Chunking."""
         self.instances: dict[InstanceId, Instance] = {}
         self.attempts: dict[AttemptId, Attempt] = {}
         self.lengths = OutputLengths()
@@ -118,7 +125,7 @@ class ClusterState:
         self._of_gateway: dict[GatewayId, dict[AttemptId, Attempt]] = {}
         self._over: dict[AttemptId, float] = {}
         """When they ended, the earliest first: of tens of thousands, only those are looked at each second that are to be forgotten."""
-        self._chunk_tokens = chunk_tokens
+        self._chunk_tokens, self._chunk_ms = chunk_tokens, chunk_ms
 
     @property
     def mean_output_tokens(self) -> float:
@@ -127,8 +134,7 @@ class ClusterState:
 
     def prefill_ms(self, cost: PrefillCost, new_tokens: int, cached_tokens: int) -> float:
         """EstimatePrefillExecutionTime of Algorithm 1, every chunk paying the fixed part of the cost."""
-        more_chunks = (new_tokens - 1) // self._chunk_tokens
-        return cost.predict_ms(new_tokens, cached_tokens) + cost.fixed_ms * more_chunks
+        return Chunking(cost, self._chunk_tokens, self._chunk_ms).prompt_ms(new_tokens, cached_tokens)
 
     # ---- instances ----
 
@@ -199,8 +205,9 @@ class ClusterState:
         self.forecast.join(attempt.attempt_id, now)
         prefill = self.instances.get(attempt.prefill_id)
         if prefill is not None:
-            prefill.unreported.pop(attempt.attempt_id, None)
             self.touched.add(attempt.prefill_id)
+            if prefill.ref.role is Role.PREFILL:
+                prefill.unreported.pop(attempt.attempt_id, None)
 
     def finish(self, attempt_id: AttemptId, output_tokens: int, now: float) -> None:
         """The attempt is over; a late message about it will not bring it back."""

@@ -150,6 +150,9 @@ class GatewayCore:
         state.accepted = True
         state.attempt = AttemptState(assignment, len(state.tokens), len(token_ids), started_at=now, heard_at=now)
         self._by_attempt[assignment.attempt_id] = state
+        if assignment.inlined:
+            state.attempt.close("prefill")
+            return [ev.StartDecode(state.generation, token_ids, assignment)]
         return [
             ev.StartDecode(state.generation, token_ids, assignment),
             ev.StartPrefill(state.generation, token_ids, assignment, self._ttft_budget_ms(state, assignment, now)),
@@ -223,7 +226,7 @@ class GatewayCore:
             )
         ]
         if event.output.finish is not None:
-            attempt.close("prefill")
+            attempt.close("decode" if attempt.assignment.inlined else "prefill")
         actions += self._take(state, attempt, event.output, "prefill", now)
         for output in attempt.held:
             # Stops by itself: once the attempt is over, it is no longer known.
@@ -281,7 +284,7 @@ class GatewayCore:
             return self._refused_at_door(state, attempt, message, culprit, now)
         if event.code == pb.FAILURE_CODE_PREEMPTED:
             return self._fail(state, attempt, message, [], now)
-        if event.code == pb.FAILURE_CODE_PEER_LOST:
+        if event.code == pb.FAILURE_CODE_PEER_LOST and not attempt.assignment.inlined:
             # Which of the two lost the other cannot be told from here.
             return self._fail(state, attempt, message, [attempt.instance_of("prefill"), attempt.instance_of("decode")], now)
         return self._fail(state, attempt, message, [culprit], now)

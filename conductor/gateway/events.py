@@ -61,6 +61,11 @@ class Assignment:
     tbt_slo_ms: float = 0.0
     prediction: conductor_pb.Prediction | None = None
 
+    @property
+    def inlined(self) -> bool:
+        """The decode node computes the prompt: there is no prefill side."""
+        return self.prefill.instance_id == self.decode.instance_id
+
 
 # ---- events ----
 

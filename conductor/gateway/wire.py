@@ -131,6 +131,7 @@ def decode_start(action: ev.StartDecode, namespace: BlockKey) -> node_pb2.Decode
             sampling=action.generation.sampling.to_proto(),
             namespace=namespace,
             tbt_slo_ms=action.assignment.tbt_slo_ms,
+            inlined=action.assignment.inlined,
         )
     )
 
@@ -158,11 +159,17 @@ def abort_command(side: ev.Side, attempt_id: AttemptId) -> node_pb2.PrefillComma
 
 def update_events(update: node_pb2.PrefillUpdate | node_pb2.DecodeUpdate) -> list[ev.Event]:
     if isinstance(update, node_pb2.DecodeUpdate):
-        return [_failed(output, "decode") if output.HasField("failure") else ev.DecodeOutput(_output(output)) for output in update.outputs]
+        outputs = [
+            _failed(output, "decode") if output.HasField("failure") else ev.DecodeOutput(_output(output)) for output in update.outputs
+        ]
+        return [*map(_prefill_done, update.prefilled), *outputs]
     if update.WhichOneof("update") == "failed":
         return [_failed(update.failed, "prefill")]
-    done = update.done
-    return [ev.PrefillDone(_output(done.output), done.cached_tokens, done.remote_tokens, done.fetch_ms, done.queue_ms, done.compute_ms)]
+    return [_prefill_done(update.done)]
+
+
+def _prefill_done(done: node_pb2.PrefillDone) -> ev.PrefillDone:
+    return ev.PrefillDone(_output(done.output), done.cached_tokens, done.remote_tokens, done.fetch_ms, done.queue_ms, done.compute_ms)
 
 
 def _failed(output: pb.TokenOutput, side: ev.Side) -> ev.AttemptFailed:

@@ -5,18 +5,68 @@
 
 enum { CACHE_AWARE, FETCH, RECOMPUTE };
 
-static double compute_ms(double fixed, double per_token, double per_pair, int64_t tokens, int64_t cached, int64_t chunk) {
-    int64_t fresh = tokens - cached;
-    double pairs = (double)fresh * ((double)cached + (double)fresh / 2);
-    return fixed + per_token * (double)fresh + per_pair * pairs + fixed * (double)((fresh - 1) / chunk);
+/* springtide/chunking.py says what these numbers are. */
+enum { LEAST_PART = 8, ROUND_TO = 16, ROUND_FROM = 128 };
+static const double MOST_FIXED = 0.05, EPSILON = 1e-6;
+
+typedef struct {
+    double fixed, per_token, per_pair, slowest_share;
+    int64_t chunk, least;
+    double budget;
+} Chunks;
+
+static double pairs(double fresh, double cached) { return fresh * (cached + fresh / 2); }
+
+static double own_ms(const Chunks *chunks, double fresh, double cached) {
+    return chunks->per_token * fresh + chunks->per_pair * pairs(fresh, cached);
+}
+
+/* `chunk_ms` is 0 for the default. */
+static void set_budget(Chunks *chunks, int64_t chunk, double chunk_ms) {
+    chunks->chunk = chunk;
+    chunks->least = chunk / LEAST_PART > 1 ? chunk / LEAST_PART : 1;
+    double first = own_ms(chunks, (double)chunk, 0), fixed = (1 / MOST_FIXED - 1) * chunks->fixed;
+    chunks->budget = chunk_ms != 0 ? chunk_ms - chunks->fixed : first > fixed ? first : fixed;
+}
+
+static int64_t first_chunk(const Chunks *chunks, double cached) {
+    int64_t fitting = 0;
+    if (chunks->budget > 0) {
+        double linear = chunks->per_token + chunks->per_pair * cached;
+        double divisor = linear + sqrt(linear * linear + 2 * chunks->per_pair * chunks->budget);
+        double most = divisor > 0 ? 2 * chunks->budget / divisor + EPSILON : (double)chunks->chunk;
+        fitting = most < (double)chunks->chunk ? (int64_t)most : chunks->chunk;
+    }
+    if (fitting >= ROUND_FROM && fitting < chunks->chunk) fitting -= fitting % ROUND_TO;
+    if (fitting < chunks->least) fitting = chunks->least;
+    return fitting < chunks->chunk ? fitting : chunks->chunk;
+}
+
+static double compute_ms(const Chunks *chunks, int64_t tokens, int64_t cached) {
+    int64_t fresh = tokens - cached, passes = fresh;
+    double own = own_ms(chunks, (double)fresh, (double)cached);
+    if (chunks->budget > 0) {
+        double turns = own / chunks->budget - EPSILON;
+        /* Rounded up without libm, which is called for every instance. */
+        if (turns < (double)passes) passes = (int64_t)turns + (turns > (double)(int64_t)turns);
+    }
+    /* Integers are divided by only where that changes anything. */
+    if ((passes - 1) * chunks->least >= fresh) passes = (fresh + chunks->least - 1) / chunks->least;
+    if (passes * chunks->chunk < fresh) passes = (fresh + chunks->chunk - 1) / chunks->chunk;
+    double occupied = chunks->slowest_share * (own + (double)passes * chunks->fixed);
+    if (chunks->slowest_share == 1) return occupied;
+    int64_t allowed = first_chunk(chunks, (double)cached);
+    double first = (double)(allowed < fresh ? allowed : fresh);
+    double first_ms = chunks->fixed + chunks->per_token * first + chunks->per_pair * pairs(first, (double)cached);
+    return occupied + (1.0 - chunks->slowest_share) * first_ms;
 }
 
 PyObject *estimate_prefill(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *table_o, *own_o, *held_o, *dram_o, *nodes_o, *leaving_o, *arriving_o, *rates_o, *floats_o, *ints_o;
-    double now, threshold, assumed;
+    double now, chunk_ms, threshold, assumed;
     long long tokens, block_tokens, chunk, most, best, source, block_bytes;
-    if (!PyArg_ParseTuple(args, "OOOOOOOOOO(dLLLLLLdLd)", &table_o, &own_o, &held_o, &dram_o, &nodes_o, &leaving_o, &arriving_o, &rates_o,
-                          &floats_o, &ints_o, &now, &tokens, &block_tokens, &chunk, &most, &best, &source, &threshold, &block_bytes,
+    if (!PyArg_ParseTuple(args, "OOOOOOOOOO(dLLLdLLLdLd)", &table_o, &own_o, &held_o, &dram_o, &nodes_o, &leaving_o, &arriving_o, &rates_o,
+                          &floats_o, &ints_o, &now, &tokens, &block_tokens, &chunk, &chunk_ms, &most, &best, &source, &threshold, &block_bytes,
                           &assumed))
         return NULL;
     Buffers buffers = {.count = 0};
@@ -24,7 +74,7 @@ PyObject *estimate_prefill(PyObject *Py_UNUSED(module), PyObject *args) {
     const int64_t *own = array(&buffers, own_o, 0, 0);
     if (!own) goto end;
     Py_ssize_t n = items(&buffers);
-    const double *table = array(&buffers, table_o, 8 * n, 0);
+    const double *table = array(&buffers, table_o, 9 * n, 0);
     if (!table) goto end;
     const int64_t *held = array(&buffers, held_o, 0, 0);
     if (!held || !all_below(own, n, items(&buffers))) goto end;
@@ -44,17 +94,19 @@ PyObject *estimate_prefill(PyObject *Py_UNUSED(module), PyObject *args) {
         goto end;
     }
     const double *queued = table, *reported_at = table + n, *placed = table + 2 * n, *fixed = table + 3 * n, *per_token = table + 4 * n;
-    const double *per_pair = table + 5 * n, *ssd_read = table + 6 * n, *slots = table + 7 * n;
+    const double *per_pair = table + 5 * n, *slowest_share = table + 6 * n, *ssd_read = table + 7 * n, *slots = table + 8 * n;
     double *queue = floats, *transfer = floats + n, *computing = floats + 2 * n, *ttft = floats + 3 * n, *saved = floats + 4 * n;
     int64_t *local = ints, *total = ints + n, *branch = ints + 2 * n;
     for (Py_ssize_t i = 0; i < n; i++) {
         int64_t mine = held[own[i]] < most ? held[own[i]] : most;
-        double compute = compute_ms(fixed[i], per_token[i], per_pair[i], tokens, mine * block_tokens, chunk), read = 0;
+        Chunks chunks = {.fixed = fixed[i], .per_token = per_token[i], .per_pair = per_pair[i], .slowest_share = slowest_share[i]};
+        set_budget(&chunks, chunk, chunk_ms);
+        double compute = compute_ms(&chunks, tokens, mine * block_tokens), read = 0;
         if (dram != held) {
             int64_t at_once = dram[own[i]] < most ? dram[own[i]] : most;
             read = (double)(mine - at_once) * ssd_read[i];
             if (read > 0) {
-                double without = compute_ms(fixed[i], per_token[i], per_pair[i], tokens, at_once * block_tokens, chunk);
+                double without = compute_ms(&chunks, tokens, at_once * block_tokens);
                 if (read + compute >= without) mine = at_once, compute = without, read = 0;
             }
         }
@@ -65,7 +117,7 @@ PyObject *estimate_prefill(PyObject *Py_UNUSED(module), PyObject *args) {
             int64_t sharers = leaving[source] > arriving[nodes[i]] ? leaving[source] : arriving[nodes[i]];
             double rate = rates && !isnan(rates[nodes[i]]) ? rates[nodes[i]] : assumed;
             double fetch = 1000.0 * (double)((best - mine) * block_bytes) * (double)(1 + sharers) / rate;
-            double rest = compute_ms(fixed[i], per_token[i], per_pair[i], tokens, best * block_tokens, chunk);
+            double rest = compute_ms(&chunks, tokens, best * block_tokens);
             branch[i] = RECOMPUTE;
             if (fetch + rest < compute) {
                 branch[i] = FETCH;

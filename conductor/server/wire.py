@@ -209,7 +209,19 @@ def _estimates(alternatives: Alternatives) -> list[conductor_pb2.Estimate]:
         )
         for e in alternatives.decodes
     ]
-    return prefills + decodes
+    inlines = [
+        conductor_pb2.Estimate(
+            instance_id=e.instance_id,
+            prefix_blocks=e.prefix_blocks,
+            queue_ms=e.wait_ms,
+            prefill_ms=e.step_ms,
+            ttft_ms=e.ttft_ms,
+            tbt_ms=e.step_ms,
+            note=f"inlined: {e.new_tokens} tokens in a step",
+        )
+        for e in alternatives.inlines
+    ]
+    return prefills + decodes + inlines
 
 
 def cluster_status(core: ConductorCore, model: str, standing: Standing, now: float) -> conductor_pb2.ClusterStatus:
@@ -314,10 +326,17 @@ def load(report: node_pb2.LoadReport) -> Load:
         slots_available=report.slots_available,
         max_batch=report.max_batch,
         attempt_ids=frozenset(AttemptId(attempt_id) for attempt_id in report.attempt_ids),
-        prefill_cost=PrefillCost(*_three(report, "prefill")) if report.cost.prefill else None,
+        prefill_cost=_prefill_cost(report) if report.cost.prefill else None,
         decode_cost=DecodeCost(*_three(report, "decode")) if report.cost.decode else None,
         ssd_read_us_per_block=report.ssd_read_us_per_block,
     )
+
+
+def _prefill_cost(report: node_pb2.LoadReport) -> PrefillCost:
+    share = report.cost.slowest_share or 1.0
+    if not 0 < share <= 1:
+        raise ValueError(f"LoadReport.cost.slowest_share of {report.instance_id} must be above 0 and at most 1, but is {share}")
+    return PrefillCost(*_three(report, "prefill"), share)
 
 
 def _three(report: node_pb2.LoadReport, name: str) -> tuple[float, float, float]:

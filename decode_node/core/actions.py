@@ -2,24 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.base import SamplingRow, SequenceChunk
+from engine.base import SamplingRow
 from node_runtime import storage
-from springtide.rpc import common_pb2
+from springtide.rpc import common_pb2, node_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's share of a step: its last token, at position `start`, is computed into `slots`, and the next is sampled. Or, where
+    there is a `prompt`, these tokens of it, from `start` on; a token is sampled if they are the last."""
+
+    attempt_id: str
+    start: int
+    slots: Sequence[int]
+    sampling: SamplingRow
+    output_ids: list[int]
+    """The very list that `sampling` has. From the sequence's first step on it belongs to whoever runs the steps, which adds each token
+    that is sampled: a step that is launched while another runs feeds tokens that the core has not seen yet."""
+    prompt: Sequence[int] = ()
+    samples: bool = True
+
+    @property
+    def num_tokens(self) -> int:
+        """That are computed."""
+        return len(self.prompt) or 1
+
+    @property
+    def position(self) -> int:
+        """In the output, of the token that is sampled."""
+        return self.start + self.num_tokens - len(self.sampling.prompt_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """Run the model once over `batch` (one token a sequence), sample a token for each row, and answer with StepDone or StepFailed.
-
-    The rows' `output_ids` are the core's own lists: they do not change until the answer has been handled.
-    """
+    """When all steps launched before have ended: run the model once over `rows`, sample a token for each, and answer with StepDone or
+    StepFailed."""
 
     step_id: int
-    attempt_ids: tuple[str, ...]
-    batch: tuple[SequenceChunk, ...]
-    sampling: tuple[SamplingRow, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def context_tokens(self) -> int:
+        """Of all its sequences, the tokens that are computed included."""
+        return sum(row.start + row.num_tokens for row in self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """That are computed: of a step without prompts, its batch."""
+        return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def has_prompts(self) -> bool:
+        return any(row.prompt for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +64,8 @@ class Reply:
     """One message to the gateway of the session."""
 
     session: int
-    outputs: tuple[common_pb2.TokenOutput, ...]
+    outputs: tuple[common_pb2.TokenOutput, ...] = ()
+    prefilled: tuple[node_pb2.PrefillDone, ...] = ()
 
 
 Action = storage.Order | RunStep | Reply

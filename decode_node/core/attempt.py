@@ -6,24 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.base import SamplingRow, SequenceChunk
+from decode_node.core.actions import Row
+from engine.base import SamplingRow
 from node_runtime.requests import Request
 from springtide.blocks import block_keys, blocks_for
 from springtide.ids import BlockKey
+from springtide.rpc import common_pb2, node_pb2
 
-Phase = Literal["waiting", "reserving", "ingesting", "running"]
+Phase = Literal["waiting", "reserving", "ingesting", "prefilling", "running"]
 """waiting: for slots, unasked or refused. reserving: the store has been asked. ingesting: holds slots that the prefill side fills.
-running: takes part in steps, once it has a place in the batch and a slot for its next token."""
+prefilling: holds slots, and its prompt is computed here. running: takes part in steps, once it has a place in the batch and a slot for its
+next token."""
 
 Growth = Literal["none", "asked", "refused"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Attempt:
     session: int
     request: Request
     tbt_slo_ms: float
     arrived_at: float
+    inlined: bool = False
     phase: Phase = "waiting"
     lease_until: float = float("inf")
     """While ingesting: when the prefill side is given up."""
@@ -34,9 +38,19 @@ class Attempt:
     prompt_ids: Sequence[int] = ()
     output_ids: list[int] = field(default_factory=list)
     """Everything since the original prompt. The last one's KV is not computed yet."""
-    sampling_row: SamplingRow = field(init=False)
+    ahead: int = 0
+    """Steps under way that it takes part in."""
+    fed_ids: list[int] = field(default_factory=list)
+    """As `output_ids`, and what the steps under way have added by now: theirs alone (see actions.Row)."""
+    sampling: SamplingRow = field(init=False)
     """The same for every step; there is one once it runs."""
     committed_blocks: int = 0
+    computed: int = 0
+    """While prefilling: tokens of its prompt whose KV is in the slots."""
+    reused_blocks: int = 0
+    first_step_at: float | None = None
+    compute_ms: float = 0.0
+    """Of the steps that computed its prompt."""
     last_key: BlockKey | None = None
     """Of the last committed block, or the namespace: the parent of the next one."""
 
@@ -51,35 +65,84 @@ class Attempt:
             return self.request.num_prompt_tokens + len(self.output_ids)
         return self.request.num_tokens + 1
 
+    @property
+    def planned_tokens(self) -> int:
+        """Whose KV there is after the next step that is launched."""
+        return self.context_tokens + self.ahead
+
+    @property
+    def continues(self) -> bool:
+        """After the steps under way a token is still to come, unless one of theirs ends it."""
+        return len(self.output_ids) + self.ahead < self.request.params.max_tokens
+
     def needed_blocks(self, block_tokens: int) -> int:
         """That hold the KV of the next step's token too."""
-        return blocks_for(self.context_tokens, block_tokens)
+        return blocks_for(self.planned_tokens, block_tokens)
 
     def most_blocks(self, block_tokens: int) -> int:
         """It will ever need: the last token of the output is never fed back."""
         return blocks_for(self.request.num_prompt_tokens + self.request.params.max_tokens - 1, block_tokens)
 
     def lacks_slot(self, block_tokens: int) -> bool:
-        """It must sit out the next step."""
-        return len(self.slots) * block_tokens < self.context_tokens
+        """It must sit out the next step that is launched."""
+        return len(self.slots) * block_tokens < self.planned_tokens
 
     def wants_slot(self, block_tokens: int) -> bool:
-        """It writes into its last slot, and will go on beyond it."""
+        """The next step that is launched writes into its last slot, and it will go on beyond it."""
         held = len(self.slots)
-        return (held - 1) * block_tokens < self.context_tokens and held < self.most_blocks(block_tokens)
+        return (held - 1) * block_tokens < self.planned_tokens and held < self.most_blocks(block_tokens)
+
+    def begin_prompt(self, slots: tuple[int, ...], reused_blocks: int, block_tokens: int) -> None:
+        """The first blocks of its prompt are in its slots; the rest is to be computed here."""
+        self.phase, self.slots = "prefilling", slots
+        self.reused_blocks = self.committed_blocks = reused_blocks
+        self.computed = reused_blocks * block_tokens
+        self._set_sampling()
 
     def begin(self, first_token: int, block_tokens: int) -> None:
-        """Its prompt is in its slots, the full blocks committed by the store."""
+        """Its prompt is in its slots, the full blocks committed."""
         request = self.request
+        if self.phase == "ingesting":
+            self._set_sampling()
+            self.fed_ids.append(first_token)
         self.phase = "running"
-        self.prompt_ids = request.token_ids[: request.num_prompt_tokens]
         self.output_ids = [*request.token_ids[request.num_prompt_tokens :], first_token]
         self.committed_blocks = request.num_tokens // block_tokens
         self.last_key = request.keys[-1] if request.keys else request.namespace
-        self.sampling_row = SamplingRow(request.params, self.prompt_ids, self.output_ids)
 
-    def chunk(self) -> SequenceChunk:
-        return SequenceChunk((self.output_ids[-1],), self.context_tokens - 1, self.slots)
+    def _set_sampling(self) -> None:
+        request = self.request
+        self.prompt_ids = request.token_ids[: request.num_prompt_tokens]
+        self.fed_ids = list(request.token_ids[request.num_prompt_tokens :])
+        self.sampling = SamplingRow(request.params, self.prompt_ids, self.fed_ids)
+
+    def row(self, prompt_tokens: int = 0) -> Row:
+        """Of the next step that is launched; while prefilling, with so many tokens of its prompt."""
+        if self.phase == "running":
+            return Row(self.attempt_id, self.planned_tokens - 1, self.slots, self.sampling, self.fed_ids)
+        begin, end = self.computed, self.computed + prompt_tokens
+        prompt = self.request.token_ids[begin:end]
+        return Row(self.attempt_id, begin, self.slots, self.sampling, self.fed_ids, prompt, samples=end == self.request.num_tokens)
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Of its prompt, while prefilling."""
+        return self.request.num_tokens - self.computed
+
+    def prefilled(self, output: common_pb2.TokenOutput, block_tokens: int) -> node_pb2.PrefillDone:
+        """Its prompt is computed, here. It waited until the first step with any of it was launched."""
+        assert self.first_step_at is not None
+        return node_pb2.PrefillDone(
+            output=output,
+            cached_tokens=self.reused_blocks * block_tokens,
+            queue_ms=(self.first_step_at - self.arrived_at) * 1000,
+            compute_ms=self.compute_ms,
+        )
+
+    def complete_prompt_blocks(self, block_tokens: int) -> tuple[BlockKey, ...]:
+        """As `complete_blocks`, of its prompt."""
+        first, self.committed_blocks = self.committed_blocks, self.computed // block_tokens
+        return self.request.keys[first : self.committed_blocks]
 
     def complete_blocks(self, block_tokens: int) -> tuple[BlockKey, ...]:
         """Counts the blocks that are full by now as committed; returns the keys of those that were not before."""

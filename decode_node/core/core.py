@@ -1,25 +1,30 @@
 """The decode node's decisions: `handle(event, now)` returns what is to be done.
 
 Ownership of slots: from Reserved to Ingested the prefill side's store writes them, from Ingested to Release this engine does. While a step
-runs on them their Release is held back until the step has ended.
+is under way on them their Release is held back until it has ended.
+
+With overlap the next step is launched while one runs. What is known of it is everything but the tokens that it feeds: those are sampled by
+then. A sequence that turns out to have ended takes part in one step more, of which nothing is used.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
-from decode_node.core import door
+from decode_node.core import batching, door
 from decode_node.core import events as ev
-from decode_node.core.actions import Action, Reply, RunStep
+from decode_node.core.actions import Action, Reply
 from decode_node.core.attempt import Attempt
+from decode_node.core.underway import StepsUnderWay
 from node_runtime import events, storage
 from node_runtime.calibration import Calibration
 from node_runtime.slotqueue import SlotQueue
 from springtide.cost import DecodeCost
 from springtide.rpc import common_pb2 as pb
+from springtide.rpc import node_pb2
 from springtide.sampling import SampledToken, finish_reason, token_output
 
 _RECENT_STEPS = 32
@@ -28,7 +33,9 @@ _RECENT_STEPS = 32
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`ingest_lease_s`: how long the prefill side may take. Whoever gives up earlier says so (the gateway aborts, the store tells that
-    the writer is gone); this bounds what nobody speaks for any more. `slot_wait_s`: how long a full pool is waited for."""
+    the writer is gone); this bounds what nobody speaks for any more. `slot_wait_s`: how long a full pool is waited for. `overlap`: a step
+    is launched while another runs; without it, which is easier to follow, when that one's tokens are known. `inline_tokens`: most tokens of
+    a prompt that a step computes."""
 
     cost: DecodeCost
     block_tokens: int
@@ -36,6 +43,8 @@ class Settings:
     eos_token_ids: Collection[int]
     ingest_lease_s: float
     slot_wait_s: float
+    overlap: bool = True
+    inline_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +58,6 @@ class Load:
     attempt_ids: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Step:
-    """The step under way, and the releases of attempts that ended since."""
-
-    run: RunStep
-    releases: dict[str, storage.Release] = field(default_factory=dict)
-
-
 class DecodeCore:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -65,15 +66,15 @@ class DecodeCore:
         """Oldest first."""
         self._slot_queue = SlotQueue()
         self._num_slots: int | None = None
+        self._pages: int | None = None
         self._slots_available = 0
-        self._step: _Step | None = None
-        self._next_step_id = 0
+        self._steps = StepsUnderWay()
         self._recent_ms: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._orders: list[Action] = []
         self._replies: list[Reply] = []
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
-        """The next step is launched before the last one's tokens are sent. Late, duplicate and unknown messages change nothing."""
+        """A step is launched before the last one's tokens are sent. Late, duplicate and unknown messages change nothing."""
         match event:
             case ev.Start():
                 self._start(event, now)
@@ -89,8 +90,9 @@ class DecodeCore:
                 self._calibration.tick(now)
                 self._expire(now)
                 self._retry_growth()
-            case storage.StoreUp(num_slots):
+            case storage.StoreUp(num_slots, pages):
                 self._num_slots = self._slots_available = num_slots
+                self._pages = pages
             case storage.StoreLost(reason):
                 self._store_lost(reason)
             case storage.StoreLoad():
@@ -101,7 +103,7 @@ class DecodeCore:
                 self._notice(event, now)
         self._make_room(now)
         self._ask_for_waiting(now)
-        self._launch()
+        self._launch(now)
         actions = [*self._orders, *self._replies]
         self._orders, self._replies = [], []
         return actions
@@ -130,26 +132,32 @@ class DecodeCore:
         block = self._settings.block_tokens
         for attempt in self._attempts.values():
             assert (attempt.phase == "waiting") <= (attempt.attempt_id in self._slot_queue)
-            if attempt.phase in ("ingesting", "running"):
+            if attempt.phase in ("ingesting", "prefilling", "running"):
                 assert attempt.attempt_id not in self._slot_queue
                 assert attempt.request.num_blocks <= len(attempt.slots) <= max(attempt.most_blocks(block), attempt.request.num_blocks)
             if attempt.phase == "running":
                 assert attempt.committed_blocks * block <= attempt.context_tokens - 1
                 assert 1 <= len(attempt.output_ids) < attempt.request.params.max_tokens
+                assert len(attempt.output_ids) + attempt.ahead <= attempt.request.params.max_tokens
+                assert attempt.planned_tokens - 1 <= len(attempt.slots) * block
+            if attempt.phase == "prefilling":
+                assert attempt.inlined and attempt.ahead <= 1
+                assert attempt.committed_blocks * block <= attempt.computed < attempt.request.num_tokens
+            assert attempt.ahead == sum(attempt in step.attempts for step in self._steps)
         assert all(attempt_id in self._attempts for attempt_id in self._slot_queue)
         if self._num_slots is None:
             assert not self._attempts
-        if self._step is not None:
-            assert len(self._step.run.batch) <= self._settings.max_batch
-            assert not any(attempt_id in self._attempts for attempt_id in self._step.releases)
+        assert len(self._steps) <= (2 if self._settings.overlap else 1)
+        assert all(0 < len(step.run.rows) <= self._settings.max_batch for step in self._steps)
+        assert not any(attempt_id in self._attempts for attempt_id in self._steps.held_back())
 
     # ---- gateways ----
 
     def _start(self, start: ev.Start, now: float) -> None:
         request = start.request
-        if request.attempt_id in self._attempts or (self._step is not None and request.attempt_id in self._step.releases):
+        if request.attempt_id in self._attempts or request.attempt_id in self._steps.held_back():
             return
-        attempt = Attempt(start.session, request, start.tbt_slo_ms, arrived_at=now)
+        attempt = Attempt(start.session, request, start.tbt_slo_ms, arrived_at=now, inlined=start.inlined)
         if self._num_slots is None:
             self._reply_failure(attempt, pb.FAILURE_CODE_PEER_LOST, "the node's store is away")
         elif request.num_blocks > self._num_slots:
@@ -169,7 +177,14 @@ class DecodeCore:
     def _reserve(self, attempt: Attempt) -> None:
         attempt.phase = "reserving"
         request = attempt.request
-        self._orders.append(storage.Reserve(request.attempt_id, request.keys, request.num_blocks, request.tenant))
+        if not attempt.inlined:
+            self._orders.append(storage.Reserve(request.attempt_id, request.keys, request.num_blocks, request.tenant))
+            return
+        # The last token is always computed. Nothing is waited for: what is not in DRAM is computed.
+        reusable = (request.num_tokens - 1) // self._settings.block_tokens
+        self._orders.append(
+            storage.Acquire(request.attempt_id, request.keys, request.num_blocks, reusable, tenant=request.tenant, recompute_us_per_block=0)
+        )
 
     def _notice(self, notice: storage.Notice, now: float) -> None:
         if isinstance(notice, storage.StoreLoad):
@@ -183,6 +198,9 @@ class DecodeCore:
                 attempt.phase, attempt.slots = "ingesting", slots
                 attempt.lease_until = now + self._settings.ingest_lease_s
                 self._grow_ahead(attempt)
+            case storage.Acquired() if attempt.phase == "reserving":
+                self._slot_queue.leave(attempt.attempt_id)
+                self._acquired(attempt, notice)
             case storage.Ingested(_, first_token) if attempt.phase == "ingesting":
                 self._ingested(attempt, first_token)
             case storage.Grown(_, slots) if attempt.growth == "asked":
@@ -200,6 +218,17 @@ class DecodeCore:
             case storage.AttemptFailed(_, failure):
                 self._fail(attempt, failure.code, failure.message)
 
+    def _acquired(self, attempt: Attempt, acquired: storage.Acquired) -> None:
+        block_tokens, most = self._settings.block_tokens, batching.most_missing(self._settings.inline_tokens)
+        missing = attempt.request.num_tokens - acquired.local_blocks * block_tokens
+        if missing > most:
+            # The gateway has it scheduled away from the node that failed it: where its prefix is, or at a prefill group.
+            message = f"{missing} tokens of the prompt are not here, more than the {most} that are computed in steps"
+            self._fail(attempt, pb.FAILURE_CODE_INTERNAL, message)
+            return
+        attempt.begin_prompt(acquired.slots, acquired.local_blocks, block_tokens)
+        self._grow_ahead(attempt)
+
     def _ingested(self, attempt: Attempt, first_token: int) -> None:
         request = attempt.request
         if finish_reason(first_token, request.first_position + 1, request.params, self._settings.eos_token_ids):
@@ -216,9 +245,7 @@ class DecodeCore:
         for attempt in self._attempts.values():
             self._reply_failure(attempt, pb.FAILURE_CODE_PEER_LOST, reason)
         self._attempts.clear()
-        if self._step is not None:
-            # There is nobody left to release to; the step's own memory stays mapped until it has ended.
-            self._step.releases.clear()
+        self._steps.store_lost()
 
     # ---- slots ----
 
@@ -243,8 +270,8 @@ class DecodeCore:
         """When a sequence sits out steps because the pool is truly full, the youngest one gives up its slots: the gateway schedules it
         again with what it has generated. The oldest is never preempted, so work always ends."""
         refused = [attempt for attempt in self._attempts.values() if attempt.growth == "refused" and attempt.phase == "running"]
-        starved = next((attempt for attempt in refused if attempt.lacks_slot(self._settings.block_tokens)), None)
-        if starved is None or (self._step is not None and self._step.releases):
+        starved = next((attempt for attempt in refused if not attempt.ahead and attempt.lacks_slot(self._settings.block_tokens)), None)
+        if starved is None or self._steps.held_back():
             return
         running = [attempt for attempt in self._attempts.values() if attempt.phase == "running"]
         if len(running) > 1:
@@ -275,49 +302,46 @@ class DecodeCore:
 
     # ---- steps ----
 
-    def _launch(self) -> None:
-        """One token for each sequence that has a slot for it, the oldest first as far as the batch has places."""
-        if self._step is not None or self._num_slots is None:
-            return
-        block_tokens = self._settings.block_tokens
-        ready = [a for a in self._attempts.values() if a.phase == "running" and not a.lacks_slot(block_tokens)]
-        batch = ready[: self._settings.max_batch]
-        if not batch:
-            return
-        run = RunStep(
-            self._next_step_id,
-            tuple(attempt.attempt_id for attempt in batch),
-            tuple(attempt.chunk() for attempt in batch),
-            tuple(attempt.sampling_row for attempt in batch),
-        )
-        self._next_step_id += 1
-        self._step = _Step(run)
-        self._orders.append(run)
+    def _launch(self, now: float) -> None:
+        settings = self._settings
+        while self._num_slots is not None and len(self._steps) < (2 if settings.overlap else 1):
+            batch = batching.choose(
+                self._attempts.values(), self.cost, settings.max_batch, settings.block_tokens, settings.inline_tokens, self._pages
+            )
+            if not batch:
+                return
+            for attempt, prompt_tokens in batch:
+                if prompt_tokens and attempt.first_step_at is None:
+                    attempt.first_step_at = now
+            self._orders.append(self._steps.launch(batch))
 
     def _step_ended(self, event: ev.StepDone | ev.StepFailed, now: float) -> None:
-        ended = self._step
-        if ended is None or ended.run.step_id != event.step_id:
+        ended = self._steps.end(event.step_id)
+        if ended is None:
             return
-        self._step = None
         self._orders += ended.releases.values()
         if ended.releases:
             self._retry_growth()
-        outputs: dict[int, list[pb.TokenOutput]] = {}
-        for i, attempt_id in enumerate(ended.run.attempt_ids):
-            attempt = self._attempts.get(attempt_id)
-            # After the loss of a store an attempt of the same id would be another one, which is not running yet.
-            if attempt is None or attempt.output_ids is not ended.run.sampling[i].output_ids:
+        told: defaultdict[int, tuple[list[pb.TokenOutput], list[node_pb2.PrefillDone]]] = defaultdict(lambda: ([], []))
+        for i, attempt in enumerate(ended.attempts):
+            if self._attempts.get(attempt.attempt_id) is not attempt:
                 continue
             if isinstance(event, ev.StepFailed):
                 self._fail(attempt, pb.FAILURE_CODE_INTERNAL, event.message)
+                continue
+            sampled = event.sampled[i]
+            if attempt.phase == "prefilling":
+                done = self._computed(attempt, ended.run.rows[i].num_tokens, sampled, event.elapsed_ms)
+                if done is not None:
+                    told[attempt.session][1].append(done)
             else:
-                outputs.setdefault(attempt.session, []).append(self._append(attempt, event.sampled[i]))
-        self._replies += [Reply(session, tuple(messages)) for session, messages in outputs.items()]
-        if isinstance(event, ev.StepDone):
+                assert sampled is not None, "a row of a sequence that runs samples"
+                told[attempt.session][0].append(self._append(attempt, sampled))
+        self._replies += [Reply(session, tuple(outputs), tuple(prefilled)) for session, (outputs, prefilled) in told.items()]
+        if isinstance(event, ev.StepDone) and not ended.run.has_prompts:
             self._recent_ms.append(event.elapsed_ms)
-            repeated = max(map(len, event.sampled)) - 1
-            context = sum(chunk.start + 1 for chunk in ended.run.batch) + len(ended.run.batch) * repeated // 2
-            self._calibration.observe(len(ended.run.batch), context, event.elapsed_ms, now)
+            batch, repeated = len(ended.attempts), max(len(tokens or ()) for tokens in event.sampled) - 1
+            self._calibration.observe(batch, ended.run.context_tokens + batch * repeated // 2, event.elapsed_ms, now)
 
     def _append(self, attempt: Attempt, sampled: Sequence[SampledToken]) -> pb.TokenOutput:
         """The step has computed the KV of the attempt's last token and sampled the next, and maybe so on."""
@@ -334,6 +358,28 @@ class DecodeCore:
             self._grow_ahead(attempt)
         return output
 
+    def _computed(
+        self, attempt: Attempt, num_tokens: int, sampled: Sequence[SampledToken] | None, elapsed_ms: float
+    ) -> node_pb2.PrefillDone | None:
+        """So much more of its prompt; with the last of it, its first token is sampled."""
+        block_tokens, request = self._settings.block_tokens, attempt.request
+        attempt.computed += num_tokens
+        attempt.compute_ms += elapsed_ms
+        first_block = attempt.committed_blocks
+        if keys := attempt.complete_prompt_blocks(block_tokens):
+            self._orders.append(storage.Commit(attempt.attempt_id, first_block, keys))
+        if attempt.remaining_tokens:
+            return None
+        assert sampled is not None, "the row that ends a prompt samples"
+        output = token_output(attempt.attempt_id, sampled, request.first_position, request.params, self._settings.eos_token_ids)
+        done = attempt.prefilled(output, block_tokens)
+        if output.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
+            self._forget(attempt)
+        else:
+            attempt.begin(sampled[0].token_id, block_tokens)
+            self._grow_ahead(attempt)
+        return done
+
     # ---- ends ----
 
     def _fail(self, attempt: Attempt, code: pb.FailureCode, message: str) -> None:
@@ -345,15 +391,12 @@ class DecodeCore:
         self._replies.append(Reply(attempt.session, (pb.TokenOutput(attempt_id=attempt.attempt_id, failure=failure),)))
 
     def _forget(self, attempt: Attempt) -> None:
-        """Gives its slots back, now or when the step that uses them has ended; whoever lacks a slot asks again."""
+        """Gives its slots back, now or when the steps that use them have ended; whoever lacks a slot asks again."""
         attempt_id = attempt.attempt_id
         del self._attempts[attempt_id]
         self._slot_queue.leave(attempt_id)
         if attempt.phase == "waiting":
             return
-        release = storage.Release(attempt_id)
-        if self._step is not None and attempt_id in self._step.run.attempt_ids:
-            self._step.releases[attempt_id] = release
-        else:
-            self._orders.append(release)
+        if not self._steps.hold_back(attempt):
+            self._orders.append(storage.Release(attempt_id))
             self._retry_growth()

@@ -19,15 +19,17 @@ class Start:
     request: Request
     tbt_slo_ms: float
     """Objective checked at the door; 0 for none."""
+    inlined: bool = False
+    """There is no prefill side: the prompt is computed here, and its first token is wanted too."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
     """`sampled[i]` belongs to row i of the step: one token, or several where the step was repeated (an engine that takes several steps at
-    a time, or a simulated one), each of which took `elapsed_ms` in the mean."""
+    a time, or a simulated one), each of which took `elapsed_ms` in the mean. None for a row that samples nothing."""
 
     step_id: int
-    sampled: Sequence[Sequence[SampledToken]]
+    sampled: Sequence[Sequence[SampledToken] | None]
     elapsed_ms: float
 
 

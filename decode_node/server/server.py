@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -14,7 +15,7 @@ from decode_node.core import DecodeCore
 from decode_node.core.actions import Action, Reply, RunStep
 from decode_node.core.core import Settings
 from decode_node.core.events import Start, StepDone, StepFailed
-from decode_node.server.steps import run_step
+from decode_node.server.steps import StepRunner
 from engine.profiling import measure_decode
 from engine.runner import ModelRunner
 from node_runtime.events import Tick
@@ -54,10 +55,13 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
                 eos_token_ids=arguments.model_info.eos_token_ids,
                 ingest_lease_s=INGEST_LEASES * config.kv.lease_s,
                 slot_wait_s=config.kv.lease_s,
+                overlap=config.decode_node.overlap,
+                inline_tokens=config.decode_node.inline_tokens,
             )
         )
         super().__init__("decode", self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
         self._arguments = arguments
+        self._steps = StepRunner(parts.runner)
 
     def register(self, server: grpc.aio.Server) -> None:
         node_pb2_grpc.add_DecodeNodeServicer_to_server(self, server)
@@ -78,22 +82,31 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
     def perform(self, action: Action) -> None:
         match action:
             case RunStep():
-                metrics.BATCH_SIZE.observe(len(action.batch))
-                self.thread.run(run_step, self.runner, action).add_done_callback(self._step_ended)
-            case Reply(session, outputs):
+                metrics.BATCH_SIZE.observe(len(action.rows))
+                metrics.INLINED_TOKENS.inc(sum(len(row.prompt) for row in action.rows))
+                if self.runner.keeps_pages:
+                    for row in action.rows:
+                        self.note_slots(row.attempt_id, row.slots)
+                self.thread.run(self._steps.run, action).add_done_callback(partial(self._step_ended, action.step_id))
+            case Reply(session, outputs, prefilled):
                 self._count(outputs)
-                self.sessions.send(session, node_pb2.DecodeUpdate(outputs=outputs))
+                metrics.INLINED.inc(len(prefilled))
+                self.sessions.send(session, node_pb2.DecodeUpdate(outputs=outputs, prefilled=prefilled))
 
-    def _step_ended(self, ended: asyncio.Future[StepDone | StepFailed]) -> None:
+    def _step_ended(self, step_id: int, ended: asyncio.Future[StepDone | StepFailed]) -> None:
+        """Whatever has become of the step, the core hears of its end: it launches no other before, and nobody else would."""
         if ended.cancelled():
             return
-        event = ended.result()
+        error = ended.exception()
+        if error is not None:
+            logger.error("step %d failed", step_id, exc_info=error)
+        event = ended.result() if error is None else StepFailed(step_id, f"the step failed: {error!r}")
         if isinstance(event, StepDone):
             metrics.STEP_SECONDS.observe(event.elapsed_ms / 1000)
         self.tell(event)
 
     def start_event(self, session: int, start: node_pb2.DecodeStart, request: Request) -> Start:
-        return Start(session, request, start.tbt_slo_ms)
+        return Start(session, request, start.tbt_slo_ms, start.inlined)
 
     def failed_update(self, output: common_pb2.TokenOutput) -> node_pb2.DecodeUpdate:
         return node_pb2.DecodeUpdate(outputs=[output])

@@ -1,23 +1,56 @@
-"""Runs a step over the model, on its thread."""
+"""Runs steps over the model, on its thread."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
-from decode_node.core.actions import RunStep
+import numpy as np
+
+from decode_node.core.actions import Row, RunStep
 from decode_node.core.events import StepDone, StepFailed
+from engine.base import Int32Array, SequenceChunk
 from engine.runner import ModelRunner
 from engine.sampler import sample
 
 logger = logging.getLogger(__name__)
 
 
-def run_step(runner: ModelRunner, run: RunStep) -> StepDone | StepFailed:
-    started = time.perf_counter()
-    try:
-        sampled = sample(runner.forward(run.batch), run.sampling)
-    except Exception as error:
-        logger.exception("a step over %s failed", ", ".join(run.attempt_ids))
-        return StepFailed(run.step_id, f"the step failed: {error!r}")
-    return StepDone(run.step_id, [(token,) for token in sampled], (time.perf_counter() - started) * 1000)
+class StepRunner:
+    """Belongs to the model's thread. A sequence's slots, which grow once in a block's tokens, become an array when they do and not at every
+    step: nothing that a step takes here grows with the context. An array never changes, by which further ranks know it again."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._slots: dict[str, tuple[Sequence[int], Int32Array]] = {}
+        """Of the last step's attempts, what their slots were made from."""
+
+    def run(self, run: RunStep) -> StepDone | StepFailed:
+        """Each sequence's last token may be of the step before: it is read, and the next one added, here alone."""
+        started = time.perf_counter()
+        try:
+            slots = self._arrays(run.rows)
+            rows = zip(run.rows, slots, strict=True)
+            chunks = [SequenceChunk(row.prompt or row.output_ids[-1:], row.start, own, row.samples) for row, own in rows]
+            logits = self._runner.forward(chunks)
+            sampling = [row for row in run.rows if row.samples]
+            tokens = sample(logits, [row.sampling for row in sampling]) if sampling else []
+            for row, token in zip(sampling, tokens, strict=True):
+                row.output_ids.append(token.token_id)
+            new = iter(tokens)
+            sampled = [(next(new),) if row.samples else None for row in run.rows]
+        except Exception as error:
+            logger.exception("a step over %s failed", ", ".join(row.attempt_id for row in run.rows))
+            return StepFailed(run.step_id, f"the step failed: {error!r}")
+        return StepDone(run.step_id, sampled, (time.perf_counter() - started) * 1000)
+
+    def _arrays(self, rows: Sequence[Row]) -> list[Int32Array]:
+        kept, self._slots = self._slots, {}
+        for row in rows:
+            made = kept.get(row.attempt_id)
+            if made is None or made[0] is not row.slots:
+                made = row.slots, np.array(row.slots, np.int32)
+                made[1].setflags(write=False)
+            self._slots[row.attempt_id] = made
+        return [made[1] for made in self._slots.values()]

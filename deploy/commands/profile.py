@@ -7,9 +7,11 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -19,13 +21,17 @@ from rich.progress import track
 from deploy.machine import describe_machine
 from engine.base import SequenceChunk
 from engine.files import describe
-from engine.loader import load_model
+from engine.loader import DTYPES, load_model
 from engine.runner import ModelRunner
+from engine.tensor_parallel.runner import Parallel, TensorParallelRunner
 from springtide.blocks import blocks_for
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.errors import ConfigError
+from springtide.process import end_process
 
 REPEATS = 3
+RANK_TIMEOUT_S = 120.0
+"""Longer than any pass that is measured."""
 ARENA_BYTES = 1 << 30
 CHUNKS = (16, 64, 128, 256, 512)
 CACHED = (0, 256, 1024, 2048, 4096, 8192)
@@ -38,7 +44,8 @@ class ProfileOptions:
     model: str
     dtype: str
     threads: int | None
-    """None: as `springtide up` gives an engine of one prefill and one decode node."""
+    """Of each rank. None: as `springtide up` gives an engine of one prefill and one decode node."""
+    tensor_parallel: int
     block_tokens: int
     max_context: int
     output: Path
@@ -60,6 +67,7 @@ class Profile:
     model: str
     dtype: str
     threads: int
+    tensor_parallel: int
     machine: str
     date: str
     prefill: tuple[float, float, float]
@@ -76,21 +84,25 @@ def profile(options: ProfileOptions) -> None:
     console = Console()
     if not os.access(options.output if options.output.exists() else options.output.parent, os.W_OK) or options.output.is_dir():
         raise ConfigError(f"--output: cannot write a file {options.output}")
-    threads = options.threads or max(1, len(os.sched_getaffinity(0)) // 2)
+    if options.dtype not in DTYPES:
+        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, not {options.dtype!r}")
+    threads = options.threads or max(1, len(os.sched_getaffinity(0)) // (2 * options.tensor_parallel))
     torch.set_num_threads(threads)
     info = describe(options.model)
-    console.print(f"loading {info.name} ({options.dtype}, {threads} threads)", highlight=False)
-    bench = _Bench(options, min(options.max_context, info.context_length))
-    prefill = [bench.prefill(new, cached) for new, cached in track(list(bench.prefill_grid()), "prefill chunks", console=console)]
-    decode = [bench.decode(batch, context) for batch, context in track(list(bench.decode_grid()), "decode steps  ", console=console)]
+    ranks = f", {options.tensor_parallel} ranks" if options.tensor_parallel > 1 else ""
+    console.print(f"loading {info.name} ({options.dtype}{ranks}, {threads} threads)", highlight=False)
+    with _Bench(options, threads, min(options.max_context, info.context_length)) as bench:
+        prefill = [bench.prefill(new, cached) for new, cached in track(list(bench.prefill_grid()), "prefill chunks", console=console)]
+        decode = [bench.decode(batch, context) for batch, context in track(list(bench.decode_grid()), "decode steps  ", console=console)]
     fitted = fit(prefill, decode)
     result = Profile(
         model=info.name,
         dtype=options.dtype,
         threads=threads,
+        tensor_parallel=options.tensor_parallel,
         machine=describe_machine(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        prefill=astuple(fitted[0]),
+        prefill=fitted[0].coefficients,
         decode=astuple(fitted[1]),
         kv={"layers": info.layers, "kv_heads": info.kv_heads, "head_dim": info.head_dim},
         samples={"prefill": prefill, "decode": decode},
@@ -119,16 +131,30 @@ def fit(prefill: Sequence[Sample], decode: Sequence[Sample]) -> tuple[PrefillCos
 class _Bench:
     """The model over memory of its own. What is computed is the same whatever the token ids, so they are arbitrary."""
 
-    def __init__(self, options: ProfileOptions, max_context: int) -> None:
+    def __init__(self, options: ProfileOptions, threads: int, max_context: int) -> None:
         info = describe(options.model)
-        model = load_model(info, options.dtype)
-        spec = info.kv_spec(options.dtype, options.block_tokens)  # type: ignore[arg-type]  # load_model refuses what is no dtype
+        spec = info.kv_spec(options.dtype, options.block_tokens)  # type: ignore[arg-type]  # `profile` refuses what is no dtype
         self._block_tokens = options.block_tokens
         self._max_context = max_context
         self._num_slots = ARENA_BYTES // spec.bytes_per_slot
         if self._num_slots < blocks_for(max_context, options.block_tokens):
             raise ConfigError(f"max_context: {max_context} tokens need more than the {ARENA_BYTES >> 30} GiB that are measured in")
-        self._runner = ModelRunner(model, spec, np.zeros(self._num_slots * spec.bytes_per_slot, np.uint8), self._num_slots)
+        arena = np.zeros(self._num_slots * spec.bytes_per_slot, np.uint8)
+        with ExitStack() as own:
+            if options.tensor_parallel == 1:
+                self._runner = ModelRunner(load_model(info, options.dtype), spec, arena, self._num_slots)
+            else:
+                meeting = Path(own.enter_context(TemporaryDirectory())) / "ranks"
+                parallel = Parallel([None] * options.tensor_parallel, threads, RANK_TIMEOUT_S, meeting, on_lost=end_process)
+                self._runner = TensorParallelRunner.start(info, options.dtype, spec, arena, self._num_slots, parallel)
+            own.callback(self._runner.close)
+            self._own = own.pop_all()
+
+    def __enter__(self) -> _Bench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._own.close()
 
     def prefill_grid(self) -> Iterator[tuple[int, int]]:
         """(new tokens, cached tokens) that fit."""

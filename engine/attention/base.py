@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from engine.base import SequenceChunk
+from engine.models.rope import Rotation
+from engine.ops.base import Norm
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """By which each head's query and key are normalised before they are rotated."""
+
+    query: Norm
+    key: Norm
 
 
 class AttentionPass(ABC):
@@ -17,10 +28,20 @@ class AttentionPass(ABC):
     """int64 [rows]: of each token in its sequence."""
 
     @abstractmethod
-    def run(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Writes `key` and `value` [rows, kv_heads, head_dim] into the batch's slots and lets `query` [rows, heads, head_dim], already
-        rotated, attend to its sequence up to itself, as far back as the layer's window reaches. Returns [rows, heads, head_dim],
-        contiguous."""
+    def run(self, layer: int, qkv: torch.Tensor, rotation: Rotation, norms: HeadNorms | None) -> torch.Tensor:
+        """`qkv` [rows, heads + 2 * kv_heads, head_dim], as projected and the callee's to change, is normalised where the model does that,
+        and rotated. Keys and values go into the batch's slots; each query attends to its sequence up to itself, as far back as the
+        layer's window reaches. Returns [rows, heads, head_dim], contiguous."""
+
+
+class FixedStep(AttentionPass):
+    """A pass of so many sequences with one new token each, whatever they are, in memory that stays where it is: `run` can be recorded and
+    replayed."""
+
+    @abstractmethod
+    def fill(self, batch: Sequence[SequenceChunk]) -> bool:
+        """For what is run next. False when there is no room for all the slots of so long contexts. Blocks that begin in the pass are zero
+        already."""
 
 
 class AttentionBackend(ABC):
@@ -28,4 +49,9 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
-        """What is the same in all layers is worked out here, once a pass."""
+        """What is the same in all layers is worked out here, once a pass. Raises ValueError when a chunk's slots do not hold its tokens
+        or are outside the arena."""
+
+    def fixed_step(self, size: int) -> FixedStep | None:
+        """Of `size` sequences; None where the backend has no such thing."""
+        return None

@@ -7,15 +7,20 @@ from typing import Protocol
 import torch
 
 from engine.attention.base import AttentionPass
+from engine.backends import Backend
 from engine.base import LayerHooks
 from engine.models.config import ModelConfig
+from engine.tensor_parallel.shard import Ranks
 
 
 class Model(Protocol):
-    """The layers [begin, end) of a model; the embedding with the first of all, the output head with the last."""
+    """The layers [begin, end) of a model, or one rank's part of them; the embedding with the first of all, the output head with the
+    last."""
 
     config: ModelConfig
     dtype: torch.dtype
+    backend: Backend
+    ranks: Ranks
     begin: int
     end: int
 
@@ -24,9 +29,9 @@ class Model(Protocol):
         ...
 
     def run_layers(self, hidden: torch.Tensor, attention: AttentionPass, hooks: LayerHooks | None) -> torch.Tensor:
-        """[rows, hidden] to the same. Layers are numbered from `begin`, for the attention and for the hooks."""
+        """[rows, hidden] to the same, in the same memory. Layers are numbered from `begin`, for the attention and for the hooks."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] to float32 [rows, vocab]. Only where end is the last layer."""
+        """[rows, hidden] to float32 [rows, vocab], at rank 0. Only where end is the last layer."""
         ...

@@ -2,47 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 
 from engine.attention.base import AttentionPass
+from engine.backends import Backend
 from engine.base import LayerHooks
-from engine.linear import Linear
+from engine.layers.base import DenseLayer, LayersPass, StartLayers
+from engine.linear import Product
 from engine.models.config import ModelConfig
 from engine.models.feed_forward import FeedForward, SparseFeedForward
 from engine.models.gguf_config import ROPE_FREQUENCIES
 from engine.models.module_weights import ModuleWeights
-from engine.models.rope import Rotary
+from engine.models.rope import Rotary, Rotation
 from engine.models.self_attention import SelfAttention
+from engine.tensor_parallel.shard import Ranks
 from engine.weights.base import Weights
 
 
 class DecoderLayer:
-    def __init__(self, weights: ModuleWeights, index: int) -> None:
+    def __init__(self, weights: ModuleWeights, ranks: Ranks, index: int) -> None:
         """`index` counts from the model's first layer."""
+        self._ranks = ranks
         config = weights.config
         weights = weights.below(f"model.layers.{index}")
+        self._ops = weights.backend.ops
         self._attention_norm = weights.norm("input_layernorm", config.hidden_size)
         self._attention = SelfAttention(weights.below("self_attn"))
         self._feed_forward_norm = weights.norm("post_attention_layernorm", config.hidden_size)
         mlp = weights.below("mlp")
         self._feed_forward = SparseFeedForward(mlp) if config.has_experts(index) else FeedForward(mlp, config.intermediate_size)
 
-    def __call__(self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attention: AttentionPass, index: int) -> torch.Tensor:
-        """[rows, hidden] to the same; `index` counts from this stage's first layer."""
-        hidden = hidden + self._attention(self._attention_norm(hidden), cos, sin, attention, index)
-        return hidden + self._feed_forward(self._feed_forward_norm(hidden))
+    def dense(self) -> DenseLayer | None:
+        """Its parts, or None where it is more than that."""
+        feed_forward, attention = self._feed_forward, self._attention
+        if self._ranks.shard.size > 1 or not isinstance(feed_forward, FeedForward):
+            return None
+        norms = self._attention_norm, self._feed_forward_norm
+        return DenseLayer(norms[0], attention.qkv, attention.norms, attention.output, norms[1], feed_forward.gated, feed_forward.down)
+
+    def __call__(
+        self, hidden: torch.Tensor, delta: torch.Tensor | None, rotation: Rotation, attention: AttentionPass, index: int
+    ) -> torch.Tensor:
+        """Adds `delta`, what the layer before has left to be added, and this layer's attention to `hidden` [rows, hidden] in place; returns
+        what its feed-forward leaves to be added. `index` counts from this stage's first layer."""
+        ops = self._ops
+        x = ops.norm(hidden, self._attention_norm) if delta is None else ops.add_norm(hidden, delta, self._attention_norm)
+        attended = self._ranks.add(self._attention(x, rotation, attention, index))
+        return self._ranks.add(self._feed_forward(ops.add_norm(hidden, attended, self._feed_forward_norm)))
+
+
+class LayerByLayer(LayersPass):
+    """For every backend, and for every kind of layer."""
+
+    def __init__(self, layers: Sequence[DecoderLayer], stream: torch.Tensor, rotation: Rotation, attention: AttentionPass) -> None:
+        self._layers, self._stream, self._rotation, self._attention = layers, stream, rotation, attention
+        self._delta: torch.Tensor | None = None
+
+    def run(self, begin: int, end: int) -> None:
+        for index in range(begin, end):
+            self._delta = self._layers[index](self._stream, self._delta, self._rotation, self._attention, index)
+
+    def finish(self) -> torch.Tensor:
+        return self._stream if self._delta is None else self._stream.add_(self._delta)
 
 
 class Decoder:
     """See engine.models.base.Model."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, begin: int, end: int) -> None:
-        self.config, self.dtype, self.begin, self.end = config, dtype, begin, end
-        whole = ModuleWeights(weights, config, dtype)
-        self._layers = [DecoderLayer(whole, index) for index in range(begin, end)]
-        self._rotary = Rotary(config.rope, config.head_dim, _rope_divisors(config, weights))
+    def __init__(
+        self, config: ModelConfig, weights: Weights, dtype: torch.dtype, backend: Backend, ranks: Ranks, begin: int, end: int
+    ) -> None:
+        self.config, self.dtype, self.backend, self.ranks, self.begin, self.end = config, dtype, backend, ranks, begin, end
+        whole = ModuleWeights(weights, config, dtype, backend, ranks.shard)
+        self._layers = [DecoderLayer(whole, ranks, index) for index in range(begin, end)]
+        self._start = _fused(backend, self._layers) or partial(LayerByLayer, self._layers)
+        self._rotary = Rotary(config.rope, config.head_dim, _rope_divisors(config, weights), backend.torch_device)
         self._embedding: torch.Tensor | None = None
-        self._head: Linear | None = None
+        self._head: Product | None = None
         if begin == 0:
             embedding = whole.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
             # In the weights' dtype, as transformers rounds the scale.
@@ -50,25 +89,32 @@ class Decoder:
         if end == config.layers:
             self._norm = whole.norm("model.norm", config.hidden_size)
             head = "model.embed_tokens" if config.tied_embeddings else "lm_head"
-            self._head = whole.linear({head: config.vocab_size}, config.hidden_size)
+            self._head = whole.linear({head: config.vocab_size}, config.hidden_size, split="outputs")
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         assert self._embedding is not None, "only the first stage embeds"
         return self._embedding[token_ids]
 
     def run_layers(self, hidden: torch.Tensor, attention: AttentionPass, hooks: LayerHooks | None) -> torch.Tensor:
-        cos, sin = self._rotary(attention.positions, self.dtype)
-        for index, layer in enumerate(self._layers):
-            if hooks is not None:
+        layers = self._start(hidden, self._rotary(attention.positions), attention)
+        if hooks is None:
+            layers.run(0, len(self._layers))
+        else:
+            for index in range(len(self._layers)):
                 hooks.before(index)
-            hidden = layer(hidden, cos, sin, attention, index)
-            if hooks is not None:
+                layers.run(index, index + 1)
                 hooks.after(index)
-        return hidden
+        return layers.finish()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         assert self._head is not None, "only the last stage has the output head"
-        return self._head(self._norm(hidden)).float()
+        logits = self._head(self.backend.ops.norm(hidden, self._norm))
+        return self.ranks.join(logits, self.config.vocab_size).float()
+
+
+def _fused(backend: Backend, layers: Sequence[DecoderLayer]) -> StartLayers | None:
+    dense = [parts for layer in layers if (parts := layer.dense()) is not None]
+    return backend.fuse(dense) if backend.fuse is not None and len(dense) == len(layers) else None
 
 
 def _rope_divisors(config: ModelConfig, weights: Weights) -> torch.Tensor | None:

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-import torch.nn.functional as F
 
-from engine.models.config import Activation
 from engine.models.module_weights import ModuleWeights
 
 
 class FeedForward:
-    """`down(activation(gate(x)) * up(x))`; gate and up are one matrix."""
+    """`down(activation(gate(x)) * up(x))`. A rank has its part of the inner dimensions, and returns what is to be added to the other ranks'
+    results."""
 
     def __init__(self, weights: ModuleWeights, intermediate_size: int) -> None:
         config = weights.config
-        sizes = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
-        self._gate_up = weights.linear(sizes, config.hidden_size, config.mlp_bias)
-        self._down = weights.linear({"down_proj": config.hidden_size}, intermediate_size, config.mlp_bias)
-        self._activation = _ACTIVATIONS[config.activation]
+        self.gated = weights.gated(intermediate_size, config.hidden_size, config.mlp_bias)
+        self.down = weights.linear({"down_proj": config.hidden_size}, intermediate_size, config.mlp_bias, "inputs")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] to the same."""
-        gate, up = self._gate_up(x).chunk(2, -1)
-        return self._down(self._activation(gate) * up)
+        return self.down(self.gated(x))
 
 
 class SparseFeedForward:
-    """Mixture of experts: each token goes to the `per_token` experts that the router finds likeliest, and gets their weighted sum."""
+    """Mixture of experts: each token goes to the `per_token` experts that the router finds likeliest, and gets their weighted sum. A rank
+    has its part of each expert."""
 
     def __init__(self, weights: ModuleWeights) -> None:
         assert weights.config.experts is not None, "only layers with experts are sparse"
@@ -53,10 +48,3 @@ class SparseFeedForward:
                 results[by_expert[begin : begin + count]] = expert(gathered[begin : begin + count])
                 begin += count
         return torch.bmm(shares.to(x.dtype)[:, None], results.view(len(x), self._config.per_token, -1))[:, 0]
-
-
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {"silu": F.silu, "gelu_tanh": _gelu_tanh}

@@ -66,7 +66,13 @@ def _decoder(keys: GGUFKeys, architecture: str) -> ModelConfig:
     tensors = keys.file.tensors
     heads, hidden_size, context = keys.integer("attention.head_count"), keys.integer("embedding_length"), keys.integer("context_length")
     _refuse_unknown(keys, context)
-    head_dim = keys.integer_or("attention.key_length", hidden_size // heads)
+    kv_heads = keys.integer_or("attention.head_count_kv", heads)
+    if heads % kv_heads:
+        names = keys.key("attention.head_count"), keys.key("attention.head_count_kv")
+        raise ConfigError(f"{keys.file.path}: {names[0]} ({heads}) must be a multiple of {names[1]} ({kv_heads})")
+    head_dim = keys.integer_or("attention.key_length", max(1, hidden_size // heads))
+    if head_dim % 2:
+        raise UnsupportedModel(f"{keys.file.path}: a head size of {head_dim} is not supported; rotary embeddings need an even one")
     for name in ("attention.value_length", "rope.dimension_count"):
         if keys.integer_or(name, head_dim) != head_dim:
             raise keys.refuse(name, f" is not supported; it must equal the head size, {head_dim}")
@@ -76,7 +82,7 @@ def _decoder(keys: GGUFKeys, architecture: str) -> ModelConfig:
         hidden_size=hidden_size,
         intermediate_size=keys.integer("feed_forward_length"),
         heads=heads,
-        kv_heads=keys.integer_or("attention.head_count_kv", heads),
+        kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=_vocab_size(keys.file),
         context_length=context,
@@ -166,10 +172,14 @@ def _qwen3(keys: GGUFKeys, architecture: str) -> ModelConfig:
 
 def _qwen3_moe(keys: GGUFKeys, architecture: str) -> ModelConfig:
     decoder = _decoder(keys, architecture)
+    count, per_token = keys.integer("expert_count"), keys.integer("expert_used_count")
+    if per_token > count:
+        names = keys.key("expert_used_count"), keys.key("expert_count")
+        raise ConfigError(f"{keys.file.path}: {names[0]} ({per_token}) must be at most {names[1]} ({count})")
     experts = ExpertsConfig(
         layers=frozenset(layer for layer in range(decoder.layers) if f"blk.{layer}.ffn_gate_inp.weight" in keys.file.tensors),
-        count=keys.integer("expert_count"),
-        per_token=keys.integer("expert_used_count"),
+        count=count,
+        per_token=per_token,
         intermediate_size=keys.integer("expert_feed_forward_length"),
         # The files do not say; every published model does, and llama.cpp takes it for granted.
         normalised=True,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from engine.models.config import ROPE_KINDS, Activation, ModelConfig, RopeConfig, RopeKind
 from springtide.errors import ConfigError, UnsupportedModel
+
+_Item = TypeVar("_Item")
 
 _ABSENT = object()
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -24,11 +26,18 @@ class HFConfig:
         """With what the fields that the file does not have stand for. A field that is null stays null."""
         return HFConfig({**defaults, **self.fields}, self.path)
 
-    def integer(self, name: str, default: int | object = _ABSENT) -> int:
+    def integer(self, name: str, default: int | object = _ABSENT, least: int = 1) -> int:
         value = self._field(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{self.path}: {name} must be a positive integer, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
+            raise ConfigError(f"{self.path}: {name} must be {kind}, not {value!r}")
         return value
+
+    def strings(self, name: str) -> list[str] | None:
+        return self._list(name, str, "names")
+
+    def integers(self, name: str) -> list[int] | None:
+        return self._list(name, int, "integers")
 
     def number(self, name: str, default: float | object = _ABSENT) -> float:
         value = self._field(name, default)
@@ -44,6 +53,12 @@ class HFConfig:
 
     def refuse(self, name: str, value: Any, supported: str) -> UnsupportedModel:
         return UnsupportedModel(f"{self.path}: {name} {value!r} is not supported; {supported}")
+
+    def _list(self, name: str, kind: type[_Item], what: str) -> list[_Item] | None:
+        value = self.fields.get(name)
+        if value is not None and not (isinstance(value, list) and all(type(item) is kind for item in value)):
+            raise ConfigError(f"{self.path}: {name} must be a list of {what}, not {value!r}")
+        return value
 
     def _field(self, name: str, default: Any) -> Any:
         value = self.fields.get(name)

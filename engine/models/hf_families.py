@@ -73,11 +73,11 @@ def _with_attention_bias(config: HFConfig, decoder: ModelConfig) -> ModelConfig:
 
 def _qwen_windows(config: HFConfig, decoder: ModelConfig) -> tuple[int | None, ...]:
     """In the layers that `layer_types` names, or else in those from `max_window_layers` on."""
-    kinds = config.fields.get("layer_types")
+    kinds = config.strings("layer_types")
     if kinds is None:
-        first = config.integer("max_window_layers", decoder.layers + 1)
+        first = config.integer("max_window_layers", decoder.layers + 1, least=0)
         kinds = [_SLIDING if layer >= first else _FULL for layer in range(decoder.layers)]
-    elif not isinstance(kinds, list) or len(kinds) != decoder.layers:
+    elif len(kinds) != decoder.layers:
         raise ConfigError(f"{config.path}: layer_types must name the kind of each of the {decoder.layers} layers, not {kinds!r}")
     elif unknown := [kind for kind in kinds if kind not in (_FULL, _SLIDING)]:
         raise config.refuse("layer_types", unknown[0], f"{_FULL!r} and {_SLIDING!r} are")
@@ -87,7 +87,7 @@ def _qwen_windows(config: HFConfig, decoder: ModelConfig) -> tuple[int | None, .
 
 
 def _qwen_experts(config: HFConfig, layers: int) -> ExpertsConfig | None:
-    dense, step = config.fields.get("mlp_only_layers") or [], config.integer("decoder_sparse_step")
+    dense, step = config.integers("mlp_only_layers") or [], config.integer("decoder_sparse_step")
     # transformers 5 writes `num_local_experts`, versions before it `num_experts`.
     count = config.integer("num_local_experts", config.integer("num_experts"))
     per_token = config.integer("num_experts_per_tok")
@@ -111,7 +111,7 @@ def _refuse_windows(config: HFConfig, decoder: ModelConfig) -> None:
 
 def _refuse_layer_types(config: HFConfig) -> None:
     """For families whose layers attend alike."""
-    others = sorted(set(config.fields.get("layer_types") or ()) - {_FULL})
+    others = sorted(set(config.strings("layer_types") or ()) - {_FULL})
     if others:
         raise config.refuse("layer_types", others[0], f"{_FULL!r} is")
 

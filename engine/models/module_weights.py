@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
-from engine.linear import Linear
+from engine.backends import Backend
+from engine.linear import Product
 from engine.models.config import ModelConfig
-from engine.models.norm import RMSNorm
+from engine.ops.base import Norm
+from engine.tensor_parallel.shard import Shard
 from engine.weights.base import Weights
+
+Split = Literal["outputs", "inputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +28,49 @@ class ModuleWeights:
     weights: Weights
     config: ModelConfig
     dtype: torch.dtype
+    backend: Backend
+    shard: Shard
     prefix: str = ""
 
     def below(self, name: str) -> ModuleWeights:
         return replace(self, prefix=f"{self.prefix}{name}.")
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
+        """On the device, where there is one: of a model's weights no more than one tensor is ever in the host's memory."""
+        return self._read(name, *shape).to(self.backend.torch_device)
+
+    def linear(self, outputs: Mapping[str, int], inputs: int, has_bias: bool = False, split: Split | None = None) -> Product:
+        """Projections of the same input as one product; `outputs` are their names and sizes, in the order of the result's columns.
+
+        Split by `outputs`, a rank computes its part of each projection's columns; by `inputs`, from its part of the input's columns what
+        is to be added to the other ranks' results."""
+        return self.backend.ops.linear(*self._projections(outputs, inputs, has_bias, split))
+
+    def gated(self, outputs: int, inputs: int, has_bias: bool) -> Product:
+        """`activation(gate_proj(x)) * up_proj(x)`, of which a rank computes its part of the columns."""
+        both = self._projections({"gate_proj": outputs, "up_proj": outputs}, inputs, has_bias, "outputs")
+        return self.backend.ops.gated(*both, self.config.activation)
+
+    def _projections(
+        self, outputs: Mapping[str, int], inputs: int, has_bias: bool, split: Split | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        weights, biases = [], []
+        for name, size in outputs.items():
+            rows = self.shard.of(size) if split == "outputs" else slice(None)
+            columns = self.shard.of(inputs) if split == "inputs" else slice(None)
+            weights.append(self._read(f"{name}.weight", size, inputs)[rows, columns].to(self.backend.torch_device))
+            # What is added up has its bias from one rank.
+            if has_bias and not (split == "inputs" and self.shard.rank > 0):
+                biases.append(self.tensor(f"{name}.bias", size)[rows])
+        return torch.cat(weights), torch.cat(biases) if biases else None
+
+    def norm(self, name: str, size: int) -> Norm:
+        name = f"{self.prefix}{name}.weight"
+        if self.config.norms_add_one:
+            scale = 1 + self.weights.tensor(name, (size,), torch.float32)
+        else:
+            scale = self.weights.tensor(name, (size,), self.dtype)
+        return self.backend.ops.prepared(Norm(scale.to(self.backend.torch_device), self.config.norm_eps))
+
+    def _read(self, name: str, *shape: int) -> torch.Tensor:
         return self.weights.tensor(self.prefix + name, shape, self.dtype)
-
-    def linear(self, outputs: Mapping[str, int], inputs: int, has_bias: bool = False) -> Linear:
-        """Projections of the same input as one product; `outputs` are their names and sizes, in the order of the result's columns."""
-        weight = torch.cat([self.tensor(f"{name}.weight", size, inputs) for name, size in outputs.items()])
-        bias = torch.cat([self.tensor(f"{name}.bias", size) for name, size in outputs.items()]) if has_bias else None
-        return Linear(weight, bias)
-
-    def norm(self, name: str, size: int) -> RMSNorm:
-        if not self.config.norms_add_one:
-            return RMSNorm(self.tensor(f"{name}.weight", size), self.config.norm_eps)
-        return RMSNorm(1 + self.weights.tensor(f"{self.prefix}{name}.weight", (size,), torch.float32), self.config.norm_eps)

@@ -9,24 +9,36 @@ import torch
 from engine.models.config import RopeConfig
 
 
-class Rotary:
-    """cos and sin for positions. `divisors` [head_dim / 2] (GGUF's rope_freqs) divide the frequencies."""
+class Rotation:
+    """Of the rows of one pass: `cos` and `sin`, float32 [rows, head_dim / 2], are of the angle by which each pair of dimensions turns."""
 
-    def __init__(self, config: RopeConfig, head_dim: int, divisors: torch.Tensor | None = None) -> None:
+    def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
+        self.cos, self.sin = cos, sin
+        self._wide: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotates dimension i of each head of `x` [rows, heads, head_dim] with dimension i + head_dim / 2."""
+        if self._wide is None:
+            cos, signed_sin = torch.cat((self.cos, self.cos), -1), torch.cat((-self.sin, self.sin), -1)
+            self._wide = cos[:, None].to(x.dtype), signed_sin[:, None].to(x.dtype)
+        cos, signed_sin = self._wide
+        return x * cos + x.roll(x.shape[-1] // 2, -1) * signed_sin
+
+
+class Rotary:
+    """`divisors` [head_dim / 2] (GGUF's rope_freqs) divide the frequencies."""
+
+    def __init__(self, config: RopeConfig, head_dim: int, divisors: torch.Tensor | None = None, device: torch.device | None = None) -> None:
+        """For positions on `device`."""
         self._frequencies, self._magnitude = frequencies(config, head_dim)
         if divisors is not None:
             self._frequencies = self._frequencies / divisors
+        self._frequencies = self._frequencies.to(device)
 
-    def __call__(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each [rows, 1, head_dim] for `positions` [rows]; the first half of sin is negated, as `rotate` wants it."""
+    def __call__(self, positions: torch.Tensor) -> Rotation:
+        """For `positions` [rows]."""
         angles = positions[:, None].float() * self._frequencies
-        cos, sin = angles.cos() * self._magnitude, angles.sin() * self._magnitude
-        return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
-    """Rotates dimension i of each head of `x` [rows, heads, head_dim] with dimension i + head_dim / 2."""
-    return x * cos + x.roll(x.shape[-1] // 2, -1) * signed_sin
+        return Rotation(angles.cos() * self._magnitude, angles.sin() * self._magnitude)
 
 
 def frequencies(config: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:

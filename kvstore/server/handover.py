@@ -48,6 +48,9 @@ class HandOver:
         self._connection: Connection | None = None
         self._pace = Pace()
         self._num_bytes = 0
+        self._first_write_at: float | None = None
+        self._written_at = 0.0
+        self._writing_s = 0.0
         self.ended = asyncio.Event()
         """This store will not write for the attempt any more."""
 
@@ -105,7 +108,16 @@ class HandOver:
             raise
         else:
             metrics.HAND_OVER_SECONDS.labels("complete").observe(time.perf_counter() - start)
-            self._notify(pb.StoreNotice(handed_over=pb.HandedOver(attempt_id=self._attempt_id, num_bytes=self._num_bytes)))
+            self._notify(pb.StoreNotice(handed_over=self._report()))
+
+    def _report(self) -> pb.HandedOver:
+        began = self._written_at if self._first_write_at is None else self._first_write_at  # nothing but the seal was to be written
+        return pb.HandedOver(
+            attempt_id=self._attempt_id,
+            num_bytes=self._num_bytes,
+            span_ms=1000 * (self._written_at - began),
+            write_ms=1000 * self._writing_s,
+        )
 
     async def _come_to_rest(self) -> None:
         """After this nothing of it lands any more, and the ingest can be closed."""
@@ -155,6 +167,7 @@ class HandOver:
         assert self._first_token is not None
         seal = pb.IngestNotice(attempt_id=self._attempt_id, seal=pb.IngestSeal(first_token=self._first_token))
         await connection.write([], self._node.options.batch_timeout_s, seal.SerializeToString())
+        self._written_at = time.perf_counter()
 
     async def _next(self) -> Unit | None:
         """The next unit, or None when everything up to the seal has been taken. Raises TransferCancelled."""
@@ -181,7 +194,10 @@ class HandOver:
                 raise TransferCancelled("the hand-over was cancelled")
             written += len(batch)
             last = notice if written == len(pieces) else None
+            began = time.perf_counter()
+            self._first_write_at = began if self._first_write_at is None else self._first_write_at
             completion = await self._pace.move(connection.write(batch, self._node.options.batch_timeout_s, last))
+            self._writing_s += time.perf_counter() - began
             self._num_bytes += completion.num_bytes
             self._node.bytes_written += completion.num_bytes
             metrics.HANDED_OVER_BYTES.inc(completion.num_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from engine.base import SamplingRow, SequenceChunk
 from node_runtime import storage
@@ -20,7 +21,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RunPass:
-    """Run the model once over all rows, on its thread, and answer with PassDone, PassInterrupted or PassFailed.
+    """Run the model once over all rows, stage after stage, and answer with PassDone, PassInterrupted or PassFailed; before that with
+    PassLeft where there are several stages.
 
     Each of `pushes` is to be ordered from the store as soon as its last layer is computed; they are sorted by it.
     `awaits`: the attempt, alone in the pass, whose prefix still arrives: its slabs of a layer must be waited for before the layer runs.
@@ -30,6 +32,8 @@ class RunPass:
     rows: tuple[Row, ...]
     pushes: tuple[storage.Push, ...]
     awaits: str | None = None
+    predicted_ms: float = inf
+    """In all stages together, without what it waits for; inf where nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ handing-over: the first token is out, the slots are the store's again, which goe
 @dataclass(slots=True)
 class Attempt:
     """Block counts are from the prompt's start. `reused_blocks`, `computed`, `pushed_blocks` and `committed_blocks` fall back when the
-    fetch of the prefix is truncated, and otherwise only rise."""
+    fetch of the prefix is truncated, and otherwise only rise; `launched` falls back to `computed` when a pass comes to nothing."""
 
     start: Start
     arrived_at: float
@@ -29,13 +29,17 @@ class Attempt:
     """Of the remote part of the prefix."""
     asked_at: float = 0.0
     """When the store was asked for slots and what can be fetched."""
+    idle_before_s: float = 0.0
+    """Of the group, in all until then."""
     fetching: bool = False
     stalled: bool = False
     """The pass that waited for the prefix was interrupted; the store's FetchTruncated is on its way."""
     pushed_layers: int = 0
     """Of the remote part of the prefix."""
     computed: int = 0
-    """Tokens whose KV is in the slots, or arriving in them."""
+    """Tokens whose KV is in the slots, in all layers, or arriving in them."""
+    launched: int = 0
+    """Those, and the tokens of the passes under way."""
     pushed_blocks: int = 0
     committed_blocks: int = 0
     due_at: float = 0.0
@@ -45,6 +49,8 @@ class Attempt:
     compute_ms: float = 0.0
     fetch_ms: float = 0.0
     """From the order until all that was fetched had arrived; 0 when nothing was."""
+    fetch_wait_ms: float = 0.0
+    """How long its passes waited for that, and no pass at all was under way; also when nothing came of it."""
 
     @property
     def attempt_id(self) -> str:
@@ -60,23 +66,30 @@ class Attempt:
 
     @property
     def runnable(self) -> bool:
-        """It may take part in a pass; while `fetching`, only alone."""
-        return self.phase == "running" and not self.stalled and (not self.fetching or self.layers_arrived > 0)
+        """It may take part in a pass; while `fetching`, only alone, and in one at a time: each further one would wait for an overdue prefix
+        anew."""
+        readable = not self.stalled and (not self.fetching or (self.layers_arrived > 0 and self.launched == self.computed))
+        return self.phase == "running" and readable and self.unlaunched_tokens > 0
 
     @property
     def remaining_tokens(self) -> int:
         return self.request.num_tokens - self.computed
 
-    def fetched(self, now: float) -> None:
-        """Nothing more of the prefix will arrive."""
+    @property
+    def unlaunched_tokens(self) -> int:
+        return self.request.num_tokens - self.launched
+
+    def fetched(self, now: float, idle_s: float) -> None:
+        """Nothing more of the prefix will arrive. `idle_s`: as `idle_before_s`, until now."""
         if self.fetching:
             self.fetch_ms = (now - self.asked_at) * 1000
+            self.fetch_wait_ms += (idle_s - self.idle_before_s) * 1000
         self.fetching = self.stalled = False
 
     def truncate(self, valid_blocks: int, block_tokens: int) -> None:
         """Only so many blocks of the prefix are valid; what follows is computed here."""
         self.reused_blocks = min(self.reused_blocks, valid_blocks)
         self.local_blocks = min(self.local_blocks, valid_blocks)
-        self.computed = min(self.computed, valid_blocks * block_tokens)
+        self.computed = self.launched = min(self.computed, valid_blocks * block_tokens)
         self.pushed_blocks = min(self.pushed_blocks, valid_blocks)
         self.committed_blocks = min(self.committed_blocks, valid_blocks)

@@ -1,21 +1,23 @@
 """The prefill group's decisions: `handle(event, now)` returns what is to be done.
 
-Ownership of slots: from Acquired to Release they are this engine's to read, and from `reused_blocks` on to write. While a pass runs on them
-their Release is held back until the pass has ended.
+Ownership of slots: from Acquired to Release they are this engine's to read, and from `reused_blocks` on to write. While passes run on them
+their Release is held back until the last of those has ended in all stages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from node_runtime import events, storage
 from node_runtime.calibration import Calibration
+from node_runtime.pages import within
 from node_runtime.slotqueue import SlotQueue
 from prefill_node.core import events as ev
 from prefill_node.core import passes, replies
-from prefill_node.core.actions import Action, RunPass
+from prefill_node.core.actions import Action
 from prefill_node.core.attempt import Attempt
+from prefill_node.core.flight import Flight, IdleTime, Pass
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
 from springtide.cost import PrefillCost
@@ -28,7 +30,8 @@ MIN_SLOT_WAIT_S, MAX_SLOT_WAIT_S = 5.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`tokens`: prompt left to compute. `queue_ms`: predicted time until everything accepted is computed."""
+    """`tokens`: prompt left to compute. `queue_ms`: predicted time until a further prompt could begin: passes that have left the first
+    stage are in nobody's way; what that stage is at counts whole, as of its begin."""
 
     running: int
     waiting: int
@@ -37,35 +40,25 @@ class Load:
     attempt_ids: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Pass:
-    """The pass under way. `discarded`: attempts whose prefix was truncated since. `releases`: of attempts that ended since."""
-
-    run: RunPass
-    discarded: set[str] = field(default_factory=set)
-    releases: dict[str, storage.Release] = field(default_factory=dict)
-
-    def runs(self, attempt_id: str) -> bool:
-        return any(row.attempt_id == attempt_id for row in self.run.rows)
-
-
 class PrefillCore:
-    def __init__(self, policy: Policy, groups: LayerGroups, block_tokens: int, eos_token_ids: Collection[int]) -> None:
+    def __init__(self, policy: Policy, groups: LayerGroups, block_tokens: int, eos_token_ids: Collection[int], num_stages: int = 1) -> None:
         self._policy = policy
-        self._calibration: Calibration[PrefillCost] = Calibration(policy.cost)
+        self._calibration: Calibration[PrefillCost] = Calibration(policy.chunking.cost)
         self._groups = groups
         self._block_tokens = block_tokens
         self._eos_token_ids = eos_token_ids
         self._attempts: dict[str, Attempt] = {}
         self._slot_queue = SlotQueue()
         self._num_slots: int | None = None
+        self._pages: int | None = None
         self._slots_available = 0
-        self._pass: _Pass | None = None
-        self._next_pass_id = 0
+        self._flight = Flight(num_stages)
+        self._idle = IdleTime()
         self._out: list[Action] = []
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """Late, duplicate and unknown messages change nothing."""
+        had_room = self._flight.has_room
         match event:
             case ev.Start():
                 self._start(event, now)
@@ -74,29 +67,33 @@ class PrefillCore:
             case events.SessionEnded(session):
                 for attempt in [a for a in self._attempts.values() if a.session == session]:
                     self._abort(attempt.attempt_id)
+            case ev.PassLeft(pass_id):
+                self._flight.leave(pass_id)
             case ev.PassDone() | ev.PassInterrupted() | ev.PassFailed():
                 self._pass_ended(event, now)
             case events.Tick():
                 self._calibration.tick(now)
-            case storage.StoreUp(num_slots):
+            case storage.StoreUp(num_slots, pages):
                 self._num_slots = self._slots_available = num_slots
+                self._pages = pages
             case storage.StoreLost(reason):
                 self._store_lost(reason)
             case storage.StoreLoad():
                 self._slots_available = event.slots_available
             case _:
                 self._notice(event, now)
-        if self._policy.cost is not self._calibration.cost:
-            self._policy = replace(self._policy, cost=self._calibration.cost)
+        if self.cost is not self._calibration.cost:
+            self._policy = Policy(replace(self._policy.chunking, cost=self._calibration.cost))
         self._wait_for_slots(now)
-        self._launch(now)
+        self._launch(now, late=had_room)
+        self._idle.saw(not self._flight, now)
         actions, self._out = self._out, []
         return actions
 
     @property
     def cost(self) -> PrefillCost:
         """As passes lately were."""
-        return self._policy.cost
+        return self._policy.chunking.cost
 
     def load(self) -> Load:
         running = computing = tokens = 0
@@ -106,7 +103,7 @@ class PrefillCore:
                 continue
             computing += 1
             running += attempt.phase == "running"
-            queue_ms += self._policy.work_ms(attempt.request.num_tokens, self._expected_prefix(attempt))
+            queue_ms += self._policy.occupied_ms(attempt.request.num_tokens, self._out_of_the_way(attempt))
             tokens += attempt.remaining_tokens
         return Load(running, computing - running, tokens, queue_ms, tuple(self._attempts))
 
@@ -122,19 +119,22 @@ class PrefillCore:
                 assert attempt.reused_blocks * block <= attempt.computed < attempt.request.num_tokens
                 assert attempt.pushed_blocks * block <= attempt.computed
                 assert attempt.committed_blocks * block <= attempt.computed
+                assert attempt.launched == attempt.computed + self._flight.tokens_of(attempt.attempt_id) <= attempt.request.num_tokens
+            else:
+                assert not self._flight.tokens_of(attempt.attempt_id)
         assert all(attempt_id in self._attempts for attempt_id in self._slot_queue)
         if self._num_slots is None:
             assert not self._attempts
-        if self._pass is not None:
-            assert not any(attempt_id in self._attempts for attempt_id in self._pass.releases)
-            assert sum(len(row.chunk.token_ids) for row in self._pass.run.rows) <= self._policy.chunk_tokens
+        for one in self._flight:
+            assert not any(attempt_id in self._attempts for attempt_id in one.releases)
+            assert sum(len(row.chunk.token_ids) for row in one.run.rows) <= self._policy.chunking.chunk_tokens
 
     # ---- gateways ----
 
     def _start(self, start: ev.Start, now: float) -> None:
         request = start.request
         attempt_id = request.attempt_id
-        if attempt_id in self._attempts or (self._pass is not None and attempt_id in self._pass.releases):
+        if attempt_id in self._attempts or self._flight.holds(attempt_id):
             return
         if self._num_slots is None:
             self._refuse(start, pb.FAILURE_CODE_PEER_LOST, "the node's store is away")
@@ -161,7 +161,7 @@ class PrefillCore:
     # ---- store ----
 
     def _acquire(self, attempt: Attempt, now: float) -> None:
-        attempt.phase, attempt.asked_at = "acquiring", now
+        attempt.phase, attempt.asked_at, attempt.idle_before_s = "acquiring", now, self._idle.until(now)
         request = attempt.request
         # The last token is always computed: its logits are what is asked for.
         reusable = (request.num_tokens - 1) // self._block_tokens
@@ -196,7 +196,7 @@ class PrefillCore:
             case storage.FetchProgress(_, layers) if attempt.fetching:
                 attempt.layers_arrived = max(attempt.layers_arrived, layers)
                 if attempt.layers_arrived == self._groups.layers:
-                    attempt.fetched(now)
+                    attempt.fetched(now, self._idle.until(now))
                 self._push_prefix(attempt)
             case storage.FetchTruncated(_, valid_blocks) if attempt.phase == "running":
                 self._truncated(attempt, valid_blocks, now)
@@ -228,7 +228,7 @@ class PrefillCore:
 
     def _set_computed(self, attempt: Attempt) -> None:
         """Computation begins after the reused prefix."""
-        attempt.computed = attempt.reused_blocks * self._block_tokens
+        attempt.computed = attempt.launched = attempt.reused_blocks * self._block_tokens
         attempt.work_ms = self._policy.work_ms(attempt.request.num_tokens, attempt.computed)
         attempt.due_at = self._policy.due_at(attempt.arrived_at, attempt.work_ms, attempt.start.ttft_budget_ms)
 
@@ -248,12 +248,11 @@ class PrefillCore:
             attempt.pushed_blocks = max(attempt.pushed_blocks, reused)
 
     def _truncated(self, attempt: Attempt, valid_blocks: int, now: float) -> None:
-        attempt.fetched(now)
+        attempt.fetched(now, self._idle.until(now))
         if valid_blocks < attempt.reused_blocks:
             attempt.truncate(valid_blocks, self._block_tokens)
             self._set_computed(attempt)
-            if self._pass is not None and self._pass.runs(attempt.attempt_id):
-                self._pass.discarded.add(attempt.attempt_id)
+            self._flight.discard((attempt.attempt_id,))
         attempt.pushed_layers = 0
         attempt.layers_arrived = self._groups.layers
         self._push_prefix(attempt)
@@ -274,60 +273,70 @@ class PrefillCore:
         self._slot_queue.clear()
         for attempt in self._attempts.values():
             self._out.append(replies.failed(attempt.session, attempt.attempt_id, replies.failure(pb.FAILURE_CODE_PEER_LOST, reason)))
-        if self._pass is not None:
-            # There is nobody left to release to; the pass's own memory stays mapped until it has ended.
-            self._pass.discarded.update(row.attempt_id for row in self._pass.run.rows)
-            self._pass.releases.clear()
+        self._flight.lose_store()
         self._attempts.clear()
 
     # ---- passes ----
 
-    def _launch(self, now: float) -> None:
-        if self._pass is not None or self._num_slots is None:
+    def _launch(self, now: float, late: bool) -> None:
+        """`late`: there was room for a pass before, and nothing to run."""
+        if not self._flight.has_room or self._num_slots is None:
             return
-        chosen = self._policy.choose(self._attempts.values(), now)
+        chosen = within(self._policy.choose(self._attempts.values(), now), lambda one: one[0].slots, self._pages)
         if not chosen:
             return
-        run = passes.build(self._next_pass_id, chosen, self._groups, self._block_tokens)
-        self._next_pass_id += 1
-        for attempt, _ in chosen:
+        run = passes.build(self._flight.next_id, chosen, self._groups, self._block_tokens, self._policy.pass_ms(chosen))
+        for attempt, num_tokens in chosen:
             attempt.first_pass_at = now if attempt.first_pass_at is None else attempt.first_pass_at
-        self._pass = _Pass(run)
+            attempt.launched += num_tokens
+        self._flight.begin(run, late)
         self._out.append(run)
 
-    def _pass_ended(self, event: ev.PassDone | ev.PassInterrupted | ev.PassFailed, now: float) -> None:
-        ended = self._pass
-        if ended is None or ended.run.pass_id != event.pass_id:
+    def _pass_ended(self, event: ev.PassEnded, now: float) -> None:
+        ended = self._flight.end(event.pass_id)
+        if ended is None:
             return
-        self._pass = None
         if isinstance(event, ev.PassDone):
-            self._observe(ended.run, event.elapsed_ms, now)
+            self._observe(ended, event.elapsed_ms, now)
         self._out += ended.releases.values()
+        waited_ms = 0.0 if isinstance(event, ev.PassFailed) else event.waited_ms
         for i, row in enumerate(ended.run.rows):
             attempt = self._attempts.get(row.attempt_id)
             if attempt is None or row.attempt_id in ended.releases:
                 continue
+            discarded = row.attempt_id in ended.discarded
+            attempt.fetch_wait_ms += waited_ms
             match event:
-                case ev.PassFailed(_, message):
+                case ev.PassFailed(_, message) if not discarded:
                     self._fail(attempt, replies.failure(pb.FAILURE_CODE_INTERNAL, message))
-                case ev.PassInterrupted(_, overdue):
+                case ev.PassInterrupted(_, overdue) if not discarded:
                     self._interrupted(attempt, overdue)
                 case ev.PassDone(_, sampled, elapsed_ms):
                     attempt.compute_ms += elapsed_ms
-                    if row.attempt_id not in ended.discarded:
+                    if not discarded:
                         self._advance(attempt, len(row.chunk.token_ids), sampled[i], now)
 
-    def _observe(self, run: RunPass, elapsed_ms: float, now: float) -> None:
-        """Passes of one sequence that waited for nothing show what the model predicts."""
-        if len(run.rows) == 1 and run.awaits is None:
-            chunk = run.rows[0].chunk
-            self._calibration.observe(len(chunk.token_ids), chunk.start, elapsed_ms, now)
+    def _observe(self, ended: Pass, elapsed_ms: float, now: float) -> None:
+        """Passes of one sequence that waited for nothing show what the model predicts: all of it when they had the stages to themselves,
+        the slowest stage's share when they came right behind another one of their size. Those that began some time after it had stages
+        to themselves for a while."""
+        if len(ended.run.rows) > 1 or ended.run.awaits is not None:
+            return
+        chunk = ended.run.rows[0].chunk
+        if ended.behind is not None:
+            if ended.late or [len(row.chunk.token_ids) for row in ended.behind.rows] != [len(chunk.token_ids)]:
+                return
+            elapsed_ms /= self.cost.slowest_share
+        self._calibration.observe(len(chunk.token_ids), chunk.start, elapsed_ms, now)
 
     def _interrupted(self, attempt: Attempt, overdue: bool) -> None:
         if overdue:
             self._fail(attempt, replies.failure(pb.FAILURE_CODE_PEER_LOST, "the prefix did not arrive from its source in time"))
-        else:
-            attempt.stalled = attempt.fetching
+            return
+        # The passes behind it build on what it has not computed.
+        self._flight.discard((attempt.attempt_id,))
+        attempt.launched = attempt.computed
+        attempt.stalled = attempt.fetching
 
     def _advance(self, attempt: Attempt, num_tokens: int, sampled: SampledToken | None, now: float) -> None:
         attempt.computed += num_tokens
@@ -337,7 +346,7 @@ class PrefillCore:
         if attempt.fetching:
             # The pass has waited for every layer of the prefix, though the store's word of it has not been handled here yet.
             attempt.layers_arrived = self._groups.layers
-            attempt.fetched(now)
+            attempt.fetched(now, self._idle.until(now))
             self._push_prefix(attempt)
         self._commit(attempt)
         if attempt.remaining_tokens == 0:
@@ -370,22 +379,20 @@ class PrefillCore:
         self._forget(attempt)
 
     def _forget(self, attempt: Attempt) -> None:
-        """Gives its slots back, now or when the pass that uses them has ended. A hand-over under way is cancelled."""
+        """Gives its slots back, now or when the passes that use them have ended. A hand-over under way is cancelled."""
         attempt_id = attempt.attempt_id
         del self._attempts[attempt_id]
         self._slot_queue.leave(attempt_id)
         if attempt.phase == "waiting":
             return
         release = storage.Release(attempt_id)
-        if self._pass is not None and self._pass.runs(attempt_id):
-            self._pass.releases[attempt_id] = release
-        else:
+        if not self._flight.hold(release):
             self._out.append(release)
 
-    def _expected_prefix(self, attempt: Attempt) -> int:
-        """Tokens that are computed already or, before the slots are there, can be read at the best source."""
+    def _out_of_the_way(self, attempt: Attempt) -> int:
+        """Tokens that the first stage is done with or, before the slots are there, that can be read at the best source."""
         if attempt.phase == "running":
-            return attempt.computed
+            return attempt.computed + self._flight.tokens_of(attempt.attempt_id, left=True)
         sources = attempt.start.sources
         return min(sources[0].num_blocks * self._block_tokens, attempt.request.num_tokens - 1) if sources else 0
 

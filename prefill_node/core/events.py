@@ -27,20 +27,33 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class PassLeft:
+    """The first of several stages is done with the pass: the next one can begin."""
+
+    pass_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class PassDone:
-    """`sampled[i]` belongs to row i; None for rows that do not end their prompt."""
+    """In all stages. `sampled[i]` belongs to row i; None for rows that do not end their prompt. Passes end in the order of their begin."""
 
     pass_id: int
     sampled: Sequence[SampledToken | None]
     elapsed_ms: float
+    """From its begin, or from the end of the pass before it when that came later."""
+    waited_ms: float = 0.0
+    """For the prefix, in all stages together."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassInterrupted:
-    """The prefix that the pass waited for does not arrive: truncated, which a FetchTruncated tells, or overdue."""
+    """The prefix that the pass waited for does not arrive: truncated, which a FetchTruncated tells, or overdue. No stage is at it any
+    more, nor is one after PassFailed."""
 
     pass_id: int
     overdue: bool
+    waited_ms: float = 0.0
+    """As of PassDone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +62,5 @@ class PassFailed:
     message: str
 
 
-Event = Start | Abort | SessionEnded | PassDone | PassInterrupted | PassFailed | Tick | storage.StoreUp | storage.StoreLost | storage.Notice
+PassEnded = PassDone | PassInterrupted | PassFailed
+Event = Start | Abort | SessionEnded | PassLeft | PassEnded | Tick | storage.StoreUp | storage.StoreLost | storage.Notice

@@ -17,8 +17,9 @@ def failed(session: int, attempt_id: str, why: common_pb2.Failure) -> Reply:
 
 def done(attempt: Attempt, output: common_pb2.TokenOutput, block_tokens: int) -> Reply:
     """`attempt` has computed its whole prompt. Queue time lasts until the first pass, compute time is that of its passes, fetch time
-    counts when something came of it."""
+    counts when something came of it; what was waited for it counts in any case."""
     assert attempt.first_pass_at is not None
+    fetched = attempt.reused_blocks > attempt.local_blocks
     return Reply(
         attempt.session,
         node_pb2.PrefillUpdate(
@@ -28,7 +29,8 @@ def done(attempt: Attempt, output: common_pb2.TokenOutput, block_tokens: int) ->
                 remote_tokens=(attempt.reused_blocks - attempt.local_blocks) * block_tokens,
                 queue_ms=(attempt.first_pass_at - attempt.arrived_at) * 1000,
                 compute_ms=attempt.compute_ms,
-                fetch_ms=attempt.fetch_ms if attempt.reused_blocks > attempt.local_blocks else 0.0,
+                fetch_ms=attempt.fetch_ms if fetched else 0.0,
+                fetch_wait_ms=attempt.fetch_wait_ms,
             )
         ),
     )

@@ -2,6 +2,7 @@
 
 Least relative slack, after Medha (arXiv 2409.17264): the time an attempt can still lose before it is late, divided by its own predicted
 work. What waits loses slack the faster the shorter it is, so a short prompt soon comes before a million-token one, and nobody starves.
+How large chunks are says springtide/chunking.py.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from prefill_node.core.attempt import Attempt
-from springtide.cost import PrefillCost
+from springtide.chunking import EPSILON, Chunking
 
 STRETCH = 3.0
 """An attempt is due when it has taken so many times its own predicted work, or at its objective, whichever is sooner: with one
@@ -19,16 +20,17 @@ objective for all lengths, the longest prompt would otherwise always be the most
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    cost: PrefillCost
-    chunk_tokens: int
+    """`chunking`, by what passes lately took."""
+
+    chunking: Chunking
 
     def work_ms(self, num_tokens: int, computed: int) -> float:
         """Predicted time of computing the rest of a prompt, chunk by chunk."""
-        remaining = num_tokens - computed
-        if remaining <= 0:
-            return 0.0
-        extra_passes = -(-remaining // self.chunk_tokens) - 1
-        return self.cost.predict_ms(remaining, computed) + extra_passes * self.cost.fixed_ms
+        return self.chunking.prompt_ms(num_tokens - computed, computed) if num_tokens > computed else 0.0
+
+    def occupied_ms(self, num_tokens: int, computed: int) -> float:
+        """Predicted time for which the rest of a prompt keeps the slowest stage from others."""
+        return self.chunking.occupied_ms(num_tokens - computed, computed) if num_tokens > computed else 0.0
 
     def due_at(self, arrived_at: float, work_ms: float, ttft_budget_ms: float) -> float:
         allowed_ms = STRETCH * work_ms
@@ -37,24 +39,52 @@ class Policy:
         return arrived_at + allowed_ms / 1000
 
     def relative_slack(self, attempt: Attempt, now: float) -> float:
-        left_ms = (attempt.due_at - now) * 1000 - self.work_ms(attempt.request.num_tokens, attempt.computed)
+        left_ms = (attempt.due_at - now) * 1000 - self.work_ms(attempt.request.num_tokens, attempt.launched)
         return left_ms / max(attempt.work_ms, 1e-3)
 
     def choose(self, attempts: Iterable[Attempt], now: float) -> Sequence[tuple[Attempt, int]]:
         """The attempts of the next pass with their numbers of tokens, at most `chunk_tokens` in all; empty when nothing can run.
 
-        The most urgent one takes what it can use; others join when their whole rest fits beside it. An attempt whose prefix still
-        arrives runs alone, and only when nothing else can: nobody else's step waits for its slabs.
+        The most urgent one comes first; others join with their whole rest. When the first one's ends in this pass, they have what it
+        leaves; when it does not, they may have up to half, for which its chunk shrinks. An attempt whose prefix still arrives runs
+        alone, and only when nothing else can: nobody else's step waits for its slabs.
         """
+        most_tokens, most_ms = self.chunking.chunk_tokens, self.chunking.budget_ms
         order = sorted((attempt for attempt in attempts if attempt.runnable), key=lambda attempt: self.relative_slack(attempt, now))
         ready = [attempt for attempt in order if not attempt.fetching]
         if not ready:
-            return [(attempt, min(attempt.remaining_tokens, self.chunk_tokens)) for attempt in order[:1]]
-        first = ready[0]
-        chosen = [(first, min(first.remaining_tokens, self.chunk_tokens))]
-        budget = self.chunk_tokens - chosen[0][1]
-        for attempt in ready[1:]:
-            if attempt.remaining_tokens <= budget:
-                chosen.append((attempt, attempt.remaining_tokens))
-                budget -= attempt.remaining_tokens
-        return chosen
+            return [(attempt, self._chunk(attempt, most_tokens, most_ms)) for attempt in order[:1]]
+        first, others = ready[0], ready[1:]
+        alone = self._chunk(first, most_tokens, most_ms)
+        alone_ms = self.chunking.own_ms(alone, first.launched)
+        if alone == first.unlaunched_tokens:
+            return [(first, alone), *self._joining(others, most_tokens - alone, most_ms - alone_ms)]
+        gaining = [attempt for attempt in others if self._gains(attempt, first, alone_ms)]
+        joining = self._joining(gaining, most_tokens // 2, most_ms / 2)
+        taken = sum(num_tokens for _, num_tokens in joining)
+        taken_ms = sum(self.chunking.own_ms(num_tokens, attempt.launched) for attempt, num_tokens in joining)
+        return [(first, self._chunk(first, most_tokens - taken, most_ms - taken_ms)), *joining]
+
+    def pass_ms(self, chosen: Iterable[tuple[Attempt, int]]) -> float:
+        """Predicted time of a pass of these, through all stages, which have not been launched yet."""
+        return self.chunking.cost.fixed_ms + sum(self.chunking.own_ms(num_tokens, attempt.launched) for attempt, num_tokens in chosen)
+
+    def _joining(self, attempts: Iterable[Attempt], tokens: int, budget_ms: float) -> list[tuple[Attempt, int]]:
+        """Those whose whole rest fits, one after another."""
+        joining = []
+        for attempt in attempts:
+            rest = attempt.unlaunched_tokens
+            rest_ms = self.chunking.own_ms(rest, attempt.launched)
+            if rest <= tokens and rest_ms <= budget_ms + EPSILON:
+                joining.append((attempt, rest))
+                tokens, budget_ms = tokens - rest, budget_ms - rest_ms
+        return joining
+
+    def _gains(self, attempt: Attempt, first: Attempt, alone_ms: float) -> bool:
+        """More slack by joining, relative to its work, than `first` loses by it, which would otherwise have a pass of so long alone."""
+        rest_ms = self.chunking.own_ms(attempt.unlaunched_tokens, attempt.launched)
+        return alone_ms * first.work_ms >= rest_ms * attempt.work_ms
+
+    def _chunk(self, attempt: Attempt, tokens: int, budget_ms: float) -> int:
+        """As many of its tokens as `tokens` and the time allow, though not too few."""
+        return min(attempt.unlaunched_tokens, self.chunking.next_chunk(attempt.launched, tokens, budget_ms))

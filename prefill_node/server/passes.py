@@ -1,63 +1,153 @@
-"""Runs a pass over the model, on its thread."""
+"""Who runs the passes that the core decides: this process alone, or a group of stages (prefill_node/server/group.py)."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from engine.runner import ModelRunner
-from engine.sampler import sample
 from kvstore.link import StoreLink
-from messenger.base import DeadlineExceeded
 from node_runtime import storage
+from node_runtime.model_thread import ModelThread
 from prefill_node.core.actions import RunPass
-from prefill_node.core.events import PassDone, PassFailed, PassInterrupted
+from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassInterrupted, PassLeft
+from prefill_node.server.watchdog import Watchdog, longest_pass_s
+from prefill_node.stage.compute import Hooks, Outcome, Result, compute
+from prefill_node.stage.wire import part_of
 from springtide.errors import PeerLost
-from springtide.ids import AttemptId
+from springtide.ids import Incarnation
+from springtide.process import end_process
+from springtide.rpc import store_pb2
 
 logger = logging.getLogger(__name__)
 
-
-class PrefixMissing(Exception):
-    """The prefix that the pass waits for was truncated."""
+PassTeller = Callable[[RunPass, PassLeft | PassEnded], None]
 
 
-@dataclass(slots=True)
-class PassHooks:
-    """Waits for the prefix before a layer, and orders what a layer has completed to be pushed after it."""
+class Passes(ABC):
+    """From `attach` to `at_rest` it writes into the arena of one store. `tell` is called in the event loop."""
 
-    link: StoreLink
-    awaits: str | None
-    pushes: deque[storage.Push]
-    prefix_timeout_s: float
+    tell: PassTeller
 
-    def before(self, layer: int) -> None:
-        """Raises PrefixMissing, DeadlineExceeded, PeerLost."""
-        if self.awaits is not None and self.link.wait_layer(AttemptId(self.awaits), layer, self.prefix_timeout_s) is not None:
-            raise PrefixMissing
+    @abstractmethod
+    async def attach(self, link: StoreLink, incarnation: Incarnation) -> None:
+        """Returns when passes can run in the link's arena. Raises OSError, SpringtideError when they cannot."""
 
-    def after(self, layer: int) -> None:
-        while self.pushes and self.pushes[0].layer_end <= layer + 1:
-            self.link.send(storage.to_command(self.pushes.popleft()))
+    @abstractmethod
+    def launch(self, run: RunPass, link: StoreLink) -> None:
+        """Tells of it as RunPass says. Pushes go to `link` as soon as their last layer is computed."""
+
+    @abstractmethod
+    def relay(self, notice: store_pb2.StoreNotice) -> None:
+        """The store has said this."""
+
+    @abstractmethod
+    def forget(self, attempt_id: str) -> None:
+        """Its slots were given back."""
+
+    @abstractmethod
+    def forget_slots(self, slots: Sequence[int]) -> None:
+        """No attempt uses them any more (ModelRunner.forget): for runners other than the engine's own."""
+
+    @abstractmethod
+    async def broken(self) -> PeerLost:
+        """Returns when no pass can be run any more before the next `attach`."""
+
+    @abstractmethod
+    async def at_rest(self) -> None:
+        """Returns when no pass runs any more."""
+
+    @abstractmethod
+    async def close(self) -> None: ...
 
 
-def run_pass(runner: ModelRunner, link: StoreLink, run: RunPass, prefix_timeout_s: float) -> PassDone | PassInterrupted | PassFailed:
-    started = time.perf_counter()
-    hooks = PassHooks(link, run.awaits, deque(run.pushes), prefix_timeout_s)
-    try:
-        logits = runner.forward([row.chunk for row in run.rows], hooks)
-        ending = [row.sampling for row in run.rows if row.sampling is not None]
-        tokens = iter(sample(logits, ending) if ending else ())
-    except PrefixMissing:
-        return PassInterrupted(run.pass_id, overdue=False)
-    except DeadlineExceeded:
-        return PassInterrupted(run.pass_id, overdue=True)
-    except PeerLost as error:
-        return PassFailed(run.pass_id, error.message)
-    except Exception as error:
-        logger.exception("a pass over %s failed", ", ".join(row.attempt_id for row in run.rows))
-        return PassFailed(run.pass_id, f"the pass failed: {error!r}")
-    sampled = [next(tokens) if row.sampling is not None else None for row in run.rows]
-    return PassDone(run.pass_id, sampled, (time.perf_counter() - started) * 1000)
+class OwnPasses(Passes):
+    """All layers are computed here, on the model's thread."""
+
+    def __init__(self, runner: ModelRunner, thread: ModelThread, prefix_timeout_s: float) -> None:
+        self._runner = runner
+        self._thread = thread
+        self._prefix_timeout_s = prefix_timeout_s
+        self._watchdog = Watchdog(end_process)
+
+    async def attach(self, link: StoreLink, incarnation: Incarnation) -> None:
+        """The runner has the arena already."""
+
+    def launch(self, run: RunPass, link: StoreLink) -> None:
+        self._thread.run(self._run, run, link).add_done_callback(partial(self._ended, run))
+
+    def _ended(self, run: RunPass, ended: asyncio.Future[PassEnded]) -> None:
+        """Told whatever comes of it: the core waits for every pass."""
+        if ended.cancelled():
+            return
+        error = ended.exception()
+        if error is not None:
+            logger.error("pass %d failed", run.pass_id, exc_info=error)
+        self.tell(run, ended.result() if error is None else PassFailed(run.pass_id, f"the pass failed: {error!r}"))
+
+    def _run(self, run: RunPass, link: StoreLink) -> PassEnded:
+        began = time.perf_counter()
+        pushes = Pushes(run.pushes)
+        part = part_of(run, pushes.layer_ends, last=True)
+        hooks = Hooks(part, 0, link.wait_layer, self._prefix_timeout_s, lambda layer_end: pushes.send(link, layer_end))
+        with self._watchdog.during(f"pass {run.pass_id}", longest_pass_s(run, self._prefix_timeout_s, self._runner.kv_spec.layers)):
+            result = compute(self._runner, part, None, None, hooks)
+        return conclude(run, (result,), (time.perf_counter() - began) * 1000)
+
+    def relay(self, notice: store_pb2.StoreNotice) -> None:
+        """The link itself is asked for layers."""
+
+    def forget(self, attempt_id: str) -> None:
+        """The link does."""
+
+    def forget_slots(self, slots: Sequence[int]) -> None:
+        """There are none."""
+
+    async def broken(self) -> PeerLost:
+        never: asyncio.Future[PeerLost] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def at_rest(self) -> None:
+        await self._thread.at_rest()
+
+    async def close(self) -> None:
+        """The thread is not its own."""
+        self._watchdog.close()
+
+
+class Pushes:
+    """Of a pass, or of one stage's part of it, sorted by their last layer."""
+
+    def __init__(self, pushes: Iterable[storage.Push]) -> None:
+        self._waiting = deque(pushes)
+        self.layer_ends = tuple(dict.fromkeys(push.layer_end for push in self._waiting))
+        """After which there is something to send."""
+
+    def send(self, link: StoreLink, layer_end: int) -> None:
+        """Those whose layers are all below. From any thread, one at a time."""
+        while self._waiting and self._waiting[0].layer_end <= layer_end:
+            link.send(storage.to_command(self._waiting.popleft()))
+
+
+def conclude(run: RunPass, results: Sequence[Result], elapsed_ms: float) -> PassEnded:
+    """From what the stages say, the first one first."""
+    why = next((result for result in results if result.outcome is not Outcome.DONE), None)
+    waited_ms = sum(result.waited_ms for result in results)
+    match why:
+        case None:
+            ending = sum(row.sampling is not None for row in run.rows)
+            sampled_tokens = results[-1].tokens
+            if len(sampled_tokens) != ending:
+                return PassFailed(run.pass_id, f"{len(sampled_tokens)} tokens were sampled for {ending} prompts that end in the pass")
+            tokens = iter(sampled_tokens)
+            sampled = [next(tokens) if row.sampling is not None else None for row in run.rows]
+            return PassDone(run.pass_id, sampled, elapsed_ms, waited_ms)
+        case Result(Outcome.PREFIX_MISSING | Outcome.PREFIX_OVERDUE):
+            return PassInterrupted(run.pass_id, why.outcome is Outcome.PREFIX_OVERDUE, waited_ms)
+        case _:
+            return PassFailed(run.pass_id, why.message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import grpc.aio
 
 from engine.profiling import measure_prefill
 from engine.runner import ModelRunner
+from kvstore.link import StoreLink
 from node_runtime import storage
 from node_runtime.events import Tick
 from node_runtime.node import EngineNode
@@ -19,13 +19,17 @@ from node_runtime.requests import Request
 from prefill_node import metrics
 from prefill_node.core import PrefillCore
 from prefill_node.core.actions import Action, Reply, RunPass
-from prefill_node.core.events import PassDone, PassFailed, PassInterrupted, Start
+from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassLeft, Start
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
-from prefill_node.server.passes import run_pass
+from prefill_node.server.passes import OwnPasses, Passes
+from prefill_node.server.transfers import Transfers
+from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
+from springtide.errors import PeerLost
+from springtide.ids import Incarnation
 from springtide.process import ProcessArguments
-from springtide.rpc import common_pb2, node_pb2, node_pb2_grpc
+from springtide.rpc import common_pb2, node_pb2, node_pb2_grpc, store_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -42,19 +46,22 @@ def kind(arguments: ProcessArguments) -> Kind[PrefillCost]:
 
 
 class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUpdate], node_pb2_grpc.PrefillNodeServicer):
-    def __init__(self, parts: Parts, cost: PrefillCost) -> None:
+    def __init__(self, parts: Parts, cost: PrefillCost, group: Passes | None = None) -> None:
+        """Without a `group` of stages the runner has all layers."""
         arguments, spec = parts.arguments, parts.runner.kv_spec
         config = arguments.config
+        self._passes = group or OwnPasses(parts.runner, parts.thread, config.kv.lease_s)
+        self._passes.tell = self._told
         self.core = PrefillCore(
-            Policy(cost, config.prefill_node.chunk_tokens),
+            Policy(Chunking(cost, config.prefill_node.chunk_tokens, config.prefill_node.chunk_ms)),
             LayerGroups(spec.layers, spec.bytes_per_slab, config.kv.layer_group_size),
             spec.block_tokens,
             arguments.model_info.eos_token_ids,
+            config.prefill_node.stages,
         )
         super().__init__("prefill", self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
         self._arguments = arguments
-        self._first_token_at: dict[str, float] = {}
-        """Of attempts whose hand-over is under way."""
+        self._transfers = Transfers()
 
     def register(self, server: grpc.aio.Server) -> None:
         node_pb2_grpc.add_PrefillNodeServicer_to_server(self, server)
@@ -72,7 +79,37 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
     async def SwitchRole(self, request: node_pb2.SwitchRoleRequest, context: Any) -> node_pb2.SwitchRoleReply:
         return await self.switch_role(request, context)
 
+    # ---- store ----
+
+    async def attach(self, link: StoreLink, incarnation: Incarnation) -> None:
+        await self._passes.attach(link, incarnation)
+        await super().attach(link, incarnation)
+
+    def on_notice(self, notice: store_pb2.StoreNotice) -> None:
+        self._passes.relay(notice)
+        super().on_notice(notice)
+
+    async def broken(self) -> PeerLost:
+        return await self._passes.broken()
+
+    async def at_rest(self) -> None:
+        await self._passes.at_rest()
+        await super().at_rest()
+
+    async def close(self) -> None:
+        await self._passes.close()
+        await super().close()
+
     # ---- what the core decides ----
+
+    def act(self, action: Action) -> None:
+        super().act(action)
+        if isinstance(action, storage.Release):
+            self._passes.forget(action.attempt_id)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        super().forget(slots)
+        self._passes.forget_slots(slots)
 
     def perform(self, action: Action) -> None:
         match action:
@@ -87,14 +124,12 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
             # Lost already; the core will hear of it by the event that follows.
             self.tell(PassFailed(run.pass_id, "the node's store is away"))
             return
-        timeout_s = self._arguments.config.kv.lease_s
         metrics.PASS_TOKENS.observe(sum(len(row.chunk.token_ids) for row in run.rows))
-        self.thread.run(run_pass, self.runner, self.link, run, timeout_s).add_done_callback(lambda ended: self._pass_ended(run, ended))
+        for row in run.rows:
+            self.note_slots(row.attempt_id, row.chunk.slots)
+        self._passes.launch(run, self.link)
 
-    def _pass_ended(self, run: RunPass, ended: asyncio.Future[PassDone | PassInterrupted | PassFailed]) -> None:
-        if ended.cancelled():
-            return
-        event = ended.result()
+    def _told(self, run: RunPass, event: PassLeft | PassEnded) -> None:
         if isinstance(event, PassDone):
             metrics.PASS_SECONDS.observe(event.elapsed_ms / 1000)
             metrics.CHUNKS.inc(len(run.rows))
@@ -126,22 +161,23 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
             waiting=load.waiting,
             tokens=load.tokens,
             queue_ms=load.queue_ms,
-            cost=node_pb2.CostModel(prefill=[cost.fixed_ms, cost.per_token_ms, cost.per_pair_ms]),
+            cost=node_pb2.CostModel(prefill=cost.coefficients, slowest_share=cost.slowest_share),
             attempt_ids=load.attempt_ids,
         )
 
     def handled(self, event: Any) -> None:
         match event:
+            case Start(_, request):
+                self._transfers.started(request)
             case Tick():
                 load = self.core.load()
                 metrics.RUNNING.set(load.running)
                 metrics.WAITING.set(load.waiting)
                 metrics.QUEUE_SECONDS.set(load.queue_ms / 1000)
-                self._first_token_at = {name: self._first_token_at[name] for name in load.attempt_ids if name in self._first_token_at}
-            case storage.HandedOver(attempt_id, num_bytes):
-                metrics.HAND_OVER_BYTES.inc(num_bytes)
-                if (first_token_at := self._first_token_at.pop(attempt_id, None)) is not None:
-                    metrics.HAND_OVER_TAIL_SECONDS.observe(self._clock.now() - first_token_at)
+                self._transfers.keep(load.attempt_ids)
+            case storage.HandedOver():
+                metrics.HAND_OVER_BYTES.inc(event.num_bytes)
+                self._transfers.handed_over(event, self._clock.now())
 
     def _count_reply(self, update: node_pb2.PrefillUpdate) -> None:
         if update.HasField("failed"):
@@ -151,7 +187,7 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
             metrics.FAILURES.labels(code).inc()
             return
         done = update.done
-        self._first_token_at[done.output.attempt_id] = self._clock.now()
+        self._transfers.computed(done, self._clock.now())
         metrics.QUEUE_WAIT_SECONDS.observe(done.queue_ms / 1000)
         metrics.CACHED_TOKENS.labels("local").inc(done.cached_tokens - done.remote_tokens)
         metrics.CACHED_TOKENS.labels("remote").inc(done.remote_tokens)

@@ -121,7 +121,9 @@ class Cluster:
             instance_id,
             store,
             options.hardware,
+            options.stage_shares,
             options.conductor.chunk_tokens,
+            options.conductor.chunk_ms,
             options.conductor.block_tokens,
             self.loop,
             partial(self.processor.start, options.pass_contention),
@@ -138,6 +140,8 @@ class Cluster:
             eos_token_ids=(),
             ingest_lease_s=options.ingest_lease_s,
             slot_wait_s=options.slot_wait_s,
+            overlap=False,
+            inline_tokens=options.conductor.inline_tokens,
         )
         self.decodes[instance_id] = SimDecode(
             instance_id,

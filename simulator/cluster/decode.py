@@ -24,12 +24,15 @@ from simulator.hardware import Hardware
 from simulator.workload import SimRequest
 from springtide.ids import AttemptId, InstanceId
 from springtide.rpc.common_pb2 import TokenOutput
+from springtide.rpc.node_pb2 import PrefillDone
 
 
 class Gateway(Protocol):
     """What a decode instance needs of it."""
 
     def on_decode(self, instance_id: InstanceId, output: TokenOutput, step_s: float) -> None: ...
+
+    def on_prefilled(self, done: PrefillDone) -> None: ...
 
     def on_refused_late(self, attempt_id: AttemptId) -> None: ...
 
@@ -44,8 +47,9 @@ class _Steps:
         self.began = began
         self.count = count
         self._hardware = hardware
-        self._batch = len(run.batch)
-        self._context = sum(chunk.start + 1 for chunk in run.batch)
+        # As the decode node itself takes it: a token of a prompt is no dearer than a sequence more of the same context.
+        self._batch = run.num_tokens
+        self._context = sum(row.num_tokens * (row.start + row.num_tokens) for row in run.rows)
 
     def seconds(self, count: int) -> float:
         return self._hardware.steps_ms(self._batch, self._context, count) / 1000
@@ -141,7 +145,9 @@ class SimDecode:
         match action:
             case RunStep():
                 self._run(action)
-            case Reply(_, outputs):
+            case Reply(_, outputs, prefilled):
+                for done in prefilled:
+                    self._gateway.on_prefilled(done)
                 for output in outputs:
                     self._gateway.on_decode(self.instance_id, output, self._step_s)
             case _:
@@ -149,9 +155,10 @@ class SimDecode:
 
     def _run(self, run: RunStep) -> None:
         block_tokens = self._settings.block_tokens
-        count = min(
-            min(sampling.params.max_tokens - len(sampling.output_ids), len(chunk.slots) * block_tokens - chunk.start)
-            for chunk, sampling in zip(run.batch, run.sampling, strict=True)
+        count = (
+            1
+            if run.has_prompts
+            else min(min(row.sampling.params.max_tokens - row.position, len(row.slots) * block_tokens - row.start) for row in run.rows)
         )
         self._steps = _Steps(run, self._loop.now, count, self._hardware)
         self._job = self._compute(self._steps.seconds(count), self._done)
@@ -169,4 +176,4 @@ class SimDecode:
         self.busy_s += seconds
         self._step_s = seconds / steps.count
         tokens = (TOKEN,) * steps.count
-        self.tell(ev.StepDone(steps.run.step_id, [tokens] * len(steps.run.batch), 1000 * self._step_s))
+        self.tell(ev.StepDone(steps.run.step_id, [tokens if row.samples else None for row in steps.run.rows], 1000 * self._step_s))

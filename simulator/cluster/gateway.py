@@ -25,7 +25,7 @@ from springtide.errors import DeadlineExceeded, Overloaded
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, RequestId
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2 as conductor_pb
-from springtide.rpc.node_pb2 import PrefillUpdate
+from springtide.rpc.node_pb2 import PrefillDone, PrefillUpdate
 from springtide.sampling import SamplingParams
 
 GATEWAY = GatewayId("gateway")
@@ -98,8 +98,11 @@ class SimGateway:
     def on_prefill(self, instance_id: InstanceId, update: PrefillUpdate) -> None:
         if update.HasField("failed"):
             self._mailbox.post(_failed(update.failed, "prefill"))
-            return
-        done = update.done
+        else:
+            self.on_prefilled(update.done)
+
+    def on_prefilled(self, done: PrefillDone) -> None:
+        """By a prefill group, or inlined."""
         self.records.cached_tokens[_index(done.output.attempt_id)] = done.cached_tokens
         self._mailbox.post(
             ev.PrefillDone(
@@ -210,7 +213,7 @@ class SimGateway:
         assignment = action.assignment
         request = self._request(action.generation, assignment.attempt_id, len(action.token_ids))
         tbt_slo_ms = 0.0 if self._late_door else assignment.tbt_slo_ms
-        self._decodes[assignment.decode.instance_id].tell(decode_events.Start(_SESSION, request, tbt_slo_ms))
+        self._decodes[assignment.decode.instance_id].tell(decode_events.Start(_SESSION, request, tbt_slo_ms, assignment.inlined))
 
     def _start_prefill(self, action: ev.StartPrefill) -> None:
         assignment = action.assignment

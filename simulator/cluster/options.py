@@ -19,6 +19,8 @@ class Options:
     prefill: int
     decode: int
     conductor: ConductorSettings
+    stage_shares: tuple[float, ...] = (1.0,)
+    """Of a pass's time, in each stage of a prefill group."""
     eviction: PolicyName = "hit-density"
     prefill_tokens: int | None = None
     """Of KV that a prefill node's arena holds; None: the hardware's."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 from conductor.core.events import Load
@@ -17,6 +19,7 @@ from simulator.cluster.loop import Loop, Mailbox
 from simulator.cluster.processor import Compute
 from simulator.cluster.store import LAYER_GROUPS, SimStore
 from simulator.hardware import Hardware
+from springtide.chunking import Chunking
 from springtide.ids import AttemptId, InstanceId
 from springtide.rpc.node_pb2 import PrefillUpdate
 from springtide.sampling import SampledToken
@@ -25,13 +28,25 @@ TOKEN = SampledToken(1)
 """Every token is this one: what is computed, nobody sees."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Flying:
+    """A pass under way, of so many seconds in all stages together. It cannot end before `arrived`."""
+
+    run: RunPass
+    began: float
+    compute_s: float
+    arrived: float
+
+
 class SimPrefill:
     def __init__(
         self,
         instance_id: InstanceId,
         store: SimStore,
         hardware: Hardware,
+        stage_shares: Sequence[float],
         chunk_tokens: int,
+        chunk_ms: float | None,
         block_tokens: int,
         loop: Loop,
         compute: Compute,
@@ -43,7 +58,12 @@ class SimPrefill:
         self._hardware, self._loop, self._compute, self._reply, self._changed = hardware, loop, compute, reply, changed
         bytes_per_slab = -(-hardware.kv_bytes_per_token * block_tokens // LAYER_GROUPS)
         groups = LayerGroups(LAYER_GROUPS, bytes_per_slab, unit_bytes=1)
-        self._core = PrefillCore(Policy(hardware.prefill_cost, chunk_tokens), groups, block_tokens, ())
+        cost = replace(hardware.prefill_cost, slowest_share=max(stage_shares))
+        self._core = PrefillCore(Policy(Chunking(cost, chunk_tokens, chunk_ms)), groups, block_tokens, (), len(stage_shares))
+        self._shares = stage_shares
+        self._stages: list[deque[_Flying]] = [deque() for _ in stage_shares]
+        """The passes that each stage has to do: it is at the first."""
+        self._last_end = 0.0
         self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
         store.notify = self.tell
         self.busy_s = 0.0
@@ -101,25 +121,46 @@ class SimPrefill:
 
     def _run(self, run: RunPass) -> None:
         """Each layer waits for the prefix's slabs of that layer: a prefix that arrives while it is read costs what is not hidden."""
-        began = self._loop.now
         compute_s = self._hardware.pass_ms([(len(row.chunk.token_ids), row.chunk.start) for row in run.rows]) / 1000
         arrived = 0.0 if run.awaits is None else self.store.fetched_at(run.awaits) + compute_s / self._hardware.num_layers
+        self._enter(0, _Flying(run, self._loop.now, compute_s, arrived))
 
-        def computed() -> None:
-            if arrived > self._loop.now:
-                self._loop.at(arrived, lambda: self._ran(run, began))
-            else:
-                self._ran(run, began)
+    def _enter(self, stage: int, flying: _Flying) -> None:
+        """Activations take no time from stage to stage: a chunk's are some megabytes."""
+        self._stages[stage].append(flying)
+        if len(self._stages[stage]) == 1:
+            self._work(stage)
 
-        self._compute(compute_s, computed)
+    def _work(self, stage: int) -> None:
+        flying = self._stages[stage][0]
+        self._compute(self._shares[stage] * flying.compute_s, lambda: self._computed(stage, flying))
 
-    def _ran(self, run: RunPass, began: float) -> None:
-        now = self._loop.now
-        self.busy_s += now - began
+    def _computed(self, stage: int, flying: _Flying) -> None:
+        if stage + 1 < len(self._stages):
+            self._next(stage)
+            self._enter(stage + 1, flying)
+            if stage == 0:
+                self.tell(ev.PassLeft(flying.run.pass_id))
+        elif flying.arrived > self._loop.now:
+            self._loop.at(flying.arrived, lambda: self._ran(flying))
+        else:
+            self._ran(flying)
+
+    def _next(self, stage: int) -> None:
+        self._stages[stage].popleft()
+        if self._stages[stage]:
+            self._work(stage)
+
+    def _ran(self, flying: _Flying) -> None:
+        run, began, now = flying.run, flying.began, self._loop.now
+        self._next(len(self._stages) - 1)
+        elapsed_s = now - max(began, self._last_end)
+        self._last_end = now
+        self.busy_s += elapsed_s
         for attempt_id, blocks in _pushed(run).items():
             self.store.push(attempt_id, blocks, began, now)
         sampled = tuple(None if row.sampling is None else TOKEN for row in run.rows)
-        self.tell(ev.PassDone(run.pass_id, sampled, (now - began) * 1000))
+        self.tell(ev.PassDone(run.pass_id, sampled, elapsed_s * 1000))
 
 
 def _pushed(run: RunPass) -> dict[str, range]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -103,14 +103,15 @@ def count_axis(axes: Axes) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def milliseconds_axis(axes: Axes) -> None:
+def milliseconds_axis(axes: Axes, which: Literal["x", "y"] = "x") -> None:
     """Logarithmic over what is drawn, in the unit that each tick is read most easily in."""
-    axes.set_xscale("log")
-    least, most = axes.get_xlim()
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axes.set(**{f"{which}scale": "log"})
+    least, most = axis.get_view_interval()
     # Several ticks between powers of ten, where their labels have room.
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0) if most < 50 * least else (1.0,)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e3:g} s" if value >= 1e3 else f"{value:g} ms"))
-    axes.xaxis.set_minor_formatter(FuncFormatter(lambda _, __: ""))
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0) if most < 50 * least else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1e3:g} s" if value >= 1e3 else f"{value:g} ms"))
+    axis.set_minor_formatter(FuncFormatter(lambda _, __: ""))
 
 
 def nothing(axes: Axes, text: str) -> None:

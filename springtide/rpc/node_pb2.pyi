@@ -64,20 +64,22 @@ class PrefillUpdate(_message.Message):
     def __init__(self, done: _Optional[_Union[PrefillDone, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ...) -> None: ...
 
 class PrefillDone(_message.Message):
-    __slots__ = ("output", "cached_tokens", "remote_tokens", "queue_ms", "compute_ms", "fetch_ms")
+    __slots__ = ("output", "cached_tokens", "remote_tokens", "queue_ms", "compute_ms", "fetch_ms", "fetch_wait_ms")
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REMOTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
     FETCH_MS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     output: _common_pb2.TokenOutput
     cached_tokens: int
     remote_tokens: int
     queue_ms: float
     compute_ms: float
     fetch_ms: float
-    def __init__(self, output: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., fetch_ms: _Optional[float] = ...) -> None: ...
+    fetch_wait_ms: float
+    def __init__(self, output: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., fetch_ms: _Optional[float] = ..., fetch_wait_ms: _Optional[float] = ...) -> None: ...
 
 class DecodeCommand(_message.Message):
     __slots__ = ("start", "abort")
@@ -88,26 +90,30 @@ class DecodeCommand(_message.Message):
     def __init__(self, start: _Optional[_Union[DecodeStart, _Mapping]] = ..., abort: _Optional[_Union[AbortAttempt, _Mapping]] = ...) -> None: ...
 
 class DecodeStart(_message.Message):
-    __slots__ = ("context", "token_ids", "num_prompt_tokens", "sampling", "namespace", "tbt_slo_ms")
+    __slots__ = ("context", "token_ids", "num_prompt_tokens", "sampling", "namespace", "tbt_slo_ms", "inlined")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    INLINED_FIELD_NUMBER: _ClassVar[int]
     context: _common_pb2.AttemptContext
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
     sampling: _common_pb2.SamplingParams
     namespace: bytes
     tbt_slo_ms: float
-    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., tbt_slo_ms: _Optional[float] = ...) -> None: ...
+    inlined: bool
+    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., tbt_slo_ms: _Optional[float] = ..., inlined: _Optional[bool] = ...) -> None: ...
 
 class DecodeUpdate(_message.Message):
-    __slots__ = ("outputs",)
+    __slots__ = ("outputs", "prefilled")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    PREFILLED_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenOutput]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[_common_pb2.TokenOutput, _Mapping]]] = ...) -> None: ...
+    prefilled: _containers.RepeatedCompositeFieldContainer[PrefillDone]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[_common_pb2.TokenOutput, _Mapping]]] = ..., prefilled: _Optional[_Iterable[_Union[PrefillDone, _Mapping]]] = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ()
@@ -146,9 +152,11 @@ class LoadReport(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ..., ssd_read_us_per_block: _Optional[int] = ...) -> None: ...
 
 class CostModel(_message.Message):
-    __slots__ = ("prefill", "decode")
+    __slots__ = ("prefill", "decode", "slowest_share")
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_SHARE_FIELD_NUMBER: _ClassVar[int]
     prefill: _containers.RepeatedScalarFieldContainer[float]
     decode: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, prefill: _Optional[_Iterable[float]] = ..., decode: _Optional[_Iterable[float]] = ...) -> None: ...
+    slowest_share: float
+    def __init__(self, prefill: _Optional[_Iterable[float]] = ..., decode: _Optional[_Iterable[float]] = ..., slowest_share: _Optional[float] = ...) -> None: ...

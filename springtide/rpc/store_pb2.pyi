@@ -668,12 +668,16 @@ class Grown(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ..., slots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HandedOver(_message.Message):
-    __slots__ = ("attempt_id", "num_bytes")
+    __slots__ = ("attempt_id", "num_bytes", "span_ms", "write_ms")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPAN_MS_FIELD_NUMBER: _ClassVar[int]
+    WRITE_MS_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     num_bytes: int
-    def __init__(self, attempt_id: _Optional[str] = ..., num_bytes: _Optional[int] = ...) -> None: ...
+    span_ms: float
+    write_ms: float
+    def __init__(self, attempt_id: _Optional[str] = ..., num_bytes: _Optional[int] = ..., span_ms: _Optional[float] = ..., write_ms: _Optional[float] = ...) -> None: ...
 
 class HandOverFailed(_message.Message):
     __slots__ = ("attempt_id", "failure")

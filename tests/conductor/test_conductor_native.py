@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from conductor.core import plain_estimating, plain_forecasting, plain_table
 from conductor.core.estimates import Ints
 from conductor.core.plain_estimating import Asked
+from springtide.chunking import Chunking
+from springtide.cost import PrefillCost
 
 native = pytest.importorskip("conductor._native", reason="it takes a C compiler")
 
@@ -77,23 +79,33 @@ def test_a_failing_share_leaves_the_table_whole() -> None:
     assert {holders for _, holders in table.items()} == {1}
 
 
+def prefill_table(chance: np.random.Generator, rows: int) -> np.ndarray:
+    """Of some instances parts of the cost are 0, of some it is that of one stage."""
+    scale = np.array([[300.0], [10.0], [100.0], [5.0], [1.0], [1e-4], [1.0], [20.0], [1e6]])
+    table = chance.random((9, rows)) * scale
+    table[3:6][chance.random((3, rows)) < 0.1] = 0.0
+    table[6][chance.random(rows) < 0.5] = 1.0
+    return table
+
+
 @given(st.integers(0, 2**32), st.integers(0, 40), st.booleans(), st.booleans(), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_both_estimate_to_the_same_digit(seed: int, rows: int, with_source: bool, with_ssd: bool, measured: bool) -> None:
     chance = np.random.default_rng(seed)
     num_bits, num_nodes = 64, 80
-    table = chance.random((8, rows)) * np.array([[300.0], [10.0], [100.0], [5.0], [1.0], [1e-4], [20.0], [1e6]])
+    table = prefill_table(chance, rows)
     held = chance.integers(0, 100, num_bits)
     in_dram = np.minimum(held, chance.integers(0, 100, num_bits)) if with_ssd else None
     rates = np.where(chance.random(num_nodes) < 0.5, np.nan, chance.random(num_nodes) * 1e6) if measured else None
-    num_tokens = int(chance.integers(1, 7000))
+    num_tokens = int(chance.choice([chance.integers(1, 7000), chance.integers(1, 200_000)]))
     most = (num_tokens - 1) // 64
     best = min(most, int(held.max()))
     asked = Asked(
         now=float(chance.random() * 20),
         num_tokens=num_tokens,
         block_tokens=64,
-        chunk_tokens=int(chance.choice([100, 512])),
+        chunk_tokens=int(chance.choice([1, 100, 512])),
+        chunk_ms=float(chance.choice([0.0, 2.0, 300.0])),
         most_reused=most,
         best=best,
         source=int(chance.integers(num_nodes)) if with_source and best else -1,
@@ -112,6 +124,25 @@ def test_both_estimate_to_the_same_digit(seed: int, rows: int, with_source: bool
         prefill(table, np.arange(rows), held, in_dram, *links, rates, floats, ints, asked)
         results.append((floats.tolist(), ints.tolist()))
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("prefill", [plain_estimating.prefill, native.prefill])
+@given(seed=st.integers(0, 2**32), chunk_tokens=st.sampled_from([1, 100, 512, 2048]), chunk_ms=st.sampled_from([None, 2.0, 300.0]))
+@settings(max_examples=200, deadline=None)
+def test_prefills_are_estimated_to_the_digit_as_prefill_nodes_cut_them(
+    prefill: Any, seed: int, chunk_tokens: int, chunk_ms: float | None
+) -> None:
+    chance, rows = np.random.default_rng(seed), 20
+    table, held = prefill_table(chance, rows), chance.integers(0, 2000, rows)
+    num_tokens = int(chance.integers(1, 200_000))
+    most = (num_tokens - 1) // 64
+    floats, ints, none = np.empty((5, rows)), np.empty((3, rows), np.int64), np.zeros(rows, np.int64)
+    asked = Asked(0.0, num_tokens, 64, chunk_tokens, chunk_ms or 0.0, most, 0, -1, 1.0, 6400, 1e6)
+    prefill(table, np.arange(rows), held, None, none, none, none, None, floats, ints, asked)
+    for row in range(rows):
+        chunking = Chunking(PrefillCost(*table[3:7, row].tolist()), chunk_tokens, chunk_ms)
+        cached = 64 * min(int(held[row]), most)
+        assert floats[2, row] == chunking.prompt_ms(num_tokens - cached, cached)
 
 
 @given(st.integers(0, 2**32), st.integers(0, 40))

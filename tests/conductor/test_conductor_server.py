@@ -29,6 +29,7 @@ from springtide.process import ProcessArguments
 from springtide.rpc import conductor_pb2, node_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
+from tests.support.valkey import new_valkey
 
 LEASE_S = 1.0
 MODEL = ModelInfo("/model", "tiny", "llama", "fingerprint-1", 8192, 2, 1, 8, 100, (0,))
@@ -36,7 +37,7 @@ MODEL = ModelInfo("/model", "tiny", "llama", "fingerprint-1", 8192, 2, 1, 8, 100
 
 @pytest.fixture(scope="module")
 def valkey() -> Iterator[ValkeyServer]:
-    with ValkeyServer() as server:
+    with new_valkey() as server:
         yield server
 
 
@@ -291,7 +292,7 @@ async def test_a_restarted_conductor_finds_everything_again(cluster: Cluster) ->
 
 
 async def test_a_valkey_that_dies_and_comes_back_empty_costs_no_instance(caplog: pytest.LogCaptureFixture) -> None:
-    valkey = ValkeyServer()
+    valkey = new_valkey()
     valkey.start()
     cluster = Cluster(valkey.connection_url)
     try:

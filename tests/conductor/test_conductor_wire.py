@@ -8,6 +8,7 @@ import pytest
 
 from conductor.core.decision import Reason
 from conductor.server import wire
+from springtide.cost import PrefillCost
 from springtide.errors import InvalidRequest
 from springtide.rpc import common_pb2, conductor_pb2, node_pb2
 
@@ -16,6 +17,17 @@ from springtide.rpc import common_pb2, conductor_pb2, node_pb2
 def test_a_queue_that_is_no_length_of_time_is_refused(queue_ms: float) -> None:
     with pytest.raises(ValueError, match="queue_ms of prefill-0"):
         wire.load(node_pb2.LoadReport(instance_id="prefill-0", queue_ms=queue_ms))
+
+
+def test_a_groups_slowest_share_comes_with_its_cost_model() -> None:
+    def cost(share: float) -> PrefillCost | None:
+        return wire.load(node_pb2.LoadReport(cost=node_pb2.CostModel(prefill=(1.0, 2.0, 3.0), slowest_share=share))).prefill_cost
+
+    assert cost(0.0) == PrefillCost(1.0, 2.0, 3.0)
+    assert cost(0.25) == PrefillCost(1.0, 2.0, 3.0, 0.25)
+    for share in (-1.0, 1.5, math.nan):
+        with pytest.raises(ValueError, match="slowest_share"):
+            cost(share)
 
 
 @pytest.mark.parametrize("coefficients", [(1.0, math.nan, 0.0), (math.inf, 0.0, 0.0), (1.0, -0.1, 0.0), (1.0, 2.0)])

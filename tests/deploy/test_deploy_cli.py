@@ -15,9 +15,9 @@ import pytest
 
 from deploy import cli
 from deploy.local import rundir
-from deploy.local.plan import ClusterPaths, client_host, free_port, processes, resolve, write_config
+from deploy.local.plan import ClusterPaths, client_host, free_port, processes, resolve
 from deploy.local.rundir import ClusterRecord
-from springtide.config import SECRET_VARIABLE, load_config
+from springtide.config import SECRET_VARIABLE, load_config, write_config
 from springtide.errors import ConfigError
 
 
@@ -139,6 +139,13 @@ def test_a_resolved_configuration_leaves_nothing_to_choose(tmp_path: Path) -> No
     write_config(config, paths.config)
     assert config.cluster_secret is not None
     assert load_config(paths.config, environ={SECRET_VARIABLE: config.cluster_secret.get_secret_value()}) == config
+
+
+def test_each_stage_of_a_prefill_group_has_its_share_of_the_cores() -> None:
+    free = {"server.port": 0, "server.grpc_port": 0}
+    two, many = (resolve(load_config(overrides={**free, "prefill_node.stages": stages}, environ={})) for stages in (1, 1000))
+    assert (two.num_engines, many.num_engines) == (2, 1001)
+    assert two.prefill_node.threads == max(1, len(os.sched_getaffinity(0)) // 2) and many.prefill_node.threads == 1
 
 
 def test_stores_are_told_the_clusters_secret_and_nobody_sees_it(tmp_path: Path) -> None:

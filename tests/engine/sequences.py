@@ -19,12 +19,22 @@ class Harness:
     """A runner over an arena whose every byte is 0xFF at first: NaN in every dtype, so that reading what was never written shows."""
 
     def __init__(self, model: Model, spec: KVSpec, num_slots: int) -> None:
-        self.spec = spec
-        self.num_slots = num_slots
-        self.arena = np.full(num_slots * spec.bytes_per_slot, 0xFF, np.uint8)
-        self.runner = ModelRunner(model, spec, self.arena, num_slots)
+        arena = np.full(num_slots * spec.bytes_per_slot, 0xFF, np.uint8)
+        self._wrap(ModelRunner(model, spec, arena, num_slots), arena)
+
+    @classmethod
+    def around(cls, runner: ModelRunner, arena: np.ndarray) -> Harness:
+        harness = cls.__new__(cls)
+        harness._wrap(runner, arena)
+        return harness
+
+    def _wrap(self, runner: ModelRunner, arena: np.ndarray) -> None:
+        self.runner = runner
+        self.spec = runner.kv_spec
+        self.num_slots = runner.num_slots
+        self.arena = arena
         self._random = random.Random(0)
-        self._free = list(range(num_slots))
+        self._free = list(range(self.num_slots))
         self.foul()
 
     def foul(self) -> None:

@@ -227,6 +227,10 @@ def test_what_the_engine_does_not_have_is_refused_by_name(tmp_path: Path, family
         ("Qwen3Moe", {"num_local_experts": 0}, "num_local_experts must be a positive integer, not 0"),
         ("Mistral", {"sliding_window": "wide"}, "sliding_window must be a positive integer, not 'wide'"),
         ("Mistral", {"num_attention_heads": None}, "num_attention_heads is missing"),
+        ("Qwen2", {"layer_types": 5}, "layer_types must be a list of names, not 5"),
+        ("Qwen3", {"layer_types": None, "max_window_layers": -1}, "max_window_layers must be an integer of at least 0, not -1"),
+        ("Qwen3Moe", {"layer_types": [["full_attention"]]}, "layer_types must be a list of names"),
+        ("Qwen3Moe", {"mlp_only_layers": 3}, "mlp_only_layers must be a list of integers, not 3"),
     ],
 )
 def test_wrong_fields_are_named(tmp_path: Path, family: str, fields: dict[str, Any], message: str) -> None:
@@ -243,6 +247,7 @@ def test_wrong_fields_are_named(tmp_path: Path, family: str, fields: dict[str, A
         ("Llama", {"sliding_window": 4096}, ()),
         ("Qwen2", {"sliding_window": 100, "use_sliding_window": False}, ()),
         ("Qwen2", {"sliding_window": 100, "use_sliding_window": True, "layer_types": None, "max_window_layers": 2}, (None, None, 100)),
+        ("Qwen2", {"sliding_window": 100, "use_sliding_window": True, "layer_types": None, "max_window_layers": 0}, (100,) * 3),
         ("Qwen3Moe", {"sliding_window": 100, "use_sliding_window": True}, (100,) * 3),
     ],
 )

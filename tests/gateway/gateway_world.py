@@ -49,6 +49,8 @@ class Attempt:
     base: int
     running: set[ev.Side] = field(default_factory=lambda: {"prefill", "decode"})
     next_position: int = 0
+    prompt_inlined: bool = False
+    """The decode side has yet to compute the prompt."""
     reported_over: int = 0
 
     @property
@@ -117,10 +119,12 @@ class World:
                 base = len(action.token_ids) - len(request.generation.prompt_ids)
                 assert base == len(request.emitted)
                 attempt = Attempt(request, action.assignment, base, next_position=base + 1)
+                if action.assignment.inlined:
+                    attempt.running, attempt.prompt_inlined = {"decode"}, True
                 request.attempts.append(attempt)
                 self.attempts[attempt.attempt_id] = attempt
             case ev.StartPrefill():
-                assert action.ttft_budget_ms >= 0
+                assert action.ttft_budget_ms >= 0 and not action.assignment.inlined
             case ev.Abort(side, instance_id, attempt_id):
                 attempt = self.attempts[attempt_id]
                 named = attempt.assignment.prefill if side == "prefill" else attempt.assignment.decode
@@ -160,6 +164,8 @@ class World:
     def assign(self, attempt_id: AttemptId) -> None:
         del self.asked[attempt_id]
         prefill, decode = (instance(self.random.choice(names)) for names in (("p0", "p1"), ("d0", "d1")))
+        if self.random.random() < 0.3:
+            prefill = decode
         self.feed(ev.Assigned(ev.Assignment(attempt_id, prefill, decode, predicted_ttft_ms=5.0, ttft_slo_ms=100.0)))
 
     def answer_badly(self, attempt_id: AttemptId) -> None:
@@ -172,6 +178,10 @@ class World:
     def prefill_done(self, attempt: Attempt) -> None:
         attempt.running.discard("prefill")
         output = attempt.request.output(attempt.attempt_id, attempt.base, 1)
+        if attempt.prompt_inlined:
+            attempt.prompt_inlined = False
+            if output.finish is not None:
+                attempt.running.discard("decode")
         self.feed(ev.PrefillDone(output, cached_tokens=self.random.randint(0, 2)))
 
     def decode_output(self, attempt: Attempt) -> None:
@@ -236,7 +246,10 @@ class World:
         """One random event; `smooth`: only such as bring the requests on."""
         progress = [(self.assign, attempt_id) for attempt_id in self.asked]
         progress += [(self.prefill_done, attempt) for attempt in self.working("prefill")]
-        progress += [(self.decode_output, attempt) for attempt in self.working("decode") if not (smooth and "prefill" in attempt.running)]
+        decoding = self.working("decode")
+        progress += [(self.prefill_done, attempt) for attempt in decoding if attempt.prompt_inlined]
+        ready = [attempt for attempt in decoding if not attempt.prompt_inlined]
+        progress += [(self.decode_output, attempt) for attempt in ready if not (smooth and "prefill" in attempt.running)]
         if smooth:
             choices = progress or [(lambda _: self.tick(), None)]
         else:

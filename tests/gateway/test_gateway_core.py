@@ -107,6 +107,51 @@ def test_decode_and_prefill_are_started_together() -> None:
     assert isinstance(starts[1], ev.StartPrefill) and starts[1].ttft_budget_ms == 500.0
 
 
+def inlined(course: Course, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
+    """The Conductor has the decode node compute the prompt."""
+    return course.feed(ev.Assigned(ev.Assignment(attempt_id, instance("d0"), instance("d0"), ttft_slo_ms=500.0)))
+
+
+def test_an_inlined_prompt_is_started_at_the_decode_node_alone() -> None:
+    course = Course()
+    assert [type(action) for action in inlined(course)] == [ev.StartDecode]
+    assert emitted(course.first_token()) == [0]
+    assert emitted(course.tokens(1, 1, 2, 3, finish="length")) == [1, 2, 3]
+    assert not any(isinstance(action, ev.Abort) for action in course.did)
+
+
+def test_an_inlined_request_that_its_first_token_ends_needs_no_abort() -> None:
+    course = Course()
+    inlined(course)
+    done = course.feed(ev.PrefillDone(ev.Output(FIRST, 0, (), "stop"), cached_tokens=2))
+    assert [type(action) for action in done] == [ev.Advance, ev.Advance, ev.Terminal]
+
+
+def test_a_failed_inlined_prompt_is_scheduled_again_elsewhere() -> None:
+    course = Course()
+    inlined(course)
+    course.lose("decode")
+    assert course.schedule().avoid == ("d0",) and not any(isinstance(action, ev.Abort) for action in course.did)
+    course.assign(SECOND)
+    assert emitted(course.first_token(SECOND)) == [0]
+
+
+def test_the_only_node_of_an_inlined_prompt_is_to_blame_for_a_lost_peer() -> None:
+    course = Course()
+    inlined(course)
+    course.fail(pb.FAILURE_CODE_PEER_LOST)
+    (over,) = [action for action in course.did if isinstance(action, ev.Advance)]
+    assert over.instance_id == "d0" and course.schedule().avoid == ("d0",)
+
+
+def test_a_prompt_that_the_decode_node_does_not_compute_after_all_is_scheduled_again_elsewhere_and_accepted() -> None:
+    course = Course()
+    inlined(course)
+    course.fail(pb.FAILURE_CODE_INTERNAL)
+    assert course.schedule().avoid == ("d0",) and course.schedule().accepted
+    assert [type(action) for action in course.assign(SECOND)] == [ev.StartDecode, ev.StartPrefill]
+
+
 def test_a_lost_decode_node_is_replaced_with_the_tokens_already_received() -> None:
     course = Course()
     course.assign()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from kvstore.server.handover import HandOver
 from messenger.faults import Fault, FaultPlan
 from messenger.inproc import InprocHub
 from prefill_node.core.pushing import LayerGroups
-from prefill_node.server.passes import PassHooks
+from prefill_node.server.passes import Pushes
 from springtide.ids import AttemptId
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
@@ -46,14 +45,14 @@ class Stream:
     def write_chunk(self, chunk: int) -> None:
         """Blocks a thread for as long as the engine's would be."""
         blocks = range(chunk * CHUNK_BLOCKS, (chunk + 1) * CHUNK_BLOCKS)
-        pushes = deque(self.groups.units("a", blocks.start, blocks.stop))
-        self.num_pushes += len(pushes)
-        hooks = PassHooks(self.prefill.engine.link, None, pushes, 0.0)
+        units = list(self.groups.units("a", blocks.start, blocks.stop))
+        self.num_pushes += len(units)
+        pushes = Pushes(units)
         for layer in range(SPEC.layers):
-            hooks.before(layer)
             for block in blocks:
                 self.prefill.engine.slot(self._slots[block])[layer] = self.want[block, layer]
-            hooks.after(layer)
+            if layer + 1 in pushes.layer_ends:
+                pushes.send(self.prefill.engine.link, layer + 1)
 
     async def chunk_has_arrived(self, chunk: int) -> None:
         blocks = range(chunk * CHUNK_BLOCKS, (chunk + 1) * CHUNK_BLOCKS)

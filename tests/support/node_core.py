@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from node_runtime import storage
 from node_runtime.requests import Request, parse_request
@@ -16,6 +17,7 @@ from springtide.sampling import SamplingParams
 BLOCK_TOKENS = 8
 EOS = 0
 INFO = ModelInfo("", "tiny", "llama", "f" * 8, context_length=4096, layers=4, kv_heads=1, head_dim=4, vocab_size=1000, eos_token_ids=(EOS,))
+ROOMY = replace(INFO, context_length=4 << 20)
 NAMESPACE = namespace_root("tiny", "float32", BLOCK_TOKENS)
 
 
@@ -30,7 +32,7 @@ def make_request(attempt_id: str, num_tokens: int, *, num_prompt_tokens: int | N
         sampling=sampling,
         namespace=NAMESPACE,
     )
-    return parse_request(start, INFO, BLOCK_TOKENS)
+    return parse_request(start, ROOMY, BLOCK_TOKENS)
 
 
 def failure(code: pb.FailureCode, message: str = "by the test") -> pb.Failure:

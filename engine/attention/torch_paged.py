@@ -1,7 +1,7 @@
-"""Paged attention in plain torch on a CPU, over the arena itself. The reference for every other backend.
+"""Paged attention in plain torch, over the arena itself or a device's pages. The reference for every other backend.
 
 Slabs are `[2, block_tokens, kv_heads, head_dim]`, so a sequence's blocks, gathered, are its keys as `[context, kv_heads, head_dim]`.
-Two ways, each the fastest of those measured (scaled_dot_product_attention is half as fast on the machines seen):
+Two ways, each the fastest of those measured on CPUs (scaled_dot_product_attention is half as fast on the machines seen):
 
 - many new tokens of one sequence: tiles of query rows against the context up to the tile's end, heads of a group side by side;
 - one new token in each of many sequences: sequences of similar length in one padded batch. Keys are used as
@@ -21,8 +21,11 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.attention.base import AttentionBackend, AttentionPass
-from engine.base import SequenceChunk
+from engine.attention.base import AttentionBackend, AttentionPass, HeadNorms
+from engine.base import Int32Array, SequenceChunk
+from engine.device.upload import upload
+from engine.models.rope import Rotation
+from engine.ops.plain import PlainOps
 
 _TILE_ELEMENTS = 4 << 20
 """Scores of one tile, all heads together."""
@@ -54,7 +57,7 @@ class _Visible:
     rows: int
     start: int
     """Position of the first row."""
-    slots: Sequence[int]
+    slots: Sequence[int] | Int32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +101,20 @@ class TorchAttentionPass(AttentionPass):
         works = {window: self._work(batch, window) for window in set(windows)}
         self._works = [works[window] for window in windows]
 
-    def run(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def run(self, layer: int, qkv: torch.Tensor, rotation: Rotation, norms: HeadNorms | None) -> torch.Tensor:
+        positioned, value = qkv[:, : self._heads + self._kv_heads], qkv[:, self._heads + self._kv_heads :]
+        if norms is not None:
+            norm = PlainOps().norm
+            positioned = torch.cat((norm(positioned[:, : self._heads], norms.query), norm(positioned[:, self._heads :], norms.key)), 1)
+        rotated = rotation(positioned)
+        query, key = rotated[:, : self._heads], rotated[:, self._heads :]
         slabs = self._arena[:, layer]
         for slot, offset in self._tails:
             slabs[slot, :, offset:] = 0
         slabs[:, 0][self._row_slots, self._row_offsets] = key
         slabs[:, 1][self._row_slots, self._row_offsets] = value
         query = query * self._scale
-        result = torch.empty(query.shape, dtype=query.dtype)
+        result = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         work = self._works[layer]
         for prefill in work.prefills:
             self._run_prefill(slabs, prefill, work.window, query[prefill.begin : prefill.end], result[prefill.begin : prefill.end])
@@ -122,7 +131,7 @@ class TorchAttentionPass(AttentionPass):
         grouped = query.view(rows, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
         target = result.view(rows, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
         tile = min(max(_TILE_ELEMENTS // (self._heads * context) // 32 * 32, _TILE_ROWS[0]), _TILE_ROWS[1], rows)
-        later = torch.full((tile, tile), -torch.inf, dtype=query.dtype).triu(1)
+        later = torch.full((tile, tile), -torch.inf, dtype=query.dtype, device=query.device).triu(1)
         for begin in range(0, rows, tile):
             count = min(tile, rows - begin)
             end = prefill.start + begin + count
@@ -132,7 +141,8 @@ class TorchAttentionPass(AttentionPass):
             by_row[..., end - first - count :].add_(later[:count, :count])
             if window is not None:
                 # The tile's first row reaches back to `first`, or would further; each row after it one token less far.
-                by_row[..., :count].add_(torch.full((count, count), -torch.inf, dtype=query.dtype).tril(end - count - window - first))
+                earlier = torch.full((count, count), -torch.inf, dtype=query.dtype, device=query.device)
+                by_row[..., :count].add_(earlier.tril(end - count - window - first))
             attended = torch.bmm(torch.softmax(scores, -1), values[:, first:end])
             target[:, :, begin : begin + count] = attended.view(kv_heads, -1, count, head_dim)
 
@@ -151,12 +161,14 @@ class TorchAttentionPass(AttentionPass):
         return per_head.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
     def _place(self, batch: Sequence[SequenceChunk]) -> None:
-        """Where each row's key and value go, and which slabs begin in this pass and stay partial."""
+        """Where each row's key and value go, and which slabs begin in this pass and stay partial. Raises ValueError."""
+        for slot in {slot for chunk in batch for slot in chunk.slots}:
+            if not 0 <= slot < len(self._arena):
+                raise ValueError(f"slot {slot} is outside the arena of {len(self._arena)} slots")
         size = self._block_tokens
         positions = [position for chunk in batch for position in range(chunk.start, chunk.start + len(chunk.token_ids))]
         slots = [chunk.slots[position // size] for chunk in batch for position in range(chunk.start, chunk.start + len(chunk.token_ids))]
-        self.positions = torch.tensor(positions)
-        self._row_slots = torch.tensor(slots)
+        self.positions, self._row_slots = upload([positions, slots], self._arena.device)
         self._row_offsets = self.positions % size
         self._tails = [
             (chunk.slots[end // size], end % size)
@@ -167,7 +179,9 @@ class TorchAttentionPass(AttentionPass):
     def _work(self, batch: Sequence[SequenceChunk], window: int | None) -> _Work:
         begins = _running_sums([len(chunk.token_ids) for chunk in batch])
         visible = [self._visible(chunk, begin, window) for begin, chunk in zip(begins, batch, strict=False)]
-        prefills = [_Prefill(of.row, of.row + of.rows, of.start, torch.tensor(of.slots)) for of in visible if of.rows > 1]
+        long = [of for of in visible if of.rows > 1]
+        slots = upload([of.slots for of in long], self._arena.device) if long else []
+        prefills = [_Prefill(of.row, of.row + of.rows, of.start, own) for of, own in zip(long, slots, strict=True)]
         groups = self._groups([of for of in visible if of.rows == 1])
         return _Work(prefills, [self._decode_group(group, window) for group in groups], window)
 
@@ -195,15 +209,16 @@ class TorchAttentionPass(AttentionPass):
     def _decode_group(self, group: list[_Visible], window: int | None) -> _Decode:
         longest = max(len(single.slots) for single in group)
         padded = [slot for single in group for slot in (*single.slots, *[single.slots[0]] * (longest - len(single.slots)))]
-        ends = torch.tensor([single.start + 1 for single in group])[:, None, None]
-        positions = torch.arange(longest * self._block_tokens)
+        dtype, device = self._arena.dtype, self._arena.device
+        rows, slots, ends = upload([[single.row for single in group], padded, [single.start + 1 for single in group]], device)
+        ends = ends[:, None, None]
+        positions = torch.arange(longest * self._block_tokens, device=device)
         hidden = positions >= ends if window is None else (positions >= ends) | (positions < ends - window)
-        dtype = self._arena.dtype
         return _Decode(
-            rows=torch.tensor([single.row for single in group]),
-            slots=torch.tensor(padded),
-            mask=torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf),
-            spread=torch.zeros(len(group), self._heads, self._kv_heads * self._head_dim, dtype=dtype),
+            rows=rows,
+            slots=slots,
+            mask=torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf),
+            spread=torch.zeros(len(group), self._heads, self._kv_heads * self._head_dim, dtype=dtype, device=device),
         )
 
 

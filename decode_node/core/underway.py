@@ -1,0 +1,71 @@
+"""The steps that have been launched and have not ended, and what waits for their end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from decode_node.core.actions import RunStep
+from decode_node.core.attempt import Attempt
+from node_runtime.storage import Release
+
+
+@dataclass(slots=True)
+class Step:
+    """`attempts[i]` is row i's; it may have ended since. `releases`: of those whose slots no later step uses."""
+
+    run: RunStep
+    attempts: tuple[Attempt, ...]
+    releases: dict[str, Release] = field(default_factory=dict)
+
+
+class StepsUnderWay:
+    """They run one after another in the order in which they were launched: the first runs now."""
+
+    def __init__(self) -> None:
+        self._steps: deque[Step] = deque()
+        self._next_id = 0
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self._steps)
+
+    def launch(self, batch: Iterable[tuple[Attempt, int]]) -> RunStep:
+        """Of attempts with the numbers of tokens of their prompts that the step computes."""
+        chosen = tuple(batch)
+        attempts = tuple(attempt for attempt, _ in chosen)
+        run = RunStep(self._next_id, tuple(attempt.row(prompt_tokens) for attempt, prompt_tokens in chosen))
+        self._next_id += 1
+        for attempt in attempts:
+            attempt.ahead += 1
+        self._steps.append(Step(run, attempts))
+        return run
+
+    def end(self, step_id: int) -> Step | None:
+        """Takes the first one off, when it is that one."""
+        if not self._steps or self._steps[0].run.step_id != step_id:
+            return None
+        step = self._steps.popleft()
+        for attempt in step.attempts:
+            attempt.ahead -= 1
+        return step
+
+    def hold_back(self, attempt: Attempt) -> bool:
+        """Keeps its release until the last step that uses its slots has ended; False when none does."""
+        for step in reversed(self._steps):
+            if attempt in step.attempts:
+                step.releases[attempt.attempt_id] = Release(attempt.attempt_id)
+                return True
+        return False
+
+    def held_back(self) -> Sequence[str]:
+        """The attempts whose releases wait."""
+        return [attempt_id for step in self._steps for attempt_id in step.releases]
+
+    def store_lost(self) -> None:
+        """There is nobody left to release to; the steps' own memory stays mapped until they have ended."""
+        for step in self._steps:
+            step.releases.clear()

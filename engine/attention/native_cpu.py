@@ -1,0 +1,73 @@
+"""Paged attention for bfloat16 on a CPU (engine/native/attention.c), over the arena itself: keys are read where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine import _native
+from engine.attention.base import AttentionBackend, AttentionPass, HeadNorms
+from engine.base import SequenceChunk
+from engine.models.rope import Rotation
+from engine.ops.native_cpu import is_scale
+
+
+class NativeAttention(AttentionBackend):
+    """`arena` is [slots, layers, 2, block_tokens, kv_heads, head_dim], or some layers and heads of one with more; `windows` says of each
+    layer to how many tokens, itself included, a token attends, None standing for all before it."""
+
+    def __init__(self, arena: torch.Tensor, heads: int, windows: Sequence[int | None]) -> None:
+        slots, _, _, block_tokens, kv_heads, head_dim = arena.shape
+        assert arena.dtype == torch.bfloat16 and arena.stride()[4:] == (head_dim, 1)
+        self._strides = (arena.stride(0), arena.stride(2), arena.stride(3))
+        whole = arena.as_strided((slots * arena.stride(0),), (1,), 0)
+        self._memory = whole.view(torch.int16).numpy()
+        self._geometry = (block_tokens, heads, kv_heads, head_dim)
+        self._num_slots = slots
+        self._slabs = [int(arena.storage_offset()) + layer * arena.stride(1) for layer in range(len(windows))]
+        self._windows = [window or 0 for window in windows]
+
+    def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
+        chunks = [(chunk.start, len(chunk.token_ids), np.asarray(chunk.slots, np.int32)) for chunk in batch]
+        plan = _native.Plan(self._memory, self._num_slots, self._strides, *self._geometry, chunks)
+        rows = sum(count for _, count, _ in chunks)
+        return NativePass(plan, rows, self._geometry, self._slabs, self._windows)
+
+
+class NativePass(AttentionPass):
+    def __init__(
+        self, plan: _native.Plan, rows: int, geometry: tuple[int, int, int, int], slabs: Sequence[int], windows: Sequence[int]
+    ) -> None:
+        _, heads, kv_heads, head_dim = geometry
+        self.plan = plan
+        self.places = list(zip(slabs, windows, strict=True))
+        """(slab, window) of each layer, as the kernels take them."""
+        self.score_scale = head_dim**-0.5
+        self._heads = heads
+        self._shape = (rows, heads + 2 * kv_heads, head_dim)
+        positions = np.empty(rows, np.int64)
+        plan.positions(positions)
+        self.positions = torch.from_numpy(positions)
+
+    def check(self, rotation: Rotation, norms: HeadNorms | None, columns: int, attended: int) -> None:
+        """Asserts that `rotation` and `norms` fit, and rows of so many elements before and after attention."""
+        rows, heads, head_dim = self._shape
+        assert (columns, attended) == (heads * head_dim, self._heads * head_dim)
+        assert rotation.cos.is_contiguous() and rotation.sin.is_contiguous()
+        assert rotation.cos.dtype == rotation.sin.dtype == torch.float32
+        assert rotation.cos.shape == rotation.sin.shape == (rows, head_dim // 2)
+        if norms is not None:
+            assert norms.query.eps == norms.key.eps and all(is_scale(norm.scale, head_dim) for norm in (norms.query, norms.key))
+
+    def run(self, layer: int, qkv: torch.Tensor, rotation: Rotation, norms: HeadNorms | None) -> torch.Tensor:
+        rows, _, head_dim = self._shape
+        assert qkv.shape == self._shape and qkv.is_contiguous() and qkv.dtype == torch.bfloat16
+        out = qkv.new_empty(rows, self._heads, head_dim)
+        self.check(rotation, norms, qkv[0].numel(), out[0].numel())
+        scales = (norms.query.scale.data_ptr(), norms.key.scale.data_ptr(), norms.query.eps) if norms is not None else (0, 0, 0.0)
+        slab, window = self.places[layer]
+        cos, sin = rotation.cos.data_ptr(), rotation.sin.data_ptr()
+        self.plan.run(slab, qkv.data_ptr(), out.data_ptr(), cos, sin, *scales, self.score_scale, window)
+        return out

@@ -1,0 +1,115 @@
+"""Copies that go on beside computing: the interface, and what does them at once."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTimes:
+    """Of one pass, in milliseconds. What was waited for is what computing did not hide."""
+
+    load_ms: float = 0.0
+    load_waited_ms: float = 0.0
+    """The layers stood still until their slabs had come."""
+    store_ms: float = 0.0
+    store_waited_ms: float = 0.0
+    """From the end of the last layer to that of the last copy."""
+
+
+class Work(ABC):
+    """Something that a device is to do, or has done."""
+
+    @abstractmethod
+    def done(self) -> bool: ...
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Returns when it is done. The thread waits, the device does not."""
+
+
+class Copy(Work):
+    """One or more slabs on their way."""
+
+
+class Streams(ABC):
+    """The order of computing and copying on one device. Called from one thread, in which everything that is computed is launched."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """A pass begins: what was computed before is over before anything is copied into a page. Times count from here."""
+
+    @abstractmethod
+    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+        """From the host to the device; `sources` must not change until it is done."""
+
+    @abstractmethod
+    def hold(self, loading: Copy) -> None:
+        """What is computed from now on comes after that."""
+
+    @abstractmethod
+    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+        """From the device to the host, of what has been computed so far."""
+
+    @abstractmethod
+    def launched(self) -> Work:
+        """All that has been launched so far to be computed: sums with other ranks, which may return before these have come to them, too."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """All of the pass has been launched."""
+
+    @abstractmethod
+    def times(self) -> CopyTimes:
+        """Of the last pass; returns when that is through."""
+
+
+class _Done(Copy):
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None: ...
+
+
+class ImmediateStreams(Streams):
+    """Where device and host are one, everything is done when it is asked for: nothing of it is hidden."""
+
+    def __init__(self) -> None:
+        self._times = [0.0, 0.0]
+
+    def begin(self) -> None:
+        self._times = [0.0, 0.0]
+
+    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+        return self._copy(0, targets, sources)
+
+    def hold(self, loading: Copy) -> None: ...
+
+    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+        return self._copy(1, targets, sources)
+
+    def launched(self) -> Work:
+        return _Done()
+
+    def end(self) -> None: ...
+
+    def times(self) -> CopyTimes:
+        load_ms, store_ms = self._times
+        return CopyTimes(load_ms, load_ms, store_ms, store_ms)
+
+    def _copy(self, kind: int, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+        began = time.perf_counter()
+        copy_all(targets, sources)
+        self._times[kind] += (time.perf_counter() - began) * 1000
+        return _Done()
+
+
+def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Without waiting, where memory and stream allow that."""
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)

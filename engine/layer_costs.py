@@ -1,0 +1,94 @@
+"""Measures what the layers of a model cost, for splitting it among stages: one layer of each kind, and what comes before and after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.base import SequenceChunk
+from engine.device.base import Device
+from engine.files import read_config
+from engine.loader import load_model
+from engine.models.config import ModelConfig
+from engine.profiling import fastest_ms
+from engine.runner import ModelRunner
+from springtide.blocks import blocks_for
+from springtide.kvspec import KVDtype
+from springtide.modelinfo import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCosts:
+    """Milliseconds in one pass."""
+
+    layers: tuple[float, ...]
+    embedding: float
+    head: float
+    """Of one row: only the last token of a prompt goes through it."""
+
+
+def measure_layers(
+    info: ModelInfo,
+    dtype: KVDtype,
+    block_tokens: int,
+    new_tokens: int,
+    cached_tokens: int,
+    kernels: str = "auto",
+    device: Device | None = None,
+) -> LayerCosts:
+    """In a pass of `new_tokens` after `cached_tokens`. Layers that are alike, dense or sparse and with the same window, are measured once;
+    of the model's weights no more than a layer's and those of its ends are ever loaded. Errors as `engine.loader.load_model`."""
+    config = read_config(Path(info.path))
+    last = config.layers - 1
+    costs: dict[object, float] = {}
+    embedding = head = 0.0
+    # The ends first: they serve as examples of their kinds.
+    for layer in (0, last, *range(1, last)):
+        kind = _kind(config, layer)
+        if kind in costs and layer not in (0, last):
+            continue
+        runner = _runner_of(info, dtype, block_tokens, layer, new_tokens + cached_tokens, kernels, device)
+        chunk = SequenceChunk([0] * new_tokens, cached_tokens, range(runner.num_slots))
+        hidden = torch.zeros(new_tokens, config.hidden_size, dtype=runner.model.dtype, device=runner.model.backend.torch_device)
+        if kind not in costs:
+            costs[kind] = fastest_ms(runner, _layer(runner, chunk, hidden))
+        if layer == 0:
+            embedding = fastest_ms(runner, _embedding(runner, chunk))
+        if layer == last:
+            head = fastest_ms(runner, _head(runner, chunk, hidden))
+    return LayerCosts(tuple(costs[_kind(config, layer)] for layer in range(config.layers)), embedding, head)
+
+
+def _kind(config: ModelConfig, layer: int) -> tuple[bool, int | None]:
+    return config.has_experts(layer), config.window(layer)
+
+
+def _runner_of(
+    info: ModelInfo, dtype: KVDtype, block_tokens: int, layer: int, num_tokens: int, kernels: str, device: Device | None
+) -> ModelRunner:
+    spec = replace(info.kv_spec(dtype, block_tokens), layers=1)
+    num_slots = blocks_for(num_tokens, block_tokens)
+    model = load_model(info, dtype, (layer, layer + 1), kernels, device=device)
+    return ModelRunner(model, spec, np.zeros(num_slots * spec.bytes_per_slot, np.uint8), num_slots)
+
+
+def _layer(runner: ModelRunner, chunk: SequenceChunk, hidden: torch.Tensor) -> Callable[[], object]:
+    return lambda: runner.forward_layers([chunk], hidden)
+
+
+def _embedding(runner: ModelRunner, chunk: SequenceChunk) -> Callable[[], object]:
+    tokens = torch.tensor(chunk.token_ids, device=runner.model.backend.torch_device)
+
+    def embed() -> None:
+        with torch.inference_mode():
+            runner.model.embed(tokens)
+
+    return embed
+
+
+def _head(runner: ModelRunner, chunk: SequenceChunk, hidden: torch.Tensor) -> Callable[[], object]:
+    return lambda: runner.logits([chunk], hidden)

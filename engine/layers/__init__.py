@@ -1,0 +1,1 @@
+"""Several layers of a model in one go, where a backend can do that."""

@@ -1,0 +1,85 @@
+"""Layers for bfloat16 on a CPU (engine/native/layers.c): what the operators and the attention of this backend do one by one, without
+the way back to Python between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine import _native
+from engine.attention.base import AttentionPass
+from engine.attention.native_cpu import NativePass
+from engine.layers.base import DenseLayer, LayersPass, StartLayers
+from engine.models.rope import Rotation
+from engine.ops.base import Norm
+from engine.ops.native_cpu import NativeProduct, is_scale
+
+
+def fuse(layers: Sequence[DenseLayer]) -> StartLayers | None:
+    """None where a product is left to torch."""
+    products = [[layer.qkv, layer.output, layer.gated, layer.down] for layer in layers]
+    native = [[product for product in of_layer if isinstance(product, NativeProduct)] for of_layer in products]
+    if any(len(of_layer) < 4 for of_layer in native):
+        return None
+    return NativeLayers(layers, native).start
+
+
+class NativeLayers:
+    def __init__(self, layers: Sequence[DenseLayer], products: Sequence[Sequence[NativeProduct]]) -> None:
+        """`products` are those of each layer, in their order."""
+        self._kept = layers
+        """They are used by address."""
+        qkv, output, gated, down = products[0]
+        self._columns = {"x": down.outputs, "qkv": qkv.outputs, "attended": output.inputs, "inner": gated.outputs}
+        assert qkv.inputs == gated.inputs == output.outputs == down.outputs and down.inputs == gated.outputs
+        shapes = [[(product.inputs, product.outputs) for product in of_layer] for of_layer in products]
+        assert all(shape == shapes[0] for shape in shapes)
+        self._layers = _native.Layers(down.outputs, [_weights(*of_layer) for of_layer in zip(layers, products, strict=True)])
+
+    def start(self, stream: torch.Tensor, rotation: Rotation, attention: AttentionPass) -> LayersPass:
+        assert isinstance(attention, NativePass), "layers and attention are of one backend"
+        rows = len(stream)
+        assert stream.is_contiguous() and stream.dtype == torch.bfloat16 and stream.shape[1] == self._columns["x"]
+        attention.check(rotation, self._kept[0].head_norms, self._columns["qkv"], self._columns["attended"])
+        buffers = [stream.new_empty(rows, columns) for columns in self._columns.values()]
+        return _NativeLayersPass(self._layers, stream, torch.empty_like(stream), buffers, rotation, attention)
+
+
+def _weights(layer: DenseLayer, products: Sequence[NativeProduct]) -> _native.Weights:
+    qkv, output, gated, down = (product.addresses for product in products)
+    size, norms = products[0].inputs, layer.head_norms
+    query, key = (_norm(norms.query), _norm(norms.key)) if norms is not None else ((0, 0.0), (0, 0.0))
+    assert is_scale(layer.attention_norm.scale, size) and is_scale(layer.feed_forward_norm.scale, size)
+    return _norm(layer.attention_norm), qkv, query, key, output, _norm(layer.feed_forward_norm), gated, down
+
+
+def _norm(norm: Norm) -> tuple[int, float]:
+    return norm.scale.data_ptr(), norm.eps
+
+
+class _NativeLayersPass(LayersPass):
+    def __init__(
+        self,
+        layers: _native.Layers,
+        stream: torch.Tensor,
+        delta: torch.Tensor,
+        buffers: Sequence[torch.Tensor],
+        rotation: Rotation,
+        attention: NativePass,
+    ) -> None:
+        self._layers, self._stream, self._delta, self._attention = layers, stream, delta, attention
+        x, qkv, attended, inner = buffers
+        self._memory = (stream, delta, x, qkv, attended, inner, rotation.cos, rotation.sin)
+        self._pending = False
+        """Something of the last layer is still to be added to the stream."""
+
+    def run(self, begin: int, end: int) -> None:
+        stream, delta, x, qkv, attended, inner, cos, sin = (tensor.data_ptr() for tensor in self._memory)
+        memory = (stream, delta, x, qkv, attended, inner, cos, sin)
+        places, plan = self._attention.places[begin:end], self._attention.plan
+        self._layers.run(begin, places, plan, len(self._stream), self._pending, memory, self._attention.score_scale)
+        self._pending = True
+
+    def finish(self) -> torch.Tensor:
+        return self._stream.add_(self._delta) if self._pending else self._stream

@@ -1,0 +1,58 @@
+"""Which layers each stage of a group takes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import TypeAlias
+
+from springtide.config import PrefillConfig
+from springtide.errors import ConfigError
+
+_Add: TypeAlias = "Callable[[float, float], float]"
+"""What a split's first ranges are worth with one more of some cost."""
+
+
+def split(layer_costs: Sequence[float], stages: int, embedding: float = 0.0, head: float = 0.0) -> tuple[range, ...]:
+    """Contiguous ranges, one a stage and none empty, of which the costliest costs as little as possible; of several such, those that are
+    most alike. `embedding` is the first stage's, `head` the last one's. Raises ValueError when there are more stages than layers.
+
+    Dynamic programming over the ends of the ranges: layers² * stages steps.
+    """
+    if not 1 <= stages <= len(layer_costs):
+        raise ValueError(f"{len(layer_costs)} layers cannot be split among {stages} stages")
+    costs = [*layer_costs]
+    costs[0] += embedding
+    costs[-1] += head
+    sums = [0.0, *accumulate(costs)]
+    slowest = _best(sums, stages, max)[0]
+    # Sums of the same numbers in another order differ in their last digits.
+    allowed = slowest * (1 + 1e-9)
+    _, ends = _best(sums, stages, lambda so_far, cost: so_far + cost * cost if cost <= allowed else float("inf"))
+    return tuple(range(begin, end) for begin, end in zip((0, *ends[:-1]), ends, strict=True))
+
+
+def configured_split(config: PrefillConfig, num_layers: int) -> tuple[range, ...] | None:
+    """The split that the configuration gives, if any. Raises ConfigError when the model cannot be split so."""
+    if config.stages > num_layers:
+        raise ConfigError(f"prefill_node.stages: the model has {num_layers} layers, which cannot be split among {config.stages} stages")
+    if config.stage_layers is None:
+        return None
+    ends = tuple(accumulate(config.stage_layers))
+    if ends[-1] != num_layers:
+        raise ConfigError(f"prefill_node.stage_layers: they are {ends[-1]} in all, but the model has {num_layers} layers")
+    return tuple(range(end - size, end) for end, size in zip(ends, config.stage_layers, strict=True))
+
+
+def _best(sums: Sequence[float], stages: int, add: _Add) -> tuple[float, tuple[int, ...]]:
+    """The least value over all splits, and the ends of the ranges of the one that has it."""
+    layers = len(sums) - 1
+    never: tuple[float, tuple[int, ...]] = (float("inf"), ())
+    best = [never] * (layers + 1)
+    best[0] = (0.0, ())
+    for stage in range(1, stages + 1):
+        following = [never] * (layers + 1)
+        for end in range(stage, layers - (stages - stage) + 1):
+            following[end] = min((add(best[begin][0], sums[end] - sums[begin]), (*best[begin][1], end)) for begin in range(stage - 1, end))
+        best = following
+    return best[layers]

@@ -1,0 +1,138 @@
+"""A prefill group of several stages, as its engine process, which is the first of them, runs it.
+
+A formation is the group's time with one store: it begins when all stages have the store's arena and know the next one's buffers, and it
+ends when one of them, or the store, is lost. Then every stage comes to rest, or is killed, before the store gets the slots back; stages
+that are gone are started anew, and the next formation begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from engine.runner import ModelRunner
+from kvstore.link import StoreLink
+from node_runtime.model_thread import ModelThread
+from node_runtime.process import SCRATCH_TOKENS
+from prefill_node.core.actions import RunPass
+from prefill_node.server.formation import Formation, Launch, Place
+from prefill_node.server.passes import Passes
+from prefill_node.server.stages import StageProcess
+from prefill_node.server.watchdog import Watchdog
+from springtide.blocks import blocks_for
+from springtide.errors import PeerLost, SpringtideError
+from springtide.ids import Incarnation
+from springtide.process import ProcessArguments, end_process
+from springtide.rpc import store_pb2
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+MOST_TRIES = 5
+"""Of forming the group, before the process ends with an error, so that whoever runs it hears of what does not mend itself."""
+
+
+class StageGroup(Passes):
+    """`start`, `load`, then formation after formation, `close`."""
+
+    def __init__(self, arguments: ProcessArguments, thread: ModelThread) -> None:
+        self._arguments = arguments
+        self._thread = thread
+        self._watchdog = Watchdog(end_process)
+        self._stages = [StageProcess(arguments, number) for number in range(1, arguments.config.prefill_node.stages)]
+        self._ranges: Sequence[range] = ()
+        self._runner: ModelRunner | None = None
+        self._formation: Formation | None = None
+
+    async def start(self) -> None:
+        """The processes, which take a while until they serve: there may be something else to do meanwhile."""
+        for stage in self._stages:
+            await stage.start()
+
+    async def load(self, ranges: Sequence[range], runner: ModelRunner) -> None:
+        """`runner` has the layers of the first range, the others get theirs. Raises PeerLost."""
+        self._ranges, self._runner = ranges, runner
+        await asyncio.gather(*(stage.load(layers) for stage, layers in zip(self._stages, ranges[1:], strict=True)))
+
+    @property
+    def scratch_slots(self) -> int:
+        """Of the memory that each stage has of its own."""
+        return blocks_for(SCRATCH_TOKENS, self._arguments.config.kv.block_tokens)
+
+    async def form(self, place: Place) -> Formation:
+        """Starts what is not running, and brings all stages together. Raises OSError, SpringtideError when that fails time and again."""
+        assert self._formation is None
+        tries = 1
+        while True:
+            try:
+                self._formation = await self._form_once(place)
+                return self._formation
+            except (OSError, SpringtideError) as error:
+                if tries == MOST_TRIES:
+                    raise
+                logger.warning("cannot form the group: %s; trying again", error)
+            tries += 1
+            await asyncio.sleep(RETRY_S)
+
+    async def _form_once(self, place: Place) -> Formation:
+        """Raises OSError, SpringtideError."""
+        assert self._runner is not None, "its layers are loaded first"
+        formation = Formation(self._arguments, self._runner, self._thread, self._watchdog, self._ranges, place)
+        try:
+            await self._start_missing()
+            await formation.begin(self._stages)
+        except BaseException:
+            await formation.end()
+            raise
+        return formation
+
+    async def _start_missing(self) -> None:
+        """A stage may run and not have its layers: whoever had it started was cancelled while it loaded."""
+        missing = [stage for stage in self._stages if not stage.loaded]
+        for stage in missing:
+            if not stage.running:
+                await stage.start()
+        await asyncio.gather(*(stage.load(self._ranges[stage.number]) for stage in missing))
+
+    # ---- as the server sees it ----
+
+    async def attach(self, link: StoreLink, incarnation: Incarnation) -> None:
+        """Raises OSError, SpringtideError."""
+        await self.form(Place(str(self._arguments.arena_socket), link.num_slots, incarnation))
+
+    def launch(self, run: RunPass, link: StoreLink) -> None:
+        assert self._formation is not None, "the core launches nothing without a store, and there is none without a formation"
+        self._formation.launch(Launch(run, link, self.tell))
+
+    def relay(self, notice: store_pb2.StoreNotice) -> None:
+        if self._formation is not None and _concerns_fetch(notice):
+            self._formation.relay(notice)
+
+    def forget(self, attempt_id: str) -> None:
+        if self._formation is not None:
+            self._formation.forget(attempt_id)
+
+    def forget_slots(self, slots: Sequence[int]) -> None:
+        if self._formation is not None:
+            self._formation.forget_slots(slots)
+
+    async def broken(self) -> PeerLost:
+        assert self._formation is not None
+        return await self._formation.broken()
+
+    async def at_rest(self) -> None:
+        if self._formation is not None:
+            formation, self._formation = self._formation, None
+            await formation.end()
+
+    async def close(self) -> None:
+        await self.at_rest()
+        await asyncio.gather(*(stage.close() for stage in self._stages))
+        self._watchdog.close()
+
+
+def _concerns_fetch(notice: store_pb2.StoreNotice) -> bool:
+    if notice.HasField("acquired"):
+        return notice.acquired.remote_blocks > 0
+    return any(notice.HasField(name) for name in ("fetch_progress", "fetch_truncated", "attempt_failed"))

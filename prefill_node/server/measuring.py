@@ -1,0 +1,78 @@
+"""Measures what a pass takes in a group of stages, and how much of that in its slowest one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from engine.base import SequenceChunk
+from engine.profiling import prefill_samples
+from node_runtime.process import SCRATCH_TOKENS
+from prefill_node.core.actions import Row, RunPass
+from prefill_node.core.events import PassDone, PassEnded, PassLeft
+from prefill_node.server.formation import Formation, Launch, Place
+from prefill_node.server.group import StageGroup
+from prefill_node.stage.compute import Result
+from springtide.cost import PrefillCost
+from springtide.errors import SpringtideError
+
+BUDGET_S = 4.0
+"""Of further rounds: the first is taken whatever it takes."""
+_MOST_ROUNDS = 4
+
+
+async def measure_group(group: StageGroup, max_tokens: int, context_length: int) -> PrefillCost:
+    """From passes alone in the group, in scratch memory. Times are of the processors of the threads that run the layers, as other engines
+    may be starting on the same ones. Raises PeerLost, SpringtideError."""
+    capacity = min(SCRATCH_TOKENS, context_length)
+    num_slots = group.scratch_slots
+    formation = await group.form(Place("", num_slots, 0))
+    try:
+        samples = prefill_samples(capacity, max_tokens)
+        best: dict[tuple[int, int], list[float]] = {}
+        until, pass_id = time.perf_counter() + BUDGET_S, 0
+        await _stage_times(formation, RunPass(pass_id, (_row(samples[0], num_slots),), ()))  # to warm up
+        for round_number in range(_MOST_ROUNDS):
+            for sample in samples:
+                if round_number and time.perf_counter() > until:
+                    break
+                pass_id += 1
+                times_ms = await _stage_times(formation, RunPass(pass_id, (_row(sample, num_slots),), ()))
+                best[sample] = [min(both) for both in zip(times_ms, best.get(sample, times_ms), strict=True)]
+    finally:
+        await group.at_rest()
+    cost = PrefillCost.fit([(new, cached, sum(times_ms)) for (new, cached), times_ms in best.items()])
+    longest = best[samples[-1]]
+    return replace(cost, slowest_share=max(longest) / sum(longest))
+
+
+def _row(sample: tuple[int, int], num_slots: int) -> Row:
+    new, cached = sample
+    return Row("measured", SequenceChunk((0,) * new, cached, tuple(range(num_slots))), None)
+
+
+async def _stage_times(formation: Formation, run: RunPass) -> list[float]:
+    """Milliseconds in each stage."""
+    ended: asyncio.Future[PassEnded] = asyncio.get_running_loop().create_future()
+    times_ms: list[float] = []
+
+    def tell(_: RunPass, event: PassLeft | PassEnded) -> None:
+        if not isinstance(event, PassLeft):
+            ended.set_result(event)
+
+    def take(results: Sequence[Result]) -> None:
+        times_ms.extend(result.busy_ms for result in results)
+
+    formation.launch(Launch(run, None, tell, take))
+    broken = asyncio.ensure_future(formation.broken())
+    try:
+        await asyncio.wait((ended, broken), return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            raise broken.result()
+        if not isinstance(ended.result(), PassDone):
+            raise SpringtideError(f"the group cannot be measured: {ended.result()}")
+        return times_ms
+    finally:
+        broken.cancel()

@@ -1,0 +1,106 @@
+"""The process of a stage other than the first. It is started and ended by the group's engine process (prefill_node/server/stages.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from engine.runner import ModelRunner
+from node_runtime.model_thread import ModelThread, default_threads
+from node_runtime.process import load_runner
+from prefill_node.stage.ring import RingShape
+from prefill_node.stage.session import Session
+from springtide.config import ClusterConfig
+from springtide.errors import SpringtideError
+from springtide.process import ProcessArguments
+from springtide.rpc import channels, stage_pb2, stage_pb2_grpc
+
+STOP_GRACE_S = 0.5
+
+
+def stage_socket(run_dir: Path, stage_id: str) -> Path:
+    """Where the stage serves gRPC."""
+    return run_dir / f"{stage_id}.sock"
+
+
+def ring_socket(run_dir: Path, stage_id: str) -> Path:
+    """Where the stage before gets at its buffers."""
+    return run_dir / f"{stage_id}.ring.sock"
+
+
+def ring_shape(config: ClusterConfig, runner: ModelRunner) -> RingShape:
+    settings = config.prefill_node
+    return RingShape(settings.stages, settings.chunk_tokens, runner.model.config.hidden_size, runner.model.dtype)
+
+
+async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
+    config = arguments.config
+    thread = ModelThread(config.prefill_node.threads or default_threads(config.num_engines))
+    server = channels.new_server()
+    stage = StageServer(arguments, thread)
+    stage_pb2_grpc.add_PrefillStageServicer_to_server(stage, server)
+    socket = stage_socket(arguments.run_dir, arguments.instance_id)
+    socket.unlink(missing_ok=True)
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    try:
+        await stop.wait()
+    finally:
+        await server.stop(STOP_GRACE_S)
+        await stage.close()
+        await thread.close()
+
+
+class StageServer(stage_pb2_grpc.PrefillStageServicer):
+    def __init__(self, arguments: ProcessArguments, thread: ModelThread) -> None:
+        self._arguments = arguments
+        self._thread = thread
+        self._loading: asyncio.Future[ModelRunner] | None = None
+        self._turn = asyncio.Lock()
+
+    async def close(self) -> None:
+        if (runner := self._runner) is not None:
+            await self._thread.run(runner.close)
+
+    @property
+    def _runner(self) -> ModelRunner | None:
+        """Once it is loaded."""
+        loading = self._loading
+        return loading.result() if loading is not None and loading.done() and loading.exception() is None else None
+
+    async def Load(self, request: stage_pb2.LoadLayers, context: Any) -> stage_pb2.LoadLayersReply:
+        layers = (request.layer_begin, request.layer_end)
+        async with self._turn:
+            if self._loading is None or (self._loading.done() and self._runner is None):
+                self._loading = self._thread.run(load_runner, self._arguments, "prefill", layers)
+            # Whoever asked may be gone before it has loaded, and the next one finds it loaded.
+            runner = await asyncio.shield(self._loading)
+            assert (runner.model.begin, runner.model.end) == layers, "a group keeps its split"
+        return stage_pb2.LoadLayersReply()
+
+    async def Serve(self, request_iterator: AsyncIterator[stage_pb2.StageOrder], context: Any) -> None:
+        first = await anext(aiter(request_iterator), None)
+        runner = self._runner
+        if first is None or not first.HasField("join") or runner is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stage's first order is JoinGroup, once it has loaded its layers")
+            return
+        async with self._turn:
+            arguments = self._arguments
+            session = Session(
+                join=first.join,
+                runner=runner,
+                thread=self._thread,
+                shape=ring_shape(arguments.config, runner),
+                name=arguments.instance_id,
+                ring_socket=ring_socket(arguments.run_dir, arguments.instance_id),
+                prefix_timeout_s=arguments.config.kv.lease_s,
+            )
+            try:
+                await session.run(request_iterator, context.write)
+            except (SpringtideError, OSError) as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))

@@ -1,0 +1,153 @@
+from springtide.rpc import common_pb2 as _common_pb2
+from springtide.rpc import store_pb2 as _store_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StageOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STAGE_OUTCOME_UNSPECIFIED: _ClassVar[StageOutcome]
+    STAGE_OUTCOME_DONE: _ClassVar[StageOutcome]
+    STAGE_OUTCOME_VOID: _ClassVar[StageOutcome]
+    STAGE_OUTCOME_PREFIX_MISSING: _ClassVar[StageOutcome]
+    STAGE_OUTCOME_PREFIX_OVERDUE: _ClassVar[StageOutcome]
+    STAGE_OUTCOME_FAILED: _ClassVar[StageOutcome]
+STAGE_OUTCOME_UNSPECIFIED: StageOutcome
+STAGE_OUTCOME_DONE: StageOutcome
+STAGE_OUTCOME_VOID: StageOutcome
+STAGE_OUTCOME_PREFIX_MISSING: StageOutcome
+STAGE_OUTCOME_PREFIX_OVERDUE: StageOutcome
+STAGE_OUTCOME_FAILED: StageOutcome
+
+class LoadLayers(_message.Message):
+    __slots__ = ("layer_begin", "layer_end")
+    LAYER_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    LAYER_END_FIELD_NUMBER: _ClassVar[int]
+    layer_begin: int
+    layer_end: int
+    def __init__(self, layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ...) -> None: ...
+
+class LoadLayersReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StageOrder(_message.Message):
+    __slots__ = ("join", "run", "notice", "forget", "slots_given_back")
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    join: JoinGroup
+    run: StagePass
+    notice: _store_pb2.StoreNotice
+    forget: str
+    slots_given_back: SlotsGivenBack
+    def __init__(self, join: _Optional[_Union[JoinGroup, _Mapping]] = ..., run: _Optional[_Union[StagePass, _Mapping]] = ..., notice: _Optional[_Union[_store_pb2.StoreNotice, _Mapping]] = ..., forget: _Optional[str] = ..., slots_given_back: _Optional[_Union[SlotsGivenBack, _Mapping]] = ...) -> None: ...
+
+class SlotsGivenBack(_message.Message):
+    __slots__ = ("slots",)
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slots: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class JoinGroup(_message.Message):
+    __slots__ = ("instance_id", "incarnation", "arena_socket", "num_slots", "next_endpoint")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ARENA_SOCKET_FIELD_NUMBER: _ClassVar[int]
+    NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    incarnation: int
+    arena_socket: str
+    num_slots: int
+    next_endpoint: str
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., arena_socket: _Optional[str] = ..., num_slots: _Optional[int] = ..., next_endpoint: _Optional[str] = ...) -> None: ...
+
+class StagePass(_message.Message):
+    __slots__ = ("pass_id", "rows", "report_layers", "awaits")
+    PASS_ID_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    AWAITS_FIELD_NUMBER: _ClassVar[int]
+    pass_id: int
+    rows: _containers.RepeatedCompositeFieldContainer[StageRow]
+    report_layers: _containers.RepeatedScalarFieldContainer[int]
+    awaits: str
+    def __init__(self, pass_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., report_layers: _Optional[_Iterable[int]] = ..., awaits: _Optional[str] = ...) -> None: ...
+
+class StageRow(_message.Message):
+    __slots__ = ("num_tokens", "start", "slots", "sampling")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    start: int
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    sampling: StageSampling
+    def __init__(self, num_tokens: _Optional[int] = ..., start: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[StageSampling, _Mapping]] = ...) -> None: ...
+
+class StageSampling(_message.Message):
+    __slots__ = ("params", "prompt_ids", "output_ids")
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    params: _common_pb2.SamplingParams
+    prompt_ids: _containers.RepeatedScalarFieldContainer[int]
+    output_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., output_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class StageReport(_message.Message):
+    __slots__ = ("joined", "layers", "ended")
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    joined: GroupJoined
+    layers: LayersComputed
+    ended: StagePassEnded
+    def __init__(self, joined: _Optional[_Union[GroupJoined, _Mapping]] = ..., layers: _Optional[_Union[LayersComputed, _Mapping]] = ..., ended: _Optional[_Union[StagePassEnded, _Mapping]] = ...) -> None: ...
+
+class GroupJoined(_message.Message):
+    __slots__ = ("endpoint",)
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    def __init__(self, endpoint: _Optional[str] = ...) -> None: ...
+
+class LayersComputed(_message.Message):
+    __slots__ = ("pass_id", "layer_end")
+    PASS_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_END_FIELD_NUMBER: _ClassVar[int]
+    pass_id: int
+    layer_end: int
+    def __init__(self, pass_id: _Optional[int] = ..., layer_end: _Optional[int] = ...) -> None: ...
+
+class StagePassEnded(_message.Message):
+    __slots__ = ("pass_id", "outcome", "message", "tokens", "busy_ms", "waited_ms")
+    PASS_ID_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_MS_FIELD_NUMBER: _ClassVar[int]
+    WAITED_MS_FIELD_NUMBER: _ClassVar[int]
+    pass_id: int
+    outcome: StageOutcome
+    message: str
+    tokens: _containers.RepeatedCompositeFieldContainer[StageToken]
+    busy_ms: float
+    waited_ms: float
+    def __init__(self, pass_id: _Optional[int] = ..., outcome: _Optional[_Union[StageOutcome, str]] = ..., message: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[StageToken, _Mapping]]] = ..., busy_ms: _Optional[float] = ..., waited_ms: _Optional[float] = ...) -> None: ...
+
+class StageToken(_message.Message):
+    __slots__ = ("token_id", "logprobs")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    token_id: int
+    logprobs: _common_pb2.TokenLogprobs
+    def __init__(self, token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...

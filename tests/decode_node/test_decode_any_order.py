@@ -1,0 +1,38 @@
+"""The decode core under random orders of events: what holds whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.decode_core import NUM_SLOTS, World
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["one step at a time", "overlap"])
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots_back(overlap: bool, data: st.DataObject) -> None:
+    world = World(data, overlap=overlap)
+    for _ in range(data.draw(st.integers(1, 100), label="steps")):
+        choices = [
+            *world.possible() * 3,
+            "start",
+            "start",
+            "tick",
+            *(["abort", "abort", "end_session", "lose_store"] if world.begun else []),
+        ]
+        getattr(world, data.draw(st.sampled_from(choices), label="next"))()
+    for _ in range(3000):
+        choices = world.possible()
+        if choices:
+            getattr(world, choices[0])()
+        elif world.core.load().attempt_ids:
+            world.now += 31.0
+            world.tick()
+        else:
+            break
+    assert world.core.load().attempt_ids == ()
+    assert world.store.held == {} and len(world.store.free) == NUM_SLOTS
+    for name in world.begun:
+        assert (world.ended[name] == 1) or (name in world.excused)

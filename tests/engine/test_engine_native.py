@@ -1,0 +1,345 @@
+"""The C kernels compute what plain torch does in float32 from the same bfloat16 inputs, to bfloat16's rounding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import backends
+from engine.attention.base import HeadNorms
+from engine.attention.torch_paged import TorchAttention
+from engine.base import SequenceChunk
+from engine.files import describe, read_config
+from engine.loader import load_model
+from engine.models.config import RopeConfig
+from engine.models.rope import Rotary, Rotation
+from engine.ops.base import Norm, Ops
+from engine.ops.plain import PlainOps
+from springtide.errors import ConfigError
+from springtide.modelinfo import ModelInfo
+from tests.engine.sequences import Harness
+from tests.support.models import demo_gguf, make_tiny_model
+from tests.support.reference import random_prompt
+
+needs_kernels = pytest.mark.skipif(
+    not backends.native_can_run(read_config(demo_gguf())), reason="this machine has no AVX-512 bfloat16, or the kernels were not built"
+)
+
+
+@pytest.fixture
+def threads() -> Iterator[Any]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_tokens: int
+    window: int | None
+    norms: bool
+    chunks: tuple[tuple[int, int], ...]
+    """(tokens before, new tokens) of each sequence."""
+
+    num_layers = 3
+    layer = 1
+
+    def arena(self, slots: int) -> torch.Tensor:
+        """NaN in every place: what nobody wrote must not be read."""
+        shape = (slots, self.num_layers, 2, self.block_tokens, self.kv_heads, self.head_dim)
+        return torch.full(shape, torch.nan, dtype=torch.bfloat16)
+
+
+GEOMETRIES = st.builds(
+    lambda group, kv_heads, head_dim, **fields: Geometry(group * kv_heads, kv_heads, head_dim, **fields),
+    group=st.sampled_from((1, 2, 3, 4, 7, 8, 16)),
+    kv_heads=st.integers(1, 4),
+    head_dim=st.sampled_from((32, 64, 96, 128, 256)),
+    block_tokens=st.sampled_from((1, 4, 16, 64)),
+    window=st.sampled_from((None, None, 1, 5, 64, 100)),
+    norms=st.booleans(),
+    chunks=st.lists(st.tuples(st.integers(0, 300), st.sampled_from((1, 1, 2, 5, 33, 64, 130))), min_size=1, max_size=5).map(tuple),
+)
+
+
+def attend(geometry: Geometry, backend: backends.Backend, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """What comes out, and the arena afterwards, in float32; the same inputs for the same geometry."""
+    generator = torch.Generator().manual_seed(0)
+    size = geometry.block_tokens
+    counts = [-(-(before + new) // size) for before, new in geometry.chunks]
+    slots = list(range(sum(counts) + 3))
+    random.Random(0).shuffle(slots)
+    arena = geometry.arena(len(slots))
+    batch = []
+    for (before, new), count in zip(geometry.chunks, counts, strict=True):
+        own, slots = slots[:count], slots[count:]
+        tokens = torch.randn(count * size, 2, geometry.kv_heads, geometry.head_dim, generator=generator).bfloat16()
+        # A block that someone has begun to write is zero from there on.
+        arena[own[: -(-before // size)], geometry.layer] = 0
+        for position in range(before):
+            arena[own[position // size], geometry.layer, :, position % size] = tokens[position]
+        batch.append(SequenceChunk([0] * new, before, own))
+    arena = arena.to(dtype)
+    rows = sum(new for _, new in geometry.chunks)
+    qkv = torch.randn(rows, geometry.heads + 2 * geometry.kv_heads, geometry.head_dim, generator=generator).bfloat16().to(dtype)
+    norms = None
+    if geometry.norms:
+        scales = 1 + 0.1 * torch.randn(2, geometry.head_dim, generator=generator)
+        norms = HeadNorms(Norm(scales[0].contiguous(), 1e-6), Norm(scales[1].contiguous(), 1e-6))
+    attention = backend.attention(arena, geometry.heads, [geometry.window] * geometry.num_layers)
+    rotary = Rotary(RopeConfig(), geometry.head_dim)
+    planned = attention.plan(batch)
+    result = planned.run(geometry.layer, qkv, rotary(planned.positions), norms)
+    return result.float(), arena.float()
+
+
+def assert_close(result: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Each head's output as a vector, within what bfloat16 rounds of the weights and the output: over many keys outputs are small, and a
+    forgotten one is a small part of them."""
+    assert ((result - wanted).norm(dim=-1) <= 0.02 * wanted.norm(dim=-1) + 1e-3).all()
+
+
+@needs_kernels
+@settings(max_examples=60, deadline=None)
+@given(GEOMETRIES)
+def test_attention_is_that_of_plain_torch(geometry: Geometry) -> None:
+    result, arena = attend(geometry, backends.native(), torch.bfloat16)
+    wanted, wanted_arena = attend(geometry, backends.PLAIN, torch.float32)
+    assert torch.equal(arena.isnan(), wanted_arena.isnan())
+    assert torch.allclose(arena.nan_to_num(), wanted_arena.nan_to_num(), rtol=2**-8, atol=1e-5)
+    assert_close(result, wanted)
+
+
+@needs_kernels
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("window", [None, 700])
+def test_a_long_context_is_split_among_threads(threads: Any, count: int, window: int | None) -> None:
+    geometry = Geometry(8, 2, 64, 16, window, False, ((3000, 1), (10, 40), (900, 2)))
+    threads(count)
+    result, _ = attend(geometry, backends.native(), torch.bfloat16)
+    wanted, _ = attend(geometry, backends.PLAIN, torch.float32)
+    assert_close(result, wanted)
+
+
+@needs_kernels
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("window", [None, 64, 100])
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 128, 400])
+def test_every_visible_key_is_seen_and_no_other(threads: Any, count: int, window: int | None, length: int) -> None:
+    """One key at a time is like the query, all others are unlike it: its value is what comes out, or nothing of it."""
+    threads(count)
+    first = 0 if window is None else max(0, length - window)
+    for needle in sorted({0, 62, 63, 64, first - 1, first, first + 1, length // 2, length - 2} & set(range(length - 1))):
+        arena = torch.zeros(-(-length // 16), 1, 2, 16, 1, 32, dtype=torch.bfloat16)
+        tokens = torch.zeros(length, 2, 32, dtype=torch.bfloat16)
+        tokens[:, 0, 31], tokens[needle, 0, 31], tokens[needle, 1] = -30.0, 30.0, 1.0
+        for position in range(length - 1):
+            arena[position // 16, 0, :, position % 16, 0] = tokens[position]
+        qkv = torch.zeros(1, 3, 32, dtype=torch.bfloat16)
+        qkv[0, 0, 31], qkv[0, 1, 31] = 30.0, -30.0
+        planned = backends.native().attention(arena, 1, [window]).plan([SequenceChunk([0], length - 1, range(len(arena)))])
+        unrotated = Rotation(torch.ones(1, 16), torch.zeros(1, 16))
+        assert (planned.run(0, qkv, unrotated, None) == (1.0 if needle >= first else 0.0)).all(), needle
+
+
+@needs_kernels
+def test_the_kernels_have_torch_s_threads(threads: Any) -> None:
+    for count in (1, 3):
+        threads(count)
+        assert backends._native.max_threads() == count
+
+
+@needs_kernels
+@pytest.mark.parametrize("rows", [1, 3, 100])
+@pytest.mark.parametrize("size", [16, 40, 576])
+def test_operators_between_the_products_are_those_of_plain_torch(rows: int, size: int) -> None:
+    generator = torch.Generator().manual_seed(rows * size)
+    x, delta = (torch.randn(rows, size, generator=generator).bfloat16() for _ in range(2))
+    norm = Norm(torch.rand(size, generator=generator), 1e-5)
+    ops, plain = backends.native().ops, PlainOps()
+    assert torch.allclose(ops.norm(x, norm).float(), plain.norm(x.float(), norm), rtol=2**-7, atol=1e-6)
+    residual = x.clone()
+    normed = ops.add_norm(residual, delta, norm)
+    assert torch.equal(residual, x + delta)
+    assert torch.allclose(normed.float(), plain.norm(residual.float(), norm), rtol=2**-7, atol=1e-6)
+
+
+PRODUCTS = st.tuples(st.sampled_from((1, 2, 5, 6, 7, 13, 130)), st.sampled_from((1, 33, 64, 200)), st.sampled_from((2, 30, 31, 576)))
+
+
+@needs_kernels
+@settings(max_examples=40, deadline=None)
+@given(PRODUCTS, st.booleans(), st.sampled_from((None, "silu", "gelu_tanh")), st.integers(0, 100))
+def test_products_are_those_of_plain_torch(sizes: tuple[int, int, int], has_bias: bool, activation: Any, seed: int) -> None:
+    rows, outputs, inputs = sizes
+    generator = torch.Generator().manual_seed(seed)
+    columns = outputs if activation is None else 2 * outputs
+    x, weight = (torch.randn(count, inputs, generator=generator).bfloat16() for count in (rows, columns))
+    bias = torch.randn(columns, generator=generator).bfloat16() if has_bias else None
+    inexact = 2**-7 * inputs**0.5
+
+    def computed(ops: Ops, dtype: torch.dtype) -> torch.Tensor:
+        given = (weight.to(dtype), None if bias is None else bias.to(dtype))
+        product = ops.linear(*given) if activation is None else ops.gated(*given, activation)
+        return product(x.to(dtype)).float()
+
+    ours, wanted = computed(backends.native().ops, torch.bfloat16), computed(PlainOps(), torch.float32)
+    assert ours.shape == (rows, outputs)
+    assert torch.allclose(ours, wanted, rtol=2**-7 if inputs % 2 == 0 else 2**-5, atol=inexact)
+
+
+@needs_kernels
+@pytest.mark.parametrize("inputs", [2, 190, 192, 194, 386, 600])
+@pytest.mark.parametrize("outputs", [1, 64, 200, 330])
+def test_a_row_s_product_does_not_depend_on_its_company(threads: Any, inputs: int, outputs: int) -> None:
+    """To the last bit: however many rows and threads share a panel, and in however many parts its pairs are taken."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(130, inputs, generator=generator).bfloat16()
+    products = [
+        backends.native().ops.linear(torch.randn(outputs, inputs, generator=generator).bfloat16(), torch.randn(outputs).bfloat16()),
+        backends.native().ops.gated(torch.randn(2 * outputs, inputs, generator=generator).bfloat16(), None, "silu"),
+    ]
+    for product in products:
+        threads(1)
+        alone = torch.cat([product(row[None]) for row in x])
+        for count in (1, 3, 5):
+            threads(count)
+            for rows in (*range(1, 27), 60, 119, 120, 121, 130):
+                assert torch.equal(product(x[:rows]), alone[:rows]), (count, rows)
+
+
+@needs_kernels
+def test_a_gate_takes_extreme_values() -> None:
+    gates = torch.tensor([-3e38, -100.0, -1.0, 0.0, 1.0, 100.0, 3e38])
+    weight = torch.stack((torch.cat((gates, torch.ones(7))), torch.zeros(14)), 1)
+    x = torch.tensor([[1.0, 0.0]])
+    for activation in ("silu", "gelu_tanh"):
+        ours = backends.native().ops.gated(weight.bfloat16(), None, activation)(x.bfloat16()).float()
+        wanted = PlainOps().gated(weight.bfloat16().float(), None, activation)(x)
+        assert torch.allclose(ours, wanted, rtol=2**-7, atol=1e-4)
+
+
+@needs_kernels
+def test_the_demo_model_computes_the_same_with_and_without_the_kernels(demo_info: ModelInfo, demo_bf16: Harness) -> None:
+    plain = Harness(load_model(demo_info, "bfloat16", kernels="plain"), demo_bf16.spec, num_slots=20)
+    assert demo_bf16.runner.model.backend.name == "native" and plain.runner.model.backend.name == "plain"
+    demo_bf16.foul()
+    prompt = random_prompt(7, 300)
+    ours = demo_bf16.prefill(prompt, demo_bf16.slots(300), chunk=128)
+    theirs = plain.prefill(prompt, plain.slots(300), chunk=300)
+    assert (ours - theirs).abs().max() < 0.03 * theirs.abs().max()
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {"attention_bias": True, "mlp_bias": True, "hidden_size": 92, "intermediate_size": 130},
+    "Qwen3": {},
+    "Gemma": {},
+    "Mistral": {"sliding_window": 40},
+}
+
+
+class Steps:
+    """Hooks that say what was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def before(self, layer: int) -> None:
+        self.calls.append(("before", layer))
+
+    def after(self, layer: int) -> None:
+        self.calls.append(("after", layer))
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_in_one_go_compute_what_they_do_one_by_one(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: Any
+) -> None:
+    """Down to the last bit, with hooks between the layers and without."""
+    info = describe(str(make_tiny_model(tmp_path / "tiny", family, head_dim=32, num_hidden_layers=3, **FAMILIES[family])))
+    spec = info.kv_spec("bfloat16", 16)
+    fused = Harness(load_model(info, "bfloat16"), spec, num_slots=30)
+    monkeypatch.setattr(backends, "native", lambda native=backends.native: replace(native(), fuse=None))
+    single = Harness(load_model(info, "bfloat16"), spec, num_slots=30)
+    assert fused.runner.model.backend.fuse is not None and single.runner.model.backend.fuse is None
+    prompt = [token % info.vocab_size for token in random_prompt(1, 150)]
+    batch = [SequenceChunk(prompt[100:], 100, range(10)), SequenceChunk(prompt[60:61], 60, range(20, 26))]
+    for count in (1, 2, 3, 5):
+        threads(count)
+        results = []
+        for harness, hooks in ((fused, None), (fused, Steps()), (single, Steps())):
+            harness.arena[:] = 0
+            for chunk in batch:
+                harness.prefill(prompt[: chunk.start], chunk.slots, chunk=64)
+            results.append(harness.runner.forward(batch, hooks))
+            assert hooks is None or hooks.calls == [(call, layer) for layer in range(3) for call in ("before", "after")]
+        assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+        assert np.array_equal(fused.arena, single.arena)
+
+
+@needs_kernels
+def test_layers_of_which_a_part_is_not_the_kernels_are_computed_one_by_one(tmp_path: Path) -> None:
+    info = describe(str(make_tiny_model(tmp_path / "tiny", "Llama", head_dim=32, intermediate_size=127)))
+    harness = Harness(load_model(info, "bfloat16"), info.kv_spec("bfloat16", 16), num_slots=4)
+    plain = Harness(load_model(info, "bfloat16", kernels="plain"), harness.spec, num_slots=4)
+    ours, theirs = (each.prefill([1, 2, 3, 4, 5], each.slots(5), chunk=3) for each in (harness, plain))
+    assert (ours - theirs).abs().max() < 0.03 * theirs.abs().max()
+
+
+@needs_kernels
+def test_some_layers_and_heads_of_a_larger_arena_are_computed_in_place() -> None:
+    whole = Geometry(8, 4, 32, 4, None, False, ()).arena(5)
+    alone = Geometry(4, 2, 32, 4, None, False, ()).arena(5)
+    qkv = torch.randn(6, 8, 32).bfloat16()
+    results = []
+    for arena in (whole[:, 1:, :, :, 2:], alone[:, 1:]):
+        planned = backends.native().attention(arena, 4, [None, None]).plan([SequenceChunk([0] * 6, 0, [4, 2])])
+        results.append(planned.run(1, qkv.clone(), Rotary(RopeConfig(), 32)(planned.positions), None))
+    assert torch.equal(*results)
+    assert torch.equal(whole[:, :, :, :, 2:].nan_to_num(7), alone.nan_to_num(7))
+    assert whole[:, :, :, :, :2].isnan().all() and whole[:, :2].isnan().all()
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([SequenceChunk([0], 0, [3])], "slot 3 is outside the arena of 3 slots"),
+        ([SequenceChunk([0], 0, [-1])], "slot -1 is outside the arena of 3 slots"),
+        ([SequenceChunk([0] * 9, 0, [0, 1])], "2 slots of 4 tokens cannot hold 9 tokens"),
+        ([SequenceChunk([0], -1, [0])], "a chunk of 1 tokens cannot begin at -1"),
+    ],
+)
+def test_slots_that_do_not_hold_a_chunk_are_refused(batch: list[SequenceChunk], message: str) -> None:
+    arena = Geometry(4, 2, 32, 4, None, False, ()).arena(3)
+    with pytest.raises(ValueError, match=message):
+        backends.native().attention(arena, 4, [None] * 3).plan(batch)
+
+
+def test_slots_may_be_an_array() -> None:
+    arena = torch.zeros(3, 1, 2, 4, 2, 32)
+    planned = TorchAttention(arena, 4, [None]).plan([SequenceChunk([0] * 5, 0, np.array([2, 0], np.int32))])
+    planned.run(0, torch.ones(5, 8, 32), Rotary(RopeConfig(), 32)(planned.positions), None)
+    assert arena[2].all() and not arena[1].any()
+
+
+def test_heads_that_the_kernels_are_not_made_for_are_computed_in_plain_torch() -> None:
+    config = read_config(demo_gguf())
+    assert backends.choose(replace(config, head_dim=80), torch.bfloat16).name == "plain"
+    assert backends.choose(config, torch.float32).name == "plain"
+    assert backends.choose(config, torch.bfloat16, "plain").name == "plain"
+    with pytest.raises(ConfigError, match="kernels must be one of auto, plain, not 'fast'"):
+        backends.choose(config, torch.bfloat16, "fast")

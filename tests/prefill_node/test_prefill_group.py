@@ -1,0 +1,314 @@
+"""A group of several stages, over real stores, stage processes and sessions: what it answers, and what becomes of it when a stage dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import re
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engine.base import SequenceChunk
+from engine.files import describe
+from engine.runner import ModelRunner
+from messenger.base import Endpoint
+from messenger.faults import Fault, FaultPlan
+from messenger.faulty import FaultyTransport
+from messenger.tcp import TcpTransport
+from node_runtime.model_thread import ModelThread
+from node_runtime.process import load_runner
+from prefill_node.core.actions import Row, RunPass
+from prefill_node.core.events import PassEnded, PassFailed, PassLeft
+from prefill_node.server import formation
+from prefill_node.server.formation import Launch, Place
+from prefill_node.server.group import StageGroup
+from prefill_node.server.starting import serve
+from prefill_node.stage.process import StageServer
+from prefill_node.stage.ring import Ring
+from springtide.config import load_config
+from springtide.errors import ConfigError, SpringtideError
+from springtide.process import ProcessArguments
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import node_pb2, stage_pb2, store_pb2
+from springtide.sampling import SamplingParams
+from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes, until
+from tests.support.models import make_tiny_llama
+from tests.support.reference import Reference
+
+BLOCK_TOKENS = 16
+KV = {"block_tokens": BLOCK_TOKENS, "arena_size": "8MiB", "layer_group_size": 4 << 10}
+SLAB_BYTES = 2 * BLOCK_TOKENS * 2 * 16 * 4
+SLOW = Fault("slow", "read", bytes_per_s=20 * SLAB_BYTES / 0.1)
+"""A layer of 20 blocks in a tenth of a second."""
+LENGTHS = (1, 15, 16, 17, 64, 65, 200, 333)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", num_hidden_layers=4)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    draw = random.Random(f"{length}/{seed}")
+    return [draw.randrange(10, 250) for _ in range(length)]
+
+
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+
+
+def running_stages() -> dict[str, psutil.Process]:
+    """By stage id, those of this process's groups that run."""
+    titles = {child: " ".join(child.cmdline()).split() for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
+    return {title[2]: child for child, title in titles.items() if title[:2] == ["springtide", "stage"]}
+
+
+async def lose_blocks(nodes: EngineNodes) -> None:
+    """The prefill node's store begins anew; the decode node's still has what it was handed over."""
+    before = nodes.members["prefill-0"].incarnation
+    await nodes.stores["prefill-0"].close()
+    await nodes.start_store("prefill-0")
+    nodes.members["prefill-0"] = await nodes.member("prefill-0", other_than=before)
+
+
+@asynccontextmanager
+async def two_stages(run_dir: Path, model: Path) -> AsyncIterator[StageGroup]:
+    """A group without a node around it, its layers loaded."""
+    arguments, thread, ranges = _arguments(run_dir, model, stages=2), ModelThread(1), (range(2), range(2, 4))
+    group = StageGroup(arguments, thread)
+    try:
+        await group.start()
+        runner = await thread.run(load_runner, arguments, "prefill", (0, 2))
+        await group.load(ranges, runner)
+        yield group
+    finally:
+        await group.close()
+        await thread.close()
+
+
+def scratch(group: StageGroup) -> Place:
+    return Place("", group.scratch_slots, 0)
+
+
+@pytest.mark.parametrize(("stages", "chunk_tokens"), [(1, 40), (2, 64), (3, 7)])
+async def test_tokens_are_those_of_transformers_cold_cached_and_with_a_remote_prefix(
+    tmp_path: Path, model: Path, stages: int, chunk_tokens: int
+) -> None:
+    reference = Reference.from_directory(model)
+    wanted = {length: reference.greedy(prompt(length), 6) for length in LENGTHS}
+    settings = {"chunk_tokens": chunk_tokens, "stages": stages}
+    async with EngineNodes(tmp_path, model, kv=KV, prefill_node=settings) as nodes:
+
+        async def answers(source: str | None = None) -> dict[int, list[int]]:
+            outcomes = await asyncio.gather(*(nodes.gateway.run(prompt(length), greedy(6), source=source) for length in LENGTHS))
+            return {length: outcome.token_ids for length, outcome in zip(LENGTHS, outcomes, strict=True)}
+
+        assert len(running_stages()) == stages - 1
+        assert await answers() == wanted
+        assert await answers() == wanted
+        await lose_blocks(nodes)
+        remote = await nodes.gateway.run(prompt(333), greedy(6), source="decode-0")
+        assert remote.done is not None and (remote.done.cached_tokens, remote.done.remote_tokens) == (320, 320)
+        assert remote.token_ids == wanted[333]
+        assert await answers(source="decode-0") == wanted
+        await nodes.all_slots_given_back()
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+async def test_passes_wait_for_a_slow_source_and_no_longer_than_its_blocks_travel(tmp_path: Path, model: Path, stages: int) -> None:
+    plan = FaultPlan([SLOW])
+    plan.armed = False
+    faulty = lambda name, arena: FaultyTransport(TcpTransport(), plan)  # noqa: E731
+    settings = {"chunk_tokens": 64, "stages": stages}
+    async with EngineNodes(tmp_path, model, make_transport=faulty, kv={**KV, "transports": ["tcp"]}, prefill_node=settings) as nodes:
+        cold = await nodes.gateway.run(prompt(333), greedy(6))
+        await lose_blocks(nodes)
+        plan.armed = True
+        remote = await nodes.gateway.run(prompt(333), greedy(6), source="decode-0")
+        assert remote.done is not None and (remote.done.cached_tokens, remote.done.remote_tokens) == (320, 320)
+        assert 0 < remote.done.fetch_wait_ms <= remote.done.fetch_ms
+        assert remote.token_ids == cold.token_ids
+        await nodes.all_slots_given_back()
+
+
+@pytest.mark.parametrize("layers_before", [0, 1, 3])
+async def test_a_prefix_found_truncated_in_any_layer_is_computed_from_where_it_is_valid(
+    tmp_path: Path, model: Path, layers_before: int
+) -> None:
+    plan = FaultPlan([SLOW, Fault("stale", "read", after=layers_before, times=1)])
+    plan.armed = False
+    faulty = lambda name, arena: FaultyTransport(TcpTransport(), plan)  # noqa: E731
+    settings = {"chunk_tokens": 4, "stages": 2}
+    async with EngineNodes(tmp_path, model, make_transport=faulty, kv={**KV, "transports": ["tcp"]}, prefill_node=settings) as nodes:
+        cold = await nodes.gateway.run(prompt(333), greedy(6))
+        await lose_blocks(nodes)
+        plan.armed = True
+        again = await nodes.gateway.run(prompt(333), greedy(6), source="decode-0")
+        assert plan.struck["stale"] == 1 and again.done is not None and again.done.cached_tokens < 320
+        assert again.token_ids == cold.token_ids == DirectEngine(nodes).generate(prompt(333), greedy(6))
+        await nodes.all_slots_given_back()
+
+
+async def test_layers_are_split_as_the_configuration_says(tmp_path: Path, model: Path) -> None:
+    settings = {"chunk_tokens": 64, "stages": 2, "stage_layers": [3, 1]}
+    async with EngineNodes(tmp_path, model, kv=KV, prefill_node=settings) as nodes:
+        outcome = await nodes.gateway.run(prompt(200), greedy(6))
+        assert outcome.token_ids == DirectEngine(nodes).generate(prompt(200), greedy(6))
+        watched = nodes.gateway.stub("prefill-0").WatchLoad(node_pb2.WatchLoadRequest())
+        assert 0.5 < (await watched.read()).cost.slowest_share < 1
+        watched.cancel()
+
+
+async def test_sampling_at_the_last_stage_is_that_of_the_engine_alone(tmp_path: Path, model: Path) -> None:
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=7, max_tokens=5, repetition_penalty=1.2, ignore_eos=True, logprobs=2)
+    async with EngineNodes(tmp_path, model, kv=KV, prefill_node={"chunk_tokens": 64, "stages": 2}) as nodes:
+        outcome = await nodes.gateway.run(prompt(70), params)
+        assert outcome.token_ids == DirectEngine(nodes).generate(prompt(70), params)
+        assert outcome.done is not None and len(outcome.done.output.logprobs[0].top) == 2
+
+
+async def test_a_stage_that_dies_fails_the_attempts_of_its_group_which_forms_again_and_serves(tmp_path: Path, model: Path) -> None:
+    roomy = {**KV, "arena_size": "16MiB"}
+    async with EngineNodes(tmp_path, model, kv=roomy, prefill_node={"chunk_tokens": 16, "stages": 3}) as nodes:
+        before, direct = nodes.members["prefill-0"].incarnation, DirectEngine(nodes)
+        prompts = [prompt(2000, seed) for seed in range(3)]
+        attempts = [await nodes.gateway.start(token_ids, greedy(4)) for token_ids in prompts]
+        await until(lambda: len(nodes.stores["prefill-0"].pool.held_keys()) > 8)
+        stages = running_stages()
+        assert set(stages) == {"prefill-0.stage-1", "prefill-0.stage-2"}
+        os.kill(stages["prefill-0.stage-1"].pid, signal.SIGKILL)
+        outcomes = [await nodes.gateway.end_of(attempt_id) for attempt_id in attempts]
+        assert {failure.code for outcome in outcomes for failure in outcome.failures[:1]} == {pb.FAILURE_CODE_PEER_LOST}
+        for attempt_id in attempts:
+            await nodes.gateway.abort(attempt_id)
+        nodes.members["prefill-0"] = await nodes.member("prefill-0", other_than=before)
+        again = await asyncio.gather(*(nodes.gateway.run(token_ids, greedy(4)) for token_ids in prompts))
+        assert [outcome.token_ids for outcome in again] == [direct.generate(token_ids, greedy(4)) for token_ids in prompts]
+        survivors = running_stages()
+        assert survivors["prefill-0.stage-2"].pid == stages["prefill-0.stage-2"].pid, "only what had died was started anew"
+        await nodes.all_slots_given_back()
+
+
+async def test_a_stage_that_hangs_is_killed_and_the_group_forms_again(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formation, "END_TIMEOUT_S", 0.5)
+    async with EngineNodes(tmp_path, model, kv=KV, prefill_node={"chunk_tokens": 16, "stages": 2}) as nodes:
+        before = nodes.members["prefill-0"].incarnation
+        stage = running_stages()["prefill-0.stage-1"]
+        stage.suspend()
+        attempt_id = await nodes.gateway.start(prompt(333), greedy(4))
+        outcome = await nodes.gateway.end_of(attempt_id)
+        await nodes.gateway.abort(attempt_id)
+        assert outcome.failures[0].code == pb.FAILURE_CODE_PEER_LOST
+        nodes.members["prefill-0"] = await nodes.member("prefill-0", other_than=before)
+        again = await nodes.gateway.run(prompt(333), greedy(4))
+        assert again.token_ids == DirectEngine(nodes).generate(prompt(333), greedy(4))
+        await nodes.all_slots_given_back()
+
+
+async def test_a_pass_that_hangs_in_a_stage_which_still_talks_ends_the_formation(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formation, "WATCH_EVERY_S", 0.05)
+    async with two_stages(tmp_path, model) as group:
+        formed, told = await group.form(scratch(group)), list[PassLeft | PassEnded]()
+        # Its prefix, the second stage hears, is under way, and then nothing more of it.
+        formed.relay(store_pb2.StoreNotice(acquired=store_pb2.Acquired(attempt_id="a", remote_blocks=1)))
+        run = RunPass(0, (Row("a", SequenceChunk((1,) * 8, 0, (0,)), None),), (), awaits="a")
+        formed.launch(Launch(run, None, lambda _, event: told.append(event)))
+        await until(lambda: told == [PassLeft(0)])
+        monkeypatch.setattr(formation, "longest_pass_s", lambda *_: 0.2)
+        async with asyncio.timeout(WAIT_S):
+            broken = await formed.broken()
+        assert re.search(r"pass 0 has not ended .* 1$", broken.message)
+        await group.at_rest()
+        assert told == [PassLeft(0), PassFailed(0, broken.message)]
+        await group.form(scratch(group))
+
+
+async def test_a_stage_whose_loading_was_called_off_loads_when_the_group_forms_again(
+    tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "prefill_node.server.stages")
+    async with two_stages(tmp_path, model) as group:
+        (stage,) = running_stages().values()
+        stage.kill()
+        forming = asyncio.create_task(group.form(scratch(group)))
+        await until(lambda: sum("is process" in record.message for record in caplog.records) == 2)
+        forming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await forming
+        await group.form(scratch(group))
+
+
+async def test_a_stage_loads_once_though_whoever_asked_for_it_is_gone(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[tuple[Any, ...]] = []
+
+    def loading(*arguments: Any) -> ModelRunner:
+        began.append(arguments)
+        return load_runner(*arguments)
+
+    monkeypatch.setattr("prefill_node.stage.process.load_runner", loading)
+    thread = ModelThread(1)
+    stage, order = StageServer(_arguments(tmp_path, model, stages=2), thread), stage_pb2.LoadLayers(layer_begin=2, layer_end=4)
+    asked = asyncio.create_task(stage.Load(order, None))
+    await until(lambda: began)
+    asked.cancel()
+    await stage.Load(order, None)
+    assert len(began) == 1
+    await stage.close()
+    await thread.close()
+
+
+async def test_a_group_that_cannot_form_for_whatever_reason_tries_again(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failures = Ring.start, [SpringtideError("by the test"), OSError("by the test")]
+
+    async def fail_first(ring: Ring) -> Endpoint:
+        if failures:
+            raise failures.pop()
+        return await start(ring)
+
+    monkeypatch.setattr(Ring, "start", fail_first)
+    monkeypatch.setattr("prefill_node.server.group.RETRY_S", 0.0)
+    async with two_stages(tmp_path, model) as group:
+        await group.form(scratch(group))
+        assert not failures
+
+
+async def test_an_abort_in_the_middle_of_several_passes_gives_every_slot_back(tmp_path: Path, model: Path) -> None:
+    async with EngineNodes(tmp_path, model, kv=KV, prefill_node={"chunk_tokens": 16, "stages": 2}) as nodes:
+        attempts = [await nodes.gateway.start(prompt(2000, seed), greedy(4)) for seed in range(3)]
+        await until(lambda: len(nodes.stores["prefill-0"].pool.held_keys()) > 8)
+        for attempt_id in attempts:
+            await nodes.gateway.abort(attempt_id)
+        await nodes.all_slots_given_back()
+        assert not any(nodes.gateway.outcomes[attempt_id].ended for attempt_id in attempts)
+        outcome = await nodes.gateway.run(prompt(100), greedy(4))
+        assert outcome.token_ids == DirectEngine(nodes).generate(prompt(100), greedy(4))
+
+
+async def test_a_group_ends_its_stages(tmp_path: Path, model: Path) -> None:
+    async with EngineNodes(tmp_path, model, kv=KV, prefill_node={"stages": 2}):
+        (stage,) = running_stages().values()
+    assert not stage.is_running()
+
+
+async def test_more_stages_than_layers_are_refused(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"prefill_node\.stages: the model has 4 layers"):
+        await serve(_arguments(tmp_path, model, stages=5), asyncio.Event())
+    with pytest.raises(ConfigError, match=r"prefill_node\.stage_layers: they are 5 in all"):
+        await serve(_arguments(tmp_path, model, stages=2, stage_layers=[2, 3]), asyncio.Event())
+
+
+def _arguments(tmp_path: Path, model: Path, **prefill_node: Any) -> ProcessArguments:
+    config = load_config(overrides={f"prefill_node.{name}": value for name, value in prefill_node.items()}, environ={})
+    return ProcessArguments(config, describe(str(model)), tmp_path, "prefill-0", "prefill-0", "127.0.0.1")

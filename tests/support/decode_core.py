@@ -1,0 +1,298 @@
+"""What the tests of the decode core share: a node whose store answers at once, and a world in which everything answers in any order."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from decode_node.core import DecodeCore
+from decode_node.core import events as ev
+from decode_node.core.actions import Action, Reply, RunStep
+from decode_node.core.core import Settings
+from node_runtime import events, storage
+from node_runtime.storage import Acquire, Acquired, AttemptFailed, Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
+from springtide.blocks import block_keys
+from springtide.cost import DecodeCost
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import node_pb2
+from springtide.sampling import SampledToken
+from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE, StoreLedger, failure, make_request
+
+MAX_BATCH = 3
+NUM_SLOTS = 12
+INLINE_TOKENS = 20
+POOL_FULL = failure(pb.FAILURE_CODE_POOL_FULL)
+
+
+ActionT = TypeVar("ActionT")
+
+
+def new_core(overlap: bool) -> DecodeCore:
+    cost = DecodeCost(1.0, 1.0, 0.01)
+    settings = Settings(
+        cost, BLOCK_TOKENS, MAX_BATCH, {EOS}, ingest_lease_s=300.0, slot_wait_s=30.0, overlap=overlap, inline_tokens=INLINE_TOKENS
+    )
+    return DecodeCore(settings)
+
+
+def start(
+    name: str,
+    num_tokens: int,
+    *,
+    session: int = 1,
+    max_tokens: int = 100,
+    sent: int = 0,
+    tbt_slo_ms: float = 0.0,
+    inlined: bool = False,
+) -> ev.Start:
+    request = make_request(name, num_tokens, num_prompt_tokens=num_tokens - sent, max_tokens=max_tokens)
+    return ev.Start(session, request, tbt_slo_ms, inlined)
+
+
+def only(actions: list[Action], kind: type[ActionT]) -> list[ActionT]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def outputs(actions: list[Action]) -> list[pb.TokenOutput]:
+    return [output for reply in only(actions, Reply) for output in reply.outputs]
+
+
+def prefilled(actions: list[Action]) -> list[node_pb2.PrefillDone]:
+    return [done for reply in only(actions, Reply) for done in reply.prefilled]
+
+
+def failures(actions: list[Action]) -> list[tuple[str, int]]:
+    return [(output.attempt_id, output.failure.code) for output in outputs(actions) if output.HasField("failure")]
+
+
+def rows_of(run: RunStep) -> list[str]:
+    return [row.attempt_id for row in run.rows]
+
+
+class Node:
+    """A connected core over a store that answers at once, as far as it has slots."""
+
+    def __init__(self, num_slots: int = NUM_SLOTS, *, overlap: bool = False, reused_blocks: int = 0) -> None:
+        """`reused_blocks`: of every prompt that is inlined."""
+        self.reused_blocks = reused_blocks
+        self.core = new_core(overlap)
+        self.store = StoreLedger(num_slots)
+        self.now = 0.0
+        self.tell(storage.StoreUp(num_slots))
+
+    def tell(self, event: ev.Event) -> list[Action]:
+        """Returns what followed, the store's answers and what they caused included."""
+        seen: list[Action] = []
+        pending: list[ev.Event] = [event]
+        while pending:
+            actions = self.core.handle(pending.pop(0), self.now)
+            self.core.validate()
+            seen += actions
+            for action in actions:
+                if not isinstance(action, RunStep | Reply):
+                    self.store.order(action)
+                    pending += self.answers(action)
+        return seen
+
+    def answers(self, order: storage.Order) -> list[ev.Event]:
+        name = order.attempt_id
+        if isinstance(order, Reserve):
+            given = self.store.give(name)
+            return [AttemptFailed(name, POOL_FULL) if given is None else Reserved(name, given, 0)]
+        if isinstance(order, Acquire):
+            given = self.store.give(name)
+            if given is None:
+                return [AttemptFailed(name, POOL_FULL)]
+            reused = min(self.reused_blocks, order.max_reused_blocks)
+            self.store.committed[name] = reused
+            return [Acquired(name, given, reused, 0)]
+        if isinstance(order, Grow):
+            self.store.growing.remove(order)
+            if not self.store.free:
+                return [AttemptFailed(name, POOL_FULL)]
+            slot = self.store.free.pop()
+            self.store.held[name].append(slot)
+            return [Grown(name, (slot,))]
+        return []
+
+    def join(self, begin: ev.Start, first_token: int = 100) -> list[Action]:
+        return self.tell(begin) + self.tell(Ingested(begin.request.attempt_id, first_token))
+
+    def step(self, run: RunStep, token: int = 5) -> list[Action]:
+        """Runs it, sampling the same token for each."""
+        for row in run.rows:
+            if row.samples:
+                row.output_ids.append(token)
+        return self.tell(ev.StepDone(run.step_id, [(SampledToken(token),) if row.samples else None for row in run.rows], 2.0))
+
+
+class World:
+    """A store, an engine, gateways and prefill nodes around a core, answering in the order that hypothesis draws. The engine computes what
+    is launched while the core has yet to hear of what ended before, and what it computes lies in the slots."""
+
+    def __init__(self, data: st.DataObject, *, overlap: bool) -> None:
+        self.data = data
+        self.core = new_core(overlap)
+        self.store = StoreLedger(NUM_SLOTS)
+        self.memory: dict[int, dict[int, int]] = defaultdict(dict)
+        """The tokens whose KV each slot holds, by their place in it."""
+        self.now = 0.0
+        self.launched: deque[RunStep] = deque()
+        self.ended_steps: deque[ev.StepDone | ev.StepFailed] = deque()
+        self.lost_runs: list[RunStep] = []
+        """Of a store that is gone: what they write, nobody sees."""
+        self.ingesting: list[str] = []
+        self.ended: Counter[str] = Counter()
+        self.positions: dict[str, int] = {}
+        self.sampled: defaultdict[str, list[int]] = defaultdict(list)
+        self.begun: dict[str, ev.Start] = {}
+        self.excused: set[str] = set()
+        """Aborted, or over with their first token: no terminal message is due."""
+        self.tell(storage.StoreUp(NUM_SLOTS))
+
+    def tell(self, event: ev.Event) -> None:
+        self.now += 0.01
+        actions = self.core.handle(event, self.now)
+        self.core.validate()
+        for action in actions:
+            match action:
+                case RunStep():
+                    self.launched.append(action)
+                case Reply(session, messages, done):
+                    for output in (*(of.output for of in done), *messages):
+                        self.receive(session, output)
+                case _:
+                    if isinstance(action, Release):
+                        assert not any(action.attempt_id in rows_of(run) for run in self.launched if run not in self.lost_runs)
+                        self.ingesting = [name for name in self.ingesting if name != action.attempt_id]
+                    if isinstance(action, Commit):
+                        self.check_committed(action)
+                    self.store.order(action)
+
+    def check_committed(self, commit: Commit) -> None:
+        """What is in the slots is what the keys say."""
+        last_block = commit.first_block + len(commit.keys)
+        slots = self.store.held[commit.attempt_id][:last_block]
+        tokens = [self.memory[slot][place] for slot in slots for place in range(BLOCK_TOKENS)]
+        assert tuple(block_keys(NAMESPACE, tokens, BLOCK_TOKENS))[commit.first_block :] == commit.keys
+
+    def receive(self, session: int, output: pb.TokenOutput) -> None:
+        name = output.attempt_id
+        assert self.begun[name].session == session and name not in self.excused and not self.ended[name]
+        if output.HasField("failure") or output.finish_reason:
+            self.ended[name] += 1
+        if not output.HasField("failure"):
+            assert output.position == self.positions[name]
+            assert list(output.token_ids) == [token for token in [self.sampled[name].pop(0)] if token != EOS]
+            self.positions[name] += 1
+
+    def possible(self) -> list[str]:
+        choices = ["answer"] * bool(self.store.unanswered) + ["grow"] * bool(self.store.growing)
+        return choices + ["run_step"] * bool(self.launched) + ["end_step"] * bool(self.ended_steps) + ["ingest"] * bool(self.ingesting)
+
+    def pick(self, names: Iterable[str]) -> str:
+        return self.data.draw(st.sampled_from(sorted(names)), label="which")
+
+    def start(self) -> None:
+        name = f"a{len(self.begun)}"
+        session = self.data.draw(st.integers(1, 2), label="session")
+        num_tokens = self.data.draw(st.integers(2, 50), label="num_tokens")
+        sent = self.data.draw(st.integers(0, 1), label="sent")
+        max_tokens = self.data.draw(st.sampled_from([sent + 1, sent + 3, 30]), label="max_tokens")
+        inlined = self.data.draw(st.booleans(), label="inlined")
+        self.positions[name] = sent if inlined else sent + 1
+        self.begun[name] = start(name, num_tokens, session=session, sent=sent, max_tokens=max_tokens, inlined=inlined)
+        self.tell(self.begun[name])
+
+    def abort(self) -> None:
+        name = self.pick(self.begun)
+        self.excused |= {name} - set(self.ended)
+        self.tell(events.Abort(name))
+
+    def end_session(self) -> None:
+        session = self.data.draw(st.integers(1, 2), label="session")
+        self.excused |= {name for name, begun in self.begun.items() if begun.session == session} - set(self.ended)
+        self.tell(events.SessionEnded(session))
+
+    def lose_store(self) -> None:
+        self.store.lost()
+        self.ingesting.clear()
+        self.memory.clear()
+        self.lost_runs = list(self.launched)
+        self.tell(storage.StoreLost("lost"))
+        self.tell(storage.StoreUp(NUM_SLOTS))
+
+    def tick(self) -> None:
+        self.tell(events.Tick())
+        self.tell(storage.StoreLoad(len(self.store.free), len(self.store.free)))
+
+    def answer(self) -> None:
+        name = self.pick(self.store.unanswered)
+        order = self.store.unanswered[name]
+        given = self.store.give(name)
+        if given is None:
+            self.tell(AttemptFailed(name, POOL_FULL))
+        elif isinstance(order, Acquire):
+            reused = self.store.committed[name] = self.data.draw(st.integers(0, order.max_reused_blocks), label="reused")
+            for position, token_id in enumerate(self.begun[name].request.token_ids[: reused * BLOCK_TOKENS]):
+                self.write(given, position, token_id)
+            self.tell(Acquired(name, given, reused, 0))
+        else:
+            self.ingesting.append(name)
+            self.tell(Reserved(name, given, 0))
+
+    def grow(self) -> None:
+        order = self.store.growing.pop(0)
+        if not self.store.free:
+            self.tell(AttemptFailed(order.attempt_id, POOL_FULL))
+            return
+        slot = self.store.free.pop()
+        self.store.held[order.attempt_id].append(slot)
+        self.tell(Grown(order.attempt_id, (slot,)))
+
+    def ingest(self) -> None:
+        name = self.pick(self.ingesting)
+        self.ingesting.remove(name)
+        if self.data.draw(st.integers(0, 4), label="hand-over fails") == 0:
+            self.tell(AttemptFailed(name, failure(pb.FAILURE_CODE_PEER_LOST)))
+            return
+        request = self.begun[name].request
+        for position, token_id in enumerate(request.token_ids):
+            self.write(self.store.held[name], position, token_id)
+        token = self.data.draw(st.sampled_from([EOS, 7, 7]), label="first token")
+        if token == EOS or request.params.max_tokens == self.positions[name]:
+            self.excused.add(name)
+        self.tell(Ingested(name, token))
+
+    def write(self, slots: Sequence[int], position: int, token_id: int) -> None:
+        self.memory[slots[position // BLOCK_TOKENS]][position % BLOCK_TOKENS] = token_id
+
+    def run_step(self) -> None:
+        """The engine does; the core does not hear of it yet."""
+        run = self.launched.popleft()
+        assert len(set(rows_of(run))) == len(run.rows)
+        if self.data.draw(st.integers(0, 19), label="step fails") == 19:
+            self.ended_steps.append(ev.StepFailed(run.step_id, "by the test"))
+            return
+        assert sum(len(row.prompt) for row in run.rows) <= INLINE_TOKENS
+        tokens: list[int | None] = []
+        for row in run.rows:
+            if run not in self.lost_runs:
+                assert self.store.may_use(row.attempt_id, row.slots)
+                for i, token_id in enumerate(row.prompt or row.output_ids[-1:]):
+                    self.write(row.slots, row.start + i, token_id)
+            if not row.samples:
+                tokens.append(None)
+                continue
+            token = self.data.draw(st.sampled_from([6, 7, 8, EOS]), label="token")
+            tokens.append(token)
+            row.output_ids.append(token)
+            self.sampled[row.attempt_id].append(token)
+        sampled = [None if token is None else (SampledToken(token),) for token in tokens]
+        self.ended_steps.append(ev.StepDone(run.step_id, sampled, 1.0))
+
+    def end_step(self) -> None:
+        self.tell(self.ended_steps.popleft())
