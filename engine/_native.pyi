@@ -71,8 +71,8 @@ class Plan:
         /,
     ) -> None:
         """One layer, whose slabs begin at element `slab` of a slot: `qkv` [rows, heads + 2 * kv_heads, head_dim], queries rotated in
-        place; `out` [rows, heads, head_dim]; `cos`, `sin` [rows, head_dim / 2]; scales of the heads' norms [head_dim], or 0; `window` 0
-        for none."""
+        place; `out` [rows, heads, head_dim]; `cos`, `sin` [positions, head_dim / 2]; scales of the heads' norms [head_dim], or 0; `window`
+        0 for none."""
 
 class Layers:
     """Dense layers, one after another. Norms are (scale, eps), the scale of a head's norm 0 where there is none; products are
@@ -89,10 +89,12 @@ class Layers:
         plan: Plan,
         rows: int,
         pending: bool,
-        memory: tuple[int, int, int, int, int, int, int, int],
+        memory: tuple[int, ...],
         score_scale: float,
+        keys_only: bool,
         /,
     ) -> None:
         """The layers from `begin` on, at each its (slab, window) of `places`. `memory` is stream, delta, x, qkv, attended, inner, cos, sin:
         of stream and delta [rows, hidden size] the sum is what goes from layer to layer, and `pending` says whether there is anything in
-        delta yet; x is as large; qkv, attended and inner have the columns that the products yield; cos and sin are as above."""
+        delta yet; after the last layer of all it has been added. x is as large; qkv, attended and inner have the columns that the products
+        yield; cos and sin are as above. `keys_only`: of the last of these layers only what goes into the slots is computed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -161,13 +162,15 @@ class ModelRunner:
     def logits(self, batch: Sequence[SequenceChunk], hidden: torch.Tensor) -> torch.Tensor:
         """As `forward` returns them, from what `forward_layers` returned at the last stage."""
         with torch.inference_mode():
-            last_rows = np.cumsum([len(chunk.token_ids) for chunk in batch]) - 1
-            wanted = [int(row) for row, chunk in zip(last_rows, batch, strict=True) if chunk.wants_logits]
+            ends = accumulate(len(chunk.token_ids) for chunk in batch)
+            wanted = [end - 1 for end, chunk in zip(ends, batch, strict=True) if chunk.wants_logits]
             if not wanted:
                 return torch.empty(0, self.model.config.vocab_size, device=hidden.device)
-            if len(wanted) < len(hidden):
+            if len(wanted) == 1:
+                hidden = hidden[wanted[0] : wanted[0] + 1]
+            elif len(wanted) < len(hidden):
                 (rows,) = upload([wanted], hidden.device)
-                hidden = hidden[rows]
+                hidden = hidden.index_select(0, rows)
             return self.model.logits(hidden)
 
     def forward_layers(self, batch: Sequence[SequenceChunk], hidden: torch.Tensor | None, hooks: LayerHooks | None = None) -> torch.Tensor:

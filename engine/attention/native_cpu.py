@@ -26,24 +26,29 @@ class NativeAttention(AttentionBackend):
         self._memory = whole.view(torch.int16).numpy()
         self._geometry = (block_tokens, heads, kv_heads, head_dim)
         self._num_slots = slots
-        self._slabs = [int(arena.storage_offset()) + layer * arena.stride(1) for layer in range(len(windows))]
-        self._windows = [window or 0 for window in windows]
+        slabs = [int(arena.storage_offset()) + layer * arena.stride(1) for layer in range(len(windows))]
+        self._places = [(slab, window or 0) for slab, window in zip(slabs, windows, strict=True)]
 
     def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
         chunks = [(chunk.start, len(chunk.token_ids), np.asarray(chunk.slots, np.int32)) for chunk in batch]
         plan = _native.Plan(self._memory, self._num_slots, self._strides, *self._geometry, chunks)
-        rows = sum(count for _, count, _ in chunks)
-        return NativePass(plan, rows, self._geometry, self._slabs, self._windows)
+        rows, end = sum(count for _, count, _ in chunks), max((start + count for start, count, _ in chunks), default=0)
+        return NativePass(plan, rows, end, any(chunk.wants_logits for chunk in batch), self._geometry, self._places)
 
 
 class NativePass(AttentionPass):
     def __init__(
-        self, plan: _native.Plan, rows: int, geometry: tuple[int, int, int, int], slabs: Sequence[int], windows: Sequence[int]
+        self,
+        plan: _native.Plan,
+        rows: int,
+        end: int,
+        wants_logits: bool,
+        geometry: tuple[int, int, int, int],
+        places: list[tuple[int, int]],
     ) -> None:
+        """`places`: (slab, window) of each layer, as the kernels take them. All positions are before `end`."""
         _, heads, kv_heads, head_dim = geometry
-        self.plan = plan
-        self.places = list(zip(slabs, windows, strict=True))
-        """(slab, window) of each layer, as the kernels take them."""
+        self.plan, self.places, self.wants_logits, self._end = plan, places, wants_logits, end
         self.score_scale = head_dim**-0.5
         self._heads = heads
         self._shape = (rows, heads + 2 * kv_heads, head_dim)
@@ -51,13 +56,18 @@ class NativePass(AttentionPass):
         plan.positions(positions)
         self.positions = torch.from_numpy(positions)
 
-    def check(self, rotation: Rotation, norms: HeadNorms | None, columns: int, attended: int) -> None:
-        """Asserts that `rotation` and `norms` fit, and rows of so many elements before and after attention."""
-        rows, heads, head_dim = self._shape
+    def angles(self, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, as the kernels take them: they find each row's by its position."""
+        cos, sin = rotation.table(self._end)
+        head_dim = self._shape[2]
+        assert cos.is_contiguous() and sin.is_contiguous() and cos.dtype == sin.dtype == torch.float32
+        assert cos.shape == sin.shape and len(cos) >= self._end and cos.shape[1] == head_dim // 2
+        return cos, sin
+
+    def check(self, norms: HeadNorms | None, columns: int, attended: int) -> None:
+        """Asserts that `norms` fit, and rows of so many elements before and after attention."""
+        _, heads, head_dim = self._shape
         assert (columns, attended) == (heads * head_dim, self._heads * head_dim)
-        assert rotation.cos.is_contiguous() and rotation.sin.is_contiguous()
-        assert rotation.cos.dtype == rotation.sin.dtype == torch.float32
-        assert rotation.cos.shape == rotation.sin.shape == (rows, head_dim // 2)
         if norms is not None:
             assert norms.query.eps == norms.key.eps and all(is_scale(norm.scale, head_dim) for norm in (norms.query, norms.key))
 
@@ -65,9 +75,9 @@ class NativePass(AttentionPass):
         rows, _, head_dim = self._shape
         assert qkv.shape == self._shape and qkv.is_contiguous() and qkv.dtype == torch.bfloat16
         out = qkv.new_empty(rows, self._heads, head_dim)
-        self.check(rotation, norms, qkv[0].numel(), out[0].numel())
+        self.check(norms, qkv[0].numel(), out[0].numel())
         scales = (norms.query.scale.data_ptr(), norms.key.scale.data_ptr(), norms.query.eps) if norms is not None else (0, 0, 0.0)
         slab, window = self.places[layer]
-        cos, sin = rotation.cos.data_ptr(), rotation.sin.data_ptr()
-        self.plan.run(slab, qkv.data_ptr(), out.data_ptr(), cos, sin, *scales, self.score_scale, window)
+        cos, sin = self.angles(rotation)
+        self.plan.run(slab, qkv.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr(), *scales, self.score_scale, window)
         return out

@@ -31,8 +31,9 @@ class LayersPass(ABC):
     """One pass over consecutive layers, all of them in turn."""
 
     @abstractmethod
-    def run(self, begin: int, end: int) -> None:
-        """Layers [begin, end), counted from the first of them."""
+    def run(self, begin: int, end: int, keys_only: bool = False) -> None:
+        """Layers [begin, end), counted from the first of them. `keys_only`: of the last one nothing matters but the keys and values, and
+        whether anything else is computed is the callee's choice."""
 
     @abstractmethod
     def finish(self) -> torch.Tensor:

@@ -4,6 +4,7 @@ the way back to Python between them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -31,7 +32,7 @@ class NativeLayers:
         self._kept = layers
         """They are used by address."""
         qkv, output, gated, down = products[0]
-        self._columns = {"x": down.outputs, "qkv": qkv.outputs, "attended": output.inputs, "inner": gated.outputs}
+        self._columns = {"delta": down.outputs, "x": down.outputs, "qkv": qkv.outputs, "attended": output.inputs, "inner": gated.outputs}
         assert qkv.inputs == gated.inputs == output.outputs == down.outputs and down.inputs == gated.outputs
         shapes = [[(product.inputs, product.outputs) for product in of_layer] for of_layer in products]
         assert all(shape == shapes[0] for shape in shapes)
@@ -39,11 +40,9 @@ class NativeLayers:
 
     def start(self, stream: torch.Tensor, rotation: Rotation, attention: AttentionPass) -> LayersPass:
         assert isinstance(attention, NativePass), "layers and attention are of one backend"
-        rows = len(stream)
         assert stream.is_contiguous() and stream.dtype == torch.bfloat16 and stream.shape[1] == self._columns["x"]
-        attention.check(rotation, self._kept[0].head_norms, self._columns["qkv"], self._columns["attended"])
-        buffers = [stream.new_empty(rows, columns) for columns in self._columns.values()]
-        return _NativeLayersPass(self._layers, stream, torch.empty_like(stream), buffers, rotation, attention)
+        attention.check(self._kept[0].head_norms, self._columns["qkv"], self._columns["attended"])
+        return _NativeLayersPass(self._layers, stream, list(self._columns.values()), rotation, attention)
 
 
 def _weights(layer: DenseLayer, products: Sequence[NativeProduct]) -> _native.Weights:
@@ -60,26 +59,21 @@ def _norm(norm: Norm) -> tuple[int, float]:
 
 class _NativeLayersPass(LayersPass):
     def __init__(
-        self,
-        layers: _native.Layers,
-        stream: torch.Tensor,
-        delta: torch.Tensor,
-        buffers: Sequence[torch.Tensor],
-        rotation: Rotation,
-        attention: NativePass,
+        self, layers: _native.Layers, stream: torch.Tensor, columns: Sequence[int], rotation: Rotation, attention: NativePass
     ) -> None:
-        self._layers, self._stream, self._delta, self._attention = layers, stream, delta, attention
-        x, qkv, attended, inner = buffers
-        self._memory = (stream, delta, x, qkv, attended, inner, rotation.cos, rotation.sin)
+        """`columns` of the buffers beside the stream."""
+        self._layers, self._stream, self._attention = layers, stream, attention
+        rows = len(stream)
+        self._buffers, self._angles = stream.new_empty(rows * sum(columns)), attention.angles(rotation)
+        begins = [self._buffers.data_ptr() + 2 * rows * before for before in accumulate(columns[:-1], initial=0)]
+        self._memory = stream.data_ptr(), *begins, *(angles.data_ptr() for angles in self._angles)
         self._pending = False
-        """Something of the last layer is still to be added to the stream."""
+        """What the last layer that was run adds to the stream is in a buffer yet."""
 
-    def run(self, begin: int, end: int) -> None:
-        stream, delta, x, qkv, attended, inner, cos, sin = (tensor.data_ptr() for tensor in self._memory)
-        memory = (stream, delta, x, qkv, attended, inner, cos, sin)
+    def run(self, begin: int, end: int, keys_only: bool = False) -> None:
         places, plan = self._attention.places[begin:end], self._attention.plan
-        self._layers.run(begin, places, plan, len(self._stream), self._pending, memory, self._attention.score_scale)
+        self._layers.run(begin, places, plan, len(self._stream), self._pending, self._memory, self._attention.score_scale, keys_only)
         self._pending = True
 
     def finish(self) -> torch.Tensor:
-        return self._stream.add_(self._delta) if self._pending else self._stream
+        return self._stream

@@ -61,7 +61,7 @@ class LayerByLayer(LayersPass):
         self._layers, self._stream, self._rotation, self._attention = layers, stream, rotation, attention
         self._delta: torch.Tensor | None = None
 
-    def run(self, begin: int, end: int) -> None:
+    def run(self, begin: int, end: int, keys_only: bool = False) -> None:
         for index in range(begin, end):
             self._delta = self._layers[index](self._stream, self._delta, self._rotation, self._attention, index)
 
@@ -93,16 +93,17 @@ class Decoder:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         assert self._embedding is not None, "only the first stage embeds"
-        return self._embedding[token_ids]
+        return self._embedding.index_select(0, token_ids)
 
     def run_layers(self, hidden: torch.Tensor, attention: AttentionPass, hooks: LayerHooks | None) -> torch.Tensor:
-        layers = self._start(hidden, self._rotary(attention.positions), attention)
+        layers, count = self._start(hidden, self._rotary(attention.positions), attention), len(self._layers)
+        keys_only = self.end == self.config.layers and not attention.wants_logits
         if hooks is None:
-            layers.run(0, len(self._layers))
+            layers.run(0, count, keys_only)
         else:
-            for index in range(len(self._layers)):
+            for index in range(count):
                 hooks.before(index)
-                layers.run(index, index + 1)
+                layers.run(index, index + 1, keys_only and index == count - 1)
                 hooks.after(index)
         return layers.finish()
 

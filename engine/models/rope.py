@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 
 from engine.models.config import RopeConfig
-
-
-class Rotation:
-    """Of the rows of one pass: `cos` and `sin`, float32 [rows, head_dim / 2], are of the angle by which each pair of dimensions turns."""
-
-    def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        self.cos, self.sin = cos, sin
-        self._wide: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Rotates dimension i of each head of `x` [rows, heads, head_dim] with dimension i + head_dim / 2."""
-        if self._wide is None:
-            cos, signed_sin = torch.cat((self.cos, self.cos), -1), torch.cat((-self.sin, self.sin), -1)
-            self._wide = cos[:, None].to(x.dtype), signed_sin[:, None].to(x.dtype)
-        cos, signed_sin = self._wide
-        return x * cos + x.roll(x.shape[-1] // 2, -1) * signed_sin
 
 
 class Rotary:
@@ -34,11 +19,48 @@ class Rotary:
         if divisors is not None:
             self._frequencies = self._frequencies / divisors
         self._frequencies = self._frequencies.to(device)
+        self._table = self.angles(torch.arange(0, device=device))
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
         """For `positions` [rows]."""
+        return Rotation(self, positions)
+
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, float32 [positions, head_dim / 2]."""
         angles = positions[:, None].float() * self._frequencies
-        return Rotation(angles.cos() * self._magnitude, angles.sin() * self._magnitude)
+        return angles.cos() * self._magnitude, angles.sin() * self._magnitude
+
+    def table(self, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for each position from 0 to `end` and beyond, worked out once; what was returned before stays valid."""
+        if end > len(self._table[0]):
+            self._table = self.angles(torch.arange(2 * end, device=self._frequencies.device))
+        return self._table
+
+
+class Rotation:
+    """Of the rows of one pass, at `positions` [rows]."""
+
+    def __init__(self, rotary: Rotary, positions: torch.Tensor) -> None:
+        self._rotary, self._positions = rotary, positions
+        self._wide: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @cached_property
+    def angles(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, float32 [rows, head_dim / 2], of the angle by which each pair of dimensions turns."""
+        return self._rotary.angles(self._positions)
+
+    def table(self, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As Rotary.table: of positions, not of rows."""
+        return self._rotary.table(end)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotates dimension i of each head of `x` [rows, heads, head_dim] with dimension i + head_dim / 2."""
+        if self._wide is None:
+            cos, sin = self.angles
+            wide_cos, signed_sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+            self._wide = wide_cos[:, None].to(x.dtype), signed_sin[:, None].to(x.dtype)
+        wide_cos, signed_sin = self._wide
+        return x * wide_cos + x.roll(x.shape[-1] // 2, -1) * signed_sin
 
 
 def frequencies(config: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:

@@ -95,7 +95,7 @@ static void place_row(const Attention *of, const Sequence *sequence, Py_ssize_t 
     const Plan *plan = of->plan;
     const int heads = plan->heads, kv_heads = plan->kv_heads, dim = plan->head_dim;
     const Py_ssize_t position = sequence->start + row - sequence->row;
-    const float *cos = of->cos + row * (dim / 2), *sin = of->sin + row * (dim / 2);
+    const float *cos = of->cos + position * (dim / 2), *sin = of->sin + position * (dim / 2);
     bf16 *from = of->qkv + row * (heads + 2 * kv_heads) * dim;
     bf16 *key = key_of(of, sequence, position);
     for (int head = 0; head < heads; head++) position_head(of, from + head * dim, from + head * dim, cos, sin, of->query_scale);
@@ -455,12 +455,15 @@ static void join(const Attention *of, const Cut *cut, const Split *split, const 
 
 /* ---- a layer ---- */
 
+void place_share(const Attention *of) {
+    const Py_ssize_t threads = omp_get_num_threads(), thread = omp_get_thread_num(), rows = of->plan->rows;
+    place_rows(of, rows * thread / threads, rows * (thread + 1) / threads);
+}
+
 void attention_share(const Attention *of, const Cut *cut, AttentionTurns *turns) {
-    const Plan *plan = of->plan;
-    const Py_ssize_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
     Scratch scratch;
-    if (!take_scratch(plan, &scratch)) __atomic_store_n(&turns->failed, 1, __ATOMIC_RELAXED);
-    place_rows(of, plan->rows * thread / threads, plan->rows * (thread + 1) / threads);
+    if (!take_scratch(of->plan, &scratch)) __atomic_store_n(&turns->failed, 1, __ATOMIC_RELAXED);
+    place_share(of);
 #pragma omp barrier
     if (turns->failed) return;
     for (Py_ssize_t i; (i = __atomic_fetch_add(&turns->piece, 1, __ATOMIC_RELAXED)) < cut->num_pieces;) {

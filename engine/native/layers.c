@@ -43,8 +43,8 @@ static void run_product(const Pass *pass, Product product, const bf16 *x, bf16 *
 #pragma omp barrier
 }
 
-/* By each thread of a team. `pending`: there is a `delta` from before. */
-static void run_layer(const Pass *pass, const Weights *layer, Py_ssize_t slab, const Cut *cut, int pending, Turns *turns) {
+/* By each thread of a team. `pending`: there is a `delta` from before. `keys_only`: nothing is wanted but what goes into the slots. */
+static void run_layer(const Pass *pass, const Weights *layer, Py_ssize_t slab, const Cut *cut, int pending, int keys_only, Turns *turns) {
     const Attention attention = {pass->plan,
                                  pass->qkv,
                                  pass->attended,
@@ -58,6 +58,10 @@ static void run_layer(const Pass *pass, const Weights *layer, Py_ssize_t slab, c
                                  cut->window};
     run_norm(pass, &layer->attention_norm, pending ? pass->delta : NULL);
     run_product(pass, layer->qkv, pass->x, pass->qkv, &turns->qkv);
+    if (keys_only) {
+        place_share(&attention);
+        return;
+    }
     attention_share(&attention, cut, &turns->attention);
 #pragma omp barrier
     run_product(pass, layer->output, pass->attended, pass->delta, &turns->output);
@@ -80,11 +84,11 @@ static int take_places(Plan *plan, PyObject *places, Py_ssize_t count, Py_ssize_
 static PyObject *layers_run(Layers *layers, PyObject *args) {
     Py_ssize_t begin;
     PyObject *places;
-    int pending;
+    int pending, keys_only;
     unsigned long long stream, delta, x, qkv, attended, inner, cos, sin;
     Pass pass = {.of = layers};
-    if (!PyArg_ParseTuple(args, "nO!O!np(KKKKKKKK)f", &begin, &PyList_Type, &places, &Plan_Type, &pass.plan, &pass.rows, &pending, &stream,
-                          &delta, &x, &qkv, &attended, &inner, &cos, &sin, &pass.score_scale)) {
+    if (!PyArg_ParseTuple(args, "nO!O!np(KKKKKKKK)fp", &begin, &PyList_Type, &places, &Plan_Type, &pass.plan, &pass.rows, &pending, &stream,
+                          &delta, &x, &qkv, &attended, &inner, &cos, &sin, &pass.score_scale, &keys_only)) {
         return NULL;
     }
     const Py_ssize_t count = PyList_GET_SIZE(places);
@@ -104,7 +108,13 @@ static PyObject *layers_run(Layers *layers, PyObject *args) {
     } else if (!take_places(pass.plan, places, count, slabs, cuts)) {
         Py_BEGIN_ALLOW_THREADS;
 #pragma omp parallel
-        for (Py_ssize_t i = 0; i < count; i++) run_layer(&pass, &layers->layers[begin + i], slabs[i], cuts[i], pending || i > 0, &turns[i]);
+        {
+            for (Py_ssize_t i = 0; i < count; i++) {
+                const int placed = keys_only && i == count - 1;
+                run_layer(&pass, &layers->layers[begin + i], slabs[i], cuts[i], pending || i > 0, placed, &turns[i]);
+            }
+            if (begin + count == layers->count && !keys_only) add_share(pass.stream, pass.delta, pass.rows, layers->hidden);
+        }
         for (Py_ssize_t i = 0; i < count; i++) failed |= turns[i].attention.failed;
         Py_END_ALLOW_THREADS;
         if (failed) PyErr_NoMemory();

@@ -31,8 +31,11 @@ typedef struct {
 
 void norm_share(const NormRows *of);
 
+/* `x` [rows][size] becomes x + added. */
+void add_share(bf16 *x, const bf16 *added, Py_ssize_t rows, Py_ssize_t size);
+
 /* In one layer: `slab` is where its slabs begin in each slot, `window` to how many tokens one attends, 0 standing for all before it. `cos`
- * and `sin` are [rows][head_dim / 2], `query_scale` and `key_scale` [head_dim] or NULL. Scores are multiplied by `score_scale` to become
+ * and `sin` are [positions][head_dim / 2], `query_scale` and `key_scale` [head_dim] or NULL. Scores are multiplied by `score_scale` to become
  * powers of two. */
 typedef struct {
     Plan *plan;
@@ -50,6 +53,9 @@ typedef struct {
 } AttentionTurns;
 
 void attention_share(const Attention *of, const Cut *cut, AttentionTurns *turns);
+
+/* What of it comes first: queries are rotated, keys and values written into their slots. */
+void place_share(const Attention *of);
 
 /* -1 with an error set where a slab that begins there does not lie in a slot. */
 int attention_slab(const Plan *plan, Py_ssize_t slab);

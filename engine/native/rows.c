@@ -34,6 +34,14 @@ void norm_share(const NormRows *of) {
     }
 }
 
+void add_share(bf16 *x, const bf16 *added, Py_ssize_t rows, Py_ssize_t size) {
+    const Py_ssize_t threads = omp_get_num_threads(), thread = omp_get_thread_num(), end = rows * size * (thread + 1) / threads;
+    for (Py_ssize_t i = rows * size * thread / threads; i < end; i += 16) {
+        const __mmask16 part = part_of(end - i);
+        store_bf16_part(x + i, part, _mm512_add_ps(load_bf16_part(x + i, part), load_bf16_part(added + i, part)));
+    }
+}
+
 PyObject *rows_norm(PyObject *module, PyObject *args) {
     (void)module;
     unsigned long long x, added, scale, out;

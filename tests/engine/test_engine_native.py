@@ -21,7 +21,7 @@ from engine.base import SequenceChunk
 from engine.files import describe, read_config
 from engine.loader import load_model
 from engine.models.config import RopeConfig
-from engine.models.rope import Rotary, Rotation
+from engine.models.rope import Rotary
 from engine.ops.base import Norm, Ops
 from engine.ops.plain import PlainOps
 from springtide.errors import ConfigError
@@ -150,7 +150,7 @@ def test_every_visible_key_is_seen_and_no_other(threads: Any, count: int, window
         qkv = torch.zeros(1, 3, 32, dtype=torch.bfloat16)
         qkv[0, 0, 31], qkv[0, 1, 31] = 30.0, -30.0
         planned = backends.native().attention(arena, 1, [window]).plan([SequenceChunk([0], length - 1, range(len(arena)))])
-        unrotated = Rotation(torch.ones(1, 16), torch.zeros(1, 16))
+        unrotated = Rotary(RopeConfig(), 32, divisors=torch.full((16,), torch.inf))(planned.positions)
         assert (planned.run(0, qkv, unrotated, None) == (1.0 if needle >= first else 0.0)).all(), needle
 
 
@@ -288,6 +288,21 @@ def test_layers_in_one_go_compute_what_they_do_one_by_one(
             assert hooks is None or hooks.calls == [(call, layer) for layer in range(3) for call in ("before", "after")]
         assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
         assert np.array_equal(fused.arena, single.arena)
+
+
+@needs_kernels
+@pytest.mark.parametrize("hooks", [None, Steps()])
+def test_of_a_pass_without_logits_the_last_layer_leaves_its_keys_and_values_alone(tmp_path: Path, hooks: Steps | None) -> None:
+    info = describe(str(make_tiny_model(tmp_path / "tiny", "Llama", head_dim=32, num_hidden_layers=3)))
+    harness = Harness(load_model(info, "bfloat16"), info.kv_spec("bfloat16", 16), num_slots=4)
+    prompt = [token % info.vocab_size for token in random_prompt(2, 50)]
+    arenas = []
+    for wanted in (True, False):
+        harness.arena[:] = 0
+        logits = harness.runner.forward([SequenceChunk(prompt, 0, range(4), wants_logits=wanted)], hooks)
+        assert len(logits) == wanted
+        arenas.append(harness.arena.copy())
+    assert np.array_equal(*arenas) and arenas[0].any()
 
 
 @needs_kernels

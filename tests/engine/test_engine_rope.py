@@ -1,0 +1,21 @@
+"""Angles of rotation by position."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.models.config import RopeConfig
+from engine.models.rope import Rotary
+
+
+def test_the_table_has_each_position_s_angles_and_grows_without_moving_what_was_given_out() -> None:
+    rotary = Rotary(RopeConfig(), 64)
+    small = rotary.table(10)
+    before = [part.clone() for part in small]
+    large = rotary.table(5000)
+    assert len(large[0]) >= 5000 and rotary.table(4999)[0] is large[0]
+    assert all(torch.equal(*pair) for pair in zip(small, before, strict=True))
+    positions = torch.tensor([0, 3, 9, 1234, 4999])
+    for part, alone in zip(large, rotary.angles(positions), strict=True):
+        assert torch.allclose(part[positions], alone, atol=1e-6)
+    assert all(torch.equal(part[:10], first[:10]) for part, first in zip(large, small, strict=True))
