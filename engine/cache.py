@@ -9,7 +9,7 @@ import torch
 
 from engine.attention.base import AttentionBackend, AttentionPass
 from engine.base import Int32Array, LayerHooks, SequenceChunk
-from engine.device.streams import CopyTimes
+from engine.device.streams import CopyTimes, Work
 from engine.models.base import Model
 
 
@@ -37,6 +37,13 @@ class PagedCache(ABC):
     @abstractmethod
     def step(self, model: Model, batch: Sequence[SequenceChunk]) -> torch.Tensor | None:
         """The logits of a pass of one new token for each sequence, if there is a quicker way to them than `plan` and `run`."""
+
+    @abstractmethod
+    def load_ahead(self, slots: Sequence[int] | Int32Array) -> Work | None:
+        """Begins to load blocks that are in the arena, for a pass to come, beside those that come before it; nothing may be written into
+        the slots until it is done. None where there is nothing to wait for: no copies are needed, or there is no room for them without
+        taking it from those who are computed with, and the pass loads them itself. A pass that comes before it is done is right too: it
+        waits. Raises ValueError when slots are outside the arena."""
 
     @abstractmethod
     def forget(self, slots: Sequence[int] | Int32Array) -> None:
@@ -68,6 +75,9 @@ class ArenaCache(PagedCache):
         return model.run_layers(hidden, planned, hooks)
 
     def step(self, model: Model, batch: Sequence[SequenceChunk]) -> torch.Tensor | None:
+        return None
+
+    def load_ahead(self, slots: Sequence[int] | Int32Array) -> Work | None:
         return None
 
     def forget(self, slots: Sequence[int] | Int32Array) -> None:

@@ -16,7 +16,7 @@ from engine.base import LayerHooks, SequenceChunk
 from engine.cache import ArenaCache, PagedCache
 from engine.device.cache import DeviceCache
 from engine.device.ledger import OutOfPages
-from engine.device.streams import CopyTimes
+from engine.device.streams import CopyTimes, Work
 from engine.device.upload import upload
 from engine.models.base import Model
 from springtide.blocks import blocks_for
@@ -93,6 +93,17 @@ class ModelRunner:
     def keeps_pages(self) -> bool:
         """Whether it must be told (`forget`) of slots that are given back."""
         return self.cache.keeps_pages
+
+    @property
+    def loads_ahead(self) -> bool:
+        """Whether `load_ahead` may save a pass from waiting."""
+        return self.keeps_pages
+
+    def load_ahead(self, slots: Sequence[int]) -> Work | None:
+        """Begins to load the blocks in these slots of the arena, which nobody writes until it is done, for a pass to come; those before it
+        need not wait for that. None where there is nothing to wait for. What was loaded is kept until it is used or forgotten."""
+        with torch.inference_mode():
+            return self.cache.load_ahead(slots)
 
     def forget(self, slots: Sequence[int]) -> None:
         """They were given back, and no pass uses them before something else has been written there."""

@@ -90,8 +90,9 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         self.thread.run(self.runner.forget, slots)
 
     def note_slots(self, attempt_id: str, slots: Sequence[int] | Int32Array) -> None:
-        """A pass of the attempt over these is about to be launched."""
-        if self.runner.keeps_pages:
+        """A pass of the attempt over these is about to be launched, or they are loaded for one. Where the store is gone its slots are those
+        of no attempt, of which the core has yet to hear."""
+        if self.runner.keeps_pages and self.link is not None:
             self._slot_use.note(attempt_id, slots)
 
     async def _tick(self) -> None:

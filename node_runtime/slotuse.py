@@ -16,7 +16,8 @@ class SlotUse:
         self._users: Counter[int] = Counter()
 
     def note(self, attempt_id: str, slots: Sequence[int] | Int32Array) -> None:
-        """A pass of the attempt is launched. Its slots are those of its last one, or these and more, or the first of them."""
+        """A pass of the attempt is launched, or a load for one. Its slots are those of its last one, or these and more, or the first of
+        them."""
         known = self._slots.get(attempt_id, ())
         if len(slots) > len(known):
             self._slots[attempt_id] = slots

@@ -60,6 +60,14 @@ class RunStep:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadAhead:
+    """Bring the prompt in these slots, which nobody writes meanwhile, to where steps compute, while these go on, and answer with Loaded."""
+
+    attempt_id: str
+    slots: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """One message to the gateway of the session."""
 
@@ -68,4 +76,4 @@ class Reply:
     prefilled: tuple[node_pb2.PrefillDone, ...] = ()
 
 
-Action = storage.Order | RunStep | Reply
+Action = storage.Order | RunStep | LoadAhead | Reply

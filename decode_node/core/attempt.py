@@ -13,10 +13,10 @@ from springtide.blocks import block_keys, blocks_for
 from springtide.ids import BlockKey
 from springtide.rpc import common_pb2, node_pb2
 
-Phase = Literal["waiting", "reserving", "ingesting", "prefilling", "running"]
+Phase = Literal["waiting", "reserving", "ingesting", "prefilling", "loading", "running"]
 """waiting: for slots, unasked or refused. reserving: the store has been asked. ingesting: holds slots that the prefill side fills.
-prefilling: holds slots, and its prompt is computed here. running: takes part in steps, once it has a place in the batch and a slot for its
-next token."""
+prefilling: holds slots, and its prompt is computed here. loading: its prompt is in its slots, and is brought to the device that computes,
+or will be when there is room. running: takes part in steps, once it has a place in the batch and a slot for its next token."""
 
 Growth = Literal["none", "asked", "refused"]
 
@@ -59,9 +59,14 @@ class Attempt:
         return self.request.attempt_id
 
     @property
+    def has_begun(self) -> bool:
+        """Its prompt is here: it runs, or is about to."""
+        return self.phase in ("loading", "running")
+
+    @property
     def context_tokens(self) -> int:
-        """Tokens in the sequence, the last one's KV not being computed yet; before it runs, those of its prompt and the first token."""
-        if self.phase == "running":
+        """Tokens in the sequence, the last one's KV not being computed yet; before it begins, those of its prompt and the first token."""
+        if self.has_begun:
             return self.request.num_prompt_tokens + len(self.output_ids)
         return self.request.num_tokens + 1
 
@@ -99,13 +104,13 @@ class Attempt:
         self.computed = reused_blocks * block_tokens
         self._set_sampling()
 
-    def begin(self, first_token: int, block_tokens: int) -> None:
-        """Its prompt is in its slots, the full blocks committed."""
+    def begin(self, first_token: int, block_tokens: int, *, loads: bool = False) -> None:
+        """Its prompt is in its slots, the full blocks committed. `loads`: and not yet where it is computed with."""
         request = self.request
         if self.phase == "ingesting":
             self._set_sampling()
             self.fed_ids.append(first_token)
-        self.phase = "running"
+        self.phase = "loading" if loads else "running"
         self.output_ids = [*request.token_ids[request.num_prompt_tokens :], first_token]
         self.committed_blocks = request.num_tokens // block_tokens
         self.last_key = request.keys[-1] if request.keys else request.namespace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from decode_node.core.attempt import Attempt
 from node_runtime.pages import within
@@ -40,6 +40,19 @@ def choose(
         first = batch[prompt]
         prompt_tokens = min(first.remaining_tokens, _room(cost, batch, first, inline_tokens))
     return [(attempt, prompt_tokens if place == prompt else 0) for place, attempt in enumerate(batch)]
+
+
+def to_load(attempts: Iterable[Attempt], under_way: Collection[str], pages: int | None = None) -> Sequence[Attempt]:
+    """Whose prompts are to be loaded now: the oldest first, as far as there are device `pages` for theirs and for all who compute or are
+    being loaded (`under_way`). What is loaded beyond that would take the place of what the next step needs."""
+    here: list[Attempt] = []
+    waiting: list[Attempt] = []
+    for attempt in attempts:
+        if attempt.phase == "loading" and attempt.attempt_id not in under_way:
+            waiting.append(attempt)
+        elif attempt.has_begun or attempt.phase == "prefilling":
+            here.append(attempt)
+    return within([*here, *waiting], lambda attempt: attempt.slots, pages)[len(here) :] if waiting else ()
 
 
 def _room(cost: DecodeCost, batch: Sequence[Attempt], prompt: Attempt, inline_tokens: int) -> int:

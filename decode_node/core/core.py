@@ -1,7 +1,10 @@
 """The decode node's decisions: `handle(event, now)` returns what is to be done.
 
 Ownership of slots: from Reserved to Ingested the prefill side's store writes them, from Ingested to Release this engine does. While a step
-is under way on them their Release is held back until it has ended.
+or a load is under way on them their Release is held back until it has ended.
+
+Where steps compute apart from the slots, a prompt that has been handed over is loaded beside the steps of the others, and joins them when
+that is done.
 
 With overlap the next step is launched while one runs. What is known of it is everything but the tokens that it feeds: those are sampled by
 then. A sequence that turns out to have ended takes part in one step more, of which nothing is used.
@@ -18,7 +21,7 @@ from decode_node.core import batching, door
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, Reply
 from decode_node.core.attempt import Attempt
-from decode_node.core.underway import StepsUnderWay
+from decode_node.core.underway import LoadsUnderWay, StepsUnderWay
 from node_runtime import events, storage
 from node_runtime.calibration import Calibration
 from node_runtime.slotqueue import SlotQueue
@@ -35,7 +38,7 @@ class Settings:
     """`ingest_lease_s`: how long the prefill side may take. Whoever gives up earlier says so (the gateway aborts, the store tells that
     the writer is gone); this bounds what nobody speaks for any more. `slot_wait_s`: how long a full pool is waited for. `overlap`: a step
     is launched while another runs; without it, which is easier to follow, when that one's tokens are known. `inline_tokens`: most tokens of
-    a prompt that a step computes."""
+    a prompt that a step computes. `loads_ahead`: a step would wait until the prompts of those who join it are where it computes."""
 
     cost: DecodeCost
     block_tokens: int
@@ -45,6 +48,7 @@ class Settings:
     slot_wait_s: float
     overlap: bool = True
     inline_tokens: int = 0
+    loads_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class DecodeCore:
         self._pages: int | None = None
         self._slots_available = 0
         self._steps = StepsUnderWay()
+        self._loads = LoadsUnderWay()
         self._recent_ms: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._orders: list[Action] = []
         self._replies: list[Reply] = []
@@ -86,6 +91,8 @@ class DecodeCore:
                     self._forget(attempt)
             case ev.StepDone() | ev.StepFailed():
                 self._step_ended(event, now)
+            case ev.Loaded(attempt_id):
+                self._loaded(attempt_id)
             case events.Tick():
                 self._calibration.tick(now)
                 self._expire(now)
@@ -103,6 +110,7 @@ class DecodeCore:
                 self._notice(event, now)
         self._make_room(now)
         self._ask_for_waiting(now)
+        self._load_ahead()
         self._launch(now)
         actions = [*self._orders, *self._replies]
         self._orders, self._replies = [], []
@@ -116,7 +124,7 @@ class DecodeCore:
     def load(self) -> Load:
         running = tokens = 0
         for attempt in self._attempts.values():
-            if attempt.phase == "running":
+            if attempt.has_begun:
                 running += 1
                 tokens += attempt.context_tokens
         return Load(
@@ -132,14 +140,18 @@ class DecodeCore:
         block = self._settings.block_tokens
         for attempt in self._attempts.values():
             assert (attempt.phase == "waiting") <= (attempt.attempt_id in self._slot_queue)
-            if attempt.phase in ("ingesting", "prefilling", "running"):
+            if attempt.phase not in ("waiting", "reserving"):
                 assert attempt.attempt_id not in self._slot_queue
                 assert attempt.request.num_blocks <= len(attempt.slots) <= max(attempt.most_blocks(block), attempt.request.num_blocks)
-            if attempt.phase == "running":
+            if attempt.has_begun:
                 assert attempt.committed_blocks * block <= attempt.context_tokens - 1
                 assert 1 <= len(attempt.output_ids) < attempt.request.params.max_tokens
                 assert len(attempt.output_ids) + attempt.ahead <= attempt.request.params.max_tokens
                 assert attempt.planned_tokens - 1 <= len(attempt.slots) * block
+            if attempt.phase == "loading":
+                assert self._settings.loads_ahead and not attempt.inlined and not attempt.ahead
+            else:
+                assert attempt.attempt_id not in self._loads.attempt_ids
             if attempt.phase == "prefilling":
                 assert attempt.inlined and attempt.ahead <= 1
                 assert attempt.committed_blocks * block <= attempt.computed < attempt.request.num_tokens
@@ -149,13 +161,14 @@ class DecodeCore:
             assert not self._attempts
         assert len(self._steps) <= (2 if self._settings.overlap else 1)
         assert all(0 < len(step.run.rows) <= self._settings.max_batch for step in self._steps)
-        assert not any(attempt_id in self._attempts for attempt_id in self._steps.held_back())
+        assert not any(attempt_id in self._attempts for attempt_id in self._held_back())
+        assert all(attempt_id in self._attempts or attempt_id in self._loads.held_back() for attempt_id in self._loads.attempt_ids)
 
     # ---- gateways ----
 
     def _start(self, start: ev.Start, now: float) -> None:
         request = start.request
-        if request.attempt_id in self._attempts or request.attempt_id in self._steps.held_back():
+        if request.attempt_id in self._attempts or request.attempt_id in self._held_back():
             return
         attempt = Attempt(start.session, request, start.tbt_slo_ms, arrived_at=now, inlined=start.inlined)
         if self._num_slots is None:
@@ -235,7 +248,7 @@ class DecodeCore:
             # The prefill side has told the gateway so: nothing is left to say.
             self._forget(attempt)
             return
-        attempt.begin(first_token, self._settings.block_tokens)
+        attempt.begin(first_token, self._settings.block_tokens, loads=self._settings.loads_ahead)
         self._grow_ahead(attempt)
 
     def _store_lost(self, reason: str) -> None:
@@ -246,6 +259,7 @@ class DecodeCore:
             self._reply_failure(attempt, pb.FAILURE_CODE_PEER_LOST, reason)
         self._attempts.clear()
         self._steps.store_lost()
+        self._loads.store_lost()
 
     # ---- slots ----
 
@@ -267,15 +281,15 @@ class DecodeCore:
                 self._grow_ahead(attempt)
 
     def _make_room(self, now: float) -> None:
-        """When a sequence sits out steps because the pool is truly full, the youngest one gives up its slots: the gateway schedules it
-        again with what it has generated. The oldest is never preempted, so work always ends."""
+        """When a sequence sits out steps because the pool is truly full, the youngest one, maybe one that is loading, gives up its slots:
+        the gateway schedules it again with what it has generated. The oldest is never preempted, so work always ends."""
         refused = [attempt for attempt in self._attempts.values() if attempt.growth == "refused" and attempt.phase == "running"]
         starved = next((attempt for attempt in refused if not attempt.ahead and attempt.lacks_slot(self._settings.block_tokens)), None)
-        if starved is None or self._steps.held_back():
+        if starved is None or self._held_back():
             return
-        running = [attempt for attempt in self._attempts.values() if attempt.phase == "running"]
-        if len(running) > 1:
-            self._fail(running[-1], pb.FAILURE_CODE_PREEMPTED, "its slots were needed by an older request")
+        begun = [attempt for attempt in self._attempts.values() if attempt.has_begun]
+        if len(begun) > 1:
+            self._fail(begun[-1], pb.FAILURE_CODE_PREEMPTED, "its slots were needed by an older request")
         elif starved.starved_since is None:
             self._starve(starved, now)
 
@@ -299,6 +313,28 @@ class DecodeCore:
                 self._fail(attempt, pb.FAILURE_CODE_PEER_LOST, message)
             elif attempt.starved_since is not None and now >= attempt.starved_since + self._settings.slot_wait_s:
                 self._fail(attempt, pb.FAILURE_CODE_POOL_FULL, f"no slot came free within {self._settings.slot_wait_s:g} s")
+
+    def _held_back(self) -> Sequence[str]:
+        """The attempts that have ended, but whose slots are in use."""
+        return [*self._steps.held_back(), *self._loads.held_back()]
+
+    # ---- loads ----
+
+    def _load_ahead(self) -> None:
+        if not self._settings.loads_ahead:
+            return
+        for attempt in batching.to_load(self._attempts.values(), self._loads.attempt_ids, self._pages):
+            self._orders.append(self._loads.launch(attempt))
+
+    def _loaded(self, attempt_id: str) -> None:
+        if attempt_id not in self._loads.attempt_ids:
+            return
+        release = self._loads.end(attempt_id)
+        if release is None:
+            self._attempts[attempt_id].phase = "running"
+        else:
+            self._orders.append(release)
+            self._retry_growth()
 
     # ---- steps ----
 
@@ -391,12 +427,12 @@ class DecodeCore:
         self._replies.append(Reply(attempt.session, (pb.TokenOutput(attempt_id=attempt.attempt_id, failure=failure),)))
 
     def _forget(self, attempt: Attempt) -> None:
-        """Gives its slots back, now or when the steps that use them have ended; whoever lacks a slot asks again."""
+        """Gives its slots back, now or when the steps or the load that use them have ended; whoever lacks a slot asks again."""
         attempt_id = attempt.attempt_id
         del self._attempts[attempt_id]
         self._slot_queue.leave(attempt_id)
         if attempt.phase == "waiting":
             return
-        if not self._steps.hold_back(attempt):
+        if not self._steps.hold_back(attempt) and not self._loads.hold_back(attempt):
             self._orders.append(storage.Release(attempt_id))
             self._retry_growth()

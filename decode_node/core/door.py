@@ -1,7 +1,7 @@
 """The double check at the door: would the batch still meet its objective with one more sequence in it? (Mooncake, section 7.)
 
-The Conductor looks ahead; the door knows exactly what runs now. Who is accepted but still in prefill is not counted: by when such an
-attempt joins, others will have left, and counting both would leave a part of the node unused.
+The Conductor looks ahead; the door knows exactly what runs now, or is about to. Who is accepted but still in prefill is not counted: by
+when such an attempt joins, others will have left, and counting both would leave a part of the node unused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def refusal(cost: DecodeCost, accepted: Collection[Attempt], joining: Attempt, m
         return None
     if len(accepted) >= 2 * max_batch:
         return f"the batch of {max_batch} is full and as many attempts wait for it"
-    running = [attempt for attempt in accepted if attempt.phase == "running"]
+    running = [attempt for attempt in accepted if attempt.has_begun]
     objectives = [attempt.tbt_slo_ms for attempt in (*running, joining) if attempt.tbt_slo_ms > 0]
     predicted_ms = predict_step_ms(cost, running, joining, max_batch)
     if objectives and predicted_ms > min(objectives):

@@ -39,4 +39,11 @@ class StepFailed:
     message: str
 
 
-Event = Start | Abort | SessionEnded | StepDone | StepFailed | Tick | storage.StoreUp | storage.StoreLost | storage.Notice
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The attempt's slots are not read any more for its LoadAhead. What is not loaded by now, a step loads."""
+
+    attempt_id: str
+
+
+Event = Start | Abort | SessionEnded | StepDone | StepFailed | Loaded | Tick | storage.StoreUp | storage.StoreLost | storage.Notice

@@ -1,12 +1,12 @@
-"""The steps that have been launched and have not ended, and what waits for their end."""
+"""The steps and the loads that have been launched and have not ended, and what waits for their end."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from decode_node.core.actions import RunStep
+from decode_node.core.actions import LoadAhead, RunStep
 from decode_node.core.attempt import Attempt
 from node_runtime.storage import Release
 
@@ -69,3 +69,38 @@ class StepsUnderWay:
         """There is nobody left to release to; the steps' own memory stays mapped until they have ended."""
         for step in self._steps:
             step.releases.clear()
+
+
+class LoadsUnderWay:
+    """Whose slots are being read, beside the steps."""
+
+    def __init__(self) -> None:
+        self._releases: dict[str, Release | None] = {}
+        """By attempt: what waits for the end."""
+
+    @property
+    def attempt_ids(self) -> Collection[str]:
+        return self._releases.keys()
+
+    def launch(self, attempt: Attempt) -> LoadAhead:
+        self._releases[attempt.attempt_id] = None
+        return LoadAhead(attempt.attempt_id, attempt.slots[: attempt.request.num_blocks])
+
+    def end(self, attempt_id: str) -> Release | None:
+        """What waited for it."""
+        return self._releases.pop(attempt_id, None)
+
+    def hold_back(self, attempt: Attempt) -> bool:
+        """Keeps its release until it is loaded; False when it is not under way."""
+        if attempt.attempt_id not in self._releases:
+            return False
+        self._releases[attempt.attempt_id] = Release(attempt.attempt_id)
+        return True
+
+    def held_back(self) -> Sequence[str]:
+        """The attempts whose releases wait."""
+        return [attempt_id for attempt_id, release in self._releases.items() if release is not None]
+
+    def store_lost(self) -> None:
+        """There is nobody left to release to; the memory that is read stays mapped until they have ended."""
+        self._releases.clear()

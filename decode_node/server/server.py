@@ -12,9 +12,10 @@ import grpc.aio
 
 from decode_node import metrics
 from decode_node.core import DecodeCore
-from decode_node.core.actions import Action, Reply, RunStep
+from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
 from decode_node.core.core import Settings
-from decode_node.core.events import Start, StepDone, StepFailed
+from decode_node.core.events import Loaded, Start, StepDone, StepFailed
+from decode_node.server.loads import Loads
 from decode_node.server.steps import StepRunner
 from engine.profiling import measure_decode
 from engine.runner import ModelRunner
@@ -57,11 +58,13 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
                 slot_wait_s=config.kv.lease_s,
                 overlap=config.decode_node.overlap,
                 inline_tokens=config.decode_node.inline_tokens,
+                loads_ahead=parts.runner.loads_ahead,
             )
         )
         super().__init__("decode", self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
         self._arguments = arguments
         self._steps = StepRunner(parts.runner)
+        self._loads = Loads(parts.runner, parts.thread)
 
     def register(self, server: grpc.aio.Server) -> None:
         node_pb2_grpc.add_DecodeNodeServicer_to_server(self, server)
@@ -88,10 +91,25 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
                     for row in action.rows:
                         self.note_slots(row.attempt_id, row.slots)
                 self.thread.run(self._steps.run, action).add_done_callback(partial(self._step_ended, action.step_id))
+            case LoadAhead():
+                self._load(action)
             case Reply(session, outputs, prefilled):
                 self._count(outputs)
                 metrics.INLINED.inc(len(prefilled))
                 self.sessions.send(session, node_pb2.DecodeUpdate(outputs=outputs, prefilled=prefilled))
+
+    def _load(self, load: LoadAhead) -> None:
+        link = self.link
+
+        def still_there() -> bool:
+            return link is not None and self.link is link
+
+        self.note_slots(load.attempt_id, load.slots)
+        self._loads.start(load.attempt_id, load.slots, still_there, lambda: self.tell(Loaded(load.attempt_id)))
+
+    async def close(self) -> None:
+        self._loads.close()
+        await super().close()
 
     def _step_ended(self, step_id: int, ended: asyncio.Future[StepDone | StepFailed]) -> None:
         """Whatever has become of the step, the core hears of its end: it launches no other before, and nobody else would."""

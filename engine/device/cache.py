@@ -8,8 +8,9 @@ follows is told of it layer by layer; without, a block goes when it is full, or 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from engine.attention.base import AttentionBackend, AttentionPass
@@ -21,11 +22,19 @@ from engine.device.cuda import CudaStreams, GraphRecorder, Pinned, room_bytes
 from engine.device.ledger import PageLedger, Placement
 from engine.device.paged_pass import PagedPass, Slabs
 from engine.device.steps import StepGraphs, as_it_is
-from engine.device.streams import Copy, CopyTimes, ImmediateStreams, Streams
+from engine.device.streams import Copy, CopyTimes, ImmediateStreams, Streams, Work
 from engine.device.upload import upload
 from engine.models.base import Model
 from engine.tensor_parallel.shard import Ranks
 from springtide.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadAhead:
+    """On its way into `pages`, whosever these are by now."""
+
+    pages: Int32Array
+    copy: Copy
 
 
 class DeviceCache(PagedCache):
@@ -55,6 +64,8 @@ class DeviceCache(PagedCache):
             self.steps = StepGraphs(self._attention, num_pages, device.torch_device, record, device.step_graphs)
         self._has_run = False
         """Whether the last pass was begun: one that is refused has no copies."""
+        self._loading: list[_LoadAhead] = []
+        """In their order. A pass that uses any of their pages comes after them."""
         storage = slabs.untyped_storage()
         self._pinned = Pinned(storage.data_ptr(), storage.nbytes(), device.torch_device) if device.is_cuda else None
 
@@ -74,7 +85,7 @@ class DeviceCache(PagedCache):
     def run(self, model: Model, hidden: torch.Tensor, planned: AttentionPass, hooks: LayerHooks | None) -> torch.Tensor:
         assert isinstance(planned, PagedPass), "planned by another cache"
         try:
-            self._begin()
+            self._begin(planned.placement)
             hidden = model.run_layers(hidden, planned, planned.begin(hooks))
             self._streams.end()
             planned.finish()
@@ -93,7 +104,7 @@ class DeviceCache(PagedCache):
         logits: torch.Tensor | None = None
         copies: list[Copy | None] = []
         try:
-            self._begin()
+            self._begin(placement)
             copies += [slabs.load(layer, placement.loaded) for layer in range(slabs.num_layers)]
             for loading in copies:
                 if loading is not None:
@@ -114,6 +125,20 @@ class DeviceCache(PagedCache):
             self.ledger.done(placement, placement.completed)
         return logits
 
+    def load_ahead(self, slots: Sequence[int] | Int32Array) -> Work | None:
+        loaded = self.ledger.place_ahead(slots)
+        if loaded is None:
+            return None
+        if len(loaded):
+            try:
+                copy = self._slabs.load_ahead(loaded)
+            except BaseException:
+                self.ledger.forget(loaded.slots)
+                raise
+            self._loading.append(_LoadAhead(loaded.pages, copy))
+        # They end in their order. Some of the blocks may be on their way for another sequence already.
+        return next(reversed(self._loading_into(self.ledger.pages_of(slots))), None)
+
     def forget(self, slots: Sequence[int] | Int32Array) -> None:
         self.ledger.forget(slots)
 
@@ -121,13 +146,21 @@ class DeviceCache(PagedCache):
         return self._streams.times() if self._has_run else CopyTimes()
 
     def close(self) -> None:
+        for loading in self._loading:
+            loading.copy.wait()
+        self._loading.clear()
         if self._pinned is not None:
             self._pinned.release()
             self._pinned = None
 
-    def _begin(self) -> None:
-        self._streams.begin()
+    def _begin(self, placement: Placement) -> None:
+        self._streams.begin(self._loading_into(np.concatenate(placement.pages)) if self._loading else ())
         self._has_run = True
+
+    def _loading_into(self, pages: Int32Array) -> list[Copy]:
+        """The loads ahead that are still on their way into any of these."""
+        self._loading = [one for one in self._loading if not one.copy.done()]
+        return [one.copy for one in self._loading if np.isin(one.pages, pages).any()]
 
     def _place(self, batch: Sequence[SequenceChunk]) -> Placement:
         """What is evicted is in the arena when this returns: it is rare, and its pages are written into at once."""
@@ -149,7 +182,8 @@ def _num_pages(device: Device, slabs: torch.Tensor, workspace_bytes: int) -> int
     num_pages = len(slabs) if device.most_pages is None else min(device.most_pages, len(slabs))
     if device.is_cuda:
         room = room_bytes(device.torch_device, device.memory_share) - workspace_bytes
-        num_pages = min(num_pages, room // page_bytes - 1)
+        # One is nobody's, and of one size is what a block that is loaded ahead passes through on its way to the layers' pages.
+        num_pages = min(num_pages, room // page_bytes - 2)
     if num_pages < 1:
         raise ConfigError(
             f"device_memory: the process's share of {device.torch_device}, {device.memory_share:.3g} of its memory, has no room for a page "

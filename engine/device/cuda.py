@@ -52,18 +52,21 @@ class _CudaWork(Work):
 
 
 class CudaStreams(Streams):
-    """One stream for each direction beside the one that computes, so that both directions of the bus are used at once. Streams wait for
-    each other by events alone."""
+    """One stream for each direction beside the one that computes, so that both directions of the bus are used at once, and one for loads
+    ahead, which no pass that does not need them waits for. Streams wait for each other by events alone."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._in = torch.cuda.Stream(device)
         self._out = torch.cuda.Stream(device)
+        self._ahead = torch.cuda.Stream(device)
         self._ended: torch.cuda.Event | None = None
         self._forget_times()
 
-    def begin(self) -> None:
+    def begin(self, ahead: Sequence[Copy]) -> None:
         self._forget_times()
+        for loading in ahead:
+            self.hold(loading)
         computed = _event()
         computed.record(self._computing)
         self._in.wait_event(computed)
@@ -72,6 +75,16 @@ class CudaStreams(Streams):
         copy = _CudaCopy(self._in, targets, sources)
         self._loads.append(copy)
         return copy
+
+    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+        computed = _event()
+        computed.record(self._computing)
+        self._ahead.wait_event(computed)
+        try:
+            return _CudaCopy(self._ahead, targets, sources)
+        except BaseException:
+            self._ahead.synchronize()
+            raise
 
     def hold(self, loading: Copy) -> None:
         assert isinstance(loading, _CudaCopy)

@@ -60,6 +60,8 @@ class PageLedger:
         self._slot_of = np.full(num_pages, _NONE, np.int32)
         self._dirty = np.zeros(num_pages, bool)
         self._used_at = np.zeros(num_pages, np.int64)
+        self._ahead = np.zeros(num_pages, bool)
+        """Kept for a sequence that has not been in a pass since its slots were placed ahead."""
         self._clock = 0
 
     def place(self, batch: Sequence[SequenceChunk]) -> Placement:
@@ -76,10 +78,16 @@ class PageLedger:
         written = np.concatenate([slots[start // size :] for start, _, slots in spans])
         completed = np.concatenate([slots[start // size : end // size] for start, end, slots in spans])
         missing = np.unique(wanted[self._page_of[wanted] == _NONE])
-        evicted = self._make_room(missing, wanted)
+        evicted = self._make_room(missing, self._others(wanted) if len(missing) else missing)
+        if evicted is None:
+            raise OutOfPages(
+                f"the pass needs {len(np.unique(wanted))} pages of the device's {self.num_pages}: raise device_memory, or lower the "
+                "number of sequences of a step or the length of the context"
+            )
         pages = self._page_of[wanted]
         self._clock += 1
         self._used_at[pages] = self._clock
+        self._ahead[pages] = False
         return Placement(
             evicted=evicted,
             loaded=self._pairs(np.setdiff1d(missing, begun) if len(missing) else missing),
@@ -89,6 +97,30 @@ class PageLedger:
             begun=self._pairs(begun),
             new=np.union1d(missing, begun),
         )
+
+    def place_ahead(self, slots: Sequence[int] | Int32Array) -> Pairs | None:
+        """Keeps pages for the blocks in `slots`, of which all is in the arena, until a pass uses them: other blocks give way to them, but
+        none of the last pass, none that is kept like these, and none that is newer than the arena. Returns those that had no page, which
+        are to be copied from the arena; None where there are not enough pages.
+
+        Raises ValueError when slots are outside the arena; nothing is changed then, as where it returns None."""
+        wanted = np.asarray(slots, np.int32)
+        self._check(wanted)
+        missing = np.unique(wanted[self._page_of[wanted] == _NONE])
+        others = self._others(wanted)
+        in_use = self._dirty[others] | self._ahead[others] | (self._used_at[others] == self._clock)
+        if self._make_room(missing, others[~in_use]) is None:
+            return None
+        pages = self._page_of[wanted]
+        self._used_at[pages] = self._clock
+        self._ahead[pages] = True
+        return self._pairs(missing)
+
+    def pages_of(self, slots: Sequence[int] | Int32Array) -> Int32Array:
+        """Of those that have one."""
+        pages = self._page_of[np.asarray(slots, np.int32)]
+        there: Int32Array = pages[pages != _NONE]
+        return there
 
     def done(self, placement: Placement, stored: Pairs) -> None:
         """The pass is through, and `stored`, some of what it has written, are in the arena."""
@@ -101,8 +133,7 @@ class PageLedger:
 
     def forget(self, slots: Sequence[int] | Int32Array) -> None:
         """They were given back: what comes into them is another block's."""
-        pages = self._page_of[np.asarray(slots, np.int32)]
-        self._clear(pages[pages != _NONE])
+        self._clear(self.pages_of(slots))
 
     def dirty_slots(self) -> Int32Array:
         """Whose pages are newer than the arena."""
@@ -114,42 +145,40 @@ class PageLedger:
         assert np.array_equal(self._slot_of[self._page_of[slots]], slots), "a slot's page is another slot's"
         assert (self._slot_of != _NONE).sum() == len(slots), "a page is in use without its slot knowing"
         assert not self._dirty[self._slot_of == _NONE].any(), "an unused page is dirty"
+        assert not self._ahead[self._slot_of == _NONE].any(), "an unused page is kept"
 
     def _check(self, slots: Int32Array) -> None:
         if slots.min() < 0 or slots.max() >= len(self._page_of):
             outside = slots[(slots < 0) | (slots >= len(self._page_of))]
             raise ValueError(f"slot {outside[0]} is outside the arena of {len(self._page_of)} slots")
 
-    def _make_room(self, missing: Int32Array, wanted: Int32Array) -> Pairs:
-        """Gives `missing` pages, unused ones first. Returns who has lost a page that must be written back."""
+    def _make_room(self, missing: Int32Array, others: Int32Array) -> Pairs | None:
+        """Gives `missing` pages: unused ones, then the first of `others`. Returns who has lost a page that must be written back; None, and
+        nothing is changed, where these are not enough."""
         if not len(missing):
             return self._pairs(missing)
         unused = np.flatnonzero(self._slot_of == _NONE)[: len(missing)].astype(np.int32)
-        taken = np.concatenate((unused, self._oldest(len(missing) - len(unused), wanted)))
+        taken = np.concatenate((unused, others[: len(missing) - len(unused)]))
+        if len(taken) < len(missing):
+            return None
         dirty = taken[self._dirty[taken]]
         evicted = Pairs(self._slot_of[dirty], dirty)
         self._clear(taken)
         self._page_of[missing], self._slot_of[taken] = taken, missing
         return evicted
 
-    def _oldest(self, count: int, wanted: Int32Array) -> Int32Array:
-        """Pages that were not used for longest, other than those of `wanted`. Raises OutOfPages."""
-        needed = self._page_of[wanted]
+    def _others(self, wanted: Int32Array) -> Int32Array:
+        """Pages of other slots than `wanted`, as they give way: those first that were not used for longest, those last that are kept."""
         candidates = self._slot_of != _NONE
-        candidates[needed[needed != _NONE]] = False
+        candidates[self.pages_of(wanted)] = False
         others = np.flatnonzero(candidates)
-        if len(others) < count:
-            raise OutOfPages(
-                f"the pass needs {len(np.unique(wanted))} pages of the device's {self.num_pages}: raise device_memory, or lower the "
-                "number of sequences of a step or the length of the context"
-            )
-        return others[np.argsort(self._used_at[others], kind="stable")[:count]].astype(np.int32)
+        return others[np.lexsort((self._used_at[others], self._ahead[others]))].astype(np.int32)
 
     def _clear(self, pages: Int32Array) -> None:
         slots = self._slot_of[pages]
         self._page_of[slots[slots != _NONE]] = _NONE
         self._slot_of[pages] = _NONE
-        self._dirty[pages] = False
+        self._dirty[pages] = self._ahead[pages] = False
 
     def _pairs(self, slots: Int32Array) -> Pairs:
         return Pairs(slots, self._page_of[slots])

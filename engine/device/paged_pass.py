@@ -28,6 +28,11 @@ class Slabs:
         device, host = self._slabs(layer, pairs)
         return self.streams.load(device, host)
 
+    def load_ahead(self, pairs: Pairs) -> Copy:
+        """All layers at once: the fewer the copies, the sooner the thread that launches them has time for a pass again."""
+        device = [self._pages.select(1, page) for page in pairs.pages.tolist()]
+        return self.streams.load_ahead(device, [self._host.select(0, slot) for slot in pairs.slots.tolist()])
+
     def store(self, layer: int, pairs: Pairs) -> Copy | None:
         if not len(pairs):
             return None

@@ -26,7 +26,8 @@ class Work(ABC):
     """Something that a device is to do, or has done."""
 
     @abstractmethod
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """May be asked from any thread."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -41,12 +42,18 @@ class Streams(ABC):
     """The order of computing and copying on one device. Called from one thread, in which everything that is computed is launched."""
 
     @abstractmethod
-    def begin(self) -> None:
-        """A pass begins: what was computed before is over before anything is copied into a page. Times count from here."""
+    def begin(self, ahead: Sequence[Copy]) -> None:
+        """A pass begins, after those loads ahead: what was computed before is over before anything is copied into a page. Times
+        count from here."""
 
     @abstractmethod
     def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
         """From the host to the device; `sources` must not change until it is done."""
+
+    @abstractmethod
+    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+        """As `load`, but for a later pass, beside those that come before it, and in no pass's times: after all that has been computed so
+        far, in the order of these calls. Where it raises, nothing of it is on its way any more."""
 
     @abstractmethod
     def hold(self, loading: Copy) -> None:
@@ -82,11 +89,15 @@ class ImmediateStreams(Streams):
     def __init__(self) -> None:
         self._times = [0.0, 0.0]
 
-    def begin(self) -> None:
+    def begin(self, ahead: Sequence[Copy]) -> None:
         self._times = [0.0, 0.0]
 
     def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
         return self._copy(0, targets, sources)
+
+    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+        copy_all(targets, sources)
+        return _Done()
 
     def hold(self, loading: Copy) -> None: ...
 

@@ -18,6 +18,7 @@ import torch
 
 from engine.base import LayerHooks, SequenceChunk
 from engine.device.base import Device
+from engine.device.streams import Work
 from engine.files import read_config
 from engine.loader import load_model
 from engine.runner import Arena, ModelRunner, SharedArena
@@ -104,6 +105,15 @@ class TensorParallelRunner(ModelRunner):
     def leave_arena(self) -> None:
         super().leave_arena()
         self._others.tell(LeaveArena())
+
+    @property
+    def loads_ahead(self) -> bool:
+        """Rank 0 would know of its own copies alone when they are done."""
+        return False
+
+    def load_ahead(self, slots: Sequence[int]) -> Work | None:
+        """None: all ranks alike load in the pass what it needs."""
+        return None
 
     def forget(self, slots: Sequence[int]) -> None:
         super().forget(slots)

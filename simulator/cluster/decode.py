@@ -12,7 +12,7 @@ from typing import Protocol, cast
 from conductor.core.events import Load
 from decode_node.core import DecodeCore
 from decode_node.core import events as ev
-from decode_node.core.actions import Action, Reply, RunStep
+from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
 from decode_node.core.core import Settings
 from node_runtime import events as node_events
 from node_runtime import storage
@@ -145,6 +145,8 @@ class SimDecode:
         match action:
             case RunStep():
                 self._run(action)
+            case LoadAhead():
+                raise AssertionError("the simulated engine computes in its arena")
             case Reply(_, outputs, prefilled):
                 for done in prefilled:
                     self._gateway.on_prefilled(done)

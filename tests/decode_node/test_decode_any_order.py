@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 from tests.support.decode_core import NUM_SLOTS, World
 
 
+@pytest.mark.parametrize("pages", [None, 8], ids=["in the arena", "loads ahead"])
 @pytest.mark.parametrize("overlap", [False, True], ids=["one step at a time", "overlap"])
 @given(st.data())
 @settings(max_examples=100, deadline=None)
-def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots_back(overlap: bool, data: st.DataObject) -> None:
-    world = World(data, overlap=overlap)
+def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots_back(
+    overlap: bool, pages: int | None, data: st.DataObject
+) -> None:
+    world = World(data, overlap=overlap, pages=pages)
     for _ in range(data.draw(st.integers(1, 100), label="steps")):
         choices = [
             *world.possible() * 3,

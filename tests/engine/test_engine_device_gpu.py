@@ -118,3 +118,38 @@ def test_copies_are_timed(demo: Harness) -> None:
     demo.runner.forward([SequenceChunk(random_prompt(3, 40), 2000, slots)], Recorder())
     times = demo.runner.copy_times()
     assert times.load_ms > 0 and times.store_ms > 0 and times.load_waited_ms >= 0 and times.store_waited_ms >= 0
+
+
+def test_what_is_loaded_ahead_beside_steps_gives_what_a_step_loads_itself(demo: Harness) -> None:
+    renew(demo)
+    prompt, other = random_prompt(4, 2000), random_prompt(5, 60)
+    slots, beside = demo.slots(2048), demo.slots(128)
+    demo.prefill(prompt, slots, 512)
+    demo.runner.forward([SequenceChunk([100], 2000, slots)], Recorder())
+    demo.prefill(other, beside, 512)
+    demo.runner.forget(slots)
+    in_step = demo.runner.forward([SequenceChunk([100], 2000, slots)]).clone()
+    assert demo.runner.copy_times().load_ms > 0
+    demo.runner.forget(slots)
+    loading = demo.runner.load_ahead(slots)
+    assert loading is not None
+    for step in range(20):
+        demo.runner.forward([SequenceChunk([100 + step], 60 + step, beside)])
+        assert demo.runner.copy_times().load_ms == 0
+    loading.wait()
+    assert loading.done() and demo.runner.load_ahead(slots) is None
+    ahead = demo.runner.forward([SequenceChunk([100], 2000, slots)])
+    assert demo.runner.copy_times().load_ms == 0
+    assert float((ahead - in_step).abs().max()) < 0.01 * float(in_step.std())
+
+
+def test_a_step_of_what_is_still_loaded_ahead_waits_for_it(demo: Harness) -> None:
+    renew(demo)
+    slots = demo.slots(2048)
+    demo.prefill(random_prompt(6, 2000), slots, 512)
+    wanted = demo.runner.forward([SequenceChunk([100], 2000, slots)], Recorder()).clone()
+    for _ in range(20):
+        demo.runner.forget(slots)
+        demo.runner.load_ahead(slots)
+        logits = demo.runner.forward([SequenceChunk([100], 2000, slots)])
+        assert float((logits - wanted).abs().max()) < 0.05 * float(wanted.std())

@@ -76,6 +76,52 @@ def test_a_pass_that_does_not_fit_changes_nothing() -> None:
     assert not len(ledger.place([chunk(40, 1, 1, 2, 3)]).loaded)
 
 
+def test_what_is_placed_ahead_is_loaded_once_and_kept_until_a_pass_uses_it() -> None:
+    ledger = PageLedger(20, 6, SIZE)
+    run(ledger, chunk(0, 16, 1))
+    ahead = ledger.place_ahead((1, 2, 3))
+    assert ahead is not None and ahead.slots.tolist() == [2, 3], "the first one is there"
+    run(ledger, chunk(0, 48, 5, 6, 7))
+    run(ledger, chunk(0, 48, 8, 9, 10))
+    placement = ledger.place([chunk(33, 1, 1, 2, 3)])
+    assert not len(placement.loaded), "others gave way, though they were used later"
+    ledger.done(placement, placement.written)
+    run(ledger, chunk(0, 48, 5, 6, 7))
+    run(ledger, chunk(0, 48, 8, 9, 10))
+    assert ledger.place([chunk(34, 1, 1, 2, 3)]).loaded.slots.tolist() == [1, 2, 3]
+
+
+def test_what_is_placed_ahead_takes_nothing_from_the_last_pass_nor_from_others_ahead_nor_what_is_newer_than_the_arena() -> None:
+    ledger = PageLedger(20, 6, SIZE)
+    run(ledger, chunk(0, 20, 1, 2), stores=False)
+    run(ledger, chunk(0, 32, 3, 4))
+    run(ledger, chunk(0, 32, 5, 6))
+    assert ledger.place_ahead((7, 8, 9, 10)) is None, "the second one is newer"
+    ahead = ledger.place_ahead((7, 8, 9))
+    assert ahead is not None and len(ahead) == 3
+    ledger.validate()
+    assert ledger.place_ahead((11,)) is None
+    assert not len(ledger.place([chunk(31, 1, 5, 6)]).loaded) and ledger.dirty_slots().tolist() == [2]
+    ledger.forget((7,))
+    assert (ahead := ledger.place_ahead((11, 8))) is not None and ahead.slots.tolist() == [11]
+    ledger.validate()
+
+
+def test_a_pass_that_needs_what_is_kept_takes_it() -> None:
+    ledger = PageLedger(20, 4, SIZE)
+    assert ledger.place_ahead((1, 2, 3)) is not None
+    run(ledger, chunk(0, 64, 5, 6, 7, 8))
+    assert ledger.place([chunk(33, 1, 1, 2, 3)]).loaded.slots.tolist() == [1, 2, 3]
+
+
+def test_what_is_refused_ahead_changes_nothing() -> None:
+    ledger = PageLedger(20, 4, SIZE)
+    with pytest.raises(ValueError, match="slot 20 is outside the arena of 20 slots"):
+        ledger.place_ahead((1, 20))
+    assert ledger.place_ahead((1, 2, 3, 4, 5)) is None
+    assert ledger.place([chunk(31, 1, 1, 2)]).loaded.slots.tolist() == [1, 2]
+
+
 def test_what_a_stopped_pass_has_begun_or_loaded_is_loaded_again() -> None:
     ledger = PageLedger(20, 10, SIZE)
     run(ledger, chunk(0, 20, 1, 2))
@@ -110,6 +156,12 @@ def test_it_never_contradicts_itself() -> None:
             tokens = dice.choice([1, 1, 1, dice.randint(1, 80 - length)])
             batch.append(SequenceChunk([1] * tokens, length, slots))
             members.append((i, length + tokens))
+        if dice.random() < 0.2:
+            slots, length = sequences[dice.randrange(8)]
+            if length >= SIZE and (ahead := ledger.place_ahead(slots[: length // SIZE])) is not None:
+                ledger.validate()
+                for slot, page in zip(ahead.slots, ahead.pages, strict=True):
+                    device[page] = arena[slot]
         placement = ledger.place(batch)
         for slot, page in zip(placement.evicted.slots, placement.evicted.pages, strict=True):
             arena[slot] = device[page]

@@ -27,11 +27,11 @@ from tests.support.reference import Reference, random_prompt
 
 
 class Late(Copy):
-    """Happens when it has been asked for three times, or is waited for."""
+    """Happens when it has been asked for so many times, or is waited for."""
 
-    def __init__(self, happens: Callable[[], None]) -> None:
+    def __init__(self, happens: Callable[[], None], patience: int = 3) -> None:
         self._happens = happens
-        self._patience = 3
+        self._patience = patience
         self.happened = False
 
     def happen(self) -> None:
@@ -54,15 +54,31 @@ class LateStreams(Streams):
 
     def __init__(self, other: OtherRank | None = None) -> None:
         self.copies: list[Late] = []
+        self.ahead: list[Late] = []
+        """Happen only when they are waited for, or the test says so."""
         self._other = other
         LateStreams.made.append(self)
 
-    def begin(self) -> None:
+    def begin(self, ahead: Sequence[Copy]) -> None:
+        for loading in ahead:
+            loading.wait()
         assert all(copy.happened for copy in self.copies), "the last pass has left something on its way"
         self.copies.clear()
 
     def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
         return self._late(partial(copy_all, targets, sources))
+
+    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+        before = self.ahead[-1:]
+
+        def happens() -> None:
+            for copy in before:
+                copy.happen()
+            with torch.inference_mode():
+                copy_all(targets, sources)
+
+        self.ahead.append(Late(happens, patience=1 << 30))
+        return self.ahead[-1]
 
     def hold(self, loading: Copy) -> None:
         loading.wait()

@@ -190,6 +190,7 @@ def test_ranks_have_their_heads_of_each_slab_on_devices_of_their_own(tmp_path: P
         wanted = Reference.from_directory(path).greedy(prompt, 20)
         assert harness.greedy(prompt, 20, start=80, slots=slots) == wanted
         harness.runner.forget(slots)
+        assert not harness.runner.loads_ahead and harness.runner.load_ahead(slots) is None, "all ranks load in the pass"
         harness.foul()
         assert harness.greedy(prompt, 20, chunk=40) == wanted
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from decode_node.core import DecodeCore
 from decode_node.core import events as ev
-from decode_node.core.actions import Action, Reply, RunStep
+from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
 from decode_node.core.core import Settings
 from node_runtime import events, storage
 from node_runtime.storage import Acquire, Acquired, AttemptFailed, Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
@@ -30,10 +30,17 @@ POOL_FULL = failure(pb.FAILURE_CODE_POOL_FULL)
 ActionT = TypeVar("ActionT")
 
 
-def new_core(overlap: bool) -> DecodeCore:
-    cost = DecodeCost(1.0, 1.0, 0.01)
+def new_core(overlap: bool, loads_ahead: bool = False) -> DecodeCore:
     settings = Settings(
-        cost, BLOCK_TOKENS, MAX_BATCH, {EOS}, ingest_lease_s=300.0, slot_wait_s=30.0, overlap=overlap, inline_tokens=INLINE_TOKENS
+        cost=DecodeCost(1.0, 1.0, 0.01),
+        block_tokens=BLOCK_TOKENS,
+        max_batch=MAX_BATCH,
+        eos_token_ids={EOS},
+        ingest_lease_s=300.0,
+        slot_wait_s=30.0,
+        overlap=overlap,
+        inline_tokens=INLINE_TOKENS,
+        loads_ahead=loads_ahead,
     )
     return DecodeCore(settings)
 
@@ -75,10 +82,10 @@ def rows_of(run: RunStep) -> list[str]:
 class Node:
     """A connected core over a store that answers at once, as far as it has slots."""
 
-    def __init__(self, num_slots: int = NUM_SLOTS, *, overlap: bool = False, reused_blocks: int = 0) -> None:
+    def __init__(self, num_slots: int = NUM_SLOTS, *, overlap: bool = False, reused_blocks: int = 0, loads_ahead: bool = False) -> None:
         """`reused_blocks`: of every prompt that is inlined."""
         self.reused_blocks = reused_blocks
-        self.core = new_core(overlap)
+        self.core = new_core(overlap, loads_ahead)
         self.store = StoreLedger(num_slots)
         self.now = 0.0
         self.tell(storage.StoreUp(num_slots))
@@ -92,7 +99,7 @@ class Node:
             self.core.validate()
             seen += actions
             for action in actions:
-                if not isinstance(action, RunStep | Reply):
+                if not isinstance(action, RunStep | LoadAhead | Reply):
                     self.store.order(action)
                     pending += self.answers(action)
         return seen
@@ -131,11 +138,13 @@ class Node:
 
 class World:
     """A store, an engine, gateways and prefill nodes around a core, answering in the order that hypothesis draws. The engine computes what
-    is launched while the core has yet to hear of what ended before, and what it computes lies in the slots."""
+    is launched while the core has yet to hear of what ended before, and what it computes lies in the slots. With `pages` it loads prompts
+    ahead of their steps, into so many."""
 
-    def __init__(self, data: st.DataObject, *, overlap: bool) -> None:
+    def __init__(self, data: st.DataObject, *, overlap: bool, pages: int | None = None) -> None:
         self.data = data
-        self.core = new_core(overlap)
+        self.pages = pages
+        self.core = new_core(overlap, loads_ahead=pages is not None)
         self.store = StoreLedger(NUM_SLOTS)
         self.memory: dict[int, dict[int, int]] = defaultdict(dict)
         """The tokens whose KV each slot holds, by their place in it."""
@@ -145,13 +154,18 @@ class World:
         self.lost_runs: list[RunStep] = []
         """Of a store that is gone: what they write, nobody sees."""
         self.ingesting: list[str] = []
+        self.loading: dict[str, Sequence[int]] = {}
+        self.loaded: set[str] = set()
         self.ended: Counter[str] = Counter()
         self.positions: dict[str, int] = {}
         self.sampled: defaultdict[str, list[int]] = defaultdict(list)
         self.begun: dict[str, ev.Start] = {}
         self.excused: set[str] = set()
         """Aborted, or over with their first token: no terminal message is due."""
-        self.tell(storage.StoreUp(NUM_SLOTS))
+        self.store_up()
+
+    def store_up(self) -> None:
+        self.tell(storage.StoreUp(min(NUM_SLOTS, self.pages or NUM_SLOTS), self.pages))
 
     def tell(self, event: ev.Event) -> None:
         self.now += 0.01
@@ -160,13 +174,19 @@ class World:
         for action in actions:
             match action:
                 case RunStep():
+                    assert self.pages is None or all(self.begun[name].inlined or name in self.loaded for name in rows_of(action))
                     self.launched.append(action)
+                case LoadAhead(name, slots):
+                    assert name not in self.loading and name not in self.loaded
+                    assert self.store.may_use(name, slots) and len(slots) == self.begun[name].request.num_blocks
+                    self.loading[name] = slots
                 case Reply(session, messages, done):
                     for output in (*(of.output for of in done), *messages):
                         self.receive(session, output)
                 case _:
                     if isinstance(action, Release):
                         assert not any(action.attempt_id in rows_of(run) for run in self.launched if run not in self.lost_runs)
+                        assert action.attempt_id not in self.loading
                         self.ingesting = [name for name in self.ingesting if name != action.attempt_id]
                     if isinstance(action, Commit):
                         self.check_committed(action)
@@ -190,7 +210,7 @@ class World:
             self.positions[name] += 1
 
     def possible(self) -> list[str]:
-        choices = ["answer"] * bool(self.store.unanswered) + ["grow"] * bool(self.store.growing)
+        choices = ["answer"] * bool(self.store.unanswered) + ["grow"] * bool(self.store.growing) + ["load"] * bool(self.loading)
         return choices + ["run_step"] * bool(self.launched) + ["end_step"] * bool(self.ended_steps) + ["ingest"] * bool(self.ingesting)
 
     def pick(self, names: Iterable[str]) -> str:
@@ -223,7 +243,7 @@ class World:
         self.memory.clear()
         self.lost_runs = list(self.launched)
         self.tell(storage.StoreLost("lost"))
-        self.tell(storage.StoreUp(NUM_SLOTS))
+        self.store_up()
 
     def tick(self) -> None:
         self.tell(events.Tick())
@@ -266,6 +286,14 @@ class World:
         if token == EOS or request.params.max_tokens == self.positions[name]:
             self.excused.add(name)
         self.tell(Ingested(name, token))
+
+    def load(self) -> None:
+        """The last that the engine tells of it; now and then twice."""
+        name = self.pick(self.loading)
+        del self.loading[name]
+        self.loaded.add(name)
+        for _ in range(self.data.draw(st.integers(1, 2), label="tells")):
+            self.tell(ev.Loaded(name))
 
     def write(self, slots: Sequence[int], position: int, token_id: int) -> None:
         self.memory[slots[position // BLOCK_TOKENS]][position % BLOCK_TOKENS] = token_id
