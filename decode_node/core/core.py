@@ -13,7 +13,7 @@ then. A sequence that turns out to have ended takes part in one step more, of wh
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -21,6 +21,7 @@ from decode_node.core import batching, door
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, Reply
 from decode_node.core.attempt import Attempt
+from decode_node.core.settings import Settings
 from decode_node.core.underway import LoadsUnderWay, StepsUnderWay
 from node_runtime import events, storage
 from node_runtime.calibration import Calibration
@@ -31,24 +32,6 @@ from springtide.rpc import node_pb2
 from springtide.sampling import SampledToken, finish_reason, token_output
 
 _RECENT_STEPS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """`ingest_lease_s`: how long the prefill side may take. Whoever gives up earlier says so (the gateway aborts, the store tells that
-    the writer is gone); this bounds what nobody speaks for any more. `slot_wait_s`: how long a full pool is waited for. `overlap`: a step
-    is launched while another runs; without it, which is easier to follow, when that one's tokens are known. `inline_tokens`: most tokens of
-    a prompt that a step computes. `loads_ahead`: a step would wait until the prompts of those who join it are where it computes."""
-
-    cost: DecodeCost
-    block_tokens: int
-    max_batch: int
-    eos_token_ids: Collection[int]
-    ingest_lease_s: float
-    slot_wait_s: float
-    overlap: bool = True
-    inline_tokens: int = 0
-    loads_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

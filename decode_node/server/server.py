@@ -13,8 +13,8 @@ import grpc.aio
 from decode_node import metrics
 from decode_node.core import DecodeCore
 from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
-from decode_node.core.core import Settings
 from decode_node.core.events import Loaded, Start, StepDone, StepFailed
+from decode_node.core.settings import Settings
 from decode_node.server.loads import Loads
 from decode_node.server.steps import StepRunner
 from engine.profiling import measure_decode

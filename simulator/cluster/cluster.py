@@ -8,7 +8,7 @@ from functools import partial
 
 from conductor.core import events as ev
 from conductor.core.conductor import ConductorCore
-from decode_node.core.core import Settings
+from decode_node.core.settings import Settings
 from simulator.cluster.decode import SimDecode
 from simulator.cluster.departure import Departure
 from simulator.cluster.gateway import SimGateway

@@ -13,7 +13,7 @@ from conductor.core.events import Load
 from decode_node.core import DecodeCore
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
-from decode_node.core.core import Settings
+from decode_node.core.settings import Settings
 from node_runtime import events as node_events
 from node_runtime import storage
 from simulator.cluster.loop import Loop, Mailbox

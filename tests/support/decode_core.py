@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from decode_node.core import DecodeCore
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
-from decode_node.core.core import Settings
+from decode_node.core.settings import Settings
 from node_runtime import events, storage
 from node_runtime.storage import Acquire, Acquired, AttemptFailed, Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
 from springtide.blocks import block_keys

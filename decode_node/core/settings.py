@@ -1,0 +1,26 @@
+"""What a decode node's decisions depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from springtide.cost import DecodeCost
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`ingest_lease_s`: how long the prefill side may take. Whoever gives up earlier says so (the gateway aborts, the store tells that
+    the writer is gone); this bounds what nobody speaks for any more. `slot_wait_s`: how long a full pool is waited for. `overlap`: a step
+    is launched while another runs; without it, which is easier to follow, when that one's tokens are known. `inline_tokens`: most tokens of
+    a prompt that a step computes. `loads_ahead`: a step would wait until the prompts of those who join it are where it computes."""
+
+    cost: DecodeCost
+    block_tokens: int
+    max_batch: int
+    eos_token_ids: Collection[int]
+    ingest_lease_s: float
+    slot_wait_s: float
+    overlap: bool = True
+    inline_tokens: int = 0
+    loads_ahead: bool = False
