@@ -97,4 +97,4 @@ class Layers:
         """The layers from `begin` on, at each its (slab, window) of `places`. `memory` is stream, delta, x, qkv, attended, inner, cos, sin:
         of stream and delta [rows, hidden size] the sum is what goes from layer to layer, and `pending` says whether there is anything in
         delta yet; after the last layer of all it has been added. x is as large; qkv, attended and inner have the columns that the products
-        yield; cos and sin are as above. `keys_only`: of the last of these layers only what goes into the slots is computed."""
+        yield; cos and sin are as above. `keys_only`: of the last of these layers nothing is computed beyond what goes into the slots."""

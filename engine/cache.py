@@ -43,7 +43,7 @@ class PagedCache(ABC):
         """Begins to load blocks that are in the arena, for a pass to come, beside those that come before it; nothing may be written into
         the slots until it is done. None where there is nothing to wait for: no copies are needed, or there is no room for them without
         taking it from those who are computed with, and the pass loads them itself. A pass that comes before it is done is right too: it
-        waits. Raises ValueError when slots are outside the arena."""
+        waits. Raises ValueError when slots that are to be loaded are outside the arena."""
 
     @abstractmethod
     def forget(self, slots: Sequence[int] | Int32Array) -> None:

@@ -186,7 +186,8 @@ class ModelRunner:
 
     def forward_layers(self, batch: Sequence[SequenceChunk], hidden: torch.Tensor | None, hooks: LayerHooks | None = None) -> torch.Tensor:
         """This stage's layers only: from the stage before, `hidden` [tokens of the batch, hidden size], which is overwritten, or None where
-        the model's first layer is here; returns the same for the next stage. `hooks` number these layers from 0.
+        the model's first layer is here; returns the same for the next stage. `hooks` number these layers from 0. After the model's last
+        layer only what `logits` takes of it is sure to be right: where no chunk wants any, nothing.
 
         Raises ValueError as `forward` does, before anything is computed."""
         return self._run(batch, self._planned(batch), hidden, hooks)

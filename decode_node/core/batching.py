@@ -42,17 +42,16 @@ def choose(
     return [(attempt, prompt_tokens if place == prompt else 0) for place, attempt in enumerate(batch)]
 
 
-def to_load(attempts: Iterable[Attempt], under_way: Collection[str], pages: int | None = None) -> Sequence[Attempt]:
-    """Whose prompts are to be loaded now: the oldest first, as far as there are device `pages` for theirs and for all who compute or are
-    being loaded (`under_way`). What is loaded beyond that would take the place of what the next step needs."""
-    here: list[Attempt] = []
-    waiting: list[Attempt] = []
-    for attempt in attempts:
-        if attempt.phase == "loading" and attempt.attempt_id not in under_way:
-            waiting.append(attempt)
-        elif attempt.has_begun or attempt.phase == "prefilling":
-            here.append(attempt)
-    return within([*here, *waiting], lambda attempt: attempt.slots, pages)[len(here) :] if waiting else ()
+def to_load(attempts: Collection[Attempt], under_way: Collection[str], pages: int | None = None) -> Sequence[Attempt]:
+    """Whose prompts are to be loaded now, those under way excepted: as in `choose` the oldest, as far as there are device `pages` for all
+    of them, whether they compute, are being loaded or wait for that. An older one's step comes first even where younger ones have the
+    pages yet."""
+    waiting = [attempt for attempt in attempts if attempt.phase == "loading" and attempt.attempt_id not in under_way]
+    if not waiting:
+        return ()
+    here = [attempt for attempt in attempts if attempt.has_begun or attempt.phase == "prefilling"]
+    first = within(here, lambda attempt: attempt.slots, pages)
+    return [attempt for attempt in first if attempt in waiting]
 
 
 def _room(cost: DecodeCost, batch: Sequence[Attempt], prompt: Attempt, inline_tokens: int) -> int:

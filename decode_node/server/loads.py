@@ -1,4 +1,4 @@
-"""Loads prompts ahead of the steps that they join."""
+"""LoadsAhead prompts ahead of the steps that they join."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from node_runtime.model_thread import ModelThread
 
 logger = logging.getLogger(__name__)
 
-PIECE_BLOCKS = 64
-"""The thread that launches copies launches steps too: so many blocks' at a time, and steps in between."""
+PIECE_BLOCKS = 256
+"""The thread that launches copies launches steps too: so many blocks' at a time, whosever, and one or two steps in between."""
 POLL_S = 0.001
 
 
-class Loads:
+class LoadsAhead:
     """Beside the steps, which run on the same thread. Neither that nor the event loop waits for a copy."""
 
     def __init__(self, runner: ModelRunner, thread: ModelThread) -> None:
         self._runner = runner
         self._thread = thread
         self._under_way: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
 
     def start(self, attempt_id: str, slots: Sequence[int], still_there: Callable[[], bool], ended: Callable[[], None]) -> None:
         """Calls `ended` when the slots are not read any more, whatever has become of it: a step loads what it lacks. `still_there`: the
@@ -42,9 +43,10 @@ class Loads:
         launched: list[Work] = []
         with _logged(attempt_id):
             for begin in range(0, len(slots), PIECE_BLOCKS):
-                if not still_there():
-                    break
-                work = await self._thread.run(self._runner.load_ahead, slots[begin : begin + PIECE_BLOCKS])
+                async with self._turn:
+                    if not still_there():
+                        break
+                    work = await self._thread.run(self._runner.load_ahead, slots[begin : begin + PIECE_BLOCKS])
                 if work is not None:
                     launched.append(work)
         with _logged(attempt_id):

@@ -15,7 +15,7 @@ from decode_node.core import DecodeCore
 from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
 from decode_node.core.events import Loaded, Start, StepDone, StepFailed
 from decode_node.core.settings import Settings
-from decode_node.server.loads import Loads
+from decode_node.server.loads import LoadsAhead
 from decode_node.server.steps import StepRunner
 from engine.profiling import measure_decode
 from engine.runner import ModelRunner
@@ -64,7 +64,7 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
         super().__init__("decode", self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
         self._arguments = arguments
         self._steps = StepRunner(parts.runner)
-        self._loads = Loads(parts.runner, parts.thread)
+        self._loads = LoadsAhead(parts.runner, parts.thread)
 
     def register(self, server: grpc.aio.Server) -> None:
         node_pb2_grpc.add_DecodeNodeServicer_to_server(self, server)
@@ -92,13 +92,13 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
                         self.note_slots(row.attempt_id, row.slots)
                 self.thread.run(self._steps.run, action).add_done_callback(partial(self._step_ended, action.step_id))
             case LoadAhead():
-                self._load(action)
+                self._load_ahead(action)
             case Reply(session, outputs, prefilled):
                 self._count(outputs)
                 metrics.INLINED.inc(len(prefilled))
                 self.sessions.send(session, node_pb2.DecodeUpdate(outputs=outputs, prefilled=prefilled))
 
-    def _load(self, load: LoadAhead) -> None:
+    def _load_ahead(self, load: LoadAhead) -> None:
         link = self.link
 
         def still_there() -> bool:

@@ -27,7 +27,7 @@ class AttentionPass(ABC):
     positions: torch.Tensor
     """int64 [rows]: of each token in its sequence."""
     wants_logits = True
-    """Where the batch does not, nothing comes of the model's last layer but keys and values."""
+    """Where the batch does not, nobody needs anything of the model's last layer but keys and values. Backends may leave it at True."""
 
     @abstractmethod
     def run(self, layer: int, qkv: torch.Tensor, rotation: Rotation, norms: HeadNorms | None) -> torch.Tensor:

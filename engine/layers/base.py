@@ -37,7 +37,7 @@ class LayersPass(ABC):
 
     @abstractmethod
     def finish(self) -> torch.Tensor:
-        """[rows, hidden] after the last one, in the memory in which the first one's came."""
+        """[rows, hidden] after the last one, unless only its keys were wanted, in the memory in which the first one's came."""
 
 
 StartLayers = Callable[[torch.Tensor, Rotation, AttentionPass], LayersPass]

@@ -68,7 +68,7 @@ class _NativeLayersPass(LayersPass):
         begins = [self._buffers.data_ptr() + 2 * rows * before for before in accumulate(columns[:-1], initial=0)]
         self._memory = stream.data_ptr(), *begins, *(angles.data_ptr() for angles in self._angles)
         self._pending = False
-        """What the last layer that was run adds to the stream is in a buffer yet."""
+        """A layer was run: unless it is the last of all, what it adds to the stream is in a buffer yet."""
 
     def run(self, begin: int, end: int, keys_only: bool = False) -> None:
         places, plan = self._attention.places[begin:end], self._attention.plan

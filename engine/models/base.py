@@ -29,7 +29,8 @@ class Model(Protocol):
         ...
 
     def run_layers(self, hidden: torch.Tensor, attention: AttentionPass, hooks: LayerHooks | None) -> torch.Tensor:
-        """[rows, hidden] to the same, in the same memory. Layers are numbered from `begin`, for the attention and for the hooks."""
+        """[rows, hidden] to the same, in the same memory; where the attention's batch wants no logits, what comes of the model's last layer
+        need not be right. Layers are numbered from `begin`, for the attention and for the hooks."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -79,7 +79,8 @@ class Decoder:
         whole = ModuleWeights(weights, config, dtype, backend, ranks.shard)
         self._layers = [DecoderLayer(whole, ranks, index) for index in range(begin, end)]
         self._start = _fused(backend, self._layers) or partial(LayerByLayer, self._layers)
-        self._rotary = Rotary(config.rope, config.head_dim, _rope_divisors(config, weights), backend.torch_device)
+        divisors = _rope_divisors(config, weights)
+        self._rotary = Rotary(config.rope, config.head_dim, divisors, backend.torch_device, config.context_length)
         self._embedding: torch.Tensor | None = None
         self._head: Product | None = None
         if begin == 0:

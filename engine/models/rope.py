@@ -13,12 +13,20 @@ from engine.models.config import RopeConfig
 class Rotary:
     """`divisors` [head_dim / 2] (GGUF's rope_freqs) divide the frequencies."""
 
-    def __init__(self, config: RopeConfig, head_dim: int, divisors: torch.Tensor | None = None, device: torch.device | None = None) -> None:
-        """For positions on `device`."""
+    def __init__(
+        self,
+        config: RopeConfig,
+        head_dim: int,
+        divisors: torch.Tensor | None = None,
+        device: torch.device | None = None,
+        num_positions: int | None = None,
+    ) -> None:
+        """For positions on `device`, `num_positions` at most."""
         self._frequencies, self._magnitude = frequencies(config, head_dim)
         if divisors is not None:
             self._frequencies = self._frequencies / divisors
         self._frequencies = self._frequencies.to(device)
+        self._num_positions = num_positions
         self._table = self.angles(torch.arange(0, device=device))
 
     def __call__(self, positions: torch.Tensor) -> Rotation:
@@ -31,9 +39,12 @@ class Rotary:
         return angles.cos() * self._magnitude, angles.sin() * self._magnitude
 
     def table(self, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same for each position from 0 to `end` and beyond, worked out once; what was returned before stays valid."""
-        if end > len(self._table[0]):
-            self._table = self.angles(torch.arange(2 * end, device=self._frequencies.device))
+        """The same for each position from 0 to `end` and beyond, of which each is worked out once; what was returned before stays valid."""
+        known = len(self._table[0])
+        if end > known:
+            more = max(end, 2 * end if self._num_positions is None else min(2 * end, self._num_positions))
+            new = self.angles(torch.arange(known, more, device=self._frequencies.device))
+            self._table = torch.cat((self._table[0], new[0])), torch.cat((self._table[1], new[1]))
         return self._table
 
 

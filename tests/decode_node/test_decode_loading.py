@@ -138,11 +138,41 @@ def test_late_and_unknown_ends_of_loads_change_nothing() -> None:
     node = Node(40, loads_ahead=True)
     node.tell(storage.StoreUp(40, pages=4))
     assert node.tell(ev.Loaded("nobody")) == []
-    node.tell(start("a", 10))
-    assert node.tell(ev.Loaded("a")) == [], "it is not handed over yet"
-    run = joined(node, start("b", 10))
-    assert node.tell(ev.Loaded("b")) == []
-    assert loading(node.tell(Ingested("a", 100))) == []
-    assert node.tell(ev.Loaded("a")) == [], "it waits for pages"
+    run = joined(node, start("a", 10))
+    assert node.tell(ev.Loaded("a")) == []
+    node.tell(start("b", 10))
+    assert node.tell(ev.Loaded("b")) == [], "it is not handed over yet"
+    assert loading(node.tell(Ingested("b", 100))) == []
+    assert node.tell(ev.Loaded("b")) == [], "it waits for pages"
     (run,) = only(node.step(run), RunStep)
-    assert rows_of(run) == ["b"]
+    assert rows_of(run) == ["a"]
+
+
+def test_an_older_prompt_is_loaded_though_younger_ones_have_the_pages() -> None:
+    """Its step comes before theirs."""
+    node = Node(40, loads_ahead=True)
+    node.tell(storage.StoreUp(40, pages=4))
+    node.tell(start("old", 10))
+    run = joined(node, start("young", 10))
+    assert loading(node.tell(Ingested("old", 100))) == ["old"]
+    node.tell(ev.Loaded("old"))
+    (run,) = only(node.step(run), RunStep)
+    assert rows_of(run) == ["old"]
+
+
+def test_prompts_that_are_computed_here_and_keep_coming_keep_nobody_waiting_who_came_before() -> None:
+    node = Node(40, loads_ahead=True)
+    node.tell(storage.StoreUp(40, pages=10))
+    node.tell(start("old", 9 * BLOCK_TOKENS - 1))
+    (run,) = only(node.tell(start("young-0", 6, inlined=True, max_tokens=20)), RunStep)
+    actions = node.tell(Ingested("old", 100))
+    for i in range(1, 12):
+        actions += node.tell(start(f"young-{i}", 6, inlined=True, max_tokens=20))
+        if "old" in loading(actions):
+            actions = node.tell(ev.Loaded("old"))
+        actions += node.step(run)
+        (run,) = only(actions, RunStep)
+        if "old" in rows_of(run):
+            return
+        actions = []
+    raise AssertionError("it waits for those who came later")

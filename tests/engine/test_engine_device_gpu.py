@@ -148,8 +148,11 @@ def test_a_step_of_what_is_still_loaded_ahead_waits_for_it(demo: Harness) -> Non
     slots = demo.slots(2048)
     demo.prefill(random_prompt(6, 2000), slots, 512)
     wanted = demo.runner.forward([SequenceChunk([100], 2000, slots)], Recorder()).clone()
-    for _ in range(20):
+    others = demo.slots(2048)
+    for seed in range(20):
         demo.runner.forget(slots)
+        demo.prefill(random_prompt(100 + seed, 2000), others, 512)  # into the pages that were theirs
+        demo.runner.forget(others)
         demo.runner.load_ahead(slots)
         logits = demo.runner.forward([SequenceChunk([100], 2000, slots)])
         assert float((logits - wanted).abs().max()) < 0.05 * float(wanted.std())

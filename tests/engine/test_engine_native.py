@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -290,19 +290,47 @@ def test_layers_in_one_go_compute_what_they_do_one_by_one(
         assert np.array_equal(fused.arena, single.arena)
 
 
+def passes(harness: Harness, batch: Sequence[SequenceChunk], hooks: Steps | None) -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
+    """What comes of the last layer, and the arena."""
+    harness.arena[:] = 0
+    return harness.runner.forward_layers(batch, None, hooks), harness.arena.copy()
+
+
 @needs_kernels
 @pytest.mark.parametrize("hooks", [None, Steps()])
-def test_of_a_pass_without_logits_the_last_layer_leaves_its_keys_and_values_alone(tmp_path: Path, hooks: Steps | None) -> None:
+def test_of_a_pass_without_logits_the_last_layer_computes_keys_and_values_alone(tmp_path: Path, hooks: Steps | None) -> None:
     info = describe(str(make_tiny_model(tmp_path / "tiny", "Llama", head_dim=32, num_hidden_layers=3)))
     harness = Harness(load_model(info, "bfloat16"), info.kv_spec("bfloat16", 16), num_slots=4)
-    prompt = [token % info.vocab_size for token in random_prompt(2, 50)]
-    arenas = []
-    for wanted in (True, False):
+    chunk = SequenceChunk([token % info.vocab_size for token in random_prompt(2, 50)], 0, range(4))
+    whole, wanted_arena = passes(harness, [chunk], hooks)
+    left, arena = passes(harness, [replace(chunk, wants_logits=False)], hooks)
+    assert np.array_equal(arena, wanted_arena) and arena.any()
+    assert not torch.equal(left, whole), "the rest of it was computed too"
+
+
+@needs_kernels
+def test_one_chunk_that_wants_logits_has_the_last_layer_computed_for_all(tmp_path: Path) -> None:
+    info = describe(str(make_tiny_model(tmp_path / "tiny", "Llama", head_dim=32, num_hidden_layers=3)))
+    harness = Harness(load_model(info, "bfloat16"), info.kv_spec("bfloat16", 16), num_slots=8)
+    prompts = [[token % info.vocab_size for token in random_prompt(seed, 50)] for seed in (3, 4)]
+    batch = [SequenceChunk(prompt, 0, range(4 * i, 4 * i + 4)) for i, prompt in enumerate(prompts)]
+    both = harness.runner.forward(batch)
+    for i in range(2):
+        some = [replace(chunk, wants_logits=i == j) for j, chunk in enumerate(batch)]
+        assert torch.equal(harness.runner.forward(some)[0], both[i])
+
+
+@needs_kernels
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_stage_before_the_last_one_computes_all_of_its_layers(tmp_path: Path, wanted: bool) -> None:
+    info = describe(str(make_tiny_model(tmp_path / "tiny", "Llama", head_dim=32, num_hidden_layers=3)))
+    spec, batch = info.kv_spec("bfloat16", 16), [SequenceChunk([5] * 40, 0, range(4), wants_logits=wanted)]
+    whole, first, last = (Harness(load_model(info, "bfloat16", span), spec, num_slots=4) for span in ((0, 3), (0, 1), (1, 3)))
+    for harness in (whole, first, last):
         harness.arena[:] = 0
-        logits = harness.runner.forward([SequenceChunk(prompt, 0, range(4), wants_logits=wanted)], hooks)
-        assert len(logits) == wanted
-        arenas.append(harness.arena.copy())
-    assert np.array_equal(*arenas) and arenas[0].any()
+    logits = last.runner.logits(batch, last.runner.forward_layers(batch, first.runner.forward_layers(batch, None)))
+    assert torch.equal(logits, whole.runner.forward(batch))
+    assert np.array_equal(first.arena | last.arena, whole.arena)
 
 
 @needs_kernels

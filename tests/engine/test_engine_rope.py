@@ -19,3 +19,8 @@ def test_the_table_has_each_position_s_angles_and_grows_without_moving_what_was_
     for part, alone in zip(large, rotary.angles(positions), strict=True):
         assert torch.allclose(part[positions], alone, atol=1e-6)
     assert all(torch.equal(part[:10], first[:10]) for part, first in zip(large, small, strict=True))
+
+
+def test_the_table_ends_where_the_context_does() -> None:
+    rotary = Rotary(RopeConfig(), 64, num_positions=100)
+    assert [len(rotary.table(end)[0]) for end in (10, 60, 100)] == [20, 100, 100]
