@@ -46,12 +46,14 @@ def to_load(attempts: Collection[Attempt], under_way: Collection[str], pages: in
     """Whose prompts are to be loaded now, those under way excepted: as in `choose` the oldest, as far as there are device `pages` for all
     of them, whether they compute, are being loaded or wait for that. An older one's step comes first even where younger ones have the
     pages yet."""
-    waiting = [attempt for attempt in attempts if attempt.phase == "loading" and attempt.attempt_id not in under_way]
-    if not waiting:
+
+    def waits(attempt: Attempt) -> bool:
+        return attempt.phase == "loading" and attempt.attempt_id not in under_way
+
+    if not any(waits(attempt) for attempt in attempts):
         return ()
     here = [attempt for attempt in attempts if attempt.has_begun or attempt.phase == "prefilling"]
-    first = within(here, lambda attempt: attempt.slots, pages)
-    return [attempt for attempt in first if attempt in waiting]
+    return [attempt for attempt in within(here, lambda attempt: attempt.slots, pages) if waits(attempt)]
 
 
 def _room(cost: DecodeCost, batch: Sequence[Attempt], prompt: Attempt, inline_tokens: int) -> int:

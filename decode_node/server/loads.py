@@ -1,4 +1,4 @@
-"""LoadsAhead prompts ahead of the steps that they join."""
+"""Loads prompts ahead of the steps that they join."""
 
 from __future__ import annotations
 
