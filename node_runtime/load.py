@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 from springtide.clock import Clock
 from springtide.rpc import node_pb2
 
-LOOK_EVERY_S = 0.05
+REST_S = 0.05
+"""From one look at the load to the next."""
 SAY_EVERY_S = 1.0
 
 
-async def watch(report: Callable[[], node_pb2.LoadReport | None], clock: Clock) -> AsyncIterator[node_pb2.LoadReport]:
+class Changes:
+    """What several wait for in one event loop."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def note(self) -> None:
+        """Something may have changed."""
+        self._next.set()
+        self._next = asyncio.Event()
+
+    @property
+    def next(self) -> asyncio.Event:
+        """Set by the next `note`."""
+        return self._next
+
+
+async def watch(report: Callable[[], node_pb2.LoadReport | None], changes: Changes, clock: Clock) -> AsyncIterator[node_pb2.LoadReport]:
     """Yields the report when it has changed, and every second, until there is none."""
     said: node_pb2.LoadReport | None = None
     said_at = clock.now()
-    while (current := report()) is not None:
+    while True:
+        changed = changes.next
+        if (current := report()) is None:
+            return
         if current != said or clock.now() - said_at >= SAY_EVERY_S:
             said, said_at = current, clock.now()
             yield current
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(REST_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(said_at + SAY_EVERY_S - clock.now()):
+                await changed.wait()

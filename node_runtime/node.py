@@ -59,6 +59,7 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         self._clock = clock
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
         self._slot_use = SlotUse()
+        self._changes = load.Changes()
 
     async def run(self) -> None:
         """Until cancelled. What the core decides wrongly is an error of this process: it ends, and is started afresh."""
@@ -69,6 +70,7 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
                 for action in self._core.handle(event, self._clock.now()):
                     self.act(action)
                 self.handled(event)
+                self._changes.note()
         finally:
             ticking.cancel()
 
@@ -132,13 +134,14 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
 
     def watch_load(self) -> AsyncIterator[node_pb2.LoadReport]:
         """While the engine takes work."""
-        return load.watch(lambda: None if self.departure.order is not None else self.load_report(), self._clock)
+        return load.watch(lambda: None if self.departure.order is not None else self.load_report(), self._changes, self._clock)
 
     async def switch_role(
         self, request: node_pb2.SwitchRoleRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> node_pb2.SwitchRoleReply:
         try:
             self.departure.take(request)
+            self._changes.note()
         except InvalidRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
         return node_pb2.SwitchRoleReply()

@@ -45,12 +45,18 @@ class IdleTime:
         return self._total_s + (now - self._since if self._since is not None else 0.0)
 
 
+def most_passes(stages: int) -> int:
+    """That a group has under way: one for each of its stages, and where there are several one that waits between them. Without it every
+    stage would wait for the slowest one of each pass, and it is now this stage and now that one."""
+    return stages + 1 if stages > 1 else 1
+
+
 class Flight:
-    """At most one pass for each of `stages`, the oldest first. Every stage takes them in this order, and in this order they end: so a pass
-    that is void may be followed by one that writes the same slots, whatever the stages are at."""
+    """At most `most_passes`, the oldest first. Every stage takes them in this order, and in this order they end: so a pass that is void may
+    be followed by one that writes the same slots, whatever the stages are at."""
 
     def __init__(self, stages: int) -> None:
-        self._stages = stages
+        self._most = most_passes(stages)
         self._passes: dict[int, Pass] = {}
         self._next_id = 0
 
@@ -63,7 +69,7 @@ class Flight:
     @property
     def has_room(self) -> bool:
         """The first stage waits for a pass, and so does the memory of the others."""
-        return len(self._passes) < self._stages and all(one.left for one in self)
+        return len(self._passes) < self._most and all(one.left for one in self)
 
     @property
     def next_id(self) -> int:

@@ -13,6 +13,7 @@ import grpc.aio
 from engine.runner import ModelRunner
 from node_runtime.model_thread import ModelThread, default_threads
 from node_runtime.process import load_runner
+from prefill_node.core.flight import most_passes
 from prefill_node.stage.ring import RingShape
 from prefill_node.stage.session import Session
 from springtide.config import ClusterConfig
@@ -35,7 +36,7 @@ def ring_socket(run_dir: Path, stage_id: str) -> Path:
 
 def ring_shape(config: ClusterConfig, runner: ModelRunner) -> RingShape:
     settings = config.prefill_node
-    return RingShape(settings.stages, settings.chunk_tokens, runner.model.config.hidden_size, runner.model.dtype)
+    return RingShape(most_passes(settings.stages), settings.chunk_tokens, runner.model.config.hidden_size, runner.model.dtype)
 
 
 async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:

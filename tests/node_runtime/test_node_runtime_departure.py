@@ -8,11 +8,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from node_runtime import load
 from node_runtime.departure import Departure, RoleOrder, drained
-from springtide.clock import ManualClock, MonotonicClock
+from springtide.clock import ManualClock
 from springtide.errors import InvalidRequest
-from springtide.rpc.node_pb2 import LoadReport, SwitchRoleRequest
+from springtide.rpc.node_pb2 import SwitchRoleRequest
 
 
 async def test_the_first_order_counts() -> None:
@@ -64,8 +63,3 @@ async def test_the_wait_has_an_end() -> None:
     looks = Looks(itertools.repeat(True))
     assert not await drained(looks, drain_s=2.0, clock=looks.clock)
     assert looks.clock.now() == pytest.approx(2.0, abs=0.5)
-
-
-async def test_load_reports_end_when_there_is_nothing_more_to_report() -> None:
-    reports = iter([LoadReport(running=2), LoadReport(running=1), None])
-    assert [report.running async for report in load.watch(lambda: next(reports), MonotonicClock())] == [2, 1]
