@@ -95,6 +95,12 @@ class ModelRunner:
         return self.cache.keeps_pages
 
     @property
+    def activations_device(self) -> torch.device | None:
+        """From where `forward_layers` takes what comes from the stage before as it lies; None where that is the host's memory."""
+        device = self.model.backend.device
+        return device.torch_device if device is not None else None
+
+    @property
     def loads_ahead(self) -> bool:
         """Whether `load_ahead` may save a pass from waiting."""
         return self.keeps_pages

@@ -107,6 +107,11 @@ class TensorParallelRunner(ModelRunner):
         self._others.tell(LeaveArena())
 
     @property
+    def activations_device(self) -> torch.device | None:
+        """The host's memory, from which every rank gets them."""
+        return None
+
+    @property
     def loads_ahead(self) -> bool:
         """Rank 0 would know of its own copies alone when they are done."""
         return False

@@ -25,7 +25,7 @@ from prefill_node.server.watchdog import Seen, Watchdog, longest_pass_s
 from prefill_node.stage import wire
 from prefill_node.stage.compute import Hooks, Outcome, Part, Result, compute
 from prefill_node.stage.process import ring_shape, ring_socket
-from prefill_node.stage.ring import Ring
+from prefill_node.stage.ring import Entrance, Ring
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import AttemptId
 from springtide.process import ProcessArguments
@@ -103,22 +103,24 @@ class Formation:
 
     async def begin(self, stages: Sequence[StageProcess]) -> None:
         """From the last stage to the first, so that each knows the next one's buffers. Raises OSError, SpringtideError."""
-        next_endpoint = ""
         await self._ring.start()
+        following: stage_pb2.GroupJoined | None = None
         for stage in reversed(stages):
-            next_endpoint = await self._join(stage, next_endpoint)
-        await self._ring.connect(Endpoint.from_json(next_endpoint))
+            following = await self._join(stage, following)
+        assert following is not None, "a group has several stages"
+        await self._ring.connect(Entrance(Endpoint.from_json(following.endpoint), following.device_buffers))
         self._start(self._watch())
 
-    async def _join(self, stage: StageProcess, next_endpoint: str) -> str:
-        """Returns its endpoint."""
+    async def _join(self, stage: StageProcess, following: stage_pb2.GroupJoined | None) -> stage_pb2.GroupJoined:
+        """`following`: what the stage behind it has said, if there is one."""
         place, orders = self._place, self._orders[stage.number - 1]
         join = stage_pb2.JoinGroup(
             instance_id=self._arguments.instance_id,
             incarnation=place.incarnation,
             arena_socket=place.arena_socket,
             num_slots=place.num_slots,
-            next_endpoint=next_endpoint,
+            next_endpoint=following.endpoint if following is not None else "",
+            next_device_buffers=following.device_buffers if following is not None else b"",
         )
         orders.put(stage_pb2.StageOrder(join=join))
         call = stage.stub.Serve(orders.stream())
@@ -134,7 +136,7 @@ class Formation:
             raise PeerLost(f"stage {stage.number} did not join the group")
         self._reading[stage] = asyncio.create_task(self._take_in(stage.number, call))
         self._reading[stage].add_done_callback(self._ended)
-        return str(report.joined.endpoint)
+        return report.joined
 
     async def broken(self) -> PeerLost:
         return await asyncio.shield(self._broken)

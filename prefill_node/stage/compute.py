@@ -108,7 +108,8 @@ def compute(runner: ModelRunner, part: Part, incoming: torch.Tensor | None, outg
     try:
         hidden = runner.forward_layers(part.chunks, incoming, hooks)
         if outgoing is not None:
-            outgoing.copy_(hidden)  # returns when it is there, from a device too
+            # From a device to the host it returns when all is there; between devices all is there when `work_clock` has answered.
+            outgoing.copy_(hidden)
         tokens = sample(runner.logits(part.chunks, hidden), part.sampling) if part.sampling else []
     except PrefixMissing:
         return result(Outcome.PREFIX_MISSING)

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import torch
 
 from engine.runner import ModelRunner
 from node_runtime.model_thread import ModelThread, default_threads
@@ -63,6 +64,9 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
         self._thread = thread
         self._loading: asyncio.Future[ModelRunner] | None = None
         self._turn = asyncio.Lock()
+        self._buffers: torch.Tensor | None = None
+        """On the device, for all sessions: torch lets go of shared memory only when whoever opened it has said that it is done, which the
+        stage before cannot where it is killed."""
 
     async def close(self) -> None:
         if (runner := self._runner) is not None:
@@ -91,14 +95,17 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stage's first order is JoinGroup, once it has loaded its layers")
             return
         async with self._turn:
-            arguments = self._arguments
+            arguments, shape = self._arguments, ring_shape(self._arguments.config, runner)
+            if self._buffers is None and runner.activations_device is not None:
+                self._buffers = shape.on(runner.activations_device)
             session = Session(
                 join=first.join,
                 runner=runner,
                 thread=self._thread,
-                shape=ring_shape(arguments.config, runner),
+                shape=shape,
                 name=arguments.instance_id,
                 ring_socket=ring_socket(arguments.run_dir, arguments.instance_id),
+                buffers=self._buffers,
                 prefix_timeout_s=arguments.config.kv.lease_s,
             )
             try:

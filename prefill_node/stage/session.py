@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from engine.runner import ModelRunner
 from kvstore.link import FetchBoard, attach_arena, engine_identity
 from messenger.arena_memory import SharedMemory
@@ -17,7 +19,7 @@ from node_runtime.arenas import shared_arena
 from node_runtime.model_thread import ModelThread
 from prefill_node.stage import wire
 from prefill_node.stage.compute import Hooks, Outcome, Part, Result, compute
-from prefill_node.stage.ring import Arrival, Ring, RingShape
+from prefill_node.stage.ring import Arrival, Entrance, Ring, RingShape
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import AttemptId
 from springtide.rpc import stage_pb2, store_pb2
@@ -37,14 +39,16 @@ class Session:
         shape: RingShape,
         name: str,
         ring_socket: Path,
+        buffers: torch.Tensor | None,
         prefix_timeout_s: float,
     ) -> None:
+        """`buffers`: as a Ring has them."""
         self._join = join
         self._runner = runner
         self._thread = thread
         self._prefix_timeout_s = prefix_timeout_s
         self._last = not join.next_endpoint
-        self._ring = Ring(name, ring_socket, shape, self._arrived)
+        self._ring = Ring(name, ring_socket, shape, self._arrived, buffers)
         self._fetches = FetchBoard()
         self._arena: tuple[SharedMemory, socket.socket] | None = None
         self._orders: asyncio.Queue[Part] = asyncio.Queue()
@@ -56,7 +60,7 @@ class Session:
     async def run(self, orders: AsyncIterator[stage_pb2.StageOrder], report_to: Callable[[stage_pb2.StageReport], Awaitable[None]]) -> None:
         """Raises SpringtideError, OSError."""
         try:
-            await report_to(stage_pb2.StageReport(joined=stage_pb2.GroupJoined(endpoint=(await self._begin()).to_json())))
+            await report_to(stage_pb2.StageReport(joined=await self._begin()))
             self._start(self._take_in(orders))
             self._start(self._work())
             while (report := await self._reports.get()) is not None:
@@ -66,17 +70,17 @@ class Session:
         finally:
             await self._end()
 
-    async def _begin(self) -> Endpoint:
+    async def _begin(self) -> stage_pb2.GroupJoined:
         join = self._join
         if join.arena_socket:
             engine = engine_identity(store_pb2.EngineHello(instance_id=join.instance_id, incarnation=join.incarnation))
             self._arena = await asyncio.to_thread(attach_arena, Path(join.arena_socket), engine)
             await self._thread.run(self._runner.set_arena, shared_arena(*self._arena), join.num_slots)
             await self._thread.run(self._runner.warm_up)
-        endpoint = await self._ring.start()
+        entrance = await self._ring.start()
         if not self._last:
-            await self._ring.connect(Endpoint.from_json(join.next_endpoint))
-        return endpoint
+            await self._ring.connect(Entrance(Endpoint.from_json(join.next_endpoint), join.next_device_buffers))
+        return stage_pb2.GroupJoined(endpoint=entrance.endpoint.to_json(), device_buffers=entrance.buffers)
 
     async def _end(self) -> None:
         """The store learns last that the arena is free of this stage: when its connection closes."""
@@ -124,17 +128,17 @@ class Session:
             part, arrival = await self._orders.get(), await self._arrivals.get()
             if part.pass_id != arrival.pass_id:
                 raise SpringtideError(f"the activations are of pass {arrival.pass_id}, those of pass {part.pass_id} were due")
-            result = Result(Outcome.VOID) if arrival.void else await self._compute(part)
+            result = Result(Outcome.VOID) if arrival.void else await self._compute(part, arrival)
             if not self._last:
                 self._start(self._ring.send(part.pass_id, part.num_tokens, void=result.outcome is not Outcome.DONE))
             self._reports.put_nowait(wire.ended_report(part.pass_id, result))
 
-    async def _compute(self, part: Part) -> Result:
+    async def _compute(self, part: Part, arrival: Arrival) -> Result:
         def computed(layer_end: int) -> None:
             report = stage_pb2.StageReport(layers=stage_pb2.LayersComputed(pass_id=part.pass_id, layer_end=layer_end))
             self._loop.call_soon_threadsafe(self._reports.put_nowait, report)
 
         hooks = Hooks(part, self._runner.model.begin, self._fetches.wait_layer, self._prefix_timeout_s, computed)
-        incoming = self._ring.incoming(part.pass_id, part.num_tokens)
+        incoming = self._ring.incoming(arrival, part.num_tokens)
         outgoing = None if self._last else self._ring.outgoing(part.pass_id, part.num_tokens)
         return await self._thread.run(compute, self._runner, part, incoming, outgoing, hooks)

@@ -57,18 +57,20 @@ class SlotsGivenBack(_message.Message):
     def __init__(self, slots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class JoinGroup(_message.Message):
-    __slots__ = ("instance_id", "incarnation", "arena_socket", "num_slots", "next_endpoint")
+    __slots__ = ("instance_id", "incarnation", "arena_socket", "num_slots", "next_endpoint", "next_device_buffers")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ARENA_SOCKET_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     NEXT_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DEVICE_BUFFERS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     incarnation: int
     arena_socket: str
     num_slots: int
     next_endpoint: str
-    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., arena_socket: _Optional[str] = ..., num_slots: _Optional[int] = ..., next_endpoint: _Optional[str] = ...) -> None: ...
+    next_device_buffers: bytes
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., arena_socket: _Optional[str] = ..., num_slots: _Optional[int] = ..., next_endpoint: _Optional[str] = ..., next_device_buffers: _Optional[bytes] = ...) -> None: ...
 
 class StagePass(_message.Message):
     __slots__ = ("pass_id", "rows", "report_layers", "awaits")
@@ -115,10 +117,12 @@ class StageReport(_message.Message):
     def __init__(self, joined: _Optional[_Union[GroupJoined, _Mapping]] = ..., layers: _Optional[_Union[LayersComputed, _Mapping]] = ..., ended: _Optional[_Union[StagePassEnded, _Mapping]] = ...) -> None: ...
 
 class GroupJoined(_message.Message):
-    __slots__ = ("endpoint",)
+    __slots__ = ("endpoint", "device_buffers")
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BUFFERS_FIELD_NUMBER: _ClassVar[int]
     endpoint: str
-    def __init__(self, endpoint: _Optional[str] = ...) -> None: ...
+    device_buffers: bytes
+    def __init__(self, endpoint: _Optional[str] = ..., device_buffers: _Optional[bytes] = ...) -> None: ...
 
 class LayersComputed(_message.Message):
     __slots__ = ("pass_id", "layer_end")

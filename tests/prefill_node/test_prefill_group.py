@@ -19,7 +19,6 @@ import pytest
 from engine.base import SequenceChunk
 from engine.files import describe
 from engine.runner import ModelRunner
-from messenger.base import Endpoint
 from messenger.faults import Fault, FaultPlan
 from messenger.faulty import FaultyTransport
 from messenger.tcp import TcpTransport
@@ -32,7 +31,7 @@ from prefill_node.server.formation import Launch, Place
 from prefill_node.server.group import StageGroup
 from prefill_node.server.starting import serve
 from prefill_node.stage.process import StageServer
-from prefill_node.stage.ring import Ring
+from prefill_node.stage.ring import Entrance, Ring
 from springtide.config import load_config
 from springtide.errors import ConfigError, SpringtideError
 from springtide.process import ProcessArguments
@@ -272,7 +271,7 @@ async def test_a_group_that_cannot_form_for_whatever_reason_tries_again(
 ) -> None:
     start, failures = Ring.start, [SpringtideError("by the test"), OSError("by the test")]
 
-    async def fail_first(ring: Ring) -> Endpoint:
+    async def fail_first(ring: Ring) -> Entrance:
         if failures:
             raise failures.pop()
         return await start(ring)

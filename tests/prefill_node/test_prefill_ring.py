@@ -26,11 +26,11 @@ async def test_activations_arrive_as_they_were_sent_and_in_their_order(tmp_path:
         first.outgoing(pass_id, len(hidden)).copy_(hidden)
     await asyncio.gather(*(first.send(pass_id, len(hidden), void=False) for pass_id, hidden in enumerate(sent[:2])))
     assert arrivals == [Arrival(0, False), Arrival(1, False)]
-    assert all(torch.equal(second.incoming(pass_id, len(hidden)), hidden) for pass_id, hidden in enumerate(sent[:2]))
+    assert all(torch.equal(second.incoming(Arrival(pass_id, False), len(hidden)), hidden) for pass_id, hidden in enumerate(sent[:2]))
     first.outgoing(2, 1).copy_(sent[2])
     await first.send(2, 1, void=False)
-    assert torch.equal(second.incoming(2, 1), sent[2])
-    assert torch.equal(second.incoming(1, 3), sent[1]), "a further pass takes the buffer of one that has ended, and no other"
+    assert torch.equal(second.incoming(Arrival(2, False), 1), sent[2])
+    assert torch.equal(second.incoming(Arrival(1, False), 3), sent[1]), "a further pass takes none but that of one that ended"
     for ring in (first, second):
         await ring.close()
 
@@ -40,9 +40,9 @@ async def test_of_a_void_pass_only_word_arrives(tmp_path: Path) -> None:
     first, second = Ring("first", tmp_path / "1", SHAPE, lambda arrival: None), Ring("second", tmp_path / "2", SHAPE, arrivals.append)
     await first.start()
     await first.connect(await second.start())
-    second.incoming(0, 5).fill_(1.0)
+    second.incoming(Arrival(0, True), 5).fill_(1.0)
     await first.send(0, 5, void=True)
-    assert arrivals == [Arrival(0, True)] and bool((second.incoming(0, 5) == 1.0).all())
+    assert arrivals == [Arrival(0, True)] and bool((second.incoming(Arrival(0, True), 5) == 1.0).all())
     for ring in (first, second):
         await ring.close()
 
