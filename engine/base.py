@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +28,10 @@ class SequenceChunk:
     def __post_init__(self) -> None:
         if not self.token_ids:
             raise ValueError("a SequenceChunk needs at least one token")
+
+    def last_token(self) -> SequenceChunk:
+        """It alone."""
+        return replace(self, token_ids=self.token_ids[-1:], start=self.start + len(self.token_ids) - 1)
 
 
 class LayerHooks(Protocol):

@@ -26,14 +26,24 @@ class AttentionPass(ABC):
 
     positions: torch.Tensor
     """int64 [rows]: of each token in its sequence."""
-    wants_logits = True
-    """Where the batch does not, nobody needs anything of the model's last layer but keys and values. Backends may leave it at True."""
+    last: LastRows | None = None
+    """Who wants anything of the model's last layer but keys and values, where these are so few that it pays to compute it for them alone.
+    Backends may leave it at None."""
 
     @abstractmethod
     def run(self, layer: int, qkv: torch.Tensor, rotation: Rotation, norms: HeadNorms | None) -> torch.Tensor:
         """`qkv` [rows, heads + 2 * kv_heads, head_dim], as projected and the callee's to change, is normalised where the model does that,
         and rotated. Keys and values go into the batch's slots; each query attends to its sequence up to itself, as far back as the
         layer's window reaches. Returns [rows, heads, head_dim], contiguous."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastRows:
+    """`rows` of a pass, none or some, as a pass of their own, which writes their keys and values once more: `attention` is None where there
+    are none."""
+
+    rows: Sequence[int]
+    attention: AttentionPass | None
 
 
 class FixedStep(AttentionPass):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
 
 from engine import _native
-from engine.attention.base import AttentionBackend, AttentionPass, HeadNorms
+from engine.attention.base import AttentionBackend, AttentionPass, HeadNorms, LastRows
 from engine.base import SequenceChunk
 from engine.models.rope import Rotation
 from engine.ops.native_cpu import is_scale
+
+LEAST_SPARED = 64
+"""Rows: who spares the last layer fewer than so many gains less than a further pass over that layer costs."""
 
 
 class NativeAttention(AttentionBackend):
@@ -30,10 +34,19 @@ class NativeAttention(AttentionBackend):
         self._places = [(slab, window or 0) for slab, window in zip(slabs, windows, strict=True)]
 
     def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
+        wanted = [chunk for chunk in batch if chunk.wants_logits]
+        num_rows = sum(len(chunk.token_ids) for chunk in batch)
+        if wanted and num_rows - len(wanted) < LEAST_SPARED:
+            return self._plan(batch, None)
+        ends = accumulate(len(chunk.token_ids) for chunk in batch)
+        rows = [end - 1 for end, chunk in zip(ends, batch, strict=True) if chunk.wants_logits]
+        return self._plan(batch, LastRows(rows, self._plan([chunk.last_token() for chunk in wanted], None) if wanted else None))
+
+    def _plan(self, batch: Sequence[SequenceChunk], last: LastRows | None) -> NativePass:
         chunks = [(chunk.start, len(chunk.token_ids), np.asarray(chunk.slots, np.int32)) for chunk in batch]
         plan = _native.Plan(self._memory, self._num_slots, self._strides, *self._geometry, chunks)
         rows, end = sum(count for _, count, _ in chunks), max((start + count for start, count, _ in chunks), default=0)
-        return NativePass(plan, rows, end, any(chunk.wants_logits for chunk in batch), self._geometry, self._places)
+        return NativePass(plan, rows, end, last, self._geometry, self._places)
 
 
 class NativePass(AttentionPass):
@@ -42,13 +55,13 @@ class NativePass(AttentionPass):
         plan: _native.Plan,
         rows: int,
         end: int,
-        wants_logits: bool,
+        last: LastRows | None,
         geometry: tuple[int, int, int, int],
         places: list[tuple[int, int]],
     ) -> None:
         """`places`: (slab, window) of each layer, as the kernels take them. All positions are before `end`."""
         _, heads, kv_heads, head_dim = geometry
-        self.plan, self.places, self.wants_logits, self._end = plan, places, wants_logits, end
+        self.plan, self.places, self.last, self._end = plan, places, last, end
         self.score_scale = head_dim**-0.5
         self._heads = heads
         self._shape = (rows, heads + 2 * kv_heads, head_dim)

@@ -32,12 +32,13 @@ class LayersPass(ABC):
 
     @abstractmethod
     def run(self, begin: int, end: int, keys_only: bool = False) -> None:
-        """Layers [begin, end), counted from the first of them. `keys_only`: of the last one nothing matters but the keys and values, and
-        whether anything else is computed is the callee's choice."""
+        """Layers [begin, end), counted from the first of them. `keys_only`: of the last one only the keys and values are wanted, and what
+        comes in it is left in the memory of the stream. Fused layers can do it."""
 
     @abstractmethod
     def finish(self) -> torch.Tensor:
-        """[rows, hidden] after the last one, unless only its keys were wanted, in the memory in which the first one's came."""
+        """[rows, hidden] after the last one, or what came in it where only its keys were wanted, in the memory in which the first one's
+        came."""
 
 
 StartLayers = Callable[[torch.Tensor, Rotation, AttentionPass], LayersPass]

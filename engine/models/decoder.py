@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from engine.attention.base import AttentionPass
+from engine.attention.base import AttentionPass, LastRows
 from engine.backends import Backend
 from engine.base import LayerHooks
 from engine.layers.base import DenseLayer, LayersPass, StartLayers
@@ -62,6 +62,7 @@ class LayerByLayer(LayersPass):
         self._delta: torch.Tensor | None = None
 
     def run(self, begin: int, end: int, keys_only: bool = False) -> None:
+        assert not keys_only, "only fused layers leave anything out"
         for index in range(begin, end):
             self._delta = self._layers[index](self._stream, self._delta, self._rotation, self._attention, index)
 
@@ -78,7 +79,10 @@ class Decoder:
         self.config, self.dtype, self.backend, self.ranks, self.begin, self.end = config, dtype, backend, ranks, begin, end
         whole = ModuleWeights(weights, config, dtype, backend, ranks.shard)
         self._layers = [DecoderLayer(whole, ranks, index) for index in range(begin, end)]
-        self._start = _fused(backend, self._layers) or partial(LayerByLayer, self._layers)
+        fused = _fused(backend, self._layers)
+        self._start: StartLayers = fused or partial(LayerByLayer, self._layers)
+        self._narrows = fused is not None and end == config.layers
+        """Its layers can leave out what nobody wants of the model's last one."""
         divisors = _rope_divisors(config, weights)
         self._rotary = Rotary(config.rope, config.head_dim, divisors, backend.torch_device, config.context_length)
         self._embedding: torch.Tensor | None = None
@@ -97,16 +101,32 @@ class Decoder:
         return self._embedding.index_select(0, token_ids)
 
     def run_layers(self, hidden: torch.Tensor, attention: AttentionPass, hooks: LayerHooks | None) -> torch.Tensor:
-        layers, count = self._start(hidden, self._rotary(attention.positions), attention), len(self._layers)
-        keys_only = self.end == self.config.layers and not attention.wants_logits
+        layers, count = self._begin(hidden, attention), len(self._layers)
+        last = attention.last if self._narrows else None
         if hooks is None:
-            layers.run(0, count, keys_only)
+            layers.run(0, count, keys_only=last is not None)
+            self._run_last(hidden, last)
         else:
             for index in range(count):
                 hooks.before(index)
-                layers.run(index, index + 1, keys_only and index == count - 1)
+                ends = index == count - 1
+                layers.run(index, index + 1, keys_only=ends and last is not None)
+                if ends:
+                    self._run_last(hidden, last)
                 hooks.after(index)
         return layers.finish()
+
+    def _begin(self, hidden: torch.Tensor, attention: AttentionPass) -> LayersPass:
+        return self._start(hidden, self._rotary(attention.positions), attention)
+
+    def _run_last(self, hidden: torch.Tensor, last: LastRows | None) -> None:
+        """The last layer, of what it takes in, for these rows."""
+        if last is None or last.attention is None:
+            return
+        rows = torch.tensor(last.rows)
+        layers = self._begin(hidden[rows], last.attention)
+        layers.run(len(self._layers) - 1, len(self._layers))
+        hidden[rows] = layers.finish()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         assert self._head is not None, "only the last stage has the output head"

@@ -309,15 +309,27 @@ def test_of_a_pass_without_logits_the_last_layer_computes_keys_and_values_alone(
 
 
 @needs_kernels
-def test_one_chunk_that_wants_logits_has_the_last_layer_computed_for_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lengths", [(100,), (1, 90, 1, 40), (30, 70)])
+@pytest.mark.parametrize("hooks", [None, Steps()])
+def test_the_last_layer_is_computed_for_those_alone_who_want_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: Sequence[int], hooks: Steps | None
+) -> None:
     info = describe(str(make_tiny_model(tmp_path / "tiny", "Llama", head_dim=32, num_hidden_layers=3)))
-    harness = Harness(load_model(info, "bfloat16"), info.kv_spec("bfloat16", 16), num_slots=8)
-    prompts = [[token % info.vocab_size for token in random_prompt(seed, 50)] for seed in (3, 4)]
-    batch = [SequenceChunk(prompt, 0, range(4 * i, 4 * i + 4)) for i, prompt in enumerate(prompts)]
-    both = harness.runner.forward(batch)
-    for i in range(2):
-        some = [replace(chunk, wants_logits=i == j) for j, chunk in enumerate(batch)]
-        assert torch.equal(harness.runner.forward(some)[0], both[i])
+    harness = Harness(load_model(info, "bfloat16"), info.kv_spec("bfloat16", 16), num_slots=8 * len(lengths))
+    prompts = [[token % info.vocab_size for token in random_prompt(seed, length)] for seed, length in enumerate(lengths)]
+    batch = [SequenceChunk(prompt, 0, range(8 * i, 8 * i + 8), wants_logits=i != 1) for i, prompt in enumerate(prompts)]
+    monkeypatch.setattr("engine.attention.native_cpu.LEAST_SPARED", 1000)
+    whole, wanted_arena = passes(harness, batch, hooks)
+    logits = harness.runner.logits(batch, whole)
+    monkeypatch.setattr("engine.attention.native_cpu.LEAST_SPARED", 64)
+    narrow, arena = passes(harness, batch, hooks)
+    ends = [sum(lengths[: i + 1]) - 1 for i in range(len(lengths)) if i != 1]
+    apart = [i for i in range(len(whole)) if not torch.equal(narrow[i], whole[i])]
+    assert len(apart) >= len(whole) - len(ends) and not torch.allclose(narrow.float(), whole.float(), atol=0.1)
+    assert torch.allclose(harness.runner.logits(batch, narrow), logits, atol=0.02 * float(logits.abs().max()))
+    differing = np.flatnonzero(arena != wanted_arena)
+    assert len(differing) <= len(ends) * harness.spec.bytes_per_token // 3, "but for the last digits of the rows that were computed twice"
+    assert hooks is None or hooks.calls[-6:] == [(call, layer) for layer in range(3) for call in ("before", "after")]
 
 
 @needs_kernels
