@@ -23,8 +23,9 @@ from node_runtime.events import Tick
 from node_runtime.node import EngineNode
 from node_runtime.process import Kind, Parts
 from node_runtime.requests import Request
+from node_runtime.watchdog import Watchdog, longest_s
 from springtide.cost import DecodeCost
-from springtide.process import ProcessArguments
+from springtide.process import ProcessArguments, end_process
 from springtide.rpc import common_pb2, node_pb2, node_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
         super().__init__("decode", self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
         self._arguments = arguments
         self._steps = StepRunner(parts.runner)
+        self._watchdog = Watchdog(end_process)
         self._loads = LoadsAhead(parts.runner, parts.thread)
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -90,7 +92,8 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
                 if self.runner.keeps_pages:
                     for row in action.rows:
                         self.note_slots(row.attempt_id, row.slots)
-                self.thread.run(self._steps.run, action).add_done_callback(partial(self._step_ended, action.step_id))
+                limit_s = longest_s(self.core.cost.predict_ms(action.num_tokens, action.context_tokens))
+                self.thread.run(self._run_step, action, limit_s).add_done_callback(partial(self._step_ended, action.step_id))
             case LoadAhead():
                 self._load_ahead(action)
             case Reply(session, outputs, prefilled):
@@ -107,7 +110,12 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
         self.note_slots(load.attempt_id, load.slots)
         self._loads.start(load.attempt_id, load.slots, still_there, lambda: self.tell(Loaded(load.attempt_id)))
 
+    def _run_step(self, run: RunStep, limit_s: float) -> StepDone | StepFailed:
+        with self._watchdog.during(f"step {run.step_id}", limit_s):
+            return self._steps.run(run)
+
     async def close(self) -> None:
+        self._watchdog.close()
         self._loads.close()
         await super().close()
 

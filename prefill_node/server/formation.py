@@ -16,12 +16,12 @@ from engine.runner import ModelRunner
 from kvstore.link import StoreLink
 from messenger.base import Endpoint
 from node_runtime.model_thread import ModelThread
+from node_runtime.watchdog import Seen, Watchdog
 from prefill_node import metrics
 from prefill_node.core.actions import RunPass
 from prefill_node.core.events import PassEnded, PassFailed, PassLeft
-from prefill_node.server.passes import Pushes, conclude
+from prefill_node.server.passes import Pushes, conclude, longest_pass_s
 from prefill_node.server.stages import StageProcess
-from prefill_node.server.watchdog import Seen, Watchdog, longest_pass_s
 from prefill_node.stage import wire
 from prefill_node.stage.compute import Hooks, Outcome, Part, Result, compute
 from prefill_node.stage.process import ring_shape, ring_socket

@@ -15,11 +15,11 @@ from engine.runner import ModelRunner
 from kvstore.link import StoreLink
 from node_runtime.model_thread import ModelThread
 from node_runtime.process import SCRATCH_TOKENS
+from node_runtime.watchdog import Watchdog
 from prefill_node.core.actions import RunPass
 from prefill_node.server.formation import Formation, Launch, Place
 from prefill_node.server.passes import Passes
 from prefill_node.server.stages import StageProcess
-from prefill_node.server.watchdog import Watchdog
 from springtide.blocks import blocks_for
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import Incarnation

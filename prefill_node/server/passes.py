@@ -14,9 +14,9 @@ from engine.runner import ModelRunner
 from kvstore.link import StoreLink
 from node_runtime import storage
 from node_runtime.model_thread import ModelThread
+from node_runtime.watchdog import Watchdog, longest_s
 from prefill_node.core.actions import RunPass
 from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassInterrupted, PassLeft
-from prefill_node.server.watchdog import Watchdog, longest_pass_s
 from prefill_node.stage.compute import Hooks, Outcome, Result, compute
 from prefill_node.stage.wire import part_of
 from springtide.errors import PeerLost
@@ -25,6 +25,13 @@ from springtide.process import end_process
 from springtide.rpc import store_pb2
 
 logger = logging.getLogger(__name__)
+
+
+def longest_pass_s(run: RunPass, lease_s: float, layers: int) -> float:
+    """After so long, with no other pass before it, a stage hangs. Each layer may wait `lease_s` for its part of a prefix that still
+    arrives."""
+    return longest_s(run.predicted_ms, lease_s if run.awaits is None else lease_s * layers)
+
 
 PassTeller = Callable[[RunPass, PassLeft | PassEnded], None]
 

@@ -11,8 +11,7 @@ from engine.base import SamplingRow, SequenceChunk
 from node_runtime.model_thread import ModelThread
 from prefill_node.core.actions import Row, RunPass
 from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassInterrupted, PassLeft
-from prefill_node.server.passes import OwnPasses, Pushes, conclude
-from prefill_node.server.watchdog import longest_pass_s
+from prefill_node.server.passes import OwnPasses, Pushes, conclude, longest_pass_s
 from prefill_node.stage.compute import Outcome, Result
 from prefill_node.stage.wire import ended_report, part_from, part_of, pass_order, result_from
 from springtide.sampling import SampledToken, SamplingParams

@@ -1,18 +1,52 @@
-"""`python -m tests.support.hanging_engine ARGUMENTS`: `python -m prefill_node`, whose first stage never ends a pass with HANGING in it, and
-which takes that for a hang soon."""
+"""`python -m tests.support.hanging_engine ARGUMENTS`: `python -m prefill_node` or `python -m decode_node`, as the node's id says, that never
+ends a pass or a step with HANGING in it, and takes that for a hang soon."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from math import inf
+from pathlib import Path
 from typing import Any
 
-from prefill_node.__main__ import main
+from decode_node.__main__ import main as decode_main
+from decode_node.core.actions import RunStep
+from decode_node.server import server as decode_server
+from decode_node.server.steps import StepRunner
+from node_runtime import watchdog
+from prefill_node.__main__ import main as prefill_main
 from prefill_node.core.actions import RunPass
-from prefill_node.server import formation, passes, watchdog
+from prefill_node.server import formation, passes
 from prefill_node.stage.compute import Part, Result, compute
+from springtide.config import write_config
+from tests.support.engine_nodes import EngineNodes
 
 HANGING = 251
+
+
+@asynccontextmanager
+async def hanging_engine(nodes: EngineNodes, node_id: str, run_dir: Path, other_than: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The process of a node whose store runs, once it has announced itself with another incarnation than the one given."""
+    arguments = nodes.arguments(node_id)
+    config, info = run_dir / "engine.yaml", run_dir / "engine.json"
+    write_config(arguments.config, config)
+    arguments.model_info.save(info)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.support.hanging_engine", "--config", str(config), "--model-info", str(info)),
+        *("--run-dir", str(arguments.run_dir), "--node-id", node_id, "--bind-host", "127.0.0.1"),
+        env={**os.environ, "SPRINGTIDE_PARENT_PID": str(os.getpid())},
+    )
+    try:
+        nodes.members[node_id] = await nodes.member(node_id, other_than)
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
 
 
 def computing(runner: Any, part: Part, *rest: Any) -> Result:
@@ -25,10 +59,23 @@ def longest_pass_s(run: RunPass, *_: Any) -> float:
     return inf if run.predicted_ms == inf else 1.0
 
 
-if __name__ == "__main__":
+class HangingSteps(StepRunner):
+    def run(self, run: RunStep) -> Any:
+        if any(HANGING in row.sampling.prompt_ids for row in run.rows):
+            threading.Event().wait()
+        return super().run(run)
+
+
+def main() -> None:
     watchdog.LOOK_EVERY_S = formation.WATCH_EVERY_S = 0.05
     formation.END_TIMEOUT_S = 1.0
     for module in (formation, passes):
         module.compute = computing  # type: ignore[attr-defined]
-        module.longest_pass_s = longest_pass_s  # type: ignore[attr-defined]
+        module.longest_pass_s = longest_pass_s
+    decode_server.StepRunner = HangingSteps  # type: ignore[misc]
+    decode_server.longest_s = lambda *_: 1.0
+    (decode_main if sys.argv[sys.argv.index("--node-id") + 1].startswith("decode") else prefill_main)()
+
+
+if __name__ == "__main__":
     main()

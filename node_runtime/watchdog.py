@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from prefill_node.core.actions import RunPass
 from springtide.process import within
 
 logger = logging.getLogger(__name__)
@@ -20,11 +19,9 @@ LOOK_EVERY_S, SAY_S = 1.0, 1.0
 HANG_FACTOR, HANG_LEAST_S = 20.0, 30.0
 
 
-def longest_pass_s(run: RunPass, lease_s: float, layers: int) -> float:
-    """A pass that takes longer, with no other before it, will not end any more: a stage hangs. Each layer may wait `lease_s` for its
-    part of a prefix that still arrives."""
-    waiting_s = lease_s if run.awaits is None else lease_s * layers
-    return max(HANG_LEAST_S, waiting_s + HANG_FACTOR * run.predicted_ms / 1000)
+def longest_s(predicted_ms: float, waiting_s: float = 0.0) -> float:
+    """What takes longer, beside so much waiting, will not end any more."""
+    return max(HANG_LEAST_S, waiting_s + HANG_FACTOR * predicted_ms / 1000)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from node_runtime import watchdog
+from node_runtime.watchdog import Watchdog
+from tests.support.engine_nodes import WAIT_S
+
+
+def test_only_what_is_seen_again_and_again_goes_on() -> None:
+    seen, first, second = watchdog.Seen(every_s=2.0), object(), object()
+    assert [seen.look(first) for _ in range(4)] == [0.0, 2.0, 4.0, 6.0]
+    assert [seen.look(second) for _ in range(2)] == [0.0, 2.0], "other work begins anew"
+    for _ in range(5):
+        seen.look(None)
+    assert [seen.look(first) for _ in range(2)] == [0.0, 2.0], "and so does work after none"
+
+
+def test_work_that_takes_too_long_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.01)
+    told = threading.Semaphore(0)
+    dog = Watchdog(told.release)
+    with dog.during("slow work", 0.05):
+        assert told.acquire(timeout=WAIT_S)
+        assert not told.acquire(timeout=0.2)
+    dog.close()
+
+
+def test_a_log_that_nobody_reads_does_not_keep_a_process_from_ending() -> None:
+    script = """
+import logging, threading
+from springtide.process import end_process
+logging.basicConfig()
+threading.Thread(target=lambda: (logging.getLogger().handlers[0].acquire(), threading.Event().wait()), daemon=True).start()
+end_process(3)
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=WAIT_S).returncode == 3
