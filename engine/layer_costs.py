@@ -40,27 +40,26 @@ def measure_layers(
     kernels: str = "auto",
     device: Device | None = None,
 ) -> LayerCosts:
-    """In a pass of `new_tokens` after `cached_tokens`. Layers that are alike, dense or sparse and with the same window, are measured once;
-    of the model's weights no more than a layer's and those of its ends are ever loaded. Errors as `engine.loader.load_model`."""
+    """In a pass of `new_tokens` after `cached_tokens`. Layers that are alike, dense or sparse and with the same window, are measured once,
+    but the model's last one by itself: it may leave out what no logits are wanted of. Of the model's weights no more than a layer's and
+    those of its ends are ever loaded. Errors as `engine.loader.load_model`."""
     config = read_config(Path(info.path))
     last = config.layers - 1
+    kinds = [*(_kind(config, layer) for layer in range(last)), "last"]
     costs: dict[object, float] = {}
     embedding = head = 0.0
-    # The ends first: they serve as examples of their kinds.
-    for layer in (0, last, *range(1, last)):
-        kind = _kind(config, layer)
-        if kind in costs and layer not in (0, last):
+    for layer, kind in enumerate(kinds):
+        if kind in costs:
             continue
         runner = _runner_of(info, dtype, block_tokens, layer, new_tokens + cached_tokens, kernels, device)
         chunk = SequenceChunk([0] * new_tokens, cached_tokens, range(runner.num_slots))
         hidden = torch.zeros(new_tokens, config.hidden_size, dtype=runner.model.dtype, device=runner.model.backend.torch_device)
-        if kind not in costs:
-            costs[kind] = fastest_ms(runner, _layer(runner, chunk, hidden))
+        costs[kind] = fastest_ms(runner, _layer(runner, chunk, hidden))
         if layer == 0:
             embedding = fastest_ms(runner, _embedding(runner, chunk))
         if layer == last:
             head = fastest_ms(runner, _head(runner, chunk, hidden))
-    return LayerCosts(tuple(costs[_kind(config, layer)] for layer in range(config.layers)), embedding, head)
+    return LayerCosts(tuple(costs[kind] for kind in kinds), embedding, head)
 
 
 def _kind(config: ModelConfig, layer: int) -> tuple[bool, int | None]:

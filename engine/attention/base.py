@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,11 +39,10 @@ class AttentionPass(ABC):
 
 @dataclass(frozen=True, slots=True)
 class LastRows:
-    """`rows` of a pass, none or some, as a pass of their own, which writes their keys and values once more: `attention` is None where there
-    are none."""
+    """`rows` of a pass, none or some. `plan`: of these as a pass of their own, which writes their keys and values once more."""
 
     rows: Sequence[int]
-    attention: AttentionPass | None
+    plan: Callable[[], AttentionPass]
 
 
 class FixedStep(AttentionPass):

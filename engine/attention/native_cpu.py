@@ -15,7 +15,8 @@ from engine.models.rope import Rotation
 from engine.ops.native_cpu import is_scale
 
 LEAST_SPARED = 64
-"""Rows: who spares the last layer fewer than so many gains less than a further pass over that layer costs."""
+"""Rows: who spares the last layer fewer than so many, or than half as many as it has to compute anyway, gains less than a further pass over
+that layer costs."""
 
 
 class NativeAttention(AttentionBackend):
@@ -34,13 +35,12 @@ class NativeAttention(AttentionBackend):
         self._places = [(slab, window or 0) for slab, window in zip(slabs, windows, strict=True)]
 
     def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
-        wanted = [chunk for chunk in batch if chunk.wants_logits]
-        num_rows = sum(len(chunk.token_ids) for chunk in batch)
-        if wanted and num_rows - len(wanted) < LEAST_SPARED:
-            return self._plan(batch, None)
         ends = accumulate(len(chunk.token_ids) for chunk in batch)
         rows = [end - 1 for end, chunk in zip(ends, batch, strict=True) if chunk.wants_logits]
-        return self._plan(batch, LastRows(rows, self._plan([chunk.last_token() for chunk in wanted], None) if wanted else None))
+        spared = sum(len(chunk.token_ids) for chunk in batch) - len(rows)
+        if rows and spared < max(LEAST_SPARED, len(rows) / 2):
+            return self._plan(batch, None)
+        return self._plan(batch, LastRows(rows, lambda: self._plan([chunk.last_token() for chunk in batch if chunk.wants_logits], None)))
 
     def _plan(self, batch: Sequence[SequenceChunk], last: LastRows | None) -> NativePass:
         chunks = [(chunk.start, len(chunk.token_ids), np.asarray(chunk.slots, np.int32)) for chunk in batch]

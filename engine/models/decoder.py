@@ -121,10 +121,10 @@ class Decoder:
 
     def _run_last(self, hidden: torch.Tensor, last: LastRows | None) -> None:
         """The last layer, of what it takes in, for these rows."""
-        if last is None or last.attention is None:
+        if last is None or not last.rows:
             return
         rows = torch.tensor(last.rows)
-        layers = self._begin(hidden[rows], last.attention)
+        layers = self._begin(hidden[rows], last.plan())
         layers.run(len(self._layers) - 1, len(self._layers))
         hidden[rows] = layers.finish()
 

@@ -31,7 +31,7 @@ MIN_SLOT_WAIT_S, MAX_SLOT_WAIT_S = 5.0, 60.0
 @dataclass(frozen=True, slots=True)
 class Load:
     """`tokens`: prompt left to compute. `queue_ms`: predicted time until a further prompt could begin: passes that have left the first
-    stage are in nobody's way; what that stage is at counts whole, as of its begin."""
+    stage are in nobody's way unless they wait for another; what that stage is at counts whole, as of its begin."""
 
     running: int
     waiting: int
@@ -97,7 +97,7 @@ class PrefillCore:
 
     def load(self) -> Load:
         running = computing = tokens = 0
-        queue_ms = 0.0
+        queue_ms = self.cost.slowest_share * sum(run.predicted_ms for run in self._flight.waiting)
         for attempt in self._attempts.values():
             if attempt.phase == "handing-over":
                 continue

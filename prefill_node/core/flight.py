@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from node_runtime import storage
@@ -56,7 +56,7 @@ class Flight:
     be followed by one that writes the same slots, whatever the stages are at."""
 
     def __init__(self, stages: int) -> None:
-        self._most = most_passes(stages)
+        self._stages, self._most = stages, most_passes(stages)
         self._passes: dict[int, Pass] = {}
         self._next_id = 0
 
@@ -74,6 +74,11 @@ class Flight:
     @property
     def next_id(self) -> int:
         return self._next_id
+
+    @property
+    def waiting(self) -> Sequence[RunPass]:
+        """Those that have left the first stage and for which, all further ones being at older passes, there is no stage."""
+        return [one.run for one in self if one.left][self._stages - 1 :]
 
     def begin(self, run: RunPass, late: bool) -> None:
         """`late`: as of Pass."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.base import SamplingRow, SequenceChunk
+from engine.device.sharing import put
 from engine.runner import ModelRunner
 from engine.sampler import sample
 from messenger.base import DeadlineExceeded
@@ -108,8 +109,7 @@ def compute(runner: ModelRunner, part: Part, incoming: torch.Tensor | None, outg
     try:
         hidden = runner.forward_layers(part.chunks, incoming, hooks)
         if outgoing is not None:
-            # From a device to the host it returns when all is there; between devices all is there when `work_clock` has answered.
-            outgoing.copy_(hidden)
+            put(hidden, outgoing)
         tokens = sample(runner.logits(part.chunks, hidden), part.sampling) if part.sampling else []
     except PrefixMissing:
         return result(Outcome.PREFIX_MISSING)

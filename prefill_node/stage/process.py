@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from springtide.config import ClusterConfig
 from springtide.errors import SpringtideError
 from springtide.process import ProcessArguments
 from springtide.rpc import channels, stage_pb2, stage_pb2_grpc
+
+logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 0.5
 
@@ -96,8 +99,8 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
             return
         async with self._turn:
             arguments, shape = self._arguments, ring_shape(self._arguments.config, runner)
-            if self._buffers is None and runner.activations_device is not None:
-                self._buffers = shape.on(runner.activations_device)
+            if self._buffers is None:
+                self._buffers = _buffers_on(runner.activations_device, shape)
             session = Session(
                 join=first.join,
                 runner=runner,
@@ -112,3 +115,11 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
                 await session.run(request_iterator, context.write)
             except (SpringtideError, OSError) as error:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+
+
+def _buffers_on(device: torch.device | None, shape: RingShape) -> torch.Tensor | None:
+    try:
+        return shape.on(device) if device is not None else None
+    except RuntimeError as error:
+        logger.warning("no room for activations on %s, so they go through the host's memory: %s", device, error)
+        return None

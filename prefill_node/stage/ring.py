@@ -119,6 +119,7 @@ class Ring:
 
     def incoming(self, arrival: Arrival, num_rows: int) -> torch.Tensor:
         """[num_rows, hidden], to be read from its arrival until the pass has ended here."""
+        assert num_rows <= self._shape.rows
         buffer = arrival.pass_id % self._shape.depth
         if not arrival.on_device:
             return self._view(buffer, num_rows)
@@ -127,6 +128,7 @@ class Ring:
 
     def outgoing(self, pass_id: int, num_rows: int) -> torch.Tensor:
         """[num_rows, hidden], to be written before `send`."""
+        assert num_rows <= self._shape.rows
         buffer = pass_id % self._shape.depth
         if self._next_buffers is not None:
             return self._next_buffers[buffer, :num_rows]
@@ -154,7 +156,6 @@ class Ring:
 
     def _view(self, buffer: int, num_rows: int) -> torch.Tensor:
         """Of the host's."""
-        assert num_rows <= self._shape.rows
         begin = buffer * self._shape.buffer_bytes
         memory = self._memory.region.memory[begin : begin + num_rows * self._shape.row_bytes]
         return torch.from_numpy(memory).view(self._shape.dtype).view(num_rows, self._shape.hidden)

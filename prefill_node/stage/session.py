@@ -90,10 +90,12 @@ class Session:
         await self._thread.at_rest()
         await self._ring.close()
         if self._arena is not None:
-            await self._thread.run(self._runner.leave_arena)
             memory, attachment = self._arena
-            memory.close()
-            attachment.close()
+            try:
+                await self._thread.run(self._runner.leave_arena)
+            finally:
+                memory.close()
+                attachment.close()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

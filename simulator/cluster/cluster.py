@@ -26,7 +26,7 @@ from simulator.workload import Workload
 from springtide.ids import AttemptId, BlockKey, InstanceId, NodeId
 
 REPORT_EVERY_S = 0.05
-"""As nodes look whether their load has changed (node_runtime.load)."""
+"""Nodes report as often where much happens, and at once after a while of nothing (node_runtime.load)."""
 TICK_S = 1.0
 RENEW_S = 10.0
 

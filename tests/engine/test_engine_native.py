@@ -21,6 +21,7 @@ from engine.base import SequenceChunk
 from engine.files import describe, read_config
 from engine.loader import load_model
 from engine.models.config import RopeConfig
+from engine.models.decoder import Decoder
 from engine.models.rope import Rotary
 from engine.ops.base import Norm, Ops
 from engine.ops.plain import PlainOps
@@ -310,10 +311,17 @@ def test_of_a_pass_without_logits_the_last_layer_computes_keys_and_values_alone(
 
 @needs_kernels
 @pytest.mark.parametrize("lengths", [(100,), (1, 90, 1, 40), (30, 70)])
-@pytest.mark.parametrize("hooks", [None, Steps()])
+@pytest.mark.parametrize("hooked", [False, True])
 def test_the_last_layer_is_computed_for_those_alone_who_want_logits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: Sequence[int], hooks: Steps | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: Sequence[int], hooked: bool
 ) -> None:
+    steps, run_last = Steps(), Decoder._run_last
+
+    def running_last(*arguments: Any) -> None:
+        steps.calls.append(("last rows", 2))
+        run_last(*arguments)
+
+    hooks = steps if hooked else None
     info = describe(str(make_tiny_model(tmp_path / "tiny", "Llama", head_dim=32, num_hidden_layers=3)))
     harness = Harness(load_model(info, "bfloat16"), info.kv_spec("bfloat16", 16), num_slots=8 * len(lengths))
     prompts = [[token % info.vocab_size for token in random_prompt(seed, length)] for seed, length in enumerate(lengths)]
@@ -322,14 +330,17 @@ def test_the_last_layer_is_computed_for_those_alone_who_want_logits(
     whole, wanted_arena = passes(harness, batch, hooks)
     logits = harness.runner.logits(batch, whole)
     monkeypatch.setattr("engine.attention.native_cpu.LEAST_SPARED", 64)
+    monkeypatch.setattr(Decoder, "_run_last", running_last)
+    steps.calls.clear()
     narrow, arena = passes(harness, batch, hooks)
+    layers = [(call, layer) for layer in range(3) for call in ("before", "after")] if hooked else []
+    assert steps.calls == [*layers[:-1], ("last rows", 2), *layers[-1:]], "before anybody hears that the layer is done"
     ends = [sum(lengths[: i + 1]) - 1 for i in range(len(lengths)) if i != 1]
     apart = [i for i in range(len(whole)) if not torch.equal(narrow[i], whole[i])]
     assert len(apart) >= len(whole) - len(ends) and not torch.allclose(narrow.float(), whole.float(), atol=0.1)
     assert torch.allclose(harness.runner.logits(batch, narrow), logits, atol=0.02 * float(logits.abs().max()))
     differing = np.flatnonzero(arena != wanted_arena)
     assert len(differing) <= len(ends) * harness.spec.bytes_per_token // 3, "but for the last digits of the rows that were computed twice"
-    assert hooks is None or hooks.calls[-6:] == [(call, layer) for layer in range(3) for call in ("before", "after")]
 
 
 @needs_kernels

@@ -333,6 +333,18 @@ def test_what_has_left_the_first_stage_is_in_nobodys_way() -> None:
     assert node.core.load().queue_ms == 0.0 and node.core.load().tokens == 16
 
 
+def test_what_has_left_the_first_stage_and_waits_for_the_next_one_is_in_the_way() -> None:
+    node = Node(new_core(stages=2))
+    node.tell(start("a", 32))
+    pass_ms = node.core.cost.slowest_share * node.core.cost.predict_ms(16)
+    first = only(node.tell(Acquired("a", slots(4), 0, 0)), RunPass)[0]
+    second = only(node.tell(ev.PassLeft(first.pass_id)), RunPass)[0]
+    node.tell(ev.PassLeft(second.pass_id))
+    assert node.core.load().queue_ms == pytest.approx(pass_ms)
+    node.tell(ev.PassDone(first.pass_id, [None], 1.0))
+    assert node.core.load().queue_ms == 0.0
+
+
 def test_what_is_predicted_of_a_group_follows_its_slowest_stage() -> None:
     core = new_core(stages=2)
     assert Chunking(core.cost, CHUNK_TOKENS).prompt_ms(16, 0) == pytest.approx(core.cost.predict_ms(16))

@@ -35,32 +35,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def on_devices(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """What this process, the first stage, has opened of the next one's device, one for each time that the group formed."""
-    opened: list[torch.Tensor] = []
-    command, open_shared = StageProcess._command, ring.open_shared
-
-    def opening(handle: bytes) -> torch.Tensor:
-        opened.append(open_shared(handle))
-        return opened[-1]
+def on_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All stages have one, and no activations may go through the host."""
+    command = StageProcess._command
 
     def with_device(stage: StageProcess) -> list[str]:
         arguments = command(stage)
         return [sys.executable, "-m", "tests.support.cpu_as_device", *arguments[arguments.index("prefill_node.stage") + 1 :]]
 
-    monkeypatch.setattr("node_runtime.devices.count_cards", None)
-    monkeypatch.setattr("node_runtime.devices.find", None)
-    cpu_as_device.use()
+    cpu_as_device.use(monkeypatch.setattr)
     monkeypatch.setattr(StageProcess, "_command", with_device)
-    monkeypatch.setattr(ring, "open_shared", opening)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return opened
 
 
 @pytest.mark.parametrize(("stages", "chunk_tokens"), [(2, 64), (3, 7)])
-async def test_tokens_are_those_of_transformers(
-    tmp_path: Path, model: Path, on_devices: list[torch.Tensor], stages: int, chunk_tokens: int
-) -> None:
+@pytest.mark.usefixtures("on_devices")
+async def test_tokens_are_those_of_transformers(tmp_path: Path, model: Path, stages: int, chunk_tokens: int) -> None:
     reference = Reference.from_directory(model)
     wanted = {length: reference.greedy(prompt(length), GREEDY.max_tokens) for length in LENGTHS}
     settings = {"chunk_tokens": chunk_tokens, "stages": stages}
@@ -73,26 +63,24 @@ async def test_tokens_are_those_of_transformers(
         assert await answers() == wanted
         await lose_blocks(nodes)
         assert await answers(source="decode-0") == wanted
-        assert on_devices and all(bool((buffers[0] != 0).any()) for buffers in on_devices), "activations were written into the next device"
         await nodes.all_slots_given_back()
 
 
-async def test_a_stage_that_dies_leaves_its_neighbours_devices_to_the_one_that_follows_it(
-    tmp_path: Path, model: Path, on_devices: list[torch.Tensor]
-) -> None:
+@pytest.mark.usefixtures("on_devices")
+async def test_a_stage_that_dies_leaves_its_neighbours_devices_to_the_one_that_follows_it(tmp_path: Path, model: Path) -> None:
     reference = Reference.from_directory(model)
     async with EngineNodes(tmp_path, model, kv=KV, prefill_node={"chunk_tokens": 16, "stages": 3}) as nodes:
         for stage in ("prefill-0.stage-1", "prefill-0.stage-2"):
-            before, formed = nodes.members["prefill-0"].incarnation, len(on_devices)
+            before = nodes.members["prefill-0"].incarnation
             os.kill(running_stages()[stage].pid, signal.SIGKILL)
             nodes.members["prefill-0"] = await nodes.member("prefill-0", other_than=before)
             outcome = await nodes.gateway.run(prompt(200), GREEDY)
             assert outcome.token_ids == reference.greedy(prompt(200), GREEDY.max_tokens)
-            assert len(on_devices) > formed
         await nodes.all_slots_given_back()
 
 
-async def test_only_word_of_what_is_on_the_device_goes_by_messenger(tmp_path: Path) -> None:
+async def test_only_word_of_what_is_on_the_device_goes_by_messenger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_as_device.use_sharing(monkeypatch.setattr)
     arrivals: list[Arrival] = []
     first = Ring("first", tmp_path / "1", SHAPE, lambda arrival: None)
     second = Ring("second", tmp_path / "2", SHAPE, arrivals.append, SHAPE.on(torch.device("cpu")))
@@ -117,6 +105,7 @@ async def test_where_devices_share_nothing_activations_go_through_the_host(
     def forbidden(*_: Any) -> Any:
         raise RuntimeError("pidfd_getfd: Operation not permitted")
 
+    cpu_as_device.use_sharing(monkeypatch.setattr)
     monkeypatch.setattr(ring, fails, forbidden)
     arrivals: list[Arrival] = []
     first = Ring("first", tmp_path / "1", SHAPE, lambda arrival: None)

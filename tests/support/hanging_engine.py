@@ -1,5 +1,5 @@
-"""`python -m tests.support.hanging_engine ARGUMENTS`: `python -m prefill_node` or `python -m decode_node`, as the node's id says, that never
-ends a pass or a step with HANGING in it, and takes that for a hang soon."""
+"""`python -m tests.support.hanging_engine ARGUMENTS`: `python -m prefill_node` or `python -m decode_node`, as the node's id says, that
+never ends a pass or a step with HANGING in it, and takes that for a hang soon."""
 
 from __future__ import annotations
 
