@@ -15,16 +15,16 @@ def share(tensor: torch.Tensor) -> bytes:
     return bytes(ForkingPickler.dumps(tensor))
 
 
-def put(activations: torch.Tensor, target: torch.Tensor) -> None:
-    """Returns when they are in `target`, on whatever device that is."""
-    target.copy_(activations)
-    if activations.is_cuda:
-        torch.cuda.synchronize(activations.device)
-
-
 def open_shared(handle: bytes) -> torch.Tensor:
     """The tensor's memory, on its owner's device. Each handle is opened once, and trusted as code is. Raises RuntimeError as
     `share` does, and when the owner is gone."""
     tensor = pickle.loads(handle)
     assert isinstance(tensor, torch.Tensor)
     return tensor
+
+
+def put(activations: torch.Tensor, target: torch.Tensor) -> None:
+    """Returns when they are in `target`, on whatever device that is."""
+    target.copy_(activations)
+    if activations.is_cuda:
+        torch.cuda.synchronize(activations.device)

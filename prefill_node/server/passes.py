@@ -26,14 +26,13 @@ from springtide.rpc import store_pb2
 
 logger = logging.getLogger(__name__)
 
+PassTeller = Callable[[RunPass, PassLeft | PassEnded], None]
+
 
 def longest_pass_s(run: RunPass, lease_s: float, layers: int) -> float:
     """After so long, with no other pass before it, a stage hangs. Each layer may wait `lease_s` for its part of a prefix that still
     arrives."""
     return longest_s(run.predicted_ms, lease_s if run.awaits is None else lease_s * layers)
-
-
-PassTeller = Callable[[RunPass, PassLeft | PassEnded], None]
 
 
 class Passes(ABC):
