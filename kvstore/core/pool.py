@@ -240,7 +240,10 @@ class Pool:
         return self._complete_ingest(attempt, ingest)
 
     def close_ingest(self, attempt_id: AttemptId, writer: NodeId, incarnation: Incarnation) -> IngestFailed | None:
-        """The writer will not write again. A failure when the engine still waited for it."""
+        """The writer will not write again, or gave up before it was told where. A failure when the engine still waited for it."""
+        attempt = self._ledger.attempts.get(attempt_id)
+        if attempt is not None and attempt.ingest is not None and attempt.ingest.writer is None:
+            return self.fail_ingest(attempt_id, PeerLost(f"{writer} gave up the hand-over before it began"))
         found = self._ingesting(attempt_id, writer)
         if found is None or found[1].writer is None or found[1].writer.incarnation != incarnation:
             return None

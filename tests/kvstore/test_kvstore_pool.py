@@ -217,6 +217,19 @@ def test_writing_slots_are_quarantined_until_the_writer_closes() -> None:
     assert pool.counts().free == 4
 
 
+def test_a_writer_that_gives_up_before_it_began_fails_the_waiting_engine_once_and_does_not_begin_any_more() -> None:
+    """Its question where to write may be overtaken by its word that it will not."""
+    pool, _ = new_pool()
+    pool.reserve(A, [], 3)
+    outcome = pool.close_ingest(A, WRITER.node_id, WRITER.incarnation)
+    assert isinstance(outcome, IngestFailed) and "before it began" in str(outcome.error)
+    assert pool.close_ingest(A, WRITER.node_id, WRITER.incarnation) is None
+    with pytest.raises(UnknownAttempt):
+        pool.open_ingest(A, WRITER)
+    pool.release(A)
+    assert pool.counts().free == 8
+
+
 def test_a_writer_that_gives_up_or_is_lost_fails_the_waiting_engine_once() -> None:
     pool, _ = new_pool()
     ingesting(pool)

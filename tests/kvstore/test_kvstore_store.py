@@ -157,6 +157,8 @@ async def begin_hand_over(prefill: Engine, decode: Engine, attempt_id: str) -> p
     acquired = await prefill.acquire([], 2, attempt_id=attempt_id)
     reserved = await decode.reserve([], 2, attempt_id)
     prefill.slot(acquired.slots[0])[:] = 7
+    # It may be the slot of a hand-over before this one.
+    decode.slot(reserved.slots[0])[:] = 0
     prefill.send(open_hand_over=pb.OpenHandOver(attempt_id=attempt_id, address=decode.link.address, node_id="decode-0"))
     prefill.send(push=all_layers(attempt_id, range(1)))
     await until(lambda: (decode.slot(reserved.slots[0]) == 7).all())
