@@ -1,4 +1,4 @@
-"""A step that hangs: its process has to end, for a thread cannot be killed, and what it had goes on elsewhere."""
+"""A step that hangs: its process has to end, for a thread cannot be killed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from springtide.sampling import SamplingParams
 from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes
-from tests.support.hanging_engine import HANGING, hanging_engine
+from tests.support.hanging_engine import HANGING, hanging_engine, serves_after_hanging
 from tests.support.models import make_tiny_llama
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
@@ -25,9 +25,4 @@ async def test_an_engine_whose_step_hangs_ends_and_the_next_one_serves(tmp_path:
             hanging = await nodes.gateway.start([*PROMPT, HANGING], GREEDY, on=ON)
             async with asyncio.timeout(WAIT_S):
                 assert await engine.wait() == 1
-        await nodes.gateway.end_session("decode-1")
-        await nodes.gateway.abort(hanging, on=("prefill-0", "decode-0"))
-        await nodes.all_slots_given_back()
-        async with hanging_engine(nodes, "decode-1", tmp_path, nodes.members["decode-1"].incarnation):
-            outcome = await nodes.gateway.run(PROMPT, GREEDY, on=ON)
-            assert outcome.token_ids == DirectEngine(nodes).generate(PROMPT, GREEDY)
+        await serves_after_hanging(nodes, "decode-1", tmp_path, hanging, PROMPT, GREEDY)

@@ -9,8 +9,8 @@ import pytest
 
 from springtide.rpc import common_pb2 as pb
 from springtide.sampling import SamplingParams
-from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes
-from tests.support.hanging_engine import HANGING, hanging_engine
+from tests.support.engine_nodes import WAIT_S, EngineNodes
+from tests.support.hanging_engine import HANGING, hanging_engine, serves_after_hanging
 from tests.support.models import make_tiny_llama
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
@@ -31,9 +31,4 @@ async def test_an_engine_whose_first_stage_hangs_ends_and_the_next_one_serves(tm
             if stages > 1:
                 failures = (await nodes.gateway.end_of(attempt_id)).failures
                 assert failures[0].code == pb.FAILURE_CODE_PEER_LOST, "the group fails its attempts before its process ends"
-        await nodes.gateway.end_session("prefill-1")
-        await nodes.gateway.abort(attempt_id, on=("prefill-0", "decode-0"))
-        await nodes.all_slots_given_back()
-        async with hanging_engine(nodes, "prefill-1", tmp_path, nodes.members["prefill-1"].incarnation):
-            outcome = await nodes.gateway.run(PROMPT, GREEDY, on=ON)
-            assert outcome.token_ids == DirectEngine(nodes).generate(PROMPT, GREEDY)
+        await serves_after_hanging(nodes, "prefill-1", tmp_path, attempt_id, PROMPT, GREEDY)

@@ -23,7 +23,8 @@ from prefill_node.core.actions import RunPass
 from prefill_node.server import formation, passes
 from prefill_node.stage.compute import Part, Result, compute
 from springtide.config import write_config
-from tests.support.engine_nodes import EngineNodes
+from springtide.sampling import SamplingParams
+from tests.support.engine_nodes import DirectEngine, EngineNodes
 
 HANGING = 251
 
@@ -47,6 +48,20 @@ async def hanging_engine(nodes: EngineNodes, node_id: str, run_dir: Path, other_
         if process.returncode is None:
             process.terminate()
         await process.wait()
+
+
+async def serves_after_hanging(
+    nodes: EngineNodes, node_id: str, run_dir: Path, hung: str, prompt: list[int], params: SamplingParams
+) -> None:
+    """Its process has ended in the attempt `hung`: nothing of that is left anywhere, and the next process serves. The other side of both
+    is the first node."""
+    prefill_id, decode_id = (node_id, "decode-0") if node_id.startswith("prefill") else ("prefill-0", node_id)
+    await nodes.gateway.end_session(node_id)
+    await nodes.gateway.abort(hung, on=("prefill-0", "decode-0"))
+    await nodes.all_slots_given_back()
+    async with hanging_engine(nodes, node_id, run_dir, nodes.members[node_id].incarnation):
+        outcome = await nodes.gateway.run(prompt, params, on=(prefill_id, decode_id))
+        assert outcome.token_ids == DirectEngine(nodes).generate(prompt, params)
 
 
 def computing(runner: Any, part: Part, *rest: Any) -> Result:
