@@ -29,6 +29,9 @@ class Request:
     """Of every full block of `token_ids`."""
     num_blocks: int
     """That hold `token_ids`, the last possibly partial."""
+    age_s: float = 0.0
+    """How long ago it arrived at its gateway, whatever attempts it has had since: where there is not room for all, the oldest goes
+    first."""
 
     @property
     def num_tokens(self) -> int:
@@ -81,4 +84,5 @@ def parse_request(start: node_pb2.PrefillStart | node_pb2.DecodeStart, info: Mod
         namespace=namespace,
         keys=tuple(block_keys(namespace, token_ids, block_tokens)),
         num_blocks=blocks_for(len(token_ids), block_tokens),
+        age_s=max(0.0, start.context.age_ms / 1000),
     )

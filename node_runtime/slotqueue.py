@@ -1,7 +1,8 @@
-"""Attempts that wait for slots because the pool was full, oldest first. Pure: no I/O, no clock."""
+"""Attempts that wait for slots because the pool, or their tenant's part of it, was full. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,16 +13,24 @@ RETRY_S = 1.0
 @dataclass(slots=True)
 class _Place:
     num_blocks: int
+    growth_blocks: int
+    requested_at: float
     deadline: float
     asked_at: float
     asking: bool = False
+    quota_used: bool = False
+    """Its tenant's quota had no room: others need not wait for that."""
 
 
 class SlotQueue:
-    """Only the head of the queue asks again, so that a large attempt is not overtaken for ever by small ones."""
+    """In the order in which the requests arrived at their gateways. Only the head asks again, so that a large attempt is not overtaken for
+    ever by small ones."""
 
     def __init__(self) -> None:
         self._places: dict[str, _Place] = {}
+        self._order: list[tuple[float, str]] = []
+        self.wanted_blocks = 0
+        """Of all that wait, what they are expected to grow by included."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -30,32 +39,61 @@ class SlotQueue:
         return attempt_id in self._places
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return (attempt_id for _, attempt_id in self._order)
 
-    def wait(self, attempt_id: str, num_blocks: int, deadline: float) -> None:
-        """Takes the last place without having asked: others already wait."""
-        self._places[attempt_id] = _Place(num_blocks, deadline, asked_at=float("-inf"))
+    def wait(self, attempt_id: str, num_blocks: int, requested_at: float, deadline: float, *, growth_blocks: int = 0) -> None:
+        """Takes its place without having asked: others already wait, or there is no place to compute it. `growth_blocks`: that it is
+        expected to want later."""
+        self._enter(attempt_id, _Place(num_blocks, growth_blocks, requested_at, deadline, asked_at=float("-inf")))
 
-    def refused(self, attempt_id: str, num_blocks: int, deadline: float, now: float) -> None:
-        """The store answered POOL_FULL: keeps its place, or takes the last one."""
-        place = self._places.setdefault(attempt_id, _Place(num_blocks, deadline, asked_at=now))
-        place.asked_at, place.asking = now, False
+    def refused(
+        self,
+        attempt_id: str,
+        num_blocks: int,
+        requested_at: float,
+        deadline: float,
+        now: float,
+        *,
+        growth_blocks: int = 0,
+        quota_used: bool = False,
+    ) -> None:
+        """The store had no room: keeps its place, or takes it."""
+        place = self._places.get(attempt_id)
+        if place is None:
+            place = _Place(num_blocks, growth_blocks, requested_at, deadline, asked_at=now)
+            self._enter(attempt_id, place)
+        place.asked_at, place.asking, place.quota_used = now, False, quota_used
 
     def leave(self, attempt_id: str) -> None:
-        self._places.pop(attempt_id, None)
+        place = self._places.pop(attempt_id, None)
+        if place is not None:
+            self.wanted_blocks -= place.num_blocks + place.growth_blocks
+            del self._order[bisect_left(self._order, (place.requested_at, attempt_id))]
 
     def clear(self) -> None:
         self._places.clear()
+        self._order.clear()
+        self.wanted_blocks = 0
 
     def expired(self, now: float) -> list[str]:
         """Those whose deadline has passed. They stay until they `leave`."""
         return [attempt_id for attempt_id, place in self._places.items() if now >= place.deadline]
 
-    def next_to_ask(self, slots_available: int, now: float) -> str | None:
-        """The head of the queue, when the store may now have slots for it; it then counts as asking until `refused` or `leave`."""
-        for attempt_id, place in self._places.items():
-            if place.asking or (place.num_blocks > slots_available and now - place.asked_at < RETRY_S):
+    def next_to_ask(self, slots_available: int, now: float, *, alone: bool = True) -> str | None:
+        """The first that has no reason to wait but the pool, when the store may now have slots for it, or one whose tenant may have room by
+        now. It then counts as asking until `refused` or `leave`. Unless it would be `alone`, it waits for what it is to grow by, too."""
+        for _, attempt_id in self._order:
+            place = self._places[attempt_id]
+            if place.quota_used and (place.asking or now - place.asked_at < RETRY_S):
+                continue
+            wanted = place.num_blocks + (0 if alone else place.growth_blocks)
+            if place.asking or (wanted > slots_available and now - place.asked_at < RETRY_S):
                 return None
             place.asking = True
             return attempt_id
         return None
+
+    def _enter(self, attempt_id: str, place: _Place) -> None:
+        self._places[attempt_id] = place
+        self.wanted_blocks += place.num_blocks + place.growth_blocks
+        insort(self._order, (place.requested_at, attempt_id))

@@ -20,6 +20,7 @@ class Acquire:
     sources: tuple[common_pb2.PrefixSource, ...] = ()
     tenant: str = ""
     recompute_us_per_block: int | None = None
+    leave_available: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Reserve:
     keys: tuple[bytes, ...]
     num_blocks: int
     tenant: str = ""
+    leave_available: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,9 @@ class StoreLoad:
     slots_available: int
     ssd_read_us_per_block: int = 0
 
+
+NO_ROOM = frozenset({common_pb2.FAILURE_CODE_POOL_FULL, common_pb2.FAILURE_CODE_QUOTA_USED})
+"""Failures of an order for slots that may well be met later."""
 
 Notice = Acquired | FetchProgress | FetchTruncated | Reserved | Ingested | Grown | HandedOver | HandOverFailed | AttemptFailed | StoreLoad
 

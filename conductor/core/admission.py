@@ -53,16 +53,15 @@ ADMISSIONS: dict[str, Admission] = {
 def _misses_deadline(placement: Placement, outlook: Outlook) -> Rejection | None:
     if not outlook.deadline_ms:
         return None
-    prefill = placement.prefill
     decode_ms = outlook.output_tokens * outlook.own_tbt_ms
-    late_ms = prefill.ttft_ms + decode_ms - outlook.deadline_ms
+    late_ms = placement.ttft_ms + decode_ms - outlook.deadline_ms
     if late_ms <= 0:
         return None
     # Only the wait for others gets shorter with time.
-    helps = late_ms <= prefill.queue_ms
+    helps = late_ms <= placement.wait_ms
     return Rejection(
         Reason.DEADLINE,
-        f"the deadline is in {outlook.deadline_ms:.0f} ms; the first token would take {prefill.ttft_ms:.0f} ms and the rest of some "
+        f"the deadline is in {outlook.deadline_ms:.0f} ms; the first token would take {placement.ttft_ms:.0f} ms and the rest of some "
         f"{outlook.output_tokens:.0f} tokens {decode_ms:.0f} ms",
         _bounded(late_ms / 1000.0) if helps else 0.0,
     )
@@ -73,29 +72,42 @@ def _refuse(
 ) -> Rejection | None:
     """The limits are of the slack: what the objective leaves beyond what the request would take with nobody else there. So an idle
     cluster refuses nobody for being limited."""
-    prefill, decode = placement.prefill, placement.decode
-    queue_ms = prefill_limit.share * (alternatives.ttft_slo_ms - (prefill.ttft_ms - prefill.queue_ms))
-    if prefill.queue_ms > queue_ms:
+    decode = placement.decode
+    slack_ms = alternatives.ttft_slo_ms - (placement.ttft_ms - placement.wait_ms)
+    if slack_ms <= 0:
+        return Rejection(
+            Reason.TTFT,
+            f"the first token takes {placement.ttft_ms - placement.wait_ms:.0f} ms with nobody else there, "
+            f"more than the objective of {alternatives.ttft_slo_ms:.0f} ms",
+        )
+    most_wait_ms = prefill_limit.share * slack_ms
+    if placement.wait_ms > most_wait_ms:
         return _rejection(
             prefill_limit,
             Reason.TTFT,
-            f"the first token would take {prefill.ttft_ms:.0f} ms, more than the objective of {alternatives.ttft_slo_ms:.0f} ms",
-            f"the wait for a first token would be {prefill.queue_ms:.0f} ms, more than {queue_ms:.0f} ms",
-            (prefill.queue_ms - max(queue_ms, 0.0)) / 1000.0,
+            f"the first token would take {placement.ttft_ms:.0f} ms, more than the objective of {alternatives.ttft_slo_ms:.0f} ms",
+            f"the wait for a first token would be {placement.wait_ms:.0f} ms, more than {most_wait_ms:.0f} ms",
+            (placement.wait_ms - most_wait_ms) / 1000.0,
         )
+    # Whoever is to keep less than all of the room free waits for it; what is kept for others is no room for this request.
     slots = decode_limit.share * (decode.slots_total - alternatives.num_blocks)
     used = decode.slots_total - decode.slots_free
-    if used > slots:
+    if decode_limit.by is not LimitedBy.OBJECTIVES and used > slots:
         return _rejection(
             decode_limit,
             Reason.NO_SLOTS,
-            f"no decode node has {alternatives.num_blocks} free KV slots; the best one has {max(decode.slots_free, 0)}",
+            "",
             f"the best decode node has {max(decode.slots_free, 0)} free KV slots; {decode.slots_total - slots:.0f} would be wanted",
-            _drain_s((used - slots) / max(decode.slots_total, 1), alternatives, decode.tbt_ms),
+            alternatives.drain_ms((used - slots) / max(decode.slots_total, 1), decode.tbt_ms) / 1000.0,
         )
     # A node that keeps to the objective even with everything promised to it is no reason to refuse, whatever the others do.
     tbt_ms = min(outlook.tbt_ms, decode.tbt_ms)
     idle_ms = min(outlook.idle_tbt_ms, tbt_ms)
+    if idle_ms > alternatives.tbt_slo_ms:
+        return Rejection(
+            Reason.TBT,
+            f"tokens come every {idle_ms:.0f} ms with nobody else there, slower than the objective of {alternatives.tbt_slo_ms:.0f} ms",
+        )
     # Written so that a limit of 1 is the objective to the last digit.
     most_ms = alternatives.tbt_slo_ms - (1.0 - decode_limit.share) * (alternatives.tbt_slo_ms - idle_ms)
     if tbt_ms > most_ms:
@@ -104,7 +116,7 @@ def _refuse(
             Reason.TBT,
             f"tokens would come every {tbt_ms:.0f} ms, slower than the objective of {alternatives.tbt_slo_ms:.0f} ms",
             f"tokens would come every {tbt_ms:.0f} ms, slower than {most_ms:.0f} ms",
-            _drain_s(1.0 - most_ms / tbt_ms, alternatives, tbt_ms),
+            alternatives.drain_ms(1.0 - most_ms / tbt_ms, tbt_ms) / 1000.0,
         )
     return None
 
@@ -113,11 +125,6 @@ def _rejection(limit: Limit, reason: Reason, plain: str, limited: str, retry_s: 
     if limit.by is LimitedBy.OBJECTIVES:
         return Rejection(reason, plain, _bounded(retry_s))
     return Rejection(_REASONS[limit.by], limited + _BECAUSE[limit.by], _bounded(retry_s))
-
-
-def _drain_s(share: float, alternatives: Alternatives, tbt_ms: float) -> float:
-    """When `share` of the decode nodes' load will be gone: in steady state all of it is replaced in the time of one mean output."""
-    return share * alternatives.mean_output_tokens * tbt_ms / 1000.0
 
 
 def _bounded(seconds: float) -> float:

@@ -38,7 +38,7 @@ from conductor.core.events import (
     Tick,
 )
 from conductor.core.hot_spots import HotSpots
-from conductor.core.outlook import Outlook
+from conductor.core.outlook import Foresight, Outlook
 from conductor.core.overload import Overload
 from conductor.core.pool_balance import PoolBalance
 from conductor.core.pool_demand import PoolDemand
@@ -168,7 +168,7 @@ class ConductorCore:
         self.state.remove(request.attempt_id)
         self.transfers.end(request.attempt_id)
         alternatives = self.scheduler.estimate(request, self.totals.decided, now)
-        outcome = place(alternatives)
+        outcome = self._for_those_away(request, alternatives, place(alternatives))
         self.hot_spots.ask(request, alternatives, now)
         self.demand.ask(request, alternatives, outcome, now)
         if isinstance(outcome, Placement) and not request.accepted:
@@ -188,11 +188,13 @@ class ConductorCore:
                 decode=self.state.instances[outcome.decode.instance_id].ref,
                 local_blocks=outcome.prefill.local_blocks,
                 sources=sources,
-                predicted_ttft_ms=outcome.prefill.ttft_ms,
+                predicted_ttft_ms=outcome.ttft_ms,
                 predicted_tbt_ms=outcome.decode.tbt_ms,
                 ttft_slo_ms=alternatives.ttft_slo_ms,
                 tbt_slo_ms=alternatives.tbt_slo_ms,
                 prediction=prediction,
+                waits=outcome.waits,
+                refusable=not request.accepted and ADMISSIONS[self.settings.admission].foresight is not Foresight.NONE,
             )
             self.state.place(
                 Attempt(
@@ -203,9 +205,9 @@ class ConductorCore:
                     decode_id=outcome.decode.instance_id,
                     phase=Phase.PREFILL,
                     num_tokens=request.num_tokens,
-                    num_blocks=alternatives.num_blocks,
+                    num_blocks=alternatives.expected_blocks,
                     prefill_ms=outcome.prefill.prefill_ms,
-                    joins_at=now + outcome.prefill.ttft_ms / 1000.0,
+                    joins_at=now + outcome.ttft_ms / 1000.0,
                     renewed_at=now,
                     tenant=request.tenant,
                     most_tokens=request.max_new_tokens or math.inf,
@@ -218,16 +220,28 @@ class ConductorCore:
                 )
         return Reply(request.attempt_id, outcome, alternatives, assignment)
 
+    def _for_those_away(self, request: Schedule, alternatives: Alternatives, outcome: Outcome) -> Outcome:
+        """What is too large for the nodes that are ready may fit one that is away for a moment; what was accepted once did fit."""
+        if not isinstance(outcome, Rejection) or outcome.reason is not Reason.TOO_LARGE:
+            return outcome
+        away = [instance for instance in self.state.instances.values() if not self.scheduler.ready(instance)]
+        need = {Role.PREFILL: alternatives.num_blocks, Role.DECODE: alternatives.most_blocks}
+        if not request.accepted and not any(instance.load.slots_total >= need[instance.ref.role] for instance in away):
+            return outcome
+        reason = Reason.NO_PREFILL if alternatives.prefills.slots_total.max() < alternatives.num_blocks else Reason.NO_DECODE
+        return Rejection(reason, f"{outcome.message}; a larger one is away", alternatives.rejoin_s)
+
     def _prediction(self, request: Schedule, placement: Placement, outlook: Outlook | None, now: float) -> Prediction:
         prefill = placement.prefill
         return Prediction(
-            ttft_ms=prefill.ttft_ms,
+            ttft_ms=placement.ttft_ms,
             queue_ms=prefill.queue_ms,
             transfer_ms=prefill.transfer_ms,
             prefill_ms=prefill.prefill_ms,
             tbt_ms=outlook.own_tbt_ms if outlook is not None else placement.decode.tbt_ms,
-            output_tokens=self.state.lengths.predict(request.tenant, request.max_new_tokens or math.inf),
-            ahead_ms=0.0 if placement.inlined else self.state.instances[prefill.instance_id].queue_ms(now),
+            output_tokens=self.scheduler.output_tokens(request),
+            # What it will have waited for at the decode node says nothing of the queue.
+            ahead_ms=0.0 if placement.inlined or placement.waits else self.state.instances[prefill.instance_id].queue_ms(now),
         )
 
     def _sources(self, placement: Placement, alternatives: Alternatives) -> tuple[Source, ...]:
@@ -312,7 +326,7 @@ class ConductorCore:
             decode_id=live.decode_id,
             phase=live.phase,
             num_tokens=live.num_tokens,
-            num_blocks=blocks_for(live.num_tokens + 1, self.settings.block_tokens),
+            num_blocks=blocks_for(live.num_tokens + self._expected_tokens(live), self.settings.block_tokens),
             prefill_ms=prefill_ms,
             joins_at=now + ttft_ms / 1000.0,
             renewed_at=now,
@@ -320,6 +334,12 @@ class ConductorCore:
             most_tokens=live.max_new_tokens or math.inf,
             prediction=live.prediction,
         )
+
+    def _expected_tokens(self, live: LiveAttempt) -> int:
+        """Of its output."""
+        if live.prediction is not None:
+            return max(1, round(live.prediction.output_tokens))
+        return max(1, round(self.state.lengths.predict(live.tenant, live.max_new_tokens or math.inf)))
 
     # ---- stores and time ----
 

@@ -25,6 +25,10 @@ class Alternatives:
     """Decisions made before this one."""
     num_blocks: int
     """Slots that the prompt and the first output token need."""
+    expected_blocks: int
+    """Slots that the prompt and its predicted output need."""
+    most_blocks: int
+    """Slots that it can come to need."""
     accepted: bool
     avoid: tuple[InstanceId, ...]
     ttft_slo_ms: float
@@ -41,6 +45,10 @@ class Alternatives:
     """Of the request where it would be placed; None when it cannot be."""
     inlines: Sequence[InlineEstimate] = ()
     """Decode nodes that could compute the prompt themselves, the soonest first."""
+
+    def drain_ms(self, share: float, tbt_ms: float) -> float:
+        """When `share` of a decode node's load will be gone: in steady state all of it is replaced in the time of one mean output."""
+        return share * max(self.mean_output_tokens, 1.0) * max(tbt_ms, 1e-3)
 
     def to_json(self) -> str:
         """One line. Its length, and the time to write it, grow with the instances: some 40 to 150 bytes and 1 us each."""
@@ -84,6 +92,20 @@ class Placement:
     @property
     def inlined(self) -> bool:
         return self.prefill.instance_id == self.decode.instance_id
+
+    @property
+    def waits(self) -> bool:
+        """The decode node has no room now, and prefill begins when it has."""
+        return self.decode.wait_ms > 0
+
+    @property
+    def wait_ms(self) -> float:
+        """Until prefill begins: for room at the decode node, while the queue at the prefill side gets shorter too."""
+        return max(self.prefill.queue_ms, self.decode.wait_ms)
+
+    @property
+    def ttft_ms(self) -> float:
+        return self.wait_ms + self.prefill.transfer_ms + self.prefill.prefill_ms
 
 
 @dataclass(frozen=True, slots=True)

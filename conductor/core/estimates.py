@@ -56,8 +56,12 @@ class DecodeEstimate(NamedTuple):
     batch: int
     """Attempts in its batch with this one."""
     slots_free: int
-    """Without this request's."""
+    """Without this request's; negative when more is promised than there is."""
     slots_total: int
+    max_batch: int
+    """0: not limited."""
+    wait_ms: float = 0.0
+    """Until there is room for it, where there is none now."""
 
 
 _Row = TypeVar("_Row", PrefillEstimate, DecodeEstimate, covariant=True)
@@ -147,6 +151,7 @@ class DecodeEstimates(_Estimates[DecodeEstimate]):
     batch: Ints
     slots_free: Ints
     slots_total: Ints
+    max_batch: Ints
 
     def row(self, index: int) -> DecodeEstimate:
         return DecodeEstimate(
@@ -156,4 +161,5 @@ class DecodeEstimates(_Estimates[DecodeEstimate]):
             int(self.batch[index]),
             int(self.slots_free[index]),
             int(self.slots_total[index]),
+            int(self.max_batch[index]),
         )

@@ -62,6 +62,8 @@ class Load:
     prefill_cost: PrefillCost | None = None
     decode_cost: DecodeCost | None = None
     ssd_read_us_per_block: int = 0
+    slots_promised: int = 0
+    """Decode: what attempts there are expected to grow by, and what those that wait will take."""
 
 
 # ---- events ----
@@ -86,6 +88,8 @@ class Schedule:
     """The higher, the more important."""
     deadline_ms: float = 0.0
     """Until when the whole output is wanted, from now; 0 for whenever."""
+    min_new_tokens: int = 1
+    """Lower bound of the output."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1:
@@ -280,6 +284,10 @@ class Assignment:
     tbt_slo_ms: float
     prediction: Prediction
     """For the Conductors that did not make it."""
+    waits: bool
+    """No decode node has room: this one is asked first, and prefill begins when it has reserved."""
+    refusable: bool
+    """The decode node's door may refuse it."""
 
 
 @dataclass(frozen=True, slots=True)

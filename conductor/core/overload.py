@@ -20,7 +20,7 @@ class Overload:
 
     def outlook(self, request: Schedule, alternatives: Alternatives, placement: Placement, now: float) -> Outlook:
         """The request counts as demand by this."""
-        output_tokens = self._state.lengths.predict(request.tenant, request.max_new_tokens or float("inf"))
+        output_tokens = max(self._state.lengths.predict(request.tenant, request.max_new_tokens or float("inf")), request.min_new_tokens)
         limit = self._demand.ask(request.tenant, request.priority, _work_ms(placement, output_tokens), now)
         own_tbt_ms, judged_ms, idle_ms = self._look(request, placement, output_tokens, now)
         share = 1.0
@@ -43,7 +43,7 @@ class Overload:
     def _look(self, request: Schedule, placement: Placement, output_tokens: float, now: float) -> tuple[float, float, float]:
         """`own_tbt_ms`, `tbt_ms` and `idle_tbt_ms` of the outlook."""
         forecast, decode_id, num_tokens = self._state.forecast, placement.decode.instance_id, request.num_tokens
-        prefill_end = now + placement.prefill.ttft_ms / 1000.0
+        prefill_end = now + placement.ttft_ms / 1000.0
         # Everything promised to the node at once is the most it can come to.
         own_ms = placement.decode.tbt_ms
         judged_ms = idle_ms = 0.0

@@ -135,19 +135,18 @@ def prefill(
 
 
 def decode(table: Floats, bits: Ints, held: Ints, floats: Floats, ints: Ints, more_tokens: int) -> None:
-    """Fills `floats` [1, instances] with tbt_ms and `ints` [4, instances] with prefix_blocks, batch, slots_free and slots_total, as
-    DecodeEstimate explains them, for one more attempt of `more_tokens`.
+    """Fills `floats` [1, instances] with tbt_ms and `ints` [5, instances] with prefix_blocks, batch, slots_free, slots_total and max_batch,
+    as DecodeEstimate explains them, for one more attempt of `more_tokens`.
 
     `table` [8, instances] is `DecodeColumns.estimated`, `bits` [instances] the place of the instance's store in `held` [bits]. Attempts
-    beyond the largest batch take turns with the others, which stretches everybody's mean.
+    beyond the largest batch wait for a place in it.
     """
     running, context_tokens, max_batch, fixed_ms, per_sequence_ms, per_context_token_ms, slots_free, slots_total = table
     batch = running + 1
     at_once = np.where((max_batch > 0) & (max_batch < batch), max_batch, batch)
     turns = batch / at_once
-    step_ms = fixed_ms + per_sequence_ms * at_once + per_context_token_ms * np.floor((context_tokens + more_tokens) / turns)
-    floats[0] = step_ms * turns
-    ints[:] = held[bits], batch, slots_free, slots_total
+    floats[0] = fixed_ms + per_sequence_ms * at_once + per_context_token_ms * np.floor((context_tokens + more_tokens) / turns)
+    ints[:] = held[bits], batch, slots_free, slots_total, max_batch
 
 
 def spread(column: Ints, value: int, mask: bytes) -> None:

@@ -86,10 +86,10 @@ def unknown(instances: Floats) -> tuple[Floats, Floats]:
 
 
 def step_ms(instances: Floats, columns: slice | int, attempts: Floats, context_tokens: Floats) -> Floats:
-    """Beyond the largest batch, attempts take turns with the others, which stretches everybody's mean."""
+    """Attempts beyond the largest batch wait for a place in it."""
     own = instances[:, columns]
     turns = np.maximum(attempts / own[MAX_BATCH], 1.0)
-    return np.asarray(own[FIXED_MS] * turns + own[PER_SEQUENCE_MS] * attempts + own[PER_CONTEXT_TOKEN_MS] * context_tokens)
+    return np.asarray(own[FIXED_MS] + (own[PER_SEQUENCE_MS] * attempts + own[PER_CONTEXT_TOKEN_MS] * context_tokens) / turns)
 
 
 def pool(

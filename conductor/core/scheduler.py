@@ -16,7 +16,7 @@ from conductor.core import estimating
 from conductor.core.admission import ADMISSIONS
 from conductor.core.columns import DecodeColumns, PrefillColumns
 from conductor.core.decision import Alternatives, Outcome, Placement, Reason, Rejection
-from conductor.core.estimates import DecodeEstimates, Ints, PrefillEstimate, PrefillEstimates
+from conductor.core.estimates import DecodeEstimate, DecodeEstimates, Ints, PrefillEstimate, PrefillEstimates
 from conductor.core.events import Role, Schedule
 from conductor.core.inlining import InlineEstimate, inline_estimates
 from conductor.core.matches import Matches, bits
@@ -59,6 +59,9 @@ class Scheduler:
             admission=settings.admission,
             turn=turn,
             num_blocks=blocks_for(request.num_tokens + 1, settings.block_tokens),
+            expected_blocks=blocks_for(request.num_tokens + max(1, round(self.output_tokens(request)) - 1), settings.block_tokens),
+            # The last token of the output is never fed back.
+            most_blocks=blocks_for(request.num_tokens + max(1, request.max_new_tokens - 1), settings.block_tokens),
             accepted=request.accepted,
             avoid=tuple(sorted(request.avoid)),
             ttft_slo_ms=request.ttft_slo_ms or settings.ttft_slo_ms,
@@ -70,6 +73,10 @@ class Scheduler:
             holders=holders,
             inlines=self._inlines(request, matches, decodes),
         )
+
+    def output_tokens(self, request: Schedule) -> float:
+        """Predicted."""
+        return max(self._state.lengths.predict(request.tenant, request.max_new_tokens or math.inf), request.min_new_tokens)
 
     def ready(self, instance: Instance) -> bool:
         """Its load is known, with what it takes to predict, and so is what its store holds."""
@@ -177,9 +184,9 @@ class Scheduler:
 
     def _decodes(self, request: Schedule, matches: Matches) -> DecodeEstimates:
         columns = self._decode
-        floats, ints = np.empty((1, len(columns.bits))), np.empty((4, len(columns.bits)), np.int64)
+        floats, ints = np.empty((1, len(columns.bits))), np.empty((5, len(columns.bits)), np.int64)
         estimating.decode(columns.estimated, columns.bits, matches.blocks_by_bit(), floats, ints, request.num_tokens)
-        return DecodeEstimates(columns.instance_ids, ints[0], floats[0], ints[1], ints[2], ints[3])
+        return DecodeEstimates(columns.instance_ids, ints[0], floats[0], *ints[1:])
 
     def _inlines(self, request: Schedule, matches: Matches, decodes: DecodeEstimates) -> Sequence[InlineEstimate]:
         settings, columns = self._settings, self._decode
@@ -199,33 +206,57 @@ def decide(alternatives: Alternatives) -> Outcome:
 
 def place(alternatives: Alternatives) -> Outcome:
     """Where the request would run, or why it cannot. Lines 21 to 24 of Algorithm 1."""
-    prefills, decodes, need = alternatives.prefills, alternatives.decodes, alternatives.num_blocks
+    prefills, decodes = alternatives.prefills, alternatives.decodes
     if not len(prefills):
         return Rejection(Reason.NO_PREFILL, "no prefill instance is ready", alternatives.rejoin_s)
     if not len(decodes):
         return Rejection(Reason.NO_DECODE, "no decode node is ready", alternatives.rejoin_s)
-    fit_prefill, fit_decode = ((estimates.slots_total >= need).nonzero()[0] for estimates in (prefills, decodes))
+    fit_prefill = (prefills.slots_total >= alternatives.num_blocks).nonzero()[0]
+    fit_decode = (decodes.slots_total >= alternatives.most_blocks).nonzero()[0]
     if not len(fit_prefill) or not len(fit_decode):
-        role, slots = ("decode", decodes.slots_total) if len(fit_prefill) else ("prefill", prefills.slots_total)
-        return Rejection(Reason.TOO_LARGE, f"the prompt needs {need} KV slots; the largest {role} node has {slots.max()}")
+        return too_large(alternatives)
     policy = POLICIES[alternatives.policy]
-    roomy = ((decodes.slots_free >= need) & (decodes.slots_total >= need)).nonzero()[0]
     prefill = policy.prefill(alternatives, _avoid(fit_prefill, prefills, alternatives))
-    if len(roomy):
-        decode = policy.decode(alternatives, _avoid(roomy, decodes, alternatives))
-    else:
-        decode = int(fit_decode[np.argmax(decodes.slots_free[fit_decode])])
-    inline = _inline(alternatives, prefills.ttft_ms[prefill])
+    decode = _decode(alternatives, _avoid(fit_decode, decodes, alternatives))
+    inline = _inline(alternatives, max(prefills.ttft_ms[prefill], decode.wait_ms))
     if inline is not None:
         return Placement(inline.as_prefill(int(decodes.slots_total[inline.row])), decodes[inline.row])
-    return Placement(prefills[prefill], decodes[decode])
+    return Placement(prefills[prefill], decode)
+
+
+def too_large(alternatives: Alternatives) -> Rejection:
+    prefill, decode = (int(estimates.slots_total.max()) for estimates in (alternatives.prefills, alternatives.decodes))
+    if prefill < alternatives.num_blocks:
+        message = f"the prompt needs {alternatives.num_blocks} KV slots; the largest prefill node has {prefill} (kv.arena_size)"
+    else:
+        message = (
+            f"the prompt and the longest output that was asked for need {alternatives.most_blocks} KV slots; "
+            f"the largest decode node has {decode} (kv.arena_size)"
+        )
+    return Rejection(Reason.TOO_LARGE, message)
+
+
+def _decode(alternatives: Alternatives, rows: Ints) -> DecodeEstimate:
+    """By the policy among those that have a place in their batch, and slots for the prompt and what is expected to follow; where none has,
+    the one that will soonest."""
+    decodes = alternatives.decodes
+    slots_free, batch, max_batch = decodes.slots_free[rows], decodes.batch[rows], decodes.max_batch[rows]
+    lacking = np.maximum(alternatives.expected_blocks - slots_free, 0) / np.maximum(decodes.slots_total[rows], 1)
+    beyond = np.where(max_batch > 0, np.maximum(batch - max_batch, 0) / np.maximum(max_batch, 1), 0.0)
+    share = np.maximum(lacking, beyond)
+    roomy = rows[share <= 0]
+    if len(roomy):
+        return decodes[POLICIES[alternatives.policy].decode(alternatives, roomy)]
+    waits_ms = [alternatives.drain_ms(float(part), float(tbt_ms)) for part, tbt_ms in zip(share, decodes.tbt_ms[rows], strict=True)]
+    soonest = int(np.argmin(waits_ms))
+    return decodes[int(rows[soonest])]._replace(wait_ms=waits_ms[soonest])
 
 
 def _inline(alternatives: Alternatives, ttft_ms: float) -> InlineEstimate | None:
     """The decode node that has the first token soonest, sooner than in `ttft_ms`, without a step longer than the objective."""
-    decodes, need = alternatives.decodes, alternatives.num_blocks
+    decodes, need, most = alternatives.decodes, alternatives.expected_blocks, alternatives.most_blocks
     for inline in alternatives.inlines:
-        roomy = decodes.slots_free[inline.row] >= need and decodes.slots_total[inline.row] >= need
+        roomy = decodes.slots_free[inline.row] >= need and decodes.slots_total[inline.row] >= most
         within = inline.step_ms <= alternatives.tbt_slo_ms and inline.ttft_ms < ttft_ms
         if roomy and within and inline.instance_id not in alternatives.avoid:
             return inline

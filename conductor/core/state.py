@@ -32,7 +32,7 @@ class Attempt:
     phase: Phase
     num_tokens: int
     num_blocks: int
-    """Slots that the prompt and the first output token need at the decode node."""
+    """Slots that the prompt and its predicted output need at the decode node."""
     prefill_ms: float
     """Predicted time of computing what is not cached."""
     joins_at: float
@@ -76,7 +76,7 @@ class Instance:
     def tbt_ms(self, more_tokens: int) -> tuple[float, int]:
         """Predicted time between tokens, and the batch, once everything promised and one more attempt of `more_tokens` are in it.
 
-        Attempts beyond the largest batch take turns with the others, which stretches everybody's mean.
+        Attempts beyond the largest batch wait for a place in it.
         """
         cost = self.load.decode_cost
         assert cost is not None, f"{self.ref.instance_id} has reported no decode cost"
@@ -88,7 +88,7 @@ class Instance:
         if batch <= largest:
             return cost.predict_ms(batch, context), batch
         turns = batch / largest
-        return cost.predict_ms(largest, int(context / turns)) * turns, batch
+        return cost.predict_ms(largest, int(context / turns)), batch
 
     def inlining_ms(self) -> float:
         """Decode only: predicted time of the prompts that it is to compute itself, one after another."""
@@ -96,8 +96,9 @@ class Instance:
         return sum(attempt.prefill_ms for attempt in inlined if attempt.phase is Phase.PREFILL)
 
     def slots_free(self) -> int:
-        """Slots at the instance's store, less those that attempts placed since the report will take."""
-        free = self.load.slots_available
+        """Slots at the instance's store, less those that attempts there, and those placed since the report, will take; negative when more
+        is promised than there is."""
+        free = self.load.slots_available - self.load.slots_promised
         if self.unreported:
             free -= sum(attempt.num_blocks for attempt in self.unreported.values())
         return free

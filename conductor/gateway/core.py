@@ -17,6 +17,13 @@ from springtide.rpc import conductor_pb2 as conductor_pb
 
 _NOBODY_THERE = (conductor_pb.REJECTION_REASON_NO_PREFILL, conductor_pb.REJECTION_REASON_NO_DECODE)
 _DOOR_RETRY_AFTER_S = 1.0
+_NO_ROOM = (
+    pb.FAILURE_CODE_POOL_FULL,
+    pb.FAILURE_CODE_QUOTA_USED,
+    pb.FAILURE_CODE_PREEMPTED,
+    pb.FAILURE_CODE_OVERLOADED,
+)
+"""A healthy node that is full: the request waits, and tries again for as long as its client wants it."""
 
 
 class GatewayCore:
@@ -44,6 +51,8 @@ class GatewayCore:
                 return self._on_prefill_done(event, now)
             case ev.DecodeOutput():
                 return self._on_decode_output(event.output, now)
+            case ev.DecodeReserved(attempt_id):
+                return self._on_decode_reserved(attempt_id, now)
             case ev.AttemptFailed():
                 return self._on_attempt_failed(event, now)
             case ev.SessionLost():
@@ -114,19 +123,25 @@ class GatewayCore:
     def _schedule(self, state: RequestState, now: float) -> list[ev.Action]:
         """Asks for a new attempt, or for the same again when the Conductor may have placed it without our learning of it. When the
         request's deadline has passed, there is no further attempt."""
-        deadline_ms = state.generation.deadline_ms
-        if deadline_ms:
-            left_ms = deadline_ms - (now - state.arrived_at) * 1000
+        left_ms = 0.0
+        if state.generation.deadline_ms:
+            left_ms = self._left_ms(state, now)
             if left_ms <= 0:
-                message = f"the deadline of {deadline_ms:.0f} ms has passed with {len(state.tokens)} tokens of output"
-                return self._give_up(state, DeadlineExceeded(message, code="deadline"))
-            deadline_ms = left_ms
+                return self._miss_deadline(state)
         if not state.unanswered:
             state.tries += 1
         state.unanswered = False
         state.asked = state.attempt_id
         self._asked[state.asked] = state
-        return [ev.Schedule(state.asked, state.generation, state.token_ids, state.accepted, state.avoid, deadline_ms)]
+        return [ev.Schedule(state.asked, state.generation, state.token_ids, state.accepted, state.avoid, left_ms)]
+
+    def _left_ms(self, state: RequestState, now: float) -> float:
+        """Until its deadline."""
+        return state.generation.deadline_ms - self._age_ms(state, now)
+
+    def _miss_deadline(self, state: RequestState) -> list[ev.Action]:
+        message = f"the deadline of {state.generation.deadline_ms:.0f} ms has passed with {len(state.tokens)} tokens of output"
+        return self._give_up(state, DeadlineExceeded(message, code="deadline"))
 
     def _retry_at(self, state: RequestState, when: float) -> list[ev.Action]:
         state.retry_at = when
@@ -148,15 +163,33 @@ class GatewayCore:
             return [] if assignment.attempt_id in self._by_attempt else [ev.Advance(assignment.attempt_id, "finished")]
         token_ids = state.token_ids
         state.accepted = True
-        state.attempt = AttemptState(assignment, len(state.tokens), len(token_ids), started_at=now, heard_at=now)
+        # Who found a node full before does not take it for roomy again, whatever the Conductor has heard of it by now.
+        waits = not assignment.inlined and (assignment.waits or state.crowded_out > 0)
+        attempt = AttemptState(assignment, len(state.tokens), len(token_ids), started_at=now, heard_at=now, waits=waits)
+        state.attempt = attempt
         self._by_attempt[assignment.attempt_id] = state
-        if assignment.inlined:
-            state.attempt.close("prefill")
-            return [ev.StartDecode(state.generation, token_ids, assignment)]
-        return [
-            ev.StartDecode(state.generation, token_ids, assignment),
-            ev.StartPrefill(state.generation, token_ids, assignment, self._ttft_budget_ms(state, assignment, now)),
-        ]
+        actions: list[ev.Action] = [ev.StartDecode(state.generation, token_ids, assignment, self._age_ms(state, now), waits)]
+        if assignment.inlined or waits:
+            attempt.close("prefill")
+        else:
+            actions.append(self._start_prefill(state, attempt, now))
+        return actions
+
+    def _start_prefill(self, state: RequestState, attempt: AttemptState, now: float) -> ev.StartPrefill:
+        budget_ms = self._ttft_budget_ms(state, attempt.assignment, now)
+        return ev.StartPrefill(state.generation, state.token_ids, attempt.assignment, self._age_ms(state, now), budget_ms)
+
+    def _on_decode_reserved(self, attempt_id: AttemptId, now: float) -> list[ev.Action]:
+        running = self._running(attempt_id)
+        if running is None or not running[1].waits:
+            return []
+        state, attempt = running
+        attempt.waits, attempt.prefill_open, attempt.heard_at = False, True, now
+        return [self._start_prefill(state, attempt, now)]
+
+    @staticmethod
+    def _age_ms(state: RequestState, now: float) -> float:
+        return (now - state.arrived_at) * 1000
 
     @staticmethod
     def _ttft_budget_ms(state: RequestState, assignment: ev.Assignment, now: float) -> float:
@@ -169,13 +202,15 @@ class GatewayCore:
         state = self._answered(event.attempt_id)
         if state is None:
             return []
-        if event.reason == conductor_pb.REJECTION_REASON_TOO_LARGE:
+        if event.reason == conductor_pb.REJECTION_REASON_TOO_LARGE and not state.accepted:
             return self._give_up(state, InvalidRequest(event.message, code="request_too_large"))
         if state.accepted or event.reason in _NOBODY_THERE:
             patience_s = self._limits.capacity_wait_s if state.accepted else self._limits.arrival_wait_s
             return self._wait_for_capacity(state, patience_s, event.message, now)
         if event.reason == conductor_pb.REJECTION_REASON_DEADLINE and not event.retry_after_s:
             return self._give_up(state, DeadlineExceeded(event.message, code="deadline"))
+        if not event.retry_after_s:
+            return self._give_up(state, InvalidRequest(event.message, code="objective_unattainable"))
         reason = conductor_pb.RejectionReason.Name(event.reason).removeprefix("REJECTION_REASON_").lower()
         return self._give_up(state, Overloaded(event.message, retry_after_s=event.retry_after_s, reason=reason))
 
@@ -247,7 +282,7 @@ class GatewayCore:
             attempt.close("decode")
         if output.end > len(state.tokens):
             attempt.progressed = True
-            state.fruitless = 0
+            state.fruitless = state.crowded_out = 0
             state.avoid = ()
         return self._take(state, attempt, output, "decode", now)
 
@@ -278,12 +313,12 @@ class GatewayCore:
         attempt.close(event.side)
         culprit = attempt.instance_of(event.side)
         message = f"{culprit}: {event.message}"
-        if event.code == pb.FAILURE_CODE_INVALID:
+        if event.code == pb.FAILURE_CODE_INVALID and not state.tokens:
             return self._give_up(state, InvalidRequest(message))
-        if event.code == pb.FAILURE_CODE_OVERLOADED and not state.tokens and not state.generation.accepted:
+        if event.code == pb.FAILURE_CODE_OVERLOADED and attempt.assignment.refusable:
             return self._refused_at_door(state, attempt, message, culprit, now)
-        if event.code == pb.FAILURE_CODE_PREEMPTED:
-            return self._fail(state, attempt, message, [], now)
+        if event.code in _NO_ROOM:
+            return self._crowd_out(state, attempt, message, culprit, now)
         if event.code == pb.FAILURE_CODE_PEER_LOST and not attempt.assignment.inlined:
             # Which of the two lost the other cannot be told from here.
             return self._fail(state, attempt, message, [attempt.instance_of("prefill"), attempt.instance_of("decode")], now)
@@ -299,6 +334,16 @@ class GatewayCore:
         state.accepted = False
         state.avoid = (*state.avoid, culprit)
         return [*self._stop_attempt(state, attempt, "failed", culprit, message), *self._schedule(state, now)]
+
+    def _crowd_out(self, state: RequestState, attempt: AttemptState, message: str, culprit: InstanceId, now: float) -> list[ev.Action]:
+        """Schedules it anew, to wait for room. Nobody is avoided for being full: the Conductor knows who is."""
+        waited_s = now - attempt.started_at
+        actions = self._stop_attempt(state, attempt, "failed", culprit, message)
+        state.crowded_out += 1
+        pause_s = min(self._limits.crowded_pause_s * 2 ** (state.crowded_out - 2), self._limits.crowded_pause_max_s)
+        if state.crowded_out == 1 or waited_s >= pause_s:
+            return [*actions, *self._schedule(state, now)]
+        return [*actions, *self._retry_at(state, now + pause_s)]
 
     def _on_session_lost(self, event: ev.SessionLost, now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
@@ -341,6 +386,8 @@ class GatewayCore:
             state = self._requests[request_id]
             state.retry_at = None
             actions += self._schedule(state, now)
+        for state in [state for state in self._requests.values() if state.generation.deadline_ms and self._left_ms(state, now) <= 0]:
+            actions += self._miss_deadline(state)
         for state in list(self._by_attempt.values()):
             attempt = state.attempt
             if attempt is None:

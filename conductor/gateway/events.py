@@ -60,6 +60,15 @@ class Assignment:
     ttft_slo_ms: float = 0.0
     tbt_slo_ms: float = 0.0
     prediction: conductor_pb.Prediction | None = None
+    waits: bool = False
+    """No decode node had room: this one is asked first, and prefill begins when it has reserved."""
+    refusable: bool = False
+    """The decode node's door may refuse it."""
+
+    @property
+    def expected_tokens(self) -> float:
+        """Predicted length of the output still to come; 0: not known."""
+        return self.prediction.output_tokens if self.prediction is not None else 0.0
 
     @property
     def inlined(self) -> bool:
@@ -127,6 +136,13 @@ class DecodeOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeReserved:
+    """The decode node, which was asked first, has room."""
+
+    attempt_id: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptFailed:
     attempt_id: AttemptId
     side: Side
@@ -171,6 +187,7 @@ Event = (
     | SchedulerUnreachable
     | PrefillDone
     | DecodeOutput
+    | DecodeReserved
     | AttemptFailed
     | SessionLost
     | StopStringHit
@@ -199,12 +216,21 @@ class Schedule:
     def max_new_tokens(self) -> int:
         return self.generation.sampling.max_tokens - (len(self.token_ids) - len(self.generation.prompt_ids))
 
+    @property
+    def min_new_tokens(self) -> int:
+        """Nothing ends an output before its limit whose end tokens are ignored, unless a stop string or the client does."""
+        return self.max_new_tokens if self.generation.sampling.ignore_eos else 1
+
 
 @dataclass(frozen=True, slots=True)
 class StartDecode:
     generation: Generation
     token_ids: Sequence[int]
     assignment: Assignment
+    age_ms: float
+    """Of the request: where there is not room for all, the oldest goes first."""
+    waits: bool
+    """For room, as long as it takes: StartPrefill follows when it says that it has some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +238,7 @@ class StartPrefill:
     generation: Generation
     token_ids: Sequence[int]
     assignment: Assignment
+    age_ms: float
     ttft_budget_ms: float
 
 

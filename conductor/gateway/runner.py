@@ -105,11 +105,11 @@ class Runner:
         match action:
             case ev.Schedule():
                 self._spawn(self._schedule(action))
-            case ev.StartDecode(generation, _, assignment):
+            case ev.StartDecode(generation=generation, assignment=assignment):
                 self._count_attempt(generation.request_id)
                 command = wire.decode_start(action, self._namespace(generation.tenant))
                 self._sessions["decode"].start(assignment.decode, assignment.attempt_id, command)
-            case ev.StartPrefill(generation, _, assignment):
+            case ev.StartPrefill(generation=generation, assignment=assignment):
                 order = wire.prefill_start(action, self._namespace(generation.tenant))
                 self._sessions["prefill"].start(assignment.prefill, assignment.attempt_id, order)
             case ev.Abort(side, instance_id, attempt_id):

@@ -13,13 +13,17 @@ from springtide.rpc import conductor_pb2
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_attempts: int = 6
-    """Consecutive attempts without a token from the decode side, after which a request is given up."""
+    """Consecutive attempts that lost a node, without a token from the decode side, after which a request is given up."""
     capacity_wait_s: float = 60.0
     """How long an accepted request waits for instances to come back."""
     arrival_wait_s: float = 30.0
     """The same for a request that has not been accepted yet."""
     scheduler_wait_s: float = 10.0
     """How long a request that has not been accepted yet waits for the Conductor to come back."""
+    crowded_pause_s: float = 0.05
+    """Pause before the third attempt that wants for room and did not have to wait for the answer; doubles with each further one. The
+    second follows at once, and waits at its decode node."""
+    crowded_pause_max_s: float = 1.0
     retry_base_s: float = 0.3
     """Pause before the third attempt without progress; doubles with each further one. The second follows at once."""
     retry_max_s: float = 4.0
@@ -36,8 +40,10 @@ class AttemptState:
     num_tokens: int
     started_at: float
     heard_at: float
+    waits: bool = False
+    """The decode side has not said yet that it has room; prefill begins then."""
     prefill_open: bool = True
-    """The prefill side may still fail it: true until the decode side's first token shows that the hand-over is complete."""
+    """The prefill side may still fail it: from its begin until the decode side's first token shows that the hand-over is complete."""
     decode_open: bool = True
     first_token_seen: bool = False
     progressed: bool = False
@@ -81,7 +87,9 @@ class RequestState:
     retry_at: float | None = None
     attempt: AttemptState | None = None
     fruitless: int = 0
-    """Consecutive attempts without progress."""
+    """Consecutive attempts that lost a node and made no progress."""
+    crowded_out: int = 0
+    """Consecutive attempts that ended for want of room and made no progress: no reason to give up, for there will be room."""
     avoid: tuple[InstanceId, ...] = ()
     refused_at_door: bool = False
     waiting_since: float | None = None

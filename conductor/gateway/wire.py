@@ -24,13 +24,14 @@ _FINISHES: dict[pb.FinishReason, ev.Finish | None] = {
 }
 
 
-def context(generation: ev.Generation, attempt_id: AttemptId) -> pb.AttemptContext:
+def context(generation: ev.Generation, attempt_id: AttemptId, age_ms: float = 0.0) -> pb.AttemptContext:
     return pb.AttemptContext(
         request_id=generation.request_id,
         attempt_id=attempt_id,
         tenant=generation.tenant,
         priority=generation.priority,
         traceparent=generation.traceparent,
+        age_ms=age_ms,
     )
 
 
@@ -43,6 +44,7 @@ def schedule_request(action: ev.Schedule, keys: Sequence[BlockKey], gateway_id: 
         block_keys=b"".join(keys),
         num_tokens=len(action.token_ids),
         max_new_tokens=action.max_new_tokens,
+        min_new_tokens=action.min_new_tokens,
         gateway_id=gateway_id,
         accepted=action.accepted,
         avoid=action.avoid,
@@ -67,6 +69,8 @@ def _assignment(message: conductor_pb2.Assignment) -> ev.Assignment:
         ttft_slo_ms=message.ttft_slo_ms,
         tbt_slo_ms=message.tbt_slo_ms,
         prediction=message.prediction if message.HasField("prediction") else None,
+        waits=message.waits,
+        refusable=message.refusable,
     )
 
 
@@ -125,13 +129,16 @@ def placed(request: conductor_pb2.ScheduleRequest, assignment: conductor_pb2.Ass
 def decode_start(action: ev.StartDecode, namespace: BlockKey) -> node_pb2.DecodeCommand:
     return node_pb2.DecodeCommand(
         start=node_pb2.DecodeStart(
-            context=context(action.generation, action.assignment.attempt_id),
+            context=context(action.generation, action.assignment.attempt_id, action.age_ms),
             token_ids=action.token_ids,
             num_prompt_tokens=len(action.generation.prompt_ids),
             sampling=action.generation.sampling.to_proto(),
             namespace=namespace,
             tbt_slo_ms=action.assignment.tbt_slo_ms,
             inlined=action.assignment.inlined,
+            waits=action.waits,
+            refusable=action.assignment.refusable,
+            expected_tokens=action.assignment.expected_tokens,
         )
     )
 
@@ -139,7 +146,7 @@ def decode_start(action: ev.StartDecode, namespace: BlockKey) -> node_pb2.Decode
 def prefill_start(action: ev.StartPrefill, namespace: BlockKey) -> node_pb2.PrefillCommand:
     assignment = action.assignment
     start = node_pb2.PrefillStart(
-        context=context(action.generation, assignment.attempt_id),
+        context=context(action.generation, assignment.attempt_id, action.age_ms),
         token_ids=action.token_ids,
         num_prompt_tokens=len(action.generation.prompt_ids),
         sampling=action.generation.sampling.to_proto(),
@@ -162,7 +169,8 @@ def update_events(update: node_pb2.PrefillUpdate | node_pb2.DecodeUpdate) -> lis
         outputs = [
             _failed(output, "decode") if output.HasField("failure") else ev.DecodeOutput(_output(output)) for output in update.outputs
         ]
-        return [*map(_prefill_done, update.prefilled), *outputs]
+        reserved = [ev.DecodeReserved(AttemptId(attempt_id)) for attempt_id in update.reserved]
+        return [*reserved, *map(_prefill_done, update.prefilled), *outputs]
     if update.WhichOneof("update") == "failed":
         return [_failed(update.failed, "prefill")]
     return [_prefill_done(update.done)]

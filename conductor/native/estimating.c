@@ -153,18 +153,18 @@ PyObject *estimate_decode(PyObject *Py_UNUSED(module), PyObject *args) {
     const int64_t *held = array(&buffers, held_o, 0, 0);
     if (!held || !all_below(own, n, items(&buffers))) goto end;
     double *tbt = array(&buffers, floats_o, n, 1);
-    int64_t *ints = tbt ? array(&buffers, ints_o, 4 * n, 1) : NULL;
+    int64_t *ints = tbt ? array(&buffers, ints_o, 5 * n, 1) : NULL;
     if (!ints) goto end;
     const double *running = table, *context = table + n, *largest = table + 2 * n, *fixed = table + 3 * n, *per_sequence = table + 4 * n;
     const double *per_context = table + 5 * n, *free_slots = table + 6 * n, *slots = table + 7 * n;
     for (Py_ssize_t i = 0; i < n; i++) {
         double batch = running[i] + 1, at_once = largest[i] > 0 && largest[i] < batch ? largest[i] : batch, turns = batch / at_once;
-        double step = fixed[i] + per_sequence[i] * at_once + per_context[i] * floor((context[i] + (double)more) / turns);
-        tbt[i] = step * turns;
+        tbt[i] = fixed[i] + per_sequence[i] * at_once + per_context[i] * floor((context[i] + (double)more) / turns);
         ints[i] = held[own[i]];
         ints[n + i] = (int64_t)batch;
         ints[2 * n + i] = (int64_t)free_slots[i];
         ints[3 * n + i] = (int64_t)slots[i];
+        ints[4 * n + i] = (int64_t)largest[i];
     }
     done = Py_NewRef(Py_None);
 end:

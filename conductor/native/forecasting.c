@@ -102,7 +102,7 @@ PyObject *forecast_with_one_more(PyObject *Py_UNUSED(module), PyObject *args) {
         if (!is_ready && i != place) continue;
         double batch = batches[ATTEMPTS * n + i] + (i == place), context = batches[BATCH_TOKENS * n + i];
         if (i == place) context += (double)num_tokens;
-        double step = fixed[i] * most(batch / largest[i], 1) + per_sequence[i] * batch + per_context_token[i] * context;
+        double step = fixed[i] + (per_sequence[i] * batch + per_context_token[i] * context) / most(batch / largest[i], 1);
         if (i == place) expected = step;
         if (!is_ready) continue;
         ready++;

@@ -84,6 +84,7 @@ def schedule_event(request: conductor_pb2.ScheduleRequest, block_tokens: int) ->
         tenant=request.context.tenant,
         priority=request.context.priority,
         deadline_ms=request.deadline_ms,
+        min_new_tokens=min(request.min_new_tokens or 1, max(request.max_new_tokens, 1)),
     )
 
 
@@ -180,6 +181,8 @@ def _assignment(assignment: Assignment) -> conductor_pb2.Assignment:
         ttft_slo_ms=assignment.ttft_slo_ms,
         tbt_slo_ms=assignment.tbt_slo_ms,
         prediction=conductor_pb2.Prediction(**asdict(assignment.prediction)),
+        waits=assignment.waits,
+        refusable=assignment.refusable,
     )
 
 
@@ -329,6 +332,7 @@ def load(report: node_pb2.LoadReport) -> Load:
         prefill_cost=_prefill_cost(report) if report.cost.prefill else None,
         decode_cost=DecodeCost(*_three(report, "decode")) if report.cost.decode else None,
         ssd_read_us_per_block=report.ssd_read_us_per_block,
+        slots_promised=report.slots_promised,
     )
 
 

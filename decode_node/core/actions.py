@@ -74,6 +74,8 @@ class Reply:
     session: int
     outputs: tuple[common_pb2.TokenOutput, ...] = ()
     prefilled: tuple[node_pb2.PrefillDone, ...] = ()
+    reserved: tuple[str, ...] = ()
+    """Attempts that waited for room and have their slots now."""
 
 
 Action = storage.Order | RunStep | LoadAhead | Reply

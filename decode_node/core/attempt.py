@@ -28,11 +28,17 @@ class Attempt:
     tbt_slo_ms: float
     arrived_at: float
     inlined: bool = False
+    waits: bool = False
+    """For room, as long as it takes: nobody has begun its prefill."""
+    expected_blocks: int = 0
+    """That its prompt and its predicted output need."""
     phase: Phase = "waiting"
     lease_until: float = float("inf")
     """While ingesting: when the prefill side is given up."""
     slots: tuple[int, ...] = ()
     growth: Growth = "none"
+    quota_used: bool = False
+    """It was refused for its tenant's quota, not for the pool."""
     starved_since: float | None = None
     """Since when it sits out steps because its slot was refused."""
     prompt_ids: Sequence[int] = ()
@@ -57,6 +63,11 @@ class Attempt:
     @property
     def attempt_id(self) -> str:
         return self.request.attempt_id
+
+    @property
+    def requested_at(self) -> float:
+        """When the request arrived at its gateway."""
+        return self.arrived_at - self.request.age_s
 
     @property
     def has_begun(self) -> bool:
@@ -87,6 +98,14 @@ class Attempt:
     def most_blocks(self, block_tokens: int) -> int:
         """It will ever need: the last token of the output is never fed back."""
         return blocks_for(self.request.num_prompt_tokens + self.request.params.max_tokens - 1, block_tokens)
+
+    def growth_blocks(self, block_tokens: int) -> int:
+        """By how many slots it is expected to grow beyond those that it has or, before it has any, will have first. An output that is
+        longer than was predicted is expected to go on for a quarter of what it has."""
+        held = len(self.slots) or self.request.num_blocks
+        if held < self.expected_blocks:
+            return self.expected_blocks - held
+        return min(len(self.output_ids) // (4 * block_tokens), self.most_blocks(block_tokens) - held)
 
     def lacks_slot(self, block_tokens: int) -> bool:
         """It must sit out the next step that is launched."""

@@ -26,22 +26,26 @@ from decode_node.core.underway import LoadsUnderWay, StepsUnderWay
 from node_runtime import events, storage
 from node_runtime.calibration import Calibration
 from node_runtime.slotqueue import SlotQueue
+from springtide.blocks import blocks_for
 from springtide.cost import DecodeCost
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import node_pb2
 from springtide.sampling import SampledToken, finish_reason, token_output
 
 _RECENT_STEPS = 32
+_MOST_ROOM_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`tokens`: of context in the batch. `step_ms`: median of the recent steps."""
+    """`tokens`: of context in the batch. `step_ms`: median of the recent steps. `slots_promised`: what attempts here are expected to grow
+    by, and what those that wait will take."""
 
     running: int
     waiting: int
     tokens: int
     step_ms: float
+    slots_promised: int
     attempt_ids: tuple[str, ...]
 
 
@@ -50,13 +54,17 @@ class DecodeCore:
         self._settings = settings
         self._calibration: Calibration[DecodeCost] = Calibration(settings.cost)
         self._attempts: dict[str, Attempt] = {}
-        """Oldest first."""
+        self._holders: dict[str, Attempt] = {}
+        """Those that have slots, or have asked for them: at most a batch, in the order in which the requests arrived at their gateways,
+        whatever attempts they have had since."""
         self._slot_queue = SlotQueue()
         self._num_slots: int | None = None
         self._pages: int | None = None
         self._slots_available = 0
         self._steps = StepsUnderWay()
         self._loads = LoadsUnderWay()
+        self._room_awaited_until = float("-inf")
+        """Slots were taken from an attempt that a peer may still be writing: until they are here, or then, nobody else gives way."""
         self._recent_ms: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._orders: list[Action] = []
         self._replies: list[Reply] = []
@@ -88,6 +96,7 @@ class DecodeCore:
             case storage.StoreLoad():
                 self._slots_available = event.slots_available
                 if event.slots_available:
+                    self._room_awaited_until = float("-inf")
                     self._retry_growth()
             case _:
                 self._notice(event, now)
@@ -106,15 +115,20 @@ class DecodeCore:
 
     def load(self) -> Load:
         running = tokens = 0
-        for attempt in self._attempts.values():
+        promised = self._slot_queue.wanted_blocks
+        for attempt in self._holders.values():
+            promised += attempt.growth_blocks(self._settings.block_tokens)
             if attempt.has_begun:
                 running += 1
                 tokens += attempt.context_tokens
+            elif attempt.phase == "reserving" and attempt.attempt_id not in self._slot_queue:
+                promised += attempt.request.num_blocks
         return Load(
             running=running,
             waiting=len(self._attempts) - running,
             tokens=tokens,
             step_ms=median(self._recent_ms) if self._recent_ms else 0.0,
+            slots_promised=promised,
             attempt_ids=tuple(self._attempts),
         )
 
@@ -123,6 +137,7 @@ class DecodeCore:
         block = self._settings.block_tokens
         for attempt in self._attempts.values():
             assert (attempt.phase == "waiting") <= (attempt.attempt_id in self._slot_queue)
+            assert (attempt.phase != "waiting") == (self._holders.get(attempt.attempt_id) is attempt)
             if attempt.phase not in ("waiting", "reserving"):
                 assert attempt.attempt_id not in self._slot_queue
                 assert attempt.request.num_blocks <= len(attempt.slots) <= max(attempt.most_blocks(block), attempt.request.num_blocks)
@@ -140,6 +155,9 @@ class DecodeCore:
                 assert attempt.committed_blocks * block <= attempt.computed < attempt.request.num_tokens
             assert attempt.ahead == sum(attempt in step.attempts for step in self._steps)
         assert all(attempt_id in self._attempts for attempt_id in self._slot_queue)
+        assert self._holders.keys() <= self._attempts.keys()
+        ages = [attempt.requested_at for attempt in self._holders.values()]
+        assert ages == sorted(ages)
         if self._num_slots is None:
             assert not self._attempts
         assert len(self._steps) <= (2 if self._settings.overlap else 1)
@@ -151,36 +169,79 @@ class DecodeCore:
 
     def _start(self, start: ev.Start, now: float) -> None:
         request = start.request
-        if request.attempt_id in self._attempts or request.attempt_id in self._held_back():
+        attempt_id = request.attempt_id
+        if attempt_id in self._attempts or attempt_id in self._held_back():
             return
-        attempt = Attempt(start.session, request, start.tbt_slo_ms, arrived_at=now, inlined=start.inlined)
+        attempt = Attempt(
+            start.session,
+            request,
+            start.tbt_slo_ms,
+            arrived_at=now,
+            inlined=start.inlined,
+            waits=start.waits or start.inlined,
+        )
+        most_blocks = attempt.most_blocks(self._settings.block_tokens)
+        expected_tokens = request.num_tokens + max(1, round(start.expected_tokens) - 1)
+        attempt.expected_blocks = min(blocks_for(expected_tokens, self._settings.block_tokens), most_blocks)
         if self._num_slots is None:
             self._reply_failure(attempt, pb.FAILURE_CODE_PEER_LOST, "the node's store is away")
-        elif request.num_blocks > self._num_slots:
-            message = f"the prompt needs {request.num_blocks} blocks, the arena has {self._num_slots} slots"
+        elif most_blocks > self._num_slots:
+            message = f"the sequence may come to need {most_blocks} blocks, the arena has {self._num_slots} slots"
             self._reply_failure(attempt, pb.FAILURE_CODE_INVALID, message)
-        elif why := door.refusal(self.cost, self._attempts.values(), attempt, self._settings.max_batch):
+        elif start.refusable and (why := door.refusal(self.cost, self._holders.values(), attempt, self._settings.max_batch)):
             self._reply_failure(attempt, pb.FAILURE_CODE_OVERLOADED, why)
-        else:
-            self._attempts[attempt.attempt_id] = attempt
-            if self._slot_queue:
-                self._slot_queue.wait(attempt.attempt_id, request.num_blocks, now + self._settings.slot_wait_s)
+        elif self._slot_queue or not self._has_place:
+            if attempt.waits:
+                self._attempts[attempt_id] = attempt
+                deadline, growth = now + self._settings.slot_wait_s, attempt.growth_blocks(self._settings.block_tokens)
+                self._slot_queue.wait(attempt_id, request.num_blocks, attempt.requested_at, deadline, growth_blocks=growth)
             else:
-                self._reserve(attempt)
+                self._reply_failure(attempt, pb.FAILURE_CODE_POOL_FULL, "others wait for room here")
+        else:
+            self._attempts[attempt_id] = attempt
+            self._reserve(attempt)
 
     # ---- store ----
 
     def _reserve(self, attempt: Attempt) -> None:
+        leave_available = self._kept_for_growth()
+        if self._holders:
+            leave_available += attempt.growth_blocks(self._settings.block_tokens)
         attempt.phase = "reserving"
+        last = next(reversed(self._holders.values()), None)
+        self._holders[attempt.attempt_id] = attempt
+        if last is not None and last.requested_at > attempt.requested_at:
+            self._holders = dict(sorted(self._holders.items(), key=lambda entry: entry[1].requested_at))
         request = attempt.request
         if not attempt.inlined:
-            self._orders.append(storage.Reserve(request.attempt_id, request.keys, request.num_blocks, request.tenant))
+            self._orders.append(storage.Reserve(request.attempt_id, request.keys, request.num_blocks, request.tenant, leave_available))
             return
         # The last token is always computed. Nothing is waited for: what is not in DRAM is computed.
         reusable = (request.num_tokens - 1) // self._settings.block_tokens
         self._orders.append(
-            storage.Acquire(request.attempt_id, request.keys, request.num_blocks, reusable, tenant=request.tenant, recompute_us_per_block=0)
+            storage.Acquire(
+                request.attempt_id,
+                request.keys,
+                request.num_blocks,
+                reusable,
+                tenant=request.tenant,
+                recompute_us_per_block=0,
+                leave_available=leave_available,
+            )
         )
+
+    def _kept_for_growth(self) -> int:
+        """Slots that have to be available still once another attempt has its own, so that preemption is rare: what those who hold slots are
+        expected to grow by. Alone, an attempt may have everything."""
+        block_tokens = self._settings.block_tokens
+        return sum(attempt.growth_blocks(block_tokens) for attempt in self._holders.values())
+
+    @property
+    def _has_place(self) -> bool:
+        """For one more in the batch, which those take too who are yet to join it: who has no place waits before its prefill, not between
+        two tokens. And nobody is taken in while another lacks a slot to go on."""
+        starving = any(attempt.growth == "refused" and not attempt.quota_used for attempt in self._holders.values())
+        return len(self._holders) < self._settings.max_batch and not starving
 
     def _notice(self, notice: storage.Notice, now: float) -> None:
         if isinstance(notice, storage.StoreLoad):
@@ -193,6 +254,8 @@ class DecodeCore:
                 self._slot_queue.leave(attempt.attempt_id)
                 attempt.phase, attempt.slots = "ingesting", slots
                 attempt.lease_until = now + self._settings.ingest_lease_s
+                if attempt.waits:
+                    self._replies.append(Reply(attempt.session, reserved=(attempt.attempt_id,)))
                 self._grow_ahead(attempt)
             case storage.Acquired() if attempt.phase == "reserving":
                 self._slot_queue.leave(attempt.attempt_id)
@@ -203,16 +266,25 @@ class DecodeCore:
                 attempt.slots += slots
                 attempt.growth, attempt.starved_since = "none", None
                 self._grow_ahead(attempt)
-            case storage.AttemptFailed(_, failure) if failure.code == pb.FAILURE_CODE_POOL_FULL and attempt.phase == "reserving":
+            case storage.AttemptFailed(_, failure) if failure.code in storage.NO_ROOM and attempt.phase == "reserving":
                 attempt.phase = "waiting"
-                self._slots_available = min(self._slots_available, attempt.request.num_blocks - 1)
-                self._slot_queue.refused(
-                    attempt.attempt_id, attempt.request.num_blocks, attempt.arrived_at + self._settings.slot_wait_s, now
-                )
-            case storage.AttemptFailed(_, failure) if failure.code == pb.FAILURE_CODE_POOL_FULL and attempt.growth == "asked":
+                del self._holders[attempt.attempt_id]
+                self._no_room(attempt, failure, now)
+            case storage.AttemptFailed(_, failure) if failure.code in storage.NO_ROOM and attempt.growth == "asked":
                 attempt.growth = "refused"
+                attempt.quota_used = failure.code == pb.FAILURE_CODE_QUOTA_USED
             case storage.AttemptFailed(_, failure):
                 self._fail(attempt, failure.code, failure.message)
+
+    def _no_room(self, attempt: Attempt, failure: pb.Failure, now: float) -> None:
+        if not attempt.waits:
+            self._fail(attempt, failure.code, failure.message)
+            return
+        quota_used = failure.code == pb.FAILURE_CODE_QUOTA_USED
+        if not quota_used:
+            self._slots_available = min(self._slots_available, attempt.request.num_blocks - 1)
+        deadline = attempt.arrived_at + self._settings.slot_wait_s
+        self._slot_queue.refused(attempt.attempt_id, attempt.request.num_blocks, attempt.requested_at, deadline, now, quota_used=quota_used)
 
     def _acquired(self, attempt: Attempt, acquired: storage.Acquired) -> None:
         block_tokens, most = self._settings.block_tokens, batching.most_missing(self._settings.inline_tokens)
@@ -241,13 +313,16 @@ class DecodeCore:
         for attempt in self._attempts.values():
             self._reply_failure(attempt, pb.FAILURE_CODE_PEER_LOST, reason)
         self._attempts.clear()
+        self._holders.clear()
         self._steps.store_lost()
         self._loads.store_lost()
 
     # ---- slots ----
 
     def _ask_for_waiting(self, now: float) -> None:
-        head = self._slot_queue.next_to_ask(self._slots_available, now)
+        if not self._slot_queue or not self._has_place:
+            return
+        head = self._slot_queue.next_to_ask(self._slots_available - self._kept_for_growth(), now, alone=not self._holders)
         if head is not None:
             self._reserve(self._attempts[head])
 
@@ -258,43 +333,42 @@ class DecodeCore:
             self._orders.append(storage.Grow(attempt.attempt_id, 1))
 
     def _retry_growth(self) -> None:
-        for attempt in self._attempts.values():
+        for attempt in self._holders.values():
             if attempt.growth == "refused":
                 attempt.growth = "none"
                 self._grow_ahead(attempt)
 
     def _make_room(self, now: float) -> None:
-        """When a sequence sits out steps because the pool is truly full, the youngest one, maybe one that is loading, gives up its slots:
-        the gateway schedules it again with what it has generated. The oldest is never preempted, so work always ends."""
-        refused = [attempt for attempt in self._attempts.values() if attempt.growth == "refused" and attempt.phase == "running"]
+        """When a sequence sits out steps because the pool, or its tenant's part of it, is truly full, the youngest that holds slots gives
+        them up, whatever it is at: the gateway schedules it again with what it has generated, and it keeps its age. The oldest is never
+        preempted, so work always ends."""
+        refused = [attempt for attempt in self._holders.values() if attempt.growth == "refused" and attempt.phase == "running"]
         starved = next((attempt for attempt in refused if not attempt.ahead and attempt.lacks_slot(self._settings.block_tokens)), None)
-        if starved is None or self._held_back():
+        if starved is None or self._held_back() or now < self._room_awaited_until:
             return
-        begun = [attempt for attempt in self._attempts.values() if attempt.has_begun]
-        if len(begun) > 1:
-            self._fail(begun[-1], pb.FAILURE_CODE_PREEMPTED, "its slots were needed by an older request")
-        elif starved.starved_since is None:
-            self._starve(starved, now)
-
-    def _starve(self, attempt: Attempt, now: float) -> None:
-        """It is alone: others' prompts, leases or quarantined slots hold the rest of the pool for a while, or it has outgrown the arena."""
-        assert self._num_slots is not None
-        needed = attempt.needed_blocks(self._settings.block_tokens)
-        if needed > self._num_slots:
-            self._fail(attempt, pb.FAILURE_CODE_INVALID, f"the sequence needs {needed} blocks, the arena has {self._num_slots} slots")
-        else:
-            attempt.starved_since = now
+        tenant = starved.request.tenant if starved.quota_used else None
+        holders = [attempt for attempt in self._holders.values() if tenant in (None, attempt.request.tenant)]
+        if len(holders) == 1:
+            # Alone: leases, pins, or slots that a peer may still write hold the rest for a while.
+            if starved.starved_since is None:
+                starved.starved_since = now
+            return
+        youngest = holders[-1]
+        if youngest.phase in ("reserving", "ingesting"):
+            self._room_awaited_until = now + _MOST_ROOM_WAIT_S
+        self._fail(youngest, pb.FAILURE_CODE_PREEMPTED, "its slots were needed by an older request")
 
     def _expire(self, now: float) -> None:
         for attempt_id in self._slot_queue.expired(now):
             attempt = self._attempts[attempt_id]
             message = f"no {attempt.request.num_blocks} slots came free within {self._settings.slot_wait_s:g} s"
             self._fail(attempt, pb.FAILURE_CODE_POOL_FULL, message)
-        for attempt in list(self._attempts.values()):
+        for attempt in list(self._holders.values()):
             if attempt.phase == "ingesting" and now >= attempt.lease_until:
                 message = f"the prompt was not handed over within {self._settings.ingest_lease_s:g} s"
                 self._fail(attempt, pb.FAILURE_CODE_PEER_LOST, message)
             elif attempt.starved_since is not None and now >= attempt.starved_since + self._settings.slot_wait_s:
+                # There may be room elsewhere by now.
                 self._fail(attempt, pb.FAILURE_CODE_POOL_FULL, f"no slot came free within {self._settings.slot_wait_s:g} s")
 
     def _held_back(self) -> Sequence[str]:
@@ -306,7 +380,7 @@ class DecodeCore:
     def _load_ahead(self) -> None:
         if not self._settings.loads_ahead:
             return
-        for attempt in batching.to_load(self._attempts.values(), self._loads.attempt_ids, self._pages):
+        for attempt in batching.to_load(self._holders.values(), self._loads.attempt_ids, self._pages):
             self._orders.append(self._loads.launch(attempt))
 
     def _loaded(self, attempt_id: str) -> None:
@@ -325,7 +399,7 @@ class DecodeCore:
         settings = self._settings
         while self._num_slots is not None and len(self._steps) < (2 if settings.overlap else 1):
             batch = batching.choose(
-                self._attempts.values(), self.cost, settings.max_batch, settings.block_tokens, settings.inline_tokens, self._pages
+                self._holders.values(), self.cost, settings.max_batch, settings.block_tokens, settings.inline_tokens, self._pages
             )
             if not batch:
                 return
@@ -413,6 +487,7 @@ class DecodeCore:
         """Gives its slots back, now or when the steps or the load that use them have ended; whoever lacks a slot asks again."""
         attempt_id = attempt.attempt_id
         del self._attempts[attempt_id]
+        self._holders.pop(attempt_id, None)
         self._slot_queue.leave(attempt_id)
         if attempt.phase == "waiting":
             return

@@ -21,11 +21,7 @@ def predict_step_ms(cost: DecodeCost, running: Collection[Attempt], joining: Att
 
 
 def refusal(cost: DecodeCost, accepted: Collection[Attempt], joining: Attempt, max_batch: int) -> str | None:
-    """Why the attempt may not come in; None when it may. A continuation of a request that was accepted before always may."""
-    if joining.request.continues:
-        return None
-    if len(accepted) >= 2 * max_batch:
-        return f"the batch of {max_batch} is full and as many attempts wait for it"
+    """Why the attempt may not come in; None when it may."""
     running = [attempt for attempt in accepted if attempt.has_begun]
     objectives = [attempt.tbt_slo_ms for attempt in (*running, joining) if attempt.tbt_slo_ms > 0]
     predicted_ms = predict_step_ms(cost, running, joining, max_batch)

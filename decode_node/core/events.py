@@ -21,6 +21,12 @@ class Start:
     """Objective checked at the door; 0 for none."""
     inlined: bool = False
     """There is no prefill side: the prompt is computed here, and its first token is wanted too."""
+    waits: bool = False
+    """There is none yet: whoever sent this begins it when `Reply.reserved` says so."""
+    refusable: bool = True
+    """The door may refuse it."""
+    expected_tokens: float = 0.0
+    """Predicted length of the output still to come; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

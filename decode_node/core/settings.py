@@ -11,9 +11,10 @@ from springtide.cost import DecodeCost
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`ingest_lease_s`: how long the prefill side may take. Whoever gives up earlier says so (the gateway aborts, the store tells that
-    the writer is gone); this bounds what nobody speaks for any more. `slot_wait_s`: how long a full pool is waited for. `overlap`: a step
-    is launched while another runs; without it, which is easier to follow, when that one's tokens are known. `inline_tokens`: most tokens of
-    a prompt that a step computes. `loads_ahead`: prompts that were handed over are loaded ahead of the steps that they join."""
+    the writer is gone); this bounds what nobody speaks for any more. `slot_wait_s`: how long room is waited for here, until it is looked
+    for elsewhere. `overlap`: a step is launched while another runs; without it, which is easier to follow, when that one's tokens are
+    known. `inline_tokens`: most tokens of a prompt that a step computes. `loads_ahead`: prompts that were handed over are loaded ahead of
+    the steps that they join."""
 
     cost: DecodeCost
     block_tokens: int

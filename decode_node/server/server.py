@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 INGEST_LEASES = 10
 """A prompt may take so many leases' time from its reservation to its last block: the prefill side's queue, its compute and the transfer."""
 
+SLOT_WAIT_S = 10.0
+"""Whoever waits longer for room is scheduled again, with its age: another node may have room by now."""
 MEASURE_BUDGET_S = 2.0
 
 
@@ -56,7 +58,7 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
                 max_batch=config.decode_node.max_batch,
                 eos_token_ids=arguments.model_info.eos_token_ids,
                 ingest_lease_s=INGEST_LEASES * config.kv.lease_s,
-                slot_wait_s=config.kv.lease_s,
+                slot_wait_s=SLOT_WAIT_S,
                 overlap=config.decode_node.overlap,
                 inline_tokens=config.decode_node.inline_tokens,
                 loads_ahead=parts.runner.loads_ahead,
@@ -96,10 +98,10 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
                 self.thread.run(self._run_step, action, limit_s).add_done_callback(partial(self._step_ended, action.step_id))
             case LoadAhead():
                 self._load_ahead(action)
-            case Reply(session, outputs, prefilled):
+            case Reply(session, outputs, prefilled, reserved):
                 self._count(outputs)
                 metrics.INLINED.inc(len(prefilled))
-                self.sessions.send(session, node_pb2.DecodeUpdate(outputs=outputs, prefilled=prefilled))
+                self.sessions.send(session, node_pb2.DecodeUpdate(outputs=outputs, prefilled=prefilled, reserved=reserved))
 
     def _load_ahead(self, load: LoadAhead) -> None:
         link = self.link
@@ -132,7 +134,15 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
         self.tell(event)
 
     def start_event(self, session: int, start: node_pb2.DecodeStart, request: Request) -> Start:
-        return Start(session, request, start.tbt_slo_ms, start.inlined)
+        return Start(
+            session,
+            request,
+            start.tbt_slo_ms,
+            start.inlined,
+            waits=start.waits,
+            refusable=start.refusable,
+            expected_tokens=start.expected_tokens,
+        )
 
     def failed_update(self, output: common_pb2.TokenOutput) -> node_pb2.DecodeUpdate:
         return node_pb2.DecodeUpdate(outputs=[output])
@@ -151,6 +161,7 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
             cost=node_pb2.CostModel(decode=[cost.fixed_ms, cost.per_sequence_ms, cost.per_context_token_ms]),
             max_batch=self._arguments.config.decode_node.max_batch,
             attempt_ids=load.attempt_ids,
+            slots_promised=load.slots_promised,
         )
 
     def handled(self, event: Any) -> None:

@@ -67,9 +67,17 @@ class Ledger:
         return found
 
     def admit(
-        self, attempt_id: AttemptId, keys: Sequence[BlockKey], num_blocks: int, max_reused: int, tenant_name: str, owner: Holder
+        self,
+        attempt_id: AttemptId,
+        keys: Sequence[BlockKey],
+        num_blocks: int,
+        max_reused: int,
+        tenant_name: str,
+        owner: Holder,
+        leave_available: int = 0,
     ) -> Attempt:
-        """A new attempt with the longest held prefix of `keys` up to `max_reused`, referenced, and private slots for the rest.
+        """A new attempt with the longest held prefix of `keys` up to `max_reused`, referenced, and private slots for the rest, with so many
+        slots left that are free or evictable.
 
         Raises PoolFull, QuotaExceeded, or InvalidRequest when the attempt was here before, the numbers make no sense or the quota is less.
         """
@@ -82,7 +90,7 @@ class Ledger:
         for block in reused:
             self.index.reference(block)
         try:
-            fresh = self.allocate(num_blocks - len(reused), tenant, num_blocks)
+            fresh = self.allocate(num_blocks - len(reused), tenant, num_blocks, leave_available)
         except SpringtideError:
             for block in reversed(reused):
                 self.index.dereference(block)
@@ -101,15 +109,16 @@ class Ledger:
         self.attempts[attempt_id] = attempt
         return attempt
 
-    def allocate(self, count: int, tenant: Tenant, num_blocks: int) -> list[Slot]:
+    def allocate(self, count: int, tenant: Tenant, num_blocks: int, leave_available: int = 0) -> list[Slot]:
         """Free slots for an attempt of `tenant` that then has `num_blocks`, after evicting as many blocks as it takes: the tenant's own
         until its quota suffices, then anybody's. Raises PoolFull, QuotaExceeded or InvalidRequest, with nothing changed."""
         own = tenant.own_evictions(count, num_blocks)
         short = count - own - self.slots.num_free
-        if short > self.index.num_unreferenced - own:
+        if count + leave_available > self.slots.num_free + self.index.num_unreferenced:
+            kept = f", {leave_available} of which are kept for others" if leave_available else ""
             raise PoolFull(
                 f"{count} slots asked for; {self.slots.num_free} of {self.slots.num_slots} are free "
-                f"and {self.index.num_unreferenced} evictable"
+                f"and {self.index.num_unreferenced} evictable{kept}"
             )
         victims = self.index.evict(own, tenant) if own else []
         if short > 0:

@@ -9,7 +9,6 @@ from typing import Any
 
 from kvstore.core.ingest import Unit
 from kvstore.core.results import UnknownAttempt
-from kvstore.core.tenants import QuotaExceeded
 from kvstore.server.departed import DepartedEngines
 from kvstore.server.failures import failure_of
 from kvstore.server.fetch import Fetch
@@ -20,7 +19,6 @@ from messenger.base import Identity
 from springtide.blocks import checked_keys
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, BlockKey, Slot
-from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -127,7 +125,9 @@ class EngineSession:
 
     def _acquire(self, command: pb.Acquire) -> None:
         attempt_id, keys = AttemptId(command.attempt_id), checked_keys(command.keys)
-        acquired = self._node.pool.acquire(attempt_id, keys, command.num_blocks, command.max_reused_blocks, command.tenant)
+        acquired = self._node.pool.acquire(
+            attempt_id, keys, command.num_blocks, command.max_reused_blocks, command.tenant, command.leave_available
+        )
         elsewhere = [source for source in command.sources if source.node_id != self._node.options.node_id]
         most = min(command.max_reused_blocks, len(keys))
         ssd_blocks = self._on_ssd(keys[:most], acquired.local_blocks, command)
@@ -148,19 +148,15 @@ class EngineSession:
 
     def _reserve(self, command: pb.Reserve) -> None:
         attempt_id = AttemptId(command.attempt_id)
-        reserved = self._node.pool.reserve(attempt_id, checked_keys(command.keys), command.num_blocks, command.tenant)
+        reserved = self._node.pool.reserve(
+            attempt_id, checked_keys(command.keys), command.num_blocks, command.tenant, command.leave_available
+        )
         answer = pb.Reserved(attempt_id=attempt_id, slots=reserved.slots, present_blocks=reserved.present_blocks)
         self.notify(pb.StoreNotice(reserved=answer))
         self._ingests.reserved(attempt_id)
 
     def _grow(self, command: pb.Grow) -> None:
-        try:
-            slots: list[Slot] = self._node.pool.grow(AttemptId(command.attempt_id), command.num_blocks)
-        except QuotaExceeded as error:
-            # To wait, or to preempt somebody else's attempt, would not make room in this tenant's quota: this attempt gives way.
-            failure = common_pb2.Failure(code=common_pb2.FAILURE_CODE_PREEMPTED, message=error.message)
-            self.notify(pb.StoreNotice(attempt_failed=pb.AttemptFailed(attempt_id=command.attempt_id, failure=failure)))
-            return
+        slots: list[Slot] = self._node.pool.grow(AttemptId(command.attempt_id), command.num_blocks)
         self.notify(pb.StoreNotice(grown=pb.Grown(attempt_id=command.attempt_id, slots=slots)))
 
     def _commit(self, command: pb.Commit) -> None:

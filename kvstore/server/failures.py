@@ -33,7 +33,7 @@ _FAILURE: tuple[tuple[type[SpringtideError], pb.FailureCode], ...] = (
     (TransferCancelled, pb.FAILURE_CODE_ABORTED),
     (InvalidRequest, pb.FAILURE_CODE_INVALID),
     (PoolFull, pb.FAILURE_CODE_POOL_FULL),
-    (QuotaExceeded, pb.FAILURE_CODE_OVERLOADED),
+    (QuotaExceeded, pb.FAILURE_CODE_QUOTA_USED),
     (PeerLost, pb.FAILURE_CODE_PEER_LOST),
     (DeadlineExceeded, pb.FAILURE_CODE_PEER_LOST),
     (StaleHandle, pb.FAILURE_CODE_PEER_LOST),

@@ -61,6 +61,11 @@ class Attempt:
         return self.start.request
 
     @property
+    def requested_at(self) -> float:
+        """When the request arrived at its gateway."""
+        return self.arrived_at - self.request.age_s
+
+    @property
     def session(self) -> int:
         return self.start.session
 

@@ -146,7 +146,7 @@ class PrefillCore:
             return
         attempt = self._attempts[attempt_id] = Attempt(start, arrived_at=now)
         if self._slot_queue:
-            self._slot_queue.wait(attempt_id, request.num_blocks, _slot_deadline(attempt))
+            self._slot_queue.wait(attempt_id, request.num_blocks, attempt.requested_at, _slot_deadline(attempt))
         else:
             self._acquire(attempt, now)
 
@@ -207,10 +207,19 @@ class PrefillCore:
                 del self._attempts[attempt.attempt_id]
             case storage.HandOverFailed(_, failure):
                 self._fail(attempt, failure)
-            case storage.AttemptFailed(_, failure) if failure.code == pb.FAILURE_CODE_POOL_FULL and attempt.phase == "acquiring":
+            case storage.AttemptFailed(_, failure) if failure.code in storage.NO_ROOM and attempt.phase == "acquiring":
                 attempt.phase = "waiting"
-                self._slots_available = min(self._slots_available, attempt.request.num_blocks - 1)
-                self._slot_queue.refused(attempt.attempt_id, attempt.request.num_blocks, _slot_deadline(attempt), now)
+                quota_used = failure.code == pb.FAILURE_CODE_QUOTA_USED
+                if not quota_used:
+                    self._slots_available = min(self._slots_available, attempt.request.num_blocks - 1)
+                self._slot_queue.refused(
+                    attempt.attempt_id,
+                    attempt.request.num_blocks,
+                    attempt.requested_at,
+                    _slot_deadline(attempt),
+                    now,
+                    quota_used=quota_used,
+                )
             case storage.AttemptFailed(_, failure):
                 self._fail(attempt, failure)
 

@@ -48,6 +48,7 @@ class Cluster:
             options.conductor.block_tokens,
             options.rpc_s,
             options.late_tbt_slo_ms is not None,
+            self._num_slots(ev.Role.DECODE) * options.conductor.block_tokens,
             self.loop,
             self._conduct,
             self.prefills,

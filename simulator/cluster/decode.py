@@ -34,6 +34,8 @@ class Gateway(Protocol):
 
     def on_prefilled(self, done: PrefillDone) -> None: ...
 
+    def on_reserved(self, attempt_id: AttemptId) -> None: ...
+
     def on_refused_late(self, attempt_id: AttemptId) -> None: ...
 
     def request_of(self, attempt_id: str) -> SimRequest: ...
@@ -100,6 +102,7 @@ class SimDecode:
             step_ms=load.step_ms,
             slots_total=self.store.pool.num_slots,
             slots_available=self.store.slots_available,
+            slots_promised=load.slots_promised,
             max_batch=self._settings.max_batch,
             attempt_ids=cast(frozenset[AttemptId], frozenset(load.attempt_ids)),
             decode_cost=self._core.cost,
@@ -147,7 +150,9 @@ class SimDecode:
                 self._run(action)
             case LoadAhead():
                 raise AssertionError("the simulated engine computes in its arena")
-            case Reply(_, outputs, prefilled):
+            case Reply(_, outputs, prefilled, reserved):
+                for attempt_id in reserved:
+                    self._gateway.on_reserved(AttemptId(attempt_id))
                 for done in prefilled:
                     self._gateway.on_prefilled(done)
                 for output in outputs:

@@ -30,7 +30,7 @@ from springtide.sampling import SamplingParams
 
 GATEWAY = GatewayId("gateway")
 MAX_NEW_TOKENS = 1 << 17
-"""What clients ask for; how much will come, nobody knows beforehand."""
+"""What clients ask for, if so much has room; how much will come, nobody knows beforehand."""
 _SESSION = 0
 _NAMESPACE = BlockKey(bytes(16))
 _FINISHES: dict[int, ev.Finish | None] = {
@@ -49,13 +49,16 @@ class SimGateway:
         block_tokens: int,
         rpc_s: float,
         late_door: bool,
+        context_tokens: int,
         loop: Loop,
         conductor: Callable[[conductor_events.Event], list[conductor_events.Action]],
         prefills: Mapping[InstanceId, SimPrefill],
         decodes: Mapping[InstanceId, SimDecode],
     ) -> None:
+        """`context_tokens`: of the longest sequence that a decode node can hold."""
         self.records = records
         self._block_tokens, self._rpc_s, self._late_door = block_tokens, rpc_s, late_door
+        self._context_tokens = context_tokens
         self._step_s = 0.0
         """Between the tokens that came last."""
         self._loop, self._conductor = loop, conductor
@@ -114,6 +117,9 @@ class SimGateway:
                 compute_ms=done.compute_ms,
             )
         )
+
+    def on_reserved(self, attempt_id: AttemptId) -> None:
+        self._mailbox.post(ev.DecodeReserved(attempt_id))
 
     def on_decode(self, instance_id: InstanceId, output: pb.TokenOutput, step_s: float) -> None:
         self._step_s = step_s
@@ -183,7 +189,7 @@ class SimGateway:
                 gateway_id=GATEWAY,
                 block_keys=prompt_keys(request, 0, num_tokens // self._block_tokens, self._block_tokens),
                 num_tokens=num_tokens,
-                max_new_tokens=MAX_NEW_TOKENS,
+                max_new_tokens=max(1, min(MAX_NEW_TOKENS, self._context_tokens - num_tokens)),
                 accepted=action.accepted,
                 avoid=frozenset(action.avoid),
                 tenant=action.generation.tenant,
@@ -195,7 +201,7 @@ class SimGateway:
             if isinstance(reply, conductor_events.Reply):
                 self._mailbox.post(_answer(reply))
 
-    def _request(self, generation: ev.Generation, attempt_id: AttemptId, num_tokens: int) -> Request:
+    def _request(self, generation: ev.Generation, attempt_id: AttemptId, num_tokens: int, age_ms: float) -> Request:
         request = self.records.requests[int(generation.request_id)]
         return Request(
             attempt_id=attempt_id,
@@ -207,19 +213,27 @@ class SimGateway:
             namespace=_NAMESPACE,
             keys=prompt_keys(request, 0, num_tokens // self._block_tokens, self._block_tokens),
             num_blocks=blocks_for(num_tokens, self._block_tokens),
+            age_s=age_ms / 1000,
         )
 
     def _start_decode(self, action: ev.StartDecode) -> None:
         assignment = action.assignment
-        request = self._request(action.generation, assignment.attempt_id, len(action.token_ids))
-        tbt_slo_ms = 0.0 if self._late_door else assignment.tbt_slo_ms
-        self._decodes[assignment.decode.instance_id].tell(decode_events.Start(_SESSION, request, tbt_slo_ms, assignment.inlined))
+        start = decode_events.Start(
+            session=_SESSION,
+            request=self._request(action.generation, assignment.attempt_id, len(action.token_ids), action.age_ms),
+            tbt_slo_ms=assignment.tbt_slo_ms,
+            inlined=assignment.inlined,
+            waits=action.waits,
+            refusable=assignment.refusable and not self._late_door,
+            expected_tokens=assignment.expected_tokens,
+        )
+        self._decodes[assignment.decode.instance_id].tell(start)
 
     def _start_prefill(self, action: ev.StartPrefill) -> None:
         assignment = action.assignment
         start = prefill_events.Start(
             session=_SESSION,
-            request=self._request(action.generation, assignment.attempt_id, len(action.token_ids)),
+            request=self._request(action.generation, assignment.attempt_id, len(action.token_ids), action.age_ms),
             decode_store_address=assignment.decode.store_address,
             decode_store_node_id=assignment.decode.node_id,
             ttft_budget_ms=action.ttft_budget_ms,
@@ -272,6 +286,9 @@ def _answer(reply: conductor_events.Reply) -> ev.Event:
             predicted_ttft_ms=assignment.predicted_ttft_ms,
             ttft_slo_ms=assignment.ttft_slo_ms,
             tbt_slo_ms=assignment.tbt_slo_ms,
+            prediction=conductor_pb.Prediction(output_tokens=assignment.prediction.output_tokens),
+            waits=assignment.waits,
+            refusable=assignment.refusable,
         )
     )
 

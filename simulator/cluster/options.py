@@ -37,7 +37,7 @@ class Options:
     rpc_s: float = 0.0005
     """From the gateway to whomever it asks, and back."""
     ingest_lease_s: float = 120.0
-    slot_wait_s: float = 30.0
+    slot_wait_s: float = 10.0
     restart_s: float = RESTART_S
     """How long an instance that switches its role is nobody's, from the end of its work on."""
     sample_every_s: float = 10.0

@@ -134,7 +134,7 @@ class SimStore:
     def _acquire(self, order: storage.Acquire) -> None:
         attempt_id = AttemptId(order.attempt_id)
         keys = cast(Sequence[BlockKey], order.keys)
-        acquired = self.pool.acquire(attempt_id, keys, order.num_blocks, order.max_reused_blocks, order.tenant)
+        acquired = self.pool.acquire(attempt_id, keys, order.num_blocks, order.max_reused_blocks, order.tenant, order.leave_available)
         self._was_full = False
         local = acquired.local_blocks
         source = next((source for source in order.sources if source.node_id != self.node_id), None)
@@ -168,7 +168,9 @@ class SimStore:
 
     def _reserve(self, order: storage.Reserve) -> None:
         attempt_id = AttemptId(order.attempt_id)
-        reserved = self.pool.reserve(attempt_id, cast(Sequence[BlockKey], order.keys), order.num_blocks, order.tenant)
+        reserved = self.pool.reserve(
+            attempt_id, cast(Sequence[BlockKey], order.keys), order.num_blocks, order.tenant, order.leave_available
+        )
         self._was_full = False
         self.notify(storage.Reserved(order.attempt_id, tuple(reserved.slots), reserved.present_blocks))
         expected = self._expected.pop(attempt_id, None)

@@ -23,6 +23,7 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_CODE_PEER_LOST: _ClassVar[FailureCode]
     FAILURE_CODE_ABORTED: _ClassVar[FailureCode]
     FAILURE_CODE_INTERNAL: _ClassVar[FailureCode]
+    FAILURE_CODE_QUOTA_USED: _ClassVar[FailureCode]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -34,20 +35,23 @@ FAILURE_CODE_PREEMPTED: FailureCode
 FAILURE_CODE_PEER_LOST: FailureCode
 FAILURE_CODE_ABORTED: FailureCode
 FAILURE_CODE_INTERNAL: FailureCode
+FAILURE_CODE_QUOTA_USED: FailureCode
 
 class AttemptContext(_message.Message):
-    __slots__ = ("request_id", "attempt_id", "tenant", "priority", "traceparent")
+    __slots__ = ("request_id", "attempt_id", "tenant", "priority", "traceparent", "age_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt_id: str
     tenant: str
     priority: int
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    age_ms: float
+    def __init__(self, request_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ..., age_ms: _Optional[float] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop_token_ids", "max_tokens", "ignore_eos", "logprobs", "logit_bias")

@@ -47,11 +47,12 @@ ATTEMPT_PHASE_FINISHED: AttemptPhase
 ATTEMPT_PHASE_FAILED: AttemptPhase
 
 class ScheduleRequest(_message.Message):
-    __slots__ = ("context", "block_keys", "num_tokens", "max_new_tokens", "gateway_id", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "debug", "deadline_ms", "epoch")
+    __slots__ = ("context", "block_keys", "num_tokens", "max_new_tokens", "min_new_tokens", "gateway_id", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "debug", "deadline_ms", "epoch")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MIN_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     AVOID_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +65,7 @@ class ScheduleRequest(_message.Message):
     block_keys: bytes
     num_tokens: int
     max_new_tokens: int
+    min_new_tokens: int
     gateway_id: str
     accepted: bool
     avoid: _containers.RepeatedScalarFieldContainer[str]
@@ -72,7 +74,7 @@ class ScheduleRequest(_message.Message):
     debug: bool
     deadline_ms: float
     epoch: int
-    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., block_keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., gateway_id: _Optional[str] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., debug: _Optional[bool] = ..., deadline_ms: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., block_keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., gateway_id: _Optional[str] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., debug: _Optional[bool] = ..., deadline_ms: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ScheduleReply(_message.Message):
     __slots__ = ("assignment", "rejection", "not_leader", "estimates", "epoch")
@@ -109,7 +111,7 @@ class InstanceRef(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., address: _Optional[str] = ..., node_id: _Optional[str] = ..., store_address: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("attempt_id", "prefill", "decode", "local_blocks", "sources", "predicted_ttft_ms", "predicted_tbt_ms", "ttft_slo_ms", "tbt_slo_ms", "prediction")
+    __slots__ = ("attempt_id", "prefill", "decode", "local_blocks", "sources", "predicted_ttft_ms", "predicted_tbt_ms", "ttft_slo_ms", "tbt_slo_ms", "prediction", "waits", "refusable")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +122,8 @@ class Assignment(_message.Message):
     TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    REFUSABLE_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     prefill: InstanceRef
     decode: InstanceRef
@@ -130,7 +134,9 @@ class Assignment(_message.Message):
     ttft_slo_ms: float
     tbt_slo_ms: float
     prediction: Prediction
-    def __init__(self, attempt_id: _Optional[str] = ..., prefill: _Optional[_Union[InstanceRef, _Mapping]] = ..., decode: _Optional[_Union[InstanceRef, _Mapping]] = ..., local_blocks: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tbt_ms: _Optional[float] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ...) -> None: ...
+    waits: bool
+    refusable: bool
+    def __init__(self, attempt_id: _Optional[str] = ..., prefill: _Optional[_Union[InstanceRef, _Mapping]] = ..., decode: _Optional[_Union[InstanceRef, _Mapping]] = ..., local_blocks: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ..., predicted_ttft_ms: _Optional[float] = ..., predicted_tbt_ms: _Optional[float] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., waits: _Optional[bool] = ..., refusable: _Optional[bool] = ...) -> None: ...
 
 class Prediction(_message.Message):
     __slots__ = ("ttft_ms", "queue_ms", "transfer_ms", "prefill_ms", "tbt_ms", "output_tokens", "ahead_ms")

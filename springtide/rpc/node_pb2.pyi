@@ -90,7 +90,7 @@ class DecodeCommand(_message.Message):
     def __init__(self, start: _Optional[_Union[DecodeStart, _Mapping]] = ..., abort: _Optional[_Union[AbortAttempt, _Mapping]] = ...) -> None: ...
 
 class DecodeStart(_message.Message):
-    __slots__ = ("context", "token_ids", "num_prompt_tokens", "sampling", "namespace", "tbt_slo_ms", "inlined")
+    __slots__ = ("context", "token_ids", "num_prompt_tokens", "sampling", "namespace", "tbt_slo_ms", "inlined", "waits", "refusable", "expected_tokens")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,9 @@ class DecodeStart(_message.Message):
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     INLINED_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    REFUSABLE_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     context: _common_pb2.AttemptContext
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -105,22 +108,27 @@ class DecodeStart(_message.Message):
     namespace: bytes
     tbt_slo_ms: float
     inlined: bool
-    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., tbt_slo_ms: _Optional[float] = ..., inlined: _Optional[bool] = ...) -> None: ...
+    waits: bool
+    refusable: bool
+    expected_tokens: float
+    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., tbt_slo_ms: _Optional[float] = ..., inlined: _Optional[bool] = ..., waits: _Optional[bool] = ..., refusable: _Optional[bool] = ..., expected_tokens: _Optional[float] = ...) -> None: ...
 
 class DecodeUpdate(_message.Message):
-    __slots__ = ("outputs", "prefilled")
+    __slots__ = ("outputs", "prefilled", "reserved")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenOutput]
     prefilled: _containers.RepeatedCompositeFieldContainer[PrefillDone]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[_common_pb2.TokenOutput, _Mapping]]] = ..., prefilled: _Optional[_Iterable[_Union[PrefillDone, _Mapping]]] = ...) -> None: ...
+    reserved: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[_common_pb2.TokenOutput, _Mapping]]] = ..., prefilled: _Optional[_Iterable[_Union[PrefillDone, _Mapping]]] = ..., reserved: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("instance_id", "incarnation", "node_id", "running", "waiting", "tokens", "queue_ms", "step_ms", "slots_total", "slots_available", "cost", "max_batch", "attempt_ids", "ssd_read_us_per_block")
+    __slots__ = ("instance_id", "incarnation", "node_id", "running", "waiting", "tokens", "queue_ms", "step_ms", "slots_total", "slots_available", "cost", "max_batch", "attempt_ids", "ssd_read_us_per_block", "slots_promised")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +143,7 @@ class LoadReport(_message.Message):
     MAX_BATCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     SSD_READ_US_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_PROMISED_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     incarnation: int
     node_id: str
@@ -149,7 +158,8 @@ class LoadReport(_message.Message):
     max_batch: int
     attempt_ids: _containers.RepeatedScalarFieldContainer[str]
     ssd_read_us_per_block: int
-    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ..., ssd_read_us_per_block: _Optional[int] = ...) -> None: ...
+    slots_promised: int
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ..., ssd_read_us_per_block: _Optional[int] = ..., slots_promised: _Optional[int] = ...) -> None: ...
 
 class CostModel(_message.Message):
     __slots__ = ("prefill", "decode", "slowest_share")

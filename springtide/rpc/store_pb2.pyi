@@ -488,7 +488,7 @@ class EngineHello(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Acquire(_message.Message):
-    __slots__ = ("attempt_id", "keys", "num_blocks", "max_reused_blocks", "sources", "tenant", "recompute_us_per_block")
+    __slots__ = ("attempt_id", "keys", "num_blocks", "max_reused_blocks", "sources", "tenant", "recompute_us_per_block", "leave_available")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -496,6 +496,7 @@ class Acquire(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTE_US_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     num_blocks: int
@@ -503,19 +504,22 @@ class Acquire(_message.Message):
     sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.PrefixSource]
     tenant: str
     recompute_us_per_block: int
-    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ..., max_reused_blocks: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ..., tenant: _Optional[str] = ..., recompute_us_per_block: _Optional[int] = ...) -> None: ...
+    leave_available: int
+    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ..., max_reused_blocks: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ..., tenant: _Optional[str] = ..., recompute_us_per_block: _Optional[int] = ..., leave_available: _Optional[int] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("attempt_id", "keys", "num_blocks", "tenant")
+    __slots__ = ("attempt_id", "keys", "num_blocks", "tenant", "leave_available")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     num_blocks: int
     tenant: str
-    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+    leave_available: int
+    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ..., tenant: _Optional[str] = ..., leave_available: _Optional[int] = ...) -> None: ...
 
 class Grow(_message.Message):
     __slots__ = ("attempt_id", "num_blocks")

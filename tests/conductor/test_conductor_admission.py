@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from conductor_support import ask, assigned, bring_up, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.decision import Reason, Rejection
-from conductor.core.events import Advance, InstanceDown, Phase, Role, Schedule, StoreDown
+from conductor.core.decision import Placement, Reason, Rejection
+from conductor.core.events import Advance, InstanceDown, Phase, Role, Schedule, StoreDown, Tick
 from springtide.ids import AttemptId, InstanceId, NodeId
 
 
-def refused(core: ConductorCore, event: Schedule) -> Rejection:
-    outcome = ask(core, event).outcome
+def refused(core: ConductorCore, event: Schedule, now: float = 0.0) -> Rejection:
+    outcome = ask(core, event, now).outcome
     assert isinstance(outcome, Rejection), outcome
     return outcome
 
@@ -50,13 +52,70 @@ def test_recent_outputs_say_how_soon_places_become_free() -> None:
     assert core.state.mean_output_tokens < before
 
 
-def test_no_free_slots_at_any_decode_node_is_refused() -> None:
+def test_a_request_waits_for_slots_while_its_objective_allows() -> None:
     core = make_core(decodes=["d0", "d1"])
-    for name in ("d0", "d1"):
-        report(core, name, Role.DECODE, slots_available=100)
+    report(core, "d0", Role.DECODE, slots_available=0, running=10, tokens=1000)
+    report(core, "d1", Role.DECODE, slots_available=90, running=10, tokens=1000)
+    reply = ask(core, request("a"))
+    assert reply.assignment is not None and reply.assignment.waits and reply.assignment.decode.instance_id == "d1"
+    # 104 slots are wanted, 14 more than there are: that share of the node is free again in so much of the time of a mean output.
+    own_ms = 10 + 11 + 0.01 * 1401
+    wait_ms = 14 / 10_000 * core.state.mean_output_tokens * own_ms
+    assert isinstance(reply.outcome, Placement) and reply.outcome.decode.wait_ms == pytest.approx(wait_ms)
+    assert reply.assignment.predicted_ttft_ms == pytest.approx(wait_ms + 401)
+    assert reply.assignment.prediction.ahead_ms == 0, "what it waits for is not the queue"
+    assert not ask(make_core(), request("a")).assignment.waits  # type: ignore[union-attr]
+
+
+def test_a_request_that_would_wait_for_room_beyond_its_objective_is_refused() -> None:
+    core = make_core()
+    report(core, "d0", Role.DECODE, slots_total=120, slots_available=0, slots_promised=1200, running=10, tokens=1000)
     rejection = refused(core, request("a"))
-    assert rejection.reason is Reason.NO_SLOTS
-    assert rejection.retry_after_s >= 1
+    assert rejection.reason is Reason.TTFT and rejection.retry_after_s >= 1
+
+
+def test_a_request_waits_for_a_place_in_a_batch_and_tokens_come_no_slower_for_it() -> None:
+    core = make_core(tbt_slo_ms=80.0)
+    report(core, "d0", Role.DECODE, running=64, tokens=64)
+    first, second = ask(core, request("a", num_tokens=4)), ask(core, request("b", num_tokens=4))
+    assert isinstance(first.outcome, Placement) and isinstance(second.outcome, Placement) and first.outcome.waits
+    assert second.outcome.wait_ms > first.outcome.wait_ms
+    assert first.outcome.decode.tbt_ms < 80.0
+
+
+def test_a_node_with_room_is_chosen_before_one_without_however_fast() -> None:
+    core = make_core(decodes=["d0", "d1"])
+    report(core, "d0", Role.DECODE, slots_available=103, running=0)
+    report(core, "d1", Role.DECODE, slots_available=104, running=30, tokens=3000)
+    assert assigned(core, request("a")).decode.instance_id == "d1"
+
+
+def test_who_waits_at_a_node_has_promised_slots_there() -> None:
+    core = make_core(decodes=["d0", "d1"])
+    report(core, "d0", Role.DECODE, slots_available=500, slots_promised=400)
+    report(core, "d1", Role.DECODE, slots_available=200)
+    assert assigned(core, request("a")).decode.instance_id == "d1"
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_the_door_may_refuse_new_requests_under_admission(accepted: bool) -> None:
+    assert assigned(make_core(), request("a", accepted=accepted)).refusable == (not accepted)
+    assert not assigned(make_core(admission="baseline"), request("a", accepted=accepted)).refusable
+
+
+def test_what_no_load_would_let_meet_an_objective_is_refused_for_good() -> None:
+    for objective, reason in (({"ttft_slo_ms": 400.0}, Reason.TTFT), ({"tbt_slo_ms": 14.0}, Reason.TBT)):
+        rejection = refused(make_core(**objective), request("a"))
+        assert (rejection.reason, rejection.retry_after_s) == (reason, 0) and "nobody else there" in rejection.message
+
+
+def test_an_output_that_nothing_ends_before_its_limit_counts_in_full_against_the_deadline() -> None:
+    core = make_core()
+    for _ in range(40):
+        core.state.lengths.record("", 2)
+    long = replace(request("a", deadline_ms=1000.0), max_new_tokens=1000)
+    assert ask(core, long).assignment is not None
+    assert refused(core, replace(long, min_new_tokens=1000)).reason is Reason.DEADLINE
 
 
 def test_the_baseline_lets_everything_wait_that_fits_at_all() -> None:
@@ -72,11 +131,21 @@ def test_a_prompt_that_never_fits_is_refused_for_good(admission: str) -> None:
     core = make_core(admission=admission, decodes=["d0", "d1"])
     for name in ("d0", "d1"):
         report(core, name, Role.DECODE, slots_total=100, slots_available=100)
-    rejection = refused(core, request("a", num_tokens=400))
+    rejection = refused(core, request("a", num_tokens=386))
     assert (rejection.reason, rejection.retry_after_s) == (Reason.TOO_LARGE, 0)
     assert "101" in rejection.message
     assert "100" in rejection.message
-    assert ask(core, request("b", num_tokens=399)).assignment is not None
+    assert ask(core, request("b", num_tokens=385)).assignment is not None
+
+
+def test_what_is_too_large_for_the_nodes_that_are_there_waits_while_a_larger_one_is_away() -> None:
+    core = make_core(decodes=["d0", "large"])
+    report(core, "d0", Role.DECODE, slots_total=100, slots_available=100)
+    core.handle(InstanceDown(InstanceId("large"), 1), 1.0)
+    assert refused(core, request("a")).reason is Reason.NO_DECODE
+    core.handle(Tick(), 40.0)
+    assert refused(core, request("b"), now=40.0).reason is Reason.TOO_LARGE
+    assert refused(core, request("c", accepted=True), now=40.0).reason is Reason.NO_DECODE, "it did fit once"
 
 
 def test_without_a_ready_instance_there_is_no_service() -> None:

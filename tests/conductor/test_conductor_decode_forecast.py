@@ -117,11 +117,11 @@ def test_the_pools_time_between_tokens_is_the_mean_over_its_instances() -> None:
     assert forecast.outlook(now, D0, 100).mean_ms == pytest.approx(30)
 
 
-def test_beyond_the_largest_batch_attempts_take_turns() -> None:
+def test_attempts_beyond_the_largest_batch_wait_and_make_no_step_longer() -> None:
     forecast = forecast_of(d0=127)
     now = forecast.pool(0.0, 0.0, joining=False)
     forecast.down(D1)
-    assert forecast.outlook(now, D0, 100).mean_ms == pytest.approx(2 * (10 + 64 + 64))
+    assert forecast.outlook(now, D0, 100).mean_ms == pytest.approx(10 + 64 + 64)
 
 
 def test_the_worst_moment_of_one_instance_counts_who_joins_later() -> None:

@@ -154,7 +154,7 @@ def test_both_predict_the_same_time_between_tokens(seed: int, rows: int) -> None
     table[3:6] *= chance.random((3, rows))
     results = []
     for decode in (plain_estimating.decode, native.decode):
-        floats, ints = np.empty((1, rows)), np.empty((4, rows), np.int64)
+        floats, ints = np.empty((1, rows)), np.empty((5, rows), np.int64)
         decode(table, np.arange(rows), np.arange(rows) * 3, floats, ints, 777)
         results.append((floats.tolist(), ints.tolist()))
     assert results[0] == results[1]

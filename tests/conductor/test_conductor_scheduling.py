@@ -184,11 +184,11 @@ def test_slots_promised_since_the_report_are_not_promised_again() -> None:
     assert [assigned(core, request(name)).decode.instance_id for name in "ab"] == ["d0", "d1"]
 
 
-def test_a_batch_beyond_its_limit_takes_turns() -> None:
+def test_who_is_beyond_the_limit_of_a_batch_waits_and_makes_no_step_longer() -> None:
     core = make_core(prefills=["p0"], decodes=["d0"])
     report(core, "d0", Role.DECODE, running=4, tokens=400, max_batch=4)
     (estimate,) = ask(core, request("a", num_tokens=100)).alternatives.decodes
-    assert estimate.tbt_ms == pytest.approx((10 + 4 + 0.01 * 400) * 5 / 4)
+    assert (estimate.tbt_ms, estimate.batch) == (pytest.approx(10 + 4 + 0.01 * 400), 5)
 
 
 def test_among_equal_decode_nodes_the_one_that_holds_the_prompt_is_chosen() -> None:

@@ -6,12 +6,13 @@ from decode_node.core import events as ev
 from decode_node.core.actions import Action, Reply, RunStep
 from node_runtime import events, storage
 from node_runtime.pages import within
-from node_runtime.storage import Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
+from node_runtime.slotqueue import RETRY_S
+from node_runtime.storage import AttemptFailed, Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
 from springtide.blocks import block_keys
 from springtide.rpc import common_pb2 as pb
 from springtide.sampling import SampledToken
-from tests.support.decode_core import MAX_BATCH, NUM_SLOTS, Node, failures, only, outputs, rows_of, start
-from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE
+from tests.support.decode_core import MAX_BATCH, NUM_SLOTS, POOL_FULL, Node, failures, only, outputs, reserved, rows_of, start
+from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE, failure
 
 
 def steps(node: Node, actions: list[Action], count: int, token: int = 5) -> list[Action]:
@@ -84,12 +85,15 @@ def test_one_message_a_step_goes_to_each_session_and_the_next_step_is_launched_b
 
 
 def test_a_batch_has_at_most_its_places_and_the_oldest_have_them() -> None:
-    node = Node(30)
+    node = Node(100)
     first = node.join(start("a", 5))
-    for name in "bcde":
+    for name in "bc":
         node.join(start(name, 5))
-    (run,) = only(steps(node, first, 1), RunStep)
-    assert rows_of(run) == ["a", "b", "c"]
+    assert only(node.tell(start("young", 5, waits=True)), Reserve) == only(node.tell(start("old", 5, waits=True, age_s=9.0)), Reserve) == []
+    seen = steps(node, first, 1)
+    assert rows_of(only(seen, RunStep)[0]) == ["a", "b", "c"]
+    assert [reserve.attempt_id for reserve in only(node.tell(events.Abort("c")), Reserve)] == ["old"]
+    assert [reserve.attempt_id for reserve in only(node.tell(events.Abort("b")), Reserve)] == ["young"]
 
 
 def test_the_door_is_closed_when_the_step_would_miss_an_objective() -> None:
@@ -107,36 +111,103 @@ def test_who_is_still_in_prefill_does_not_close_the_door() -> None:
     assert failures(node.tell(start("b", 50, tbt_slo_ms=4.0))) == []
 
 
-def test_the_door_is_closed_when_as_many_wait_as_the_batch_holds() -> None:
+def test_however_many_wait_they_are_not_refused_for_it() -> None:
     node = Node(100)
-    for i in range(2 * MAX_BATCH):
-        assert failures(node.tell(start(f"a{i}", 5))) == []
-    assert failures(node.tell(start("late", 5))) == [("late", pb.FAILURE_CODE_OVERLOADED)]
+    seen = [action for i in range(50) for action in node.tell(start(f"a{i}", 5, waits=True))]
+    assert failures(seen) == [] and reserved(seen) == [f"a{i}" for i in range(MAX_BATCH)]
+    assert node.core.load().waiting == 50
+
+
+def test_who_has_begun_its_prefill_elsewhere_does_not_wait_for_room() -> None:
+    node = Node(4)
+    node.tell(start("a", 30, max_tokens=2))
+    assert failures(node.tell(start("b", 30, max_tokens=2))) == [("b", pb.FAILURE_CODE_POOL_FULL)]
+    node.tell(start("c", 5, max_tokens=2, waits=True))
+    assert failures(node.tell(start("d", 5, max_tokens=2))) == [("d", pb.FAILURE_CODE_POOL_FULL)]
 
 
 def test_a_full_pool_at_the_reservation_is_waited_for_oldest_first_and_not_for_ever() -> None:
     node = Node(4)
     node.tell(start("a", 30, max_tokens=2))
-    node.tell(start("b", 30, max_tokens=2))
-    node.tell(start("c", 5, max_tokens=2))
+    node.tell(start("c", 5, max_tokens=2, waits=True, age_s=1.0))
+    node.tell(start("b", 30, max_tokens=2, waits=True, age_s=2.0))
     assert only(node.tell(events.Abort("a")), Reserve) == []
-    assert [reserve.attempt_id for reserve in only(node.tell(storage.StoreLoad(4, 4)), Reserve)] == ["b", "c"]
+    seen = node.tell(storage.StoreLoad(4, 4))
+    assert [reserve.attempt_id for reserve in only(seen, Reserve)] == ["b", "c"] and reserved(seen) == ["b"]
     node.now = 31.0
     assert failures(node.tell(events.Tick())) == [("c", pb.FAILURE_CODE_POOL_FULL)]
 
 
-def test_a_prompt_larger_than_the_arena_is_refused_with_both_numbers() -> None:
-    (output,) = outputs(Node().tell(start("a", 8 * NUM_SLOTS + 1)))
+def test_who_waits_for_its_tenants_quota_is_in_nobodys_way() -> None:
+    node = Node(100)
+    node.core.handle(start("a", 30, waits=True, tenant="small"), 0.0)
+    node.core.handle(AttemptFailed("a", failure(pb.FAILURE_CODE_QUOTA_USED)), 0.0)
+    assert [order.attempt_id for order in only(node.core.handle(start("b", 30, waits=True), 0.0), Reserve)] == ["b"]
+    assert [order.attempt_id for order in only(node.core.handle(events.Tick(), RETRY_S), Reserve)] == ["a"]
+
+
+def test_room_is_kept_for_what_runs_to_grow_into() -> None:
+    node = Node(10)
+    node.join(start("a", 2 * BLOCK_TOKENS, max_tokens=64, expected_tokens=5 * BLOCK_TOKENS))
+    (kept,) = only(node.tell(start("b", BLOCK_TOKENS, max_tokens=8, waits=True, expected_tokens=8)), Reserve)
+    assert kept.leave_available == (7 - 4) + 1, "`a` has slots ahead; `b` will have another for its output"
+    assert node.core.load().slots_promised == 3, "`b` has that one by now"
+
+
+def test_what_could_outgrow_the_arena_is_refused_before_it_begins_with_both_numbers() -> None:
+    (output,) = outputs(Node().tell(start("a", 8 * NUM_SLOTS - 3, max_tokens=5)))
     assert output.failure.code == pb.FAILURE_CODE_INVALID and "13 blocks" in output.failure.message and "12 slots" in output.failure.message
+    assert outputs(Node().tell(start("a", 8 * NUM_SLOTS - 3, max_tokens=4))) == []
 
 
 def test_the_youngest_gives_its_slots_to_an_older_one_when_the_pool_is_truly_full() -> None:
     node = Node(5)
-    actions = node.join(start("old", 14))
+    actions = node.join(start("old", 14, max_tokens=26))
     node.join(start("young", 1, max_tokens=16))
     seen = steps(node, actions, 12)
     assert failures(seen) == [("young", pb.FAILURE_CODE_PREEMPTED)]
     assert [output.position for output in outputs(seen) if output.attempt_id == "old"] == list(range(1, 13))
+
+
+def test_who_came_to_its_gateway_first_is_the_older_whatever_came_here_first() -> None:
+    node = Node(5)
+    actions = node.join(start("resumed-later", 14, max_tokens=26))
+    node.join(start("older", 1, max_tokens=16, age_s=60.0))
+    assert failures(steps(node, actions, 12)) == [("resumed-later", pb.FAILURE_CODE_PREEMPTED)]
+
+
+class Full(Node):
+    """Its pool has slots for prompts, but none to grow by while `full`: a peer may still write those that were given back."""
+
+    full = True
+
+    def answers(self, order: storage.Order) -> list[ev.Event]:
+        if not (self.full and isinstance(order, Grow)):
+            return super().answers(order)
+        self.store.growing.remove(order)
+        return [AttemptFailed(order.attempt_id, POOL_FULL)]
+
+
+def test_prompts_that_are_still_being_written_give_way_too_one_at_a_time() -> None:
+    node = Full(6)
+    for begin in (start("ingesting-1", 6, max_tokens=2), start("ingesting-2", 6, max_tokens=2), start("old", 15, max_tokens=26, age_s=9.0)):
+        node.tell(begin)
+    seen = steps(node, node.tell(Ingested("old", 100)), 1)
+    assert failures(seen) == [("ingesting-2", pb.FAILURE_CODE_PREEMPTED)]
+    assert failures(node.tell(events.Tick())) == [], "the slots of the first are awaited before the next gives way"
+    node.full = False
+    assert [rows_of(run) for run in only(node.tell(storage.StoreLoad(1, 1)), RunStep)] == [["old"]]
+
+
+def test_who_is_alone_and_lacks_a_slot_waits_and_is_then_scheduled_elsewhere() -> None:
+    node = Node(4)
+    actions = node.join(start("a", 14, max_tokens=18))
+    node.store.free.clear()
+    assert failures(steps(node, actions, 10)) == []
+    node.now += 29.9
+    assert failures(node.tell(events.Tick())) == []
+    node.now += 0.2
+    assert failures(node.tell(events.Tick())) == [("a", pb.FAILURE_CODE_POOL_FULL)]
 
 
 def test_a_sequence_without_a_slot_sits_out_and_stalls_nobody() -> None:
@@ -151,13 +222,6 @@ def test_a_sequence_without_a_slot_sits_out_and_stalls_nobody() -> None:
     node.core.handle(Grown("b", (91,)), 0.0)
     (run,) = only(node.core.handle(ev.StepDone(run.step_id, [(SampledToken(5),)], 1.0), 0.0), RunStep)
     assert rows_of(run) == ["a", "b"]
-
-
-def test_a_sequence_that_outgrows_the_arena_alone_fails_with_both_numbers() -> None:
-    node = Node(2)
-    seen = steps(node, node.join(start("a", 10)), 6)
-    (output,) = [output for output in outputs(seen) if output.HasField("failure")]
-    assert output.failure.code == pb.FAILURE_CODE_INVALID and "3 blocks" in output.failure.message and "2 slots" in output.failure.message
 
 
 def test_a_request_that_its_first_token_ends_is_released_silently() -> None:

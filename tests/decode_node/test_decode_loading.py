@@ -112,8 +112,8 @@ def test_a_prompt_is_loaded_when_it_alone_has_more_slots_than_there_are_pages() 
 
 def test_a_full_pool_preempts_who_is_still_loaded_and_only_it() -> None:
     node = Node(5, loads_ahead=True)
-    runs = [joined(node, start("old", 14))]
-    node.join(start("young", 8))
+    runs = [joined(node, start("old", 14, max_tokens=26))]
+    node.join(start("young", 8, max_tokens=26))
     assert node.store.free == []
     seen: list[Action] = []
     while runs:

@@ -123,7 +123,7 @@ def test_a_late_answer_of_a_step_changes_nothing() -> None:
 def test_a_full_pool_preempts_only_for_a_sequence_that_sits_out() -> None:
     """While a step of its own is under way it may yet end."""
     node = Node(5, overlap=True)
-    launched = only(node.join(start("old", 14)), RunStep)
+    launched = only(node.join(start("old", 14, max_tokens=26)), RunStep)
     launched += only(node.join(start("young", 1, max_tokens=16)), RunStep)
     seen = []
     for _ in range(14):

@@ -46,7 +46,7 @@ REQUESTS = [
 async def everything_at_once(run_dir: Path, model: Path, *, overlap: bool) -> tuple[list[Outcome], list[list[int]]]:
     """What a gateway hears, and what the engine alone says."""
     async with EngineNodes(run_dir, model, prefill=1, decode=1, kv=KV, decode_node={"overlap": overlap, "max_batch": 4}) as nodes:
-        outcomes = await asyncio.gather(*(nodes.gateway.run(token_ids, params) for token_ids, params in REQUESTS))
+        outcomes = await asyncio.gather(*(nodes.gateway.run(token_ids, params, waits=True) for token_ids, params in REQUESTS))
         await nodes.all_slots_given_back()
         direct = DirectEngine(nodes)
         return list(outcomes), [direct.generate(token_ids, params) for token_ids, params in REQUESTS]

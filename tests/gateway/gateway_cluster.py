@@ -118,7 +118,13 @@ class FakeConductor(conductor_pb2_grpc.ConductorServicer):
         assert len(request.block_keys) == request.num_tokens // BLOCK_TOKENS * KEY_BYTES
         if self.rejections:
             return conductor_pb2.ScheduleReply(rejection=self.rejections.pop(0))
-        assignment = conductor_pb2.Assignment(attempt_id=request.context.attempt_id, predicted_ttft_ms=5, ttft_slo_ms=1000, tbt_slo_ms=100)
+        assignment = conductor_pb2.Assignment(
+            attempt_id=request.context.attempt_id,
+            predicted_ttft_ms=5,
+            ttft_slo_ms=1000,
+            tbt_slo_ms=100,
+            refusable=not request.accepted,
+        )
         assignment.prefill.CopyFrom(self._pick("prefill", request.avoid))
         assignment.decode.CopyFrom(self._pick("decode", request.avoid))
         return conductor_pb2.ScheduleReply(assignment=assignment)

@@ -27,6 +27,7 @@ CODES = [
     pb.FAILURE_CODE_OVERLOADED,
     pb.FAILURE_CODE_POOL_FULL,
     pb.FAILURE_CODE_PREEMPTED,
+    pb.FAILURE_CODE_QUOTA_USED,
     pb.FAILURE_CODE_PEER_LOST,
     pb.FAILURE_CODE_INTERNAL,
 ]
@@ -51,6 +52,8 @@ class Attempt:
     next_position: int = 0
     prompt_inlined: bool = False
     """The decode side has yet to compute the prompt."""
+    waits: bool = False
+    """The decode side has yet to say that it has room."""
     reported_over: int = 0
 
     @property
@@ -120,11 +123,18 @@ class World:
                 assert base == len(request.emitted)
                 attempt = Attempt(request, action.assignment, base, next_position=base + 1)
                 if action.assignment.inlined:
+                    assert not action.waits
                     attempt.running, attempt.prompt_inlined = {"decode"}, True
+                else:
+                    attempt.running, attempt.waits = {"decode"}, action.waits
+                assert action.waits or not action.assignment.waits or action.assignment.inlined
                 request.attempts.append(attempt)
                 self.attempts[attempt.attempt_id] = attempt
             case ev.StartPrefill():
                 assert action.ttft_budget_ms >= 0 and not action.assignment.inlined
+                attempt = self.attempts[action.assignment.attempt_id]
+                assert not attempt.waits, "prefill begins when the decode side has room"
+                attempt.running.add("prefill")
             case ev.Abort(side, instance_id, attempt_id):
                 attempt = self.attempts[attempt_id]
                 named = attempt.assignment.prefill if side == "prefill" else attempt.assignment.decode
@@ -166,7 +176,13 @@ class World:
         prefill, decode = (instance(self.random.choice(names)) for names in (("p0", "p1"), ("d0", "d1")))
         if self.random.random() < 0.3:
             prefill = decode
-        self.feed(ev.Assigned(ev.Assignment(attempt_id, prefill, decode, predicted_ttft_ms=5.0, ttft_slo_ms=100.0)))
+        waits, refusable = self.random.random() < 0.3, self.random.random() < 0.5
+        assignment = ev.Assignment(attempt_id, prefill, decode, predicted_ttft_ms=5.0, ttft_slo_ms=100.0, waits=waits, refusable=refusable)
+        self.feed(ev.Assigned(assignment))
+
+    def reserve(self, attempt: Attempt) -> None:
+        attempt.waits = False
+        self.feed(ev.DecodeReserved(attempt.attempt_id))
 
     def answer_badly(self, attempt_id: AttemptId) -> None:
         del self.asked[attempt_id]
@@ -220,6 +236,9 @@ class World:
         repeatable = (live if self.random.random() < 0.7 else []) or [*outputs, *past]
         if repeatable:
             self.feed(self.random.choice(repeatable))
+        reserved = [event for event in self.sent if isinstance(event, ev.DecodeReserved)]
+        if reserved:
+            self.feed(self.random.choice(reserved))
 
     def _is_past(self, event: ev.Event) -> bool:
         if isinstance(event, ev.AttemptFailed):
@@ -248,7 +267,8 @@ class World:
         progress += [(self.prefill_done, attempt) for attempt in self.working("prefill")]
         decoding = self.working("decode")
         progress += [(self.prefill_done, attempt) for attempt in decoding if attempt.prompt_inlined]
-        ready = [attempt for attempt in decoding if not attempt.prompt_inlined]
+        progress += [(self.reserve, attempt) for attempt in decoding if attempt.waits]
+        ready = [attempt for attempt in decoding if not attempt.prompt_inlined and not attempt.waits]
         progress += [(self.decode_output, attempt) for attempt in ready if not (smooth and "prefill" in attempt.running)]
         if smooth:
             choices = progress or [(lambda _: self.tick(), None)]

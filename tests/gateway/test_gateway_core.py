@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from gateway_world import LIMITS, World, generation, instance
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from conductor.gateway import events as ev
 from conductor.gateway.core import GatewayCore
-from springtide.errors import InvalidRequest, Overloaded, Unavailable
+from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from springtide.ids import AttemptId, RequestId
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2 as conductor_pb
@@ -57,18 +59,19 @@ def test_a_shutdown_answers_everything_at_once(seed: int) -> None:
 class Course:
     """One request, with max_tokens 4, fed by hand."""
 
-    def __init__(self, *, accepted: bool = False) -> None:
+    def __init__(self, *, accepted: bool = False, deadline_ms: float = 0.0) -> None:
         self.core = GatewayCore(LIMITS)
         self.now = 100.0
-        self.did = self.feed(ev.Arrived(generation(0, 4, accepted=accepted)))
+        self.did = self.feed(ev.Arrived(replace(generation(0, 4, accepted=accepted), deadline_ms=deadline_ms)))
 
     def feed(self, event: ev.Event) -> list[ev.Action]:
         self.did = self.core.handle(event, self.now)
         self.core.validate()
         return self.did
 
-    def assign(self, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
-        return self.feed(ev.Assigned(ev.Assignment(attempt_id, instance("p0"), instance("d0"), ttft_slo_ms=500.0)))
+    def assign(self, attempt_id: AttemptId = FIRST, *, waits: bool = False, refusable: bool = False) -> list[ev.Action]:
+        assignment = ev.Assignment(attempt_id, instance("p0"), instance("d0"), ttft_slo_ms=500.0, waits=waits, refusable=refusable)
+        return self.feed(ev.Assigned(assignment))
 
     def first_token(self, attempt_id: AttemptId = FIRST, position: int = 0) -> list[ev.Action]:
         return self.feed(ev.PrefillDone(ev.Output(attempt_id, position, (SampledToken(position),)), cached_tokens=2))
@@ -223,27 +226,102 @@ def test_what_never_fits_is_an_invalid_request() -> None:
     assert isinstance(course.error(), InvalidRequest)
 
 
-@pytest.mark.parametrize("side", ["prefill", "decode"])
-def test_a_refusal_at_the_door_gets_one_more_chance(side: ev.Side) -> None:
+def test_a_refusal_at_the_door_gets_one_more_chance() -> None:
     course = Course()
-    course.assign()
-    course.fail(pb.FAILURE_CODE_OVERLOADED, side)
+    course.assign(refusable=True)
+    course.fail(pb.FAILURE_CODE_OVERLOADED)
     assert not course.schedule().accepted, "the Conductor may now reject it"
-    course.assign(SECOND)
-    course.fail(pb.FAILURE_CODE_OVERLOADED, side, SECOND)
+    course.assign(SECOND, refusable=True)
+    course.fail(pb.FAILURE_CODE_OVERLOADED, attempt_id=SECOND)
     assert isinstance(course.error(), Overloaded)
 
 
-def test_a_refusal_at_the_door_of_an_accepted_request_is_a_failure_like_others() -> None:
-    course = Course(accepted=True)
-    for number in (1, 2, 3):
-        course.assign(AttemptId(f"r0.{number}"))
-        course.fail(pb.FAILURE_CODE_OVERLOADED, attempt_id=AttemptId(f"r0.{number}"))
+NO_ROOM = [pb.FAILURE_CODE_POOL_FULL, pb.FAILURE_CODE_QUOTA_USED, pb.FAILURE_CODE_PREEMPTED, pb.FAILURE_CODE_OVERLOADED]
+
+
+@pytest.mark.parametrize("code", NO_ROOM, ids=pb.FailureCode.Name)
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_an_accepted_request_waits_for_room_however_often_it_finds_none(side: ev.Side, code: pb.FailureCode) -> None:
+    course = Course()
+    for number in range(1, 50):
+        attempt_id = AttemptId(f"r0.{number}")
+        assert course.schedule().accepted == (number > 1) and course.schedule().avoid == ()
+        course.assign(attempt_id)
+        if number > 1:
+            course.feed(ev.DecodeReserved(attempt_id))
+        course.fail(code, side, attempt_id)
         if (deadline := course.core.next_deadline()) is not None:
+            assert course.now < deadline <= course.now + LIMITS.crowded_pause_max_s, "no busy loop, and no long sleep"
             course.now = deadline
             course.feed(ev.Tick())
+    course.assign(AttemptId("r0.50"))
+    course.feed(ev.DecodeReserved(AttemptId("r0.50")))
+    assert emitted(course.first_token(AttemptId("r0.50"))) == [0]
+
+
+def test_where_there_is_no_room_prefill_begins_when_the_decode_node_has_some() -> None:
+    course = Course()
+    (start,) = course.assign(waits=True)
+    assert isinstance(start, ev.StartDecode) and start.waits
+    course.now += 2.0
+    (begin,) = course.feed(ev.DecodeReserved(FIRST))
+    assert isinstance(begin, ev.StartPrefill) and begin.age_ms == 2000.0
+    assert course.feed(ev.DecodeReserved(FIRST)) == [], "a repeat changes nothing"
+    assert emitted(course.first_token()) == [0]
+
+
+def test_who_waits_for_room_has_nothing_at_the_prefill_side() -> None:
+    course = Course()
+    course.assign(waits=True)
+    assert course.lose("prefill") == []
+    course.feed(ev.ClientGone(RequestId("r0")))
+    assert [action.side for action in course.did if isinstance(action, ev.Abort)] == ["decode"]
+
+
+def test_a_request_keeps_its_age_over_its_attempts() -> None:
+    course = Course()
+    course.assign()
+    course.now += 3.0
+    course.fail(pb.FAILURE_CODE_PREEMPTED)
+    (start,) = course.assign(SECOND)
+    assert isinstance(start, ev.StartDecode) and start.age_ms == 3000.0
+
+
+def test_what_is_too_large_for_the_nodes_that_are_left_waits_for_the_others() -> None:
+    course = Course()
+    course.assign()
+    course.lose("decode")
+    assert course.reject(conductor_pb.REJECTION_REASON_TOO_LARGE, SECOND) == [] and course.core.next_deadline() is not None
+
+
+def test_a_node_that_cannot_take_what_another_has_begun_is_avoided() -> None:
+    course = Course()
+    course.assign()
+    course.first_token()
+    course.fail(pb.FAILURE_CODE_INVALID)
+    assert course.schedule().avoid == ("d0",) and course.schedule().accepted
+
+
+def test_an_objective_that_no_load_would_let_it_meet_is_no_overload() -> None:
+    course = Course()
+    course.feed(ev.Rejected(FIRST, conductor_pb.REJECTION_REASON_TTFT, "takes 9000 ms with nobody else there", 0.0))
     error = course.error()
-    assert isinstance(error, Unavailable) and error.code == "node_lost"
+    assert isinstance(error, InvalidRequest) and error.code == "objective_unattainable"
+
+
+def test_a_deadline_that_passes_ends_the_request_wherever_it_is() -> None:
+    for at in ("asked", "waiting", "running"):
+        course = Course(deadline_ms=1500.0)
+        if at != "asked":
+            course.assign(waits=at == "waiting")
+        if at == "running":
+            course.first_token()
+        course.now += 1.0
+        assert course.feed(ev.Tick()) == []
+        course.now += 1.0
+        course.feed(ev.Tick())
+        error = course.error()
+        assert isinstance(error, DeadlineExceeded) and ("with 1 tokens" in error.message) == (at == "running")
 
 
 def test_attempts_without_progress_are_limited_and_progress_starts_the_count_anew() -> None:

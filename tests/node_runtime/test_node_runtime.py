@@ -57,16 +57,31 @@ def test_a_start_becomes_a_request_with_its_block_keys() -> None:
 
 def test_only_the_oldest_asks_for_slots_and_only_when_there_may_be_some() -> None:
     queue = SlotQueue()
-    queue.refused("old", 5, deadline=60.0, now=0.0)
-    queue.wait("young", 1, deadline=60.0)
+    queue.refused("old", 5, requested_at=-9.0, deadline=60.0, now=0.0)
+    queue.wait("young", 1, requested_at=0.0, deadline=60.0)
     assert queue.next_to_ask(4, 0.1) is None
     assert queue.next_to_ask(5, 0.2) == "old"
     assert queue.next_to_ask(5, 0.3) is None, "it is asking already"
-    queue.refused("old", 5, deadline=60.0, now=0.4)
+    queue.refused("old", 5, requested_at=-9.0, deadline=60.0, now=0.4)
     assert queue.next_to_ask(0, 0.5 + RETRY_S) == "old", "reused blocks may save it slots"
     queue.leave("old")
     assert queue.next_to_ask(1, 1.6) == "young"
     assert queue.expired(59.9) == [] and queue.expired(60.0) == ["young"]
+
+
+def test_whoever_came_to_its_gateway_first_is_asked_for_first() -> None:
+    queue = SlotQueue()
+    for name, requested_at in (("second", 2.0), ("third", 3.0), ("first", 1.0)):
+        queue.wait(name, 1, requested_at, deadline=60.0)
+    assert list(queue) == ["first", "second", "third"] and queue.next_to_ask(1, 4.0) == "first"
+
+
+def test_who_waits_for_a_quota_asks_now_and_then_and_holds_nobody_up() -> None:
+    queue = SlotQueue()
+    queue.refused("over-quota", 1, requested_at=0.0, deadline=60.0, now=1.0, quota_used=True)
+    queue.wait("other", 1, requested_at=0.5, deadline=60.0)
+    assert queue.next_to_ask(1, 1.1) == "other"
+    assert queue.next_to_ask(1, 1.0 + RETRY_S) == "over-quota"
 
 
 def test_orders_and_notices_are_those_of_the_schema() -> None:

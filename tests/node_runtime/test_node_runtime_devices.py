@@ -75,7 +75,7 @@ async def test_a_prompt_that_the_device_has_no_pages_for_is_refused(tmp_path: Pa
     async with EngineNodes(tmp_path, model, kv={"block_tokens": 16, "arena_size": "8MiB"}) as nodes:
         assert nodes.stores["prefill-0"].pool.counts().free > PAGES
         (failure,) = (await nodes.gateway.run(prompt(16 * PAGES + 1, 0), GREEDY)).failures
-        assert failure.code == common_pb2.FAILURE_CODE_INVALID and f"needs {PAGES + 1} blocks" in failure.message
+        assert failure.code == common_pb2.FAILURE_CODE_INVALID and f"need {PAGES + 2} blocks" in failure.message
         assert len((await nodes.gateway.run(prompt(16 * (PAGES - 2), 0), GREEDY)).token_ids) == GREEDY.max_tokens
         await nodes.all_slots_given_back()
 

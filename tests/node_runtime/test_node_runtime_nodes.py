@@ -222,7 +222,7 @@ async def test_a_pool_that_is_too_small_for_all_serves_them_one_after_another(tm
             nonlocal preempted
             tokens: list[int] = []
             while True:
-                outcome = await nodes.gateway.run([*token_ids, *tokens], greedy(120), num_prompt_tokens=len(token_ids))
+                outcome = await nodes.gateway.run([*token_ids, *tokens], greedy(120), num_prompt_tokens=len(token_ids), waits=True)
                 tokens += outcome.token_ids
                 if not outcome.failures:
                     return tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from hypothesis import strategies as st
@@ -50,13 +51,19 @@ def start(
     num_tokens: int,
     *,
     session: int = 1,
-    max_tokens: int = 100,
+    max_tokens: int = 40,
     sent: int = 0,
     tbt_slo_ms: float = 0.0,
     inlined: bool = False,
+    waits: bool = False,
+    age_s: float = 0.0,
+    tenant: str = "",
+    expected_tokens: float = 0.0,
 ) -> ev.Start:
+    """A continuation, with tokens already `sent`, is not refused at the door."""
     request = make_request(name, num_tokens, num_prompt_tokens=num_tokens - sent, max_tokens=max_tokens)
-    return ev.Start(session, request, tbt_slo_ms, inlined)
+    request = replace(request, age_s=age_s, tenant=tenant)
+    return ev.Start(session, request, tbt_slo_ms, inlined, waits, refusable=not sent, expected_tokens=expected_tokens)
 
 
 def only(actions: list[Action], kind: type[ActionT]) -> list[ActionT]:
@@ -73,6 +80,10 @@ def prefilled(actions: list[Action]) -> list[node_pb2.PrefillDone]:
 
 def failures(actions: list[Action]) -> list[tuple[str, int]]:
     return [(output.attempt_id, output.failure.code) for output in outputs(actions) if output.HasField("failure")]
+
+
+def reserved(actions: list[Action]) -> list[str]:
+    return [attempt_id for reply in only(actions, Reply) for attempt_id in reply.reserved]
 
 
 def rows_of(run: RunStep) -> list[str]:
@@ -157,6 +168,7 @@ class World:
         self.loading: dict[str, Sequence[int]] = {}
         self.loaded: set[str] = set()
         self.ended: Counter[str] = Counter()
+        self.reserved: Counter[str] = Counter()
         self.positions: dict[str, int] = {}
         self.sampled: defaultdict[str, list[int]] = defaultdict(list)
         self.begun: dict[str, ev.Start] = {}
@@ -180,9 +192,12 @@ class World:
                     assert name not in self.loading and name not in self.loaded
                     assert self.store.may_use(name, slots) and len(slots) == self.begun[name].request.num_blocks
                     self.loading[name] = slots
-                case Reply(session, messages, done):
+                case Reply(session, messages, done, reserved):
                     for output in (*(of.output for of in done), *messages):
                         self.receive(session, output)
+                    for name in reserved:
+                        assert self.begun[name].waits and name in self.store.held and not self.reserved[name]
+                        self.reserved[name] += 1
                 case _:
                     if isinstance(action, Release):
                         assert not any(action.attempt_id in rows_of(run) for run in self.launched if run not in self.lost_runs)
@@ -223,8 +238,12 @@ class World:
         sent = self.data.draw(st.integers(0, 1), label="sent")
         max_tokens = self.data.draw(st.sampled_from([sent + 1, sent + 3, 30]), label="max_tokens")
         inlined = self.data.draw(st.booleans(), label="inlined")
+        waits = not inlined and self.data.draw(st.booleans(), label="waits")
+        age_s = self.data.draw(st.sampled_from([0.0, 0.0, 60.0]), label="age_s")
         self.positions[name] = sent if inlined else sent + 1
-        self.begun[name] = start(name, num_tokens, session=session, sent=sent, max_tokens=max_tokens, inlined=inlined)
+        self.begun[name] = start(
+            name, num_tokens, session=session, sent=sent, max_tokens=max_tokens, inlined=inlined, waits=waits, age_s=age_s
+        )
         self.tell(self.begun[name])
 
     def abort(self) -> None:

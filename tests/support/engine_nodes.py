@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -178,6 +178,9 @@ class Gateway:
         """By address."""
         self._sessions: dict[str, Session] = {}
         self.outcomes: defaultdict[str, Outcome] = defaultdict(Outcome)
+        self._waiting: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        """How the prefill of attempts begins that wait for room at their decode node."""
+        self._beginning: set[asyncio.Task[None]] = set()
         spec = nodes.info.kv_spec(nodes.config.dtype, nodes.config.kv.block_tokens)
         self._namespace = namespace_root(nodes.info.fingerprint, spec.dtype, spec.block_tokens)
 
@@ -208,6 +211,9 @@ class Gateway:
                 self._take(node_pb2.PrefillUpdate(done=done))
             for output in update.outputs:
                 self.outcomes[output.attempt_id].take(output)
+            for attempt_id in update.reserved:
+                if (begin := self._waiting.pop(attempt_id, None)) is not None:
+                    self._beginning.add(asyncio.create_task(begin()))
         elif update.HasField("done"):
             self.outcomes[update.done.output.attempt_id].done = update.done
             self.outcomes[update.done.output.attempt_id].take(update.done.output)
@@ -224,9 +230,10 @@ class Gateway:
         source: str | None = None,
         tbt_slo_ms: float = 0.0,
         inlined: bool = False,
+        waits: bool = False,
     ) -> str:
         """Returns the attempt's id. `source`: the node whose store holds more of the prefix. `inlined`: the decode node computes the
-        prompt."""
+        prompt. `waits`: the decode node is asked first, and prefill begins when it has room."""
         prefill_id, decode_id = on
         attempt_id = new_id("attempt")
         members = self._nodes.members
@@ -237,7 +244,7 @@ class Gateway:
             "sampling": params.to_proto(),
             "namespace": self._namespace,
         }
-        decode_start = node_pb2.DecodeStart(**common, tbt_slo_ms=tbt_slo_ms, inlined=inlined)
+        decode_start = node_pb2.DecodeStart(**common, tbt_slo_ms=tbt_slo_ms, inlined=inlined, waits=waits, refusable=True)
         if inlined:
             await self.session(decode_id).send(node_pb2.DecodeCommand(start=decode_start))
             return attempt_id
@@ -253,8 +260,15 @@ class Gateway:
                 store_address=members[source].details["store_address"],
                 num_blocks=len(token_ids) // self._nodes.config.kv.block_tokens,
             )
+
+        async def begin_prefill() -> None:
+            await self.session(prefill_id).send(node_pb2.PrefillCommand(start=prefill_start))
+
+        if waits:
+            self._waiting[attempt_id] = begin_prefill
         await self.session(decode_id).send(node_pb2.DecodeCommand(start=decode_start))
-        await self.session(prefill_id).send(node_pb2.PrefillCommand(start=prefill_start))
+        if not waits:
+            await begin_prefill()
         return attempt_id
 
     async def abort(self, attempt_id: str, on: tuple[str, str] = ("prefill-0", "decode-0")) -> None:
