@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -66,24 +66,28 @@ class GGUFFile:
 
     def texts(self, key: str) -> list[str]:
         value = self._value(key, _ABSENT)
-        is_texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
-        return value if is_texts else self._refuse(key, "an array of strings")
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return value
+        self._refuse(key, "an array of strings")
 
     def numbers(self, key: str, count: int) -> Sequence[float]:
         """So many."""
         value = self._value(key, _ABSENT)
-        is_numbers = isinstance(value, np.ndarray) and len(value) == count
-        return value if is_numbers else self._refuse(key, f"an array of {count} numbers")
+        if isinstance(value, np.ndarray) and len(value) == count:
+            return cast(Sequence[float], value)
+        self._refuse(key, f"an array of {count} numbers")
 
     def integer(self, key: str, default: int | object = _ABSENT, least: int = 1) -> int:
         value = self._value(key, default)
-        is_integer = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        return value if is_integer else self._refuse(key, "a positive integer" if least == 1 else f"an integer of at least {least}")
+        if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+            return value
+        self._refuse(key, "a positive integer" if least == 1 else f"an integer of at least {least}")
 
     def number(self, key: str, default: float | object = _ABSENT) -> float:
         value = self._value(key, default)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        return float(value) if is_number else self._refuse(key, "a finite number")
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+        self._refuse(key, "a finite number")
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
