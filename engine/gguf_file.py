@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -62,36 +62,40 @@ class GGUFFile:
 
     def text(self, key: str, default: str | object = _ABSENT) -> str:
         value = self._value(key, default)
-        return value if isinstance(value, str) else self._refuse(key, "a string")
+        if isinstance(value, str):
+            return value
+        raise self._wrong(key, "a string")
 
     def texts(self, key: str) -> list[str]:
         value = self._value(key, _ABSENT)
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return value
-        self._refuse(key, "an array of strings")
+        raise self._wrong(key, "an array of strings")
 
     def numbers(self, key: str, count: int) -> Sequence[float]:
         """So many."""
         value = self._value(key, _ABSENT)
         if isinstance(value, np.ndarray) and len(value) == count:
             return cast(Sequence[float], value)
-        self._refuse(key, f"an array of {count} numbers")
+        raise self._wrong(key, f"an array of {count} numbers")
 
     def integer(self, key: str, default: int | object = _ABSENT, least: int = 1) -> int:
         value = self._value(key, default)
         if isinstance(value, int) and not isinstance(value, bool) and value >= least:
             return value
-        self._refuse(key, "a positive integer" if least == 1 else f"an integer of at least {least}")
+        raise self._wrong(key, "a positive integer" if least == 1 else f"an integer of at least {least}")
 
     def number(self, key: str, default: float | object = _ABSENT) -> float:
         value = self._value(key, default)
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
-        self._refuse(key, "a finite number")
+        raise self._wrong(key, "a finite number")
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
-        return value if isinstance(value, bool) else self._refuse(key, "true or false")
+        if isinstance(value, bool):
+            return value
+        raise self._wrong(key, "true or false")
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.metadata.get(key, default)
@@ -99,8 +103,8 @@ class GGUFFile:
             raise ConfigError(f"{self.path}: the GGUF key {key!r} is missing")
         return value
 
-    def _refuse(self, key: str, what: str) -> NoReturn:
-        raise ConfigError(f"{self.path}: the GGUF key {key!r} must be {what}, not {self.metadata[key]!r:.80}")
+    def _wrong(self, key: str, what: str) -> ConfigError:
+        return ConfigError(f"{self.path}: the GGUF key {key!r} must be {what}, not {self.metadata[key]!r:.80}")
 
 
 def read_gguf(path: Path) -> GGUFFile:

@@ -63,8 +63,8 @@ def test_numbers_are_neither_lost_nor_given_twice(steps: list[tuple[str, int, in
         model.validate(live)
     for attempt in live:
         model.end(attempt)
-    for node in range(6):
-        model.forget(NodeId(f"node-{node}"))
+    for number in range(6):
+        model.forget(NodeId(f"node-{number}"))
     model.validate(set())
     assert len({model.number(NodeId(f"new-{i}")) for i in range(6)}) == 6 and model.number(NodeId("new-0")) < 12
 
