@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from prometheus_client import Counter, Gauge, Histogram
 
 from conductor.core.conductor import ConductorCore
@@ -46,6 +48,12 @@ LEADER_EPOCH = Gauge("springtide_conductor_leader_epoch", "The highest leadershi
 LEADERSHIP_CHANGES = Counter("springtide_conductor_leadership_changes_total", "Times that this Conductor's leadership changed.", ["change"])
 UNRECORDED_EVENTS = Counter("springtide_conductor_unrecorded_events_total", "Events after the end of a record that could not go on.")
 SNAPSHOTS_REQUESTED = Counter("springtide_conductor_snapshots_requested_total", "Times that events of a store were missed.", ["node"])
+
+
+def forget_node(node_id: str) -> None:
+    """Its series end with it: there is one for each node that ever was otherwise."""
+    with contextlib.suppress(KeyError):
+        SNAPSHOTS_REQUESTED.remove(node_id)
 
 
 def observe_reply(reply: Reply, seconds: float, block_tokens: int, num_tokens: int) -> None:

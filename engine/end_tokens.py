@@ -31,11 +31,16 @@ def hf_end_tokens(directory: Path, vocab_size: int) -> set[int]:
     return ends | {added[token] for token in (eos, *_of_template(template)) if token in added}
 
 
-def gguf_end_tokens(file: GGUFFile) -> set[int]:
-    ends = {int(file.metadata[key]) for name in _GGUF_KEYS if (key := f"tokenizer.ggml.{name}") in file.metadata}
-    named = _of_template(file.metadata.get("tokenizer.chat_template", ""))
-    tokens = file.metadata.get("tokenizer.ggml.tokens", [])
-    return ends | {tokens.index(token) for token in named if token in tokens}
+def gguf_end_tokens(file: GGUFFile, vocab_size: int) -> set[int]:
+    """Raises ConfigError for an id outside the vocabulary."""
+    keys = [key for name in _GGUF_KEYS if (key := f"tokenizer.ggml.{name}") in file.metadata]
+    ends = {file.integer(key, least=0): key for key in keys}
+    for end, key in ends.items():
+        if end >= vocab_size:
+            raise ConfigError(f"{file.path}: {key} {end} is outside the vocabulary of {vocab_size}")
+    named = _of_template(file.text("tokenizer.chat_template", ""))
+    tokens = file.texts("tokenizer.ggml.tokens")
+    return set(ends) | {tokens.index(token) for token in named if token in tokens}
 
 
 def _of_template(template: str) -> list[str]:

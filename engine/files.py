@@ -17,6 +17,7 @@ from engine.hf_files import read_json, weight_files
 from engine.models import registry
 from engine.models.config import ModelConfig
 from engine.models.hf_config import HFConfig
+from engine.safetensors_file import read_safetensors
 from springtide.config import DEMO_MODEL
 from springtide.errors import ConfigError
 from springtide.modelinfo import ModelInfo
@@ -88,7 +89,7 @@ def _describe_gguf(path: Path) -> ModelInfo:
     architecture, family = registry.for_gguf(file)
     config = family.read(file, architecture.name)
     name = _QUANTIZATION_SUFFIX.sub("", path.stem)
-    return _info(path, name, config, _fingerprint(b"gguf", _gguf_samples(file)), gguf_end_tokens(file))
+    return _info(path, name, config, _fingerprint(b"gguf", _gguf_samples(file)), gguf_end_tokens(file, config.vocab_size))
 
 
 def _info(path: Path, name: str, config: ModelConfig, fingerprint: str, ends: Iterable[int]) -> ModelInfo:
@@ -123,22 +124,9 @@ def _fingerprint(identity: bytes, samples: Iterable[bytes]) -> str:
 
 def _directory_samples(files: list[Path]) -> Iterator[bytes]:
     for path in files:
-        header = _safetensors_header(path)
-        begin = 8 + struct.unpack("<Q", header[:8])[0]
-        yield header + struct.pack("<Q", path.stat().st_size)
-        tensors = json.loads(header[8:])
-        spans = sorted(tuple(entry["data_offsets"]) for name, entry in tensors.items() if name != "__metadata__")
-        yield from _tensor_samples(path, [(begin + start, end - start) for start, end in spans])
-
-
-def _safetensors_header(path: Path) -> bytes:
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        header = file.read(length) if 0 < length < path.stat().st_size else b""
-    if not header.startswith(b"{"):
-        raise ConfigError(f"{path} is not a safetensors file")
-    return prefix + header
+        file = read_safetensors(path)
+        yield file.header + struct.pack("<Q", path.stat().st_size)
+        yield from _tensor_samples(path, file.spans)
 
 
 def _gguf_samples(file: GGUFFile) -> Iterator[bytes]:

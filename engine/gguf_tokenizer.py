@@ -7,12 +7,13 @@ module for those of the families that the engine runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
 from engine.gguf_file import GGUFFile
-from springtide.errors import UnsupportedModel
+from springtide.errors import ConfigError, UnsupportedModel
 
 _CONTROL, _USER_DEFINED = 3, 4
 """Of `tokenizer.ggml.token_type`."""
@@ -25,14 +26,15 @@ _GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 
 def gguf_special_tokens(file: GGUFFile) -> dict[str, str]:
     """The texts of `bos_token`, `eos_token` and so on, by those names."""
-    tokens = file.require("tokenizer.ggml.tokens")
-    ids = {name: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKEN_KEYS.items()}
-    return {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None and token_id < len(tokens)}
+    tokens = file.texts("tokenizer.ggml.tokens")
+    keys = {name: f"tokenizer.ggml.{key}_token_id" for name, key in _TOKEN_KEYS.items()}
+    ids = {name: file.integer(key, least=0) for name, key in keys.items() if key in file.metadata}
+    return {name: tokens[token_id] for name, token_id in ids.items() if token_id < len(tokens)}
 
 
 def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
     """Raises UnsupportedModel for another kind of tokenizer or pre-tokenizer, ConfigError when something is missing."""
-    kind = file.require("tokenizer.ggml.model")
+    kind = file.text("tokenizer.ggml.model")
     if kind not in _BUILDERS:
         raise UnsupportedModel(f"{file.path}: tokenizer.ggml.model {kind!r} is not supported; {', '.join(_BUILDERS)} are")
     tokenizer = _BUILDERS[kind](file)
@@ -42,13 +44,13 @@ def gguf_tokenizer(file: GGUFFile) -> Tokenizer:
 
 
 def _byte_level(file: GGUFFile) -> Tokenizer:
-    pre = file.metadata.get("tokenizer.ggml.pre", "default")
+    pre = file.text("tokenizer.ggml.pre", "default")
     if pre not in _PRE_TOKENIZERS:
         raise UnsupportedModel(f"{file.path}: tokenizer.ggml.pre {pre!r} is not supported; {', '.join(_PRE_TOKENIZERS)} are")
-    vocab = {token: index for index, token in enumerate(file.require("tokenizer.ggml.tokens"))}
-    merges = [tuple(merge.split(" ", 1)) for merge in file.require("tokenizer.ggml.merges")]
+    vocab = {token: index for index, token in enumerate(file.texts("tokenizer.ggml.tokens"))}
+    merges = [tuple(merge.split(" ", 1)) for merge in file.texts("tokenizer.ggml.merges")]
     # Llama 3 takes a word that is a token as it is, whatever its merges would make of it.
-    tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=pre in _LLAMA3))
+    tokenizer = Tokenizer(_bpe(file, vocab=vocab, merges=merges, ignore_merges=pre in _LLAMA3))
     if pre in _QWEN2:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
@@ -58,16 +60,23 @@ def _byte_level(file: GGUFFile) -> Tokenizer:
 
 def _sentencepiece(file: GGUFFile) -> Tokenizer:
     """As transformers' LlamaTokenizer: BPE over characters whose merges follow from the pieces' scores, bytes as a fallback."""
-    tokens = file.require("tokenizer.ggml.tokens")
+    tokens = file.texts("tokenizer.ggml.tokens")
     vocab = {token: index for index, token in enumerate(tokens)}
     unknown = gguf_special_tokens(file).get("unk_token", "<unk>")
-    merges = _merges_from_scores(tokens, vocab, file.require("tokenizer.ggml.scores"))
-    tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    prefix = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    merges = _merges_from_scores(tokens, vocab, file.numbers("tokenizer.ggml.scores", len(tokens)))
+    tokenizer = Tokenizer(_bpe(file, vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first" if prefix else "never", split=False)
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(content=" ", left=1)] if prefix else steps)
     return tokenizer
+
+
+def _bpe(file: GGUFFile, **parts: Any) -> BPE:
+    try:
+        return BPE(**parts)
+    except Exception as error:  # tokenizers has no error of its own
+        raise ConfigError(f"{file.path}: tokenizer.ggml.tokens and merges make no tokenizer: {error}") from None
 
 
 def _merges_from_scores(tokens: Sequence[str], vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -82,8 +91,9 @@ def _merges_from_scores(tokens: Sequence[str], vocab: dict[str, int], scores: Se
 
 
 def _add_special_tokens(tokenizer: Tokenizer, file: GGUFFile) -> None:
-    tokens, types = file.require("tokenizer.ggml.tokens"), file.metadata.get("tokenizer.ggml.token_type", ())
-    of_type = {kind: [token for token, its in zip(tokens, types, strict=False) if its == kind] for kind in (_CONTROL, _USER_DEFINED)}
+    tokens, key = file.texts("tokenizer.ggml.tokens"), "tokenizer.ggml.token_type"
+    types = file.numbers(key, len(tokens)) if key in file.metadata else [0] * len(tokens)
+    of_type = {kind: [token for token, its in zip(tokens, types, strict=True) if its == kind] for kind in (_CONTROL, _USER_DEFINED)}
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in of_type[_CONTROL]])
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in of_type[_USER_DEFINED]])
 
@@ -91,9 +101,9 @@ def _add_special_tokens(tokenizer: Tokenizer, file: GGUFFile) -> None:
 def _add_bos_and_eos(tokenizer: Tokenizer, file: GGUFFile, kind: str) -> None:
     """llama.cpp's defaults where the file does not say: BOS for SentencePiece and Llama 3, else neither."""
     texts = gguf_special_tokens(file)
-    default = kind == "llama" or file.metadata.get("tokenizer.ggml.pre") in _LLAMA3
-    bos = texts.get("bos_token") if file.metadata.get("tokenizer.ggml.add_bos_token", default) else None
-    eos = texts.get("eos_token") if file.metadata.get("tokenizer.ggml.add_eos_token", False) else None
+    default = kind == "llama" or file.text("tokenizer.ggml.pre", "") in _LLAMA3
+    bos = texts.get("bos_token") if file.flag("tokenizer.ggml.add_bos_token", default) else None
+    eos = texts.get("eos_token") if file.flag("tokenizer.ggml.add_eos_token", False) else None
     if bos is None and eos is None:
         return
     special = [(text, tokenizer.token_to_id(text)) for text in (bos, eos) if text is not None]

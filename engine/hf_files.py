@@ -15,7 +15,7 @@ def read_json(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path} must hold a JSON object, not a {type(document).__name__}")
@@ -40,7 +40,10 @@ def weight_files(directory: Path) -> list[Path]:
     """The safetensors files, as the index names them where there is one. Raises ConfigError when one is missing."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
-        files = [directory / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
+        files_of = read_json(index).get("weight_map")
+        if not isinstance(files_of, dict) or not all(isinstance(name, str) for name in files_of.values()):
+            raise ConfigError(f"{index}: weight_map must be an object that names the file of each tensor")
+        files = [directory / name for name in sorted(set(files_of.values()))]
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:

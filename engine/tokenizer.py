@@ -94,7 +94,7 @@ def load_tokenizer(info: ModelInfo) -> Tokenizer:
     if path.is_dir():
         return _from_directory(path)
     file = read_gguf(path)
-    source = file.metadata.get("tokenizer.chat_template")
+    source = file.text("tokenizer.chat_template", "")
     return Tokenizer(gguf_tokenizer(file), ChatTemplate(source, gguf_special_tokens(file)) if source else None)
 
 

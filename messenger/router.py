@@ -84,11 +84,15 @@ class Messenger:
             raise PeerLost("this Messenger is closed")
         connecting = self._connections.get(endpoint.incarnation)
         if connecting is None or (connecting.done() and not _usable(connecting)):
-            self._forget_broken()
+            self.forget_broken()
             connecting = asyncio.create_task(self._connect(endpoint), name=f"connect {endpoint.incarnation}")
             connecting.add_done_callback(_usable)  # retrieves the error, should every caller have gone
             self._connections[endpoint.incarnation] = connecting
         return await asyncio.shield(connecting)
+
+    def forget_broken(self) -> None:
+        """Connections whose peers are gone: nothing of them is kept."""
+        self._connections = {peer: task for peer, task in self._connections.items() if not task.done() or _usable(task)}
 
     def settle(self) -> None:
         """To be called after generations were changed; see `Region`."""
@@ -128,9 +132,6 @@ class Messenger:
     def _common_transports(self, endpoint: Endpoint) -> list[Transport]:
         same_host = endpoint.host_id == host_id()
         return [t for t in self._transports if t.name in endpoint.addresses and (same_host or t.name not in _ONE_HOST_ONLY)]
-
-    def _forget_broken(self) -> None:
-        self._connections = {peer: task for peer, task in self._connections.items() if not task.done() or _usable(task)}
 
 
 def _usable(connecting: asyncio.Task[MeteredConnection]) -> bool:

@@ -49,6 +49,8 @@ class TransferModel:
         self.threshold = AdaptiveThreshold()
         self._number: dict[NodeId, int] = {}
         self._free: list[int] = []
+        self._gone: set[NodeId] = set()
+        """Those whose numbers transfers under way still name."""
         self._rates: dict[int, Floats] = {}
         """Of the links that leave a source, by the destination's number; NaN where none was measured."""
         self._under_way: dict[AttemptId, _Transfer] = {}
@@ -58,6 +60,7 @@ class TransferModel:
 
     def number(self, node_id: NodeId) -> int:
         """The node's number, until it is forgotten."""
+        self._gone.discard(node_id)
         number = self._number.get(node_id)
         if number is None:
             number = self._number[node_id] = self._free.pop() if self._free else len(self._number)
@@ -86,28 +89,32 @@ class TransferModel:
             return
         self.leaving[transfer.source] -= 1
         self.arriving[transfer.destination] -= 1
-        if num_bytes > 0 and elapsed_ms > 0:
+        is_measured = num_bytes > 0 and elapsed_ms > 0
+        if is_measured and not self._gone & {transfer.fetch.source, transfer.fetch.destination}:
             self._measured(transfer, 1000.0 * num_bytes * transfer.sharers / elapsed_ms)
+        if is_measured:
             fetch = transfer.fetch
             self.threshold.fetched(fetch.ratio, fetch.saved_ms * min(num_bytes / fetch.num_bytes, 1.0), elapsed_ms)
+        for node_id in self._gone & {transfer.fetch.source, transfer.fetch.destination}:
+            self._release(node_id)
 
     def forget(self, node_id: NodeId) -> None:
-        """The node is gone: so are the rates of its links. Its number is free for another unless transfers still name it."""
+        """The node is gone: so are the rates of its links. Its number is free for another once no transfer names it."""
         number = self._number.get(node_id)
         if number is None:
             return
         self._rates.pop(number, None)
         for rates in self._rates.values():
             rates[number] = np.nan
-        if not self.leaving[number] and not self.arriving[number]:
-            del self._number[node_id]
-            self._free.append(number)
+        self._gone.add(node_id)
+        self._release(node_id)
 
     def __contains__(self, attempt_id: AttemptId) -> bool:
         return attempt_id in self._under_way
 
     def validate(self, live: set[AttemptId]) -> None:
-        """Asserts that every transfer under way is that of one of `live`, and is counted once at either end."""
+        """Asserts that every transfer under way is that of one of `live`, and is counted once at either end, and that no number is lost."""
+        assert sorted([*self._number.values(), *self._free]) == list(range(len(self._number) + len(self._free))), "a number is lost"
         assert self._under_way.keys() <= live, "a transfer outlived its attempt's prefill"
         transfers = self._under_way.values()
         for counts, ends in (
@@ -115,6 +122,13 @@ class TransferModel:
             (self.arriving, Counter(transfer.destination for transfer in transfers)),
         ):
             assert {number: count for number, count in enumerate(counts.tolist()) if count} == ends, "transfers are miscounted"
+
+    def _release(self, node_id: NodeId) -> None:
+        number = self._number[node_id]
+        if not self.leaving[number] and not self.arriving[number]:
+            self._gone.discard(node_id)
+            del self._number[node_id]
+            self._free.append(number)
 
     def _measured(self, transfer: _Transfer, bytes_per_s: float) -> None:
         rates = self._rates.setdefault(transfer.source, np.full(len(self.leaving), np.nan))

@@ -24,3 +24,18 @@ LOST_REPORTS = Counter(
 )
 STALE_ANSWERS = Counter("springtide_gateway_stale_leader_answers_total", "Answers of deposed Conductors, all refused.")
 TERMINALS = Counter("springtide_gateway_generations_total", "Generations ended, by how.", ["outcome"])
+
+_MOST_INSTANCES = 256
+_failed: dict[str, None] = {}
+"""Instances that have a series, who failed last at the end."""
+
+
+def count_failed_attempt(instance_id: str) -> None:
+    """Of the instances that failed the latest so many have a series: each that starts anew may have another name."""
+    FAILED_ATTEMPTS.labels(instance_id).inc()
+    _failed.pop(instance_id, None)
+    _failed[instance_id] = None
+    if len(_failed) > _MOST_INSTANCES:
+        oldest = next(iter(_failed))
+        del _failed[oldest]
+        FAILED_ATTEMPTS.remove(oldest)

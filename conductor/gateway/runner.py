@@ -157,7 +157,7 @@ class Runner:
                 pool.forget(action.attempt_id)
         if action.phase == "failed":
             logger.warning("attempt failed after %d tokens: %s", action.output_tokens, action.why, extra={"attempt_id": action.attempt_id})
-            metrics.FAILED_ATTEMPTS.labels(action.instance_id).inc()
+            metrics.count_failed_attempt(action.instance_id)
         self._conductor.report(wire.progress(action))
 
     def _emit(self, request_id: RequestId, action: ev.Emit) -> None:

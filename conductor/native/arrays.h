@@ -1,5 +1,6 @@
-/* The memory of numpy arrays whose items have 8 bytes. */
+/* The memory of numpy arrays: of int64 and float64. */
 #pragma once
+#include "../../springtide/native/buffers.h"
 #include "native.h"
 
 enum { MOST_BUFFERS = 12 };
@@ -9,16 +10,24 @@ typedef struct {
     int count;
 } Buffers;
 
-/* At least `least` items; NULL with an error set. */
-static inline void *array(Buffers *buffers, PyObject *object, Py_ssize_t least, int written) {
+/* Of the argument `name`, at least `least` items; NULL with an error set. */
+static inline void *array(Buffers *buffers, PyObject *object, const char *name, const ItemType *type, Py_ssize_t least, int written) {
     Py_buffer *view = &buffers->held[buffers->count];
-    if (PyObject_GetBuffer(object, view, PyBUF_C_CONTIGUOUS | (written ? PyBUF_WRITABLE : 0))) return NULL;
+    if (buffer_take(view, object, name, type, written)) return NULL;
     buffers->count++;
-    if (view->itemsize != 8 || view->len < 8 * least) {
-        PyErr_Format(PyExc_ValueError, "an array has %zd bytes; %zd items of 8 bytes are wanted", view->len, least);
+    if (view->len < type->size * least) {
+        PyErr_Format(PyExc_ValueError, "%s has %zd items; %zd are wanted", name, view->len / type->size, least);
         return NULL;
     }
     return view->buf;
+}
+
+static inline int64_t *int64s(Buffers *buffers, PyObject *object, const char *name, Py_ssize_t least, int written) {
+    return array(buffers, object, name, &INT64, least, written);
+}
+
+static inline double *doubles(Buffers *buffers, PyObject *object, const char *name, Py_ssize_t least, int written) {
+    return array(buffers, object, name, &FLOAT64, least, written);
 }
 
 static inline void release(Buffers *buffers) {

@@ -25,15 +25,15 @@ PyObject *forecast_pool(PyObject *Py_UNUSED(module), PyObject *args) {
         return NULL;
     Buffers buffers = {.count = 0};
     PyObject *done = NULL;
-    const double *instances = array(&buffers, instances_o, 0, 0);
+    const double *instances = doubles(&buffers, instances_o, "instances", 0, 0);
     if (!instances) goto end;
     Py_ssize_t n = items(&buffers) / INSTANCE_FIGURES;
-    const double *attempts = array(&buffers, attempts_o, ATTEMPT_FIGURES * count, 0);
+    const double *attempts = doubles(&buffers, attempts_o, "attempts", ATTEMPT_FIGURES * count, 0);
     if (!attempts) goto end;
     Py_ssize_t room = items(&buffers) / ATTEMPT_FIGURES;
-    const int64_t *places = array(&buffers, places_o, count, 0);
+    const int64_t *places = int64s(&buffers, places_o, "places", count, 0);
     if (!places || !all_below(places, count, n)) goto end;
-    const double *survival = array(&buffers, survival_o, 0, 0);
+    const double *survival = doubles(&buffers, survival_o, "survival", 0, 0);
     if (!survival) goto end;
     const Py_buffer *table = &buffers.held[buffers.count - 1];
     if (table->ndim != 2 || table->shape[1] < 1) {
@@ -41,9 +41,9 @@ PyObject *forecast_pool(PyObject *Py_UNUSED(module), PyObject *args) {
         goto end;
     }
     Py_ssize_t num_laws = table->shape[0], bins = table->shape[1];
-    const int64_t *laws = array(&buffers, laws_o, count, 0);
+    const int64_t *laws = int64s(&buffers, laws_o, "laws", count, 0);
     if (!laws || !all_below(laws, count, num_laws)) goto end;
-    double *batches = array(&buffers, batches_o, BATCH_FIGURES * n, 1);
+    double *batches = doubles(&buffers, batches_o, "batches", BATCH_FIGURES * n, 1);
     if (!batches) goto end;
     for (Py_ssize_t i = 0; i < BATCH_FIGURES * n; i++) batches[i] = 0;
     for (Py_ssize_t i = 0; i < count; i++) {
@@ -84,10 +84,10 @@ PyObject *forecast_with_one_more(PyObject *Py_UNUSED(module), PyObject *args) {
     if (!PyArg_ParseTuple(args, "OOnL", &instances_o, &batches_o, &place, &num_tokens)) return NULL;
     Buffers buffers = {.count = 0};
     PyObject *done = NULL;
-    const double *instances = array(&buffers, instances_o, 0, 0);
+    const double *instances = doubles(&buffers, instances_o, "instances", 0, 0);
     if (!instances) goto end;
     Py_ssize_t n = items(&buffers) / INSTANCE_FIGURES;
-    const double *batches = array(&buffers, batches_o, BATCH_FIGURES * n, 0);
+    const double *batches = doubles(&buffers, batches_o, "batches", BATCH_FIGURES * n, 0);
     if (!batches) goto end;
     if (place < 0 || place >= n) {
         PyErr_SetString(PyExc_IndexError, "there is no such instance");

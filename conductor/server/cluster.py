@@ -45,6 +45,8 @@ class ClusterFollower:
         try:
             while True:
                 members = await self._membership.members()
+                if members is not None:
+                    self._refused &= {(member.member_id, member.incarnation) for member in members}
                 # Most lists are as the one before, and of thousands.
                 if members is not None and members != self._settled:
                     in_full = await self._reconcile([member for member in members if self._concerns_us(member)])

@@ -10,7 +10,7 @@ import grpc.aio
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Action, Event, Forgot, PrefillFinished, Reply, RequestSnapshot, Schedule, Scored
+from conductor.core.events import Action, Event, Forgot, PrefillFinished, Reply, RequestSnapshot, Schedule, Scored, StoreDown
 from conductor.core.recording import Recorder
 from conductor.server import wire
 from conductor.server.leadership import Leadership
@@ -41,6 +41,8 @@ class CoreRunner:
         if self._recorder is not None:
             self._recorder.event(event, now)
         actions = self.core.handle(event, now)
+        if isinstance(event, StoreDown):
+            metrics.forget_node(event.node_id)
         for action in actions:
             match action:
                 case RequestSnapshot(node_id):

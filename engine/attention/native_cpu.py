@@ -10,7 +10,7 @@ import torch
 
 from engine import _native
 from engine.attention.base import AttentionBackend, AttentionPass, HeadNorms, LastRows
-from engine.base import SequenceChunk
+from engine.base import Int32Array, SequenceChunk
 from engine.models.rope import Rotation
 from engine.ops.native_cpu import is_scale
 
@@ -43,10 +43,15 @@ class NativeAttention(AttentionBackend):
         return self._plan(batch, LastRows(rows, lambda: self._plan([chunk.last_token() for chunk in batch if chunk.wants_logits], None)))
 
     def _plan(self, batch: Sequence[SequenceChunk], last: LastRows | None) -> NativePass:
-        chunks = [(chunk.start, len(chunk.token_ids), np.asarray(chunk.slots, np.int32)) for chunk in batch]
+        chunks = [(chunk.start, len(chunk.token_ids), _as_array(chunk.slots)) for chunk in batch]
         plan = _native.Plan(self._memory, self._num_slots, self._strides, *self._geometry, chunks)
         rows, end = sum(count for _, count, _ in chunks), max((start + count for start, count, _ in chunks), default=0)
         return NativePass(plan, rows, end, last, self._geometry, self._places)
+
+
+def _as_array(slots: Sequence[int] | Int32Array) -> Int32Array:
+    """An array is left as it is: the kernels refuse one of anything but int32."""
+    return slots if isinstance(slots, np.ndarray) else np.asarray(slots, np.int32)
 
 
 class NativePass(AttentionPass):

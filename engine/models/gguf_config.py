@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from engine.gguf_file import GGUFFile
-from engine.models.config import ExpertsConfig, ModelConfig, RopeConfig
+from engine.models.config import ExpertsConfig, ModelConfig, RopeConfig, WrongGeometry
 from springtide.errors import ConfigError, UnsupportedModel
 
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 ROPE_FREQUENCIES = "rope_freqs.weight"
 """Divisors of the rotary frequencies, one a pair of dimensions: how GGUF writes down the llama3 scaling."""
 
@@ -26,18 +30,40 @@ class GGUFFamily:
 
     def read(self, file: GGUFFile, architecture: str) -> ModelConfig:
         """Raises ConfigError for missing and wrong keys, UnsupportedModel for what the engine would otherwise compute wrongly."""
-        return self.reader(GGUFKeys(file, self.name), architecture)
+        keys = GGUFKeys(file, self.name)
+        try:
+            return self.reader(keys, architecture)
+        except WrongGeometry as error:
+            raise ConfigError(f"{file.path}: {error.told({field: keys.key(name) for field, name in _KEYS.items()})}") from None
+
+
+_KEYS = {
+    "layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "context_length": "context_length",
+    "norm_eps": "attention.layer_norm_rms_epsilon",
+    "experts.count": "expert_count",
+    "experts.per_token": "expert_used_count",
+    "experts.intermediate_size": "expert_feed_forward_length",
+    "rope.theta": "rope.freq_base",
+    "rope.factor": "rope.scaling.factor",
+    "rope.original_context": "rope.scaling.original_context_length",
+    "rope.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope.beta_slow": "rope.scaling.yarn_beta_slow",
+}
+"""Which keys say what the fields of ModelConfig are."""
 
 
 class GGUFKeys:
-    """Typed access to the keys below `prefix`; every error names the file and the key."""
+    """The keys below `prefix`, by type, as GGUFFile has them."""
 
     def __init__(self, file: GGUFFile, prefix: str) -> None:
         self.file = file
         self._prefix = prefix
-
-    def __contains__(self, name: str) -> bool:
-        return self.key(name) in self.file.metadata
 
     def key(self, name: str) -> str:
         return f"{self._prefix}.{name}"
@@ -46,16 +72,16 @@ class GGUFKeys:
         return self.file.metadata.get(self.key(name), default)
 
     def integer(self, name: str) -> int:
-        value = self.file.require(self.key(name))
-        if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{self.file.path}: the GGUF key {self.key(name)!r} must be a positive integer, not {value!r}")
-        return value
+        return self.file.integer(self.key(name))
 
-    def integer_or(self, name: str, default: int) -> int:
-        return self.integer(name) if name in self else default
+    def integer_or(self, name: str, default: int, least: int = 1) -> int:
+        return self.file.integer(self.key(name), default, least)
 
     def number(self, name: str) -> float:
-        return float(self.file.require(self.key(name)))
+        return self.file.number(self.key(name))
+
+    def number_or(self, name: str, default: float) -> float:
+        return self.file.number(self.key(name), default)
 
     def refuse(self, name: str, what: str) -> UnsupportedModel:
         return UnsupportedModel(f"{self.file.path}: {self.key(name)} {self.value(name, None)!r}{what}")
@@ -66,25 +92,25 @@ def _decoder(keys: GGUFKeys, architecture: str) -> ModelConfig:
     tensors = keys.file.tensors
     heads, hidden_size, context = keys.integer("attention.head_count"), keys.integer("embedding_length"), keys.integer("context_length")
     _refuse_unknown(keys, context)
-    kv_heads = keys.integer_or("attention.head_count_kv", heads)
-    if heads % kv_heads:
-        names = keys.key("attention.head_count"), keys.key("attention.head_count_kv")
-        raise ConfigError(f"{keys.file.path}: {names[0]} ({heads}) must be a multiple of {names[1]} ({kv_heads})")
-    head_dim = keys.integer_or("attention.key_length", max(1, hidden_size // heads))
-    if head_dim % 2:
-        raise UnsupportedModel(f"{keys.file.path}: a head size of {head_dim} is not supported; rotary embeddings need an even one")
+    if keys.value("attention.key_length", None) is None and hidden_size % heads:
+        names = f"{keys.key('embedding_length')} ({hidden_size}) must be a multiple of {keys.key('attention.head_count')} ({heads})"
+        raise ConfigError(f"{keys.file.path}: {names}, or {keys.key('attention.key_length')} be given")
+    head_dim = keys.integer_or("attention.key_length", hidden_size // heads)
     for name in ("attention.value_length", "rope.dimension_count"):
         if keys.integer_or(name, head_dim) != head_dim:
             raise keys.refuse(name, f" is not supported; it must equal the head size, {head_dim}")
+    layers = keys.integer("block_count")
+    if beyond := [name for name in tensors if (block := _BLOCK.match(name)) and int(block[1]) >= layers]:
+        raise ConfigError(f"{keys.file.path}: {keys.key('block_count')} is {layers}, but there is a tensor {beyond[0]!r}")
     return ModelConfig(
         architecture=architecture,
-        layers=keys.integer("block_count"),
+        layers=layers,
         hidden_size=hidden_size,
         intermediate_size=keys.integer("feed_forward_length"),
         heads=heads,
-        kv_heads=kv_heads,
+        kv_heads=keys.integer_or("attention.head_count_kv", heads),
         head_dim=head_dim,
-        vocab_size=_vocab_size(keys.file),
+        vocab_size=_vocab_size(keys.file, hidden_size),
         context_length=context,
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
         rope=_rope(keys, context),
@@ -95,20 +121,26 @@ def _decoder(keys: GGUFKeys, architecture: str) -> ModelConfig:
     )
 
 
-def _vocab_size(file: GGUFFile) -> int:
+def _vocab_size(file: GGUFFile, hidden_size: int) -> int:
+    """The rows of the embeddings, of which some may be no token's."""
     if "token_embd.weight" not in file.tensors:
         raise ConfigError(f"{file.path}: tensor 'token_embd.weight' is missing; is the model split over several files?")
-    return file.tensors["token_embd.weight"].shape[0]
+    shape = file.tensors["token_embd.weight"].shape
+    if len(shape) != 2 or shape[1] != hidden_size:
+        raise ConfigError(f"{file.path}: tensor 'token_embd.weight' has shape {list(shape)}, embedding_length says [tokens, {hidden_size}]")
+    tokens = file.texts("tokenizer.ggml.tokens")
+    if len(tokens) > shape[0]:
+        raise ConfigError(
+            f"{file.path}: tokenizer.ggml.tokens has {len(tokens)} tokens, and tensor 'token_embd.weight' rows for {shape[0]}"
+        )
+    return shape[0]
 
 
 def _rope(keys: GGUFKeys, context: int) -> RopeConfig:
-    def value(name: str, default: Any) -> Any:
-        return keys.value(f"rope.{name}", default)
-
-    theta = float(value("freq_base", 10_000.0))
-    kind = value("scaling.type", "none")
+    theta = keys.number_or("rope.freq_base", 10_000.0)
+    kind = keys.file.text(keys.key("rope.scaling.type"), "none")
     # Files from before `rope.scaling.type` have linear scaling as `rope.scale_linear`.
-    factor = float(value("scaling.factor", value("scale_linear", 1.0)))
+    factor = keys.number_or("rope.scaling.factor", keys.number_or("rope.scale_linear", 1.0))
     if kind == "none" and factor != 1.0:
         kind = "linear"
     match kind:
@@ -121,9 +153,9 @@ def _rope(keys: GGUFKeys, context: int) -> RopeConfig:
                 kind="yarn",
                 theta=theta,
                 factor=factor,
-                original_context=int(value("scaling.original_context_length", context)),
-                beta_fast=float(value("scaling.yarn_beta_fast", 32.0)),
-                beta_slow=float(value("scaling.yarn_beta_slow", 1.0)),
+                original_context=keys.integer_or("rope.scaling.original_context_length", context),
+                beta_fast=keys.number_or("rope.scaling.yarn_beta_fast", 32.0),
+                beta_slow=keys.number_or("rope.scaling.yarn_beta_slow", 1.0),
             )
         case _:
             raise keys.refuse("rope.scaling.type", " is not supported; none, linear and yarn are")
@@ -131,7 +163,7 @@ def _rope(keys: GGUFKeys, context: int) -> RopeConfig:
 
 def _refuse_experts(keys: GGUFKeys) -> None:
     """For families that have none; Mixtral's files are `llama` too."""
-    if keys.value("expert_count", 0):
+    if keys.integer_or("expert_count", 0, least=0):
         raise keys.refuse("expert_count", " (mixture of experts) is not supported")
 
 
@@ -152,12 +184,13 @@ _NEUTRAL = {
 def _refuse_unknown(keys: GGUFKeys, context: int) -> None:
     """A window that is shorter than the context is refused because the files do not say which layers have it."""
     for name, neutral in _NEUTRAL.items():
-        if keys.value(name, neutral[0]) not in neutral:
+        value = keys.value(name, neutral[0])
+        if isinstance(value, list | np.ndarray) or value not in neutral:
             raise keys.refuse(name, f" is not supported; {neutral[0]} is")
-    if 0 < keys.value("attention.sliding_window", 0) < context:
+    if 0 < keys.integer_or("attention.sliding_window", 0, least=0) < context:
         raise keys.refuse("attention.sliding_window", f" is not supported; attention over the whole context of {context} is")
-    if keys.file.metadata.get("split.count", 0) > 1:
-        count = keys.file.metadata["split.count"]
+    count = keys.file.integer("split.count", 0, least=0)
+    if count > 1:
         raise UnsupportedModel(f"{keys.file.path}: split.count {count}: GGUF files in several parts are not supported")
 
 
@@ -172,14 +205,10 @@ def _qwen3(keys: GGUFKeys, architecture: str) -> ModelConfig:
 
 def _qwen3_moe(keys: GGUFKeys, architecture: str) -> ModelConfig:
     decoder = _decoder(keys, architecture)
-    count, per_token = keys.integer("expert_count"), keys.integer("expert_used_count")
-    if per_token > count:
-        names = keys.key("expert_used_count"), keys.key("expert_count")
-        raise ConfigError(f"{keys.file.path}: {names[0]} ({per_token}) must be at most {names[1]} ({count})")
     experts = ExpertsConfig(
         layers=frozenset(layer for layer in range(decoder.layers) if f"blk.{layer}.ffn_gate_inp.weight" in keys.file.tensors),
-        count=count,
-        per_token=per_token,
+        count=keys.integer("expert_count"),
+        per_token=keys.integer("expert_used_count"),
         intermediate_size=keys.integer("expert_feed_forward_length"),
         # The files do not say; every published model does, and llama.cpp takes it for granted.
         normalised=True,

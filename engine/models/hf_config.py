@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -13,6 +14,23 @@ _Item = TypeVar("_Item")
 
 _ABSENT = object()
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+
+
+NAMES = {
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "context_length": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "windows": "sliding_window",
+    "experts.count": "the number of experts",
+    "experts.per_token": "num_experts_per_tok",
+    "experts.intermediate_size": "moe_intermediate_size",
+    "rope.theta": "rope_theta",
+    "rope.factor": "the rotation's factor",
+    "rope.original_context": "original_max_position_embeddings",
+}
+"""What fields of ModelConfig are called in `config.json`, where that is not their own name."""
 
 
 class HFConfig:
@@ -41,12 +59,13 @@ class HFConfig:
 
     def number(self, name: str, default: float | object = _ABSENT) -> float:
         value = self._field(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{self.path}: {name} must be a number, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+            raise ConfigError(f"{self.path}: {name} must be a finite number, not {value!r}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self._field(name, default)
+        """A flag that is null is none: families differ in what they would take it for."""
+        value = self.fields.get(name, default)
         if not isinstance(value, bool):
             raise ConfigError(f"{self.path}: {name} must be true or false, not {value!r}")
         return value
@@ -74,12 +93,9 @@ def decoder_from_hf(config: HFConfig, architecture: str) -> ModelConfig:
     _refuse_unknown(config)
     heads = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
-    kv_heads = config.integer("num_key_value_heads", heads)
-    if heads % kv_heads:
-        raise ConfigError(f"{config.path}: num_attention_heads ({heads}) must be a multiple of num_key_value_heads ({kv_heads})")
-    head_dim = config.integer("head_dim", max(1, hidden_size // heads))
-    if head_dim % 2:
-        raise config.refuse("head_dim", head_dim, "rotary embeddings need an even one")
+    if config.fields.get("head_dim") is None and hidden_size % heads:
+        names = f"hidden_size ({hidden_size}) must be a multiple of num_attention_heads ({heads})"
+        raise ConfigError(f"{config.path}: {names}, or head_dim be given")
     context = config.integer("max_position_embeddings")
     rope = rope_from_hf(config, context)
     return ModelConfig(
@@ -88,8 +104,8 @@ def decoder_from_hf(config: HFConfig, architecture: str) -> ModelConfig:
         hidden_size=hidden_size,
         intermediate_size=config.integer("intermediate_size"),
         heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        kv_heads=config.integer("num_key_value_heads", heads),
+        head_dim=config.integer("head_dim", hidden_size // heads),
         vocab_size=config.integer("vocab_size"),
         context_length=max(context, int(rope.factor * rope.original_context)) if rope.kind == "yarn" else context,
         norm_eps=config.number("rms_norm_eps", 1e-6),
@@ -148,13 +164,21 @@ def rope_from_hf(config: HFConfig, context: int) -> RopeConfig:
     )
 
 
+def _is_finite(value: int | float) -> bool:
+    """JSON as Python reads it has NaN, infinities, and integers that no float can hold."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def _optional(config: HFConfig, name: str) -> float | None:
     return None if config.fields.get(name) is None else config.number(name)
 
 
 def _activation(config: HFConfig) -> Activation:
-    activation = config.fields.get("hidden_act") or "silu"
-    if activation not in _ACTIVATIONS:
+    activation = config.fields.get("hidden_act", "silu")
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise config.refuse("hidden_act", activation, f"{', '.join(_ACTIVATIONS)} are")
     return _ACTIVATIONS[activation]
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.models.config import ExpertsConfig, ModelConfig
-from engine.models.hf_config import HFConfig, decoder_from_hf, windows_from_hf
+from engine.models.config import ExpertsConfig, ModelConfig, WrongGeometry
+from engine.models.hf_config import NAMES, HFConfig, decoder_from_hf, windows_from_hf
 from springtide.errors import ConfigError
 
+_GELU = "gelu_pytorch_tanh"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -22,7 +23,10 @@ class HFFamily:
 
     def read(self, config: HFConfig, architecture: str) -> ModelConfig:
         """Raises ConfigError for missing and wrong fields, UnsupportedModel for what the engine would otherwise compute wrongly."""
-        return self.reader(config.with_defaults(self.defaults), architecture)
+        try:
+            return self.reader(config.with_defaults(self.defaults), architecture)
+        except WrongGeometry as error:
+            raise ConfigError(f"{config.path}: {error.told(NAMES)}") from None
 
 
 def _llama(config: HFConfig, architecture: str) -> ModelConfig:
@@ -55,12 +59,13 @@ def _qwen3_moe(config: HFConfig, architecture: str) -> ModelConfig:
 
 
 def _gemma(config: HFConfig, architecture: str) -> ModelConfig:
-    # The first releases say `gelu` and mean its tanh approximation; some name it in a field of its own.
-    named = config.fields.get("hidden_activation")
-    if named not in (None, "gelu_pytorch_tanh"):
-        raise config.refuse("hidden_activation", named, "'gelu_pytorch_tanh' is")
-    if named is not None or config.fields.get("hidden_act") == "gelu":
-        config = HFConfig({**config.fields, "hidden_act": "gelu_pytorch_tanh"}, config.path)
+    # transformers 4 went by `hidden_activation`, where there is one, and version 5 goes by `hidden_act`: they must not differ. Either takes
+    # the `gelu` of the first releases for its tanh approximation.
+    if config.fields.get("hidden_act") == "gelu":
+        config = HFConfig({**config.fields, "hidden_act": _GELU}, config.path)
+    named, activation = config.fields.get("hidden_activation"), config.fields["hidden_act"]
+    if named not in (None, activation):
+        raise config.refuse("hidden_activation", named, f"hidden_act is {activation!r}, and both must be the same")
     decoder = decoder_from_hf(config, architecture)
     _refuse_windows(config, decoder)
     return replace(_with_attention_bias(config, decoder), norms_add_one=True, embedding_scale=decoder.hidden_size**0.5)
@@ -90,13 +95,10 @@ def _qwen_experts(config: HFConfig, layers: int) -> ExpertsConfig | None:
     dense, step = config.integers("mlp_only_layers") or [], config.integer("decoder_sparse_step")
     # transformers 5 writes `num_local_experts`, versions before it `num_experts`.
     count = config.integer("num_local_experts", config.integer("num_experts"))
-    per_token = config.integer("num_experts_per_tok")
-    if per_token > count:
-        raise ConfigError(f"{config.path}: num_experts_per_tok ({per_token}) must be at most the number of experts ({count})")
     return ExpertsConfig(
         layers=frozenset(layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0),
         count=count,
-        per_token=per_token,
+        per_token=config.integer("num_experts_per_tok"),
         intermediate_size=config.integer("moe_intermediate_size"),
         normalised=config.flag("norm_topk_prob", False),
     )
@@ -178,7 +180,7 @@ GEMMA = HFFamily(
         "num_attention_heads": 16,
         "num_key_value_heads": 16,
         "head_dim": 256,
-        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_act": _GELU,
         "vocab_size": 256000,
         "max_position_embeddings": 8192,
         "tie_word_embeddings": True,

@@ -38,7 +38,7 @@ ARCHITECTURES = (
 
 def for_hf(config: HFConfig) -> Architecture:
     """From `architectures`, or `model_type` where there is none. Raises UnsupportedModel."""
-    names = config.fields.get("architectures") or []
+    names = config.strings("architectures") or []
     if names:
         return _only(
             [a for a in ARCHITECTURES if a.name in names], f"{config.path}: architecture {names[0]!r}", [a.name for a in ARCHITECTURES]

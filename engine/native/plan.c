@@ -1,3 +1,4 @@
+#include "../../springtide/native/buffers.h"
 #include "plan.h"
 #include <stdlib.h>
 #include <string.h>
@@ -140,14 +141,11 @@ static void plan_dealloc(Plan *plan) {
 /* The slots of one sequence that have something in them, into `table`; -1 with an error set. */
 static int take_slots(Plan *plan, Sequence *sequence, PyObject *slots, int32_t *table) {
     Py_buffer view;
-    if (PyObject_GetBuffer(slots, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)) return -1;
+    if (buffer_take(&view, slots, "slots", &INT32, 0)) return -1;
     const Py_ssize_t end = sequence->start + sequence->count;
     const Py_ssize_t blocks = (end + plan->block_tokens - 1) / plan->block_tokens;
     int failed = 0;
-    if (!view.format || strcmp(view.format, "i") || view.itemsize != 4) {
-        PyErr_Format(PyExc_TypeError, "slots must be int32, not of format '%s'", view.format ? view.format : "B");
-        failed = -1;
-    } else if (view.len / 4 < blocks) {
+    if (view.len / 4 < blocks) {
         PyErr_Format(PyExc_ValueError, "%zd slots of %zd tokens cannot hold %zd tokens", view.len / 4, plan->block_tokens, end);
         failed = -1;
     } else {
@@ -212,12 +210,11 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *named) {
     plan->num_slots = num_slots, plan->block_tokens = block_tokens;
     plan->slot_elements = slot, plan->half_elements = half, plan->token_elements = token;
     plan->heads = (int)heads, plan->kv_heads = (int)kv_heads, plan->head_dim = (int)head_dim;
-    if (PyObject_GetBuffer(arena, &plan->arena, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)) {
-        plan->arena.obj = NULL;
-    } else if (plan->arena.len / 2 / slot < num_slots) {
-        PyErr_Format(PyExc_ValueError, "an arena of %zd bytes has no %zd slots of %zd elements", plan->arena.len, num_slots, slot);
-    } else if (!take_sequences(plan, chunks)) {
-        return (PyObject *)plan;
+    if (!buffer_take(&plan->arena, arena, "arena", &BFLOAT16, 1)) {
+        if (plan->arena.len / 2 / slot < num_slots)
+            PyErr_Format(PyExc_ValueError, "an arena of %zd bytes has no %zd slots of %zd elements", plan->arena.len, num_slots, slot);
+        else if (!take_sequences(plan, chunks))
+            return (PyObject *)plan;
     }
     Py_DECREF(plan);
     return NULL;
@@ -226,7 +223,7 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *named) {
 /* Writes the position of each row, int64 [rows]. */
 static PyObject *plan_positions(Plan *plan, PyObject *into) {
     Py_buffer view;
-    if (PyObject_GetBuffer(into, &view, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS)) return NULL;
+    if (buffer_take(&view, into, "positions", &INT64, 1)) return NULL;
     const int fits = view.len == plan->rows * (Py_ssize_t)sizeof(int64_t);
     if (fits) {
         for (Py_ssize_t s = 0; s < plan->num_sequences; s++) {

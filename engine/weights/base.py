@@ -21,6 +21,10 @@ class Weights(ABC):
     def __contains__(self, name: str) -> bool: ...
 
     @abstractmethod
+    def shape(self, name: str) -> Sequence[int]:
+        """`name` is there; of its contents nothing is read."""
+
+    @abstractmethod
     def read(self, name: str) -> torch.Tensor:
         """In the dtype of the file, float32 where it is quantised. `name` is there."""
 
@@ -28,7 +32,9 @@ class Weights(ABC):
         """A contiguous tensor of its own. Raises ConfigError when it is missing or has another shape."""
         if name not in self:
             raise ConfigError(f"{self.path}: tensor {name!r} is missing")
+        if tuple(self.shape(name)) != tuple(shape):
+            raise ConfigError(f"{self.path}: tensor {name!r} has shape {list(self.shape(name))}, the configuration says {list(shape)}")
         tensor = self.read(name)
-        if tuple(tensor.shape) != tuple(shape):
-            raise ConfigError(f"{self.path}: tensor {name!r} has shape {list(tensor.shape)}, the configuration says {list(shape)}")
+        if not tensor.is_floating_point():
+            raise ConfigError(f"{self.path}: tensor {name!r} is of {tensor.dtype}, not of floating-point numbers")
         return tensor.to(dtype).contiguous()

@@ -35,6 +35,11 @@ class GGUFWeights(Weights):
     def __contains__(self, name: str) -> bool:
         return self._entry(name) is not None
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        entry = self._entry(name)
+        assert entry is not None, name
+        return entry.shape
+
     def read(self, name: str) -> torch.Tensor:
         entry = self._entry(name)
         assert entry is not None, name

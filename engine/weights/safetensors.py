@@ -23,12 +23,21 @@ class SafetensorsWeights(Weights):
         for path in weight_files(directory):
             try:
                 file = safe_open(path, framework="pt")
-            except SafetensorError as error:
+            except (SafetensorError, OSError) as error:
                 raise ConfigError(f"{path} is not a whole safetensors file: {error}") from None
             self._file_of.update(dict.fromkeys(file.keys(), file))
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of or self._fused(name) is not None
+
+    def shape(self, name: str) -> list[int]:
+        if name in self._file_of:
+            shape: list[int] = self._file_of[name].get_slice(name).get_shape()
+            return shape
+        part = self._fused(name)
+        assert part is not None, name
+        stack, _, rows = part
+        return [rows.stop - rows.start, *stack.get_shape()[2:]]
 
     def read(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor
@@ -52,8 +61,9 @@ class SafetensorsWeights(Weights):
         if fused not in self._file_of:
             return None
         stack = self._file_of[fused].get_slice(fused)
-        count, rows, _ = stack.get_shape()
-        if index >= count:
+        shape = stack.get_shape()
+        if len(shape) != 3 or index >= shape[0]:
             return None
+        rows = shape[1]
         bounds = {"gate": (0, rows // 2), "up": (rows // 2, rows), "down": (0, rows)}[projection]
         return stack, index, slice(*bounds)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+
 import grpc.aio
 
 from kvstore.server.failures import error_of
 from messenger.base import Connection, Endpoint
 from messenger.router import Messenger
+from springtide.clock import Clock
 from springtide.errors import PeerLost
 from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
@@ -14,35 +19,63 @@ from springtide.rpc.store_pb2_grpc import StoreStub
 
 CALL_TIMEOUT_S = 1.5
 """For a question that a living store answers at once."""
+IDLE_S = 60.0
+"""A store that restarts has another address, and nobody says that it left the old one: what is not asked for so long is hung up. Far longer
+than any call, and short of a channel for every store that ever was."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    channel: grpc.aio.Channel
+    asked_at: float
+    endpoint: Endpoint | None = None
+    """Of whoever was there last."""
 
 
 class Peers:
-    def __init__(self, messenger: Messenger) -> None:
+    def __init__(self, messenger: Messenger, clock: Clock) -> None:
         self._messenger = messenger
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._endpoints: dict[str, Endpoint] = {}
+        self._clock = clock
+        self._peers: dict[str, _Peer] = {}
+
+    def __len__(self) -> int:
+        return len(self._peers)
 
     def stub(self, address: str) -> StoreStub:
-        if address not in self._channels:
-            self._channels[address] = channels.connect(address)
-        return StoreStub(self._channels[address])
+        """For calls that are begun now and take less than `IDLE_S`."""
+        return StoreStub(self._peer(address).channel)
 
     async def connect(self, address: str, incarnation: int) -> Connection:
         """To the Messenger of the store at `address`. Raises PeerLost when that is away or another incarnation."""
-        endpoint = self._endpoints.get(address)
+        peer = self._peer(address)
+        endpoint = peer.endpoint
         if endpoint is None or endpoint.incarnation != incarnation:
-            endpoint = self._endpoints[address] = await self._describe(address)
+            endpoint = peer.endpoint = await self._describe(address)
         if endpoint.incarnation != incarnation:
             raise PeerLost(f"the store at {address} has restarted")
         try:
             return await self._messenger.connect(endpoint)
         except PeerLost:
-            self._endpoints.pop(address, None)
+            peer.endpoint = None
             raise
 
+    async def hang_up_idle(self) -> None:
+        """Those that were not asked for `IDLE_S`. Whoever is there still is called anew when it is asked again."""
+        now = self._clock.now()
+        idle = [address for address, peer in self._peers.items() if now - peer.asked_at > IDLE_S]
+        # Out of the table before anything is waited for: nobody takes up a channel that is about to be closed.
+        await _close([self._peers.pop(address) for address in idle])
+        self._messenger.forget_broken()
+
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close(None)
+        await _close(self._peers.values())
+
+    def _peer(self, address: str) -> _Peer:
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = self._peers[address] = _Peer(channels.connect(address), self._clock.now())
+        peer.asked_at = self._clock.now()
+        return peer
 
     async def _describe(self, address: str) -> Endpoint:
         try:
@@ -50,3 +83,7 @@ class Peers:
             return Endpoint.from_json(reply.endpoint)
         except grpc.aio.AioRpcError as error:
             raise error_of(error, f"asking {address} for its endpoint") from error
+
+
+async def _close(peers: Collection[_Peer]) -> None:
+    await asyncio.gather(*(peer.channel.close(None) for peer in peers))

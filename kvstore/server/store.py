@@ -81,7 +81,7 @@ class Store:
             self._on_notify,
             optional=options.optional_transports,
         )
-        self.node = Node(options, self.incarnation, self.pool, Peers(self._messenger))
+        self.node = Node(options, self.incarnation, self.pool, Peers(self._messenger, self._clock))
         self._transfers = Transfers()
         self._replication = Replication(self.node)
         self._promotion = Promotion(self.node)
@@ -211,11 +211,12 @@ class Store:
             raise SpringtideError(f"the self-test transfer of {size} bytes over {'/'.join(self.options.transports)} failed")
 
     async def _tick(self) -> None:
-        """For ever: ends leases whose time is over, and shows how full the pool is."""
+        """For ever: ends leases whose time is over, hangs up peers that are no longer asked, and shows how full the pool is."""
         looked_up = hit = missed = 0
         while True:
             metrics.LEASES_EXPIRED.inc(self.pool.expire_leases(self._clock.now()))
             self.pool.pins.expire(self._clock.now())
+            await self.node.peers.hang_up_idle()
             counts = self.pool.counts()
             self._show(counts)
             self._count_lookups(self.pool.looked_up_blocks - looked_up, self.pool.hit_blocks - hit)

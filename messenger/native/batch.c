@@ -1,4 +1,5 @@
 /* A batch: its slices read, checked and joined once; and the copy between two mapped regions. */
+#include "../../springtide/native/buffers.h"
 #include "native.h"
 
 #include <string.h>
@@ -133,10 +134,21 @@ static void copy_share(Batch *self, char *local, char *remote, const uint64_t *g
 }
 
 static PyObject *batch_copy(Batch *self, PyObject *arguments) {
+    PyObject *local_o, *remote_o, *generations_o;
     Py_buffer local, remote, generations;
     int write;
     Py_ssize_t begin, end;
-    if (!PyArg_ParseTuple(arguments, "w*w*y*pnn", &local, &remote, &generations, &write, &begin, &end)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "OOOpnn", &local_o, &remote_o, &generations_o, &write, &begin, &end)) return NULL;
+    if (buffer_take(&local, local_o, "local", &BYTES, 1)) return NULL;
+    if (buffer_take(&remote, remote_o, "remote", &BYTES, 1)) {
+        PyBuffer_Release(&local);
+        return NULL;
+    }
+    if (buffer_take(&generations, generations_o, "generations", &UINT64, 0)) {
+        PyBuffer_Release(&local);
+        PyBuffer_Release(&remote);
+        return NULL;
+    }
     int fits = local.len >= self->local_bytes && remote.len >= self->remote_bytes && begin >= 0 && begin <= end &&
                generations.len >= (Py_ssize_t)sizeof(uint64_t) * (self->remote_bytes / (Py_ssize_t)self->granule);
     Py_BEGIN_ALLOW_THREADS

@@ -1,4 +1,5 @@
 /* messenger._native.Lanes: what Python sees of lanes. */
+#include "../../springtide/native/buffers.h"
 #include "lanes.h"
 
 #include <errno.h>
@@ -170,7 +171,7 @@ static PyObject *lanes_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     self->signal = -1;
     self->silence_ns = (uint64_t)(silence_s * 1e9);
     self->checksums = checksums;
-    if (PyObject_GetBuffer(memory, &self->memory, PyBUF_WRITABLE) == 0) {
+    if (buffer_take(&self->memory, memory, "memory", &BYTES, 1) == 0) {
         self->signal = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         if (self->signal >= 0) return (PyObject *)self;
         PyErr_SetFromErrno(PyExc_OSError);

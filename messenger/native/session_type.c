@@ -1,4 +1,5 @@
 /* messenger._native.Session: what Python sees of sessions; and the list of all that run, for `settle`. */
+#include "../../springtide/native/buffers.h"
 #include "session.h"
 
 #include <errno.h>
@@ -71,7 +72,7 @@ static PyObject *session_new(PyTypeObject *type, PyObject *arguments, PyObject *
     self->signal = signal;
     self->granule = (uint64_t)granule;
     self->checksums = checksums;
-    if (PyObject_GetBuffer(memory, &self->memory, PyBUF_WRITABLE) || PyObject_GetBuffer(generations, &self->generations, PyBUF_SIMPLE))
+    if (buffer_take(&self->memory, memory, "memory", &BYTES, 1) || buffer_take(&self->generations, generations, "generations", &UINT64, 0))
         goto fail;
     if (granule < 1 || self->generations.len / (Py_ssize_t)sizeof(uint64_t) != self->memory.len / granule) {
         PyErr_Format(PyExc_ValueError, "%zd bytes of generations do not fit a region of %zd bytes in granules of %zd", self->generations.len,

@@ -37,11 +37,11 @@ static int token_from(PyObject *object, uint32_t *token) {
 }
 
 static PyObject *block_keys(PyObject *Py_UNUSED(module), PyObject *args) {
-    const uint8_t *parent;
-    Py_ssize_t parent_bytes, block_tokens;
-    PyObject *given;
-    if (!PyArg_ParseTuple(args, "y#On", &parent, &parent_bytes, &given, &block_tokens)) return NULL;
-    if (parent_bytes != SALT_BYTES || block_tokens < 1) {
+    Py_ssize_t block_tokens;
+    PyObject *parent, *given;
+    if (!PyArg_ParseTuple(args, "OOn", &parent, &given, &block_tokens)) return NULL;
+    if (!PyBytes_Check(parent)) return PyErr_Format(PyExc_TypeError, "parent must be bytes, not %.100s", Py_TYPE(parent)->tp_name);
+    if (PyBytes_GET_SIZE(parent) != SALT_BYTES || block_tokens < 1) {
         PyErr_SetString(PyExc_ValueError, "a parent key has 16 bytes, and a block at least one token");
         return NULL;
     }
@@ -53,7 +53,7 @@ static PyObject *block_keys(PyObject *Py_UNUSED(module), PyObject *args) {
         goto failed;
     }
     uint8_t key[DIGEST_BYTES];
-    memcpy(key, parent, sizeof key);
+    memcpy(key, PyBytes_AS_STRING(parent), sizeof key);
     Py_ssize_t filled = 0;
     /* A token's __index__ may run anything: the sequence is asked for its size anew each time. */
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(token_ids); i++) {

@@ -197,6 +197,77 @@ def test_rows_that_name_what_is_not_there_are_refused() -> None:
         native.decode(np.zeros((8, 1)), one, one, np.empty((1, 1)), np.empty((3, 1), np.int64), 1)
 
 
+ONE = np.zeros(1, np.int64)
+CALLS: dict[str, tuple[Any, dict[str, Any], tuple[Any, ...]]] = {
+    "prefill": (
+        native.prefill,
+        {
+            "table": np.ones((9, 1)),
+            "bits": ONE,
+            "held": ONE,
+            "in_dram": ONE,
+            "nodes": ONE,
+            "leaving": ONE,
+            "arriving": ONE,
+            "rates": np.ones(1),
+            "floats": np.empty((5, 1)),
+            "ints": np.empty((3, 1), np.int64),
+        },
+        (Asked(0.0, 100, 64, 512, 0.0, 1, 0, -1, 1.0, 6400, 1e6),),
+    ),
+    "decode": (
+        native.decode,
+        {"table": np.ones((8, 1)), "bits": ONE, "held": ONE, "floats": np.empty((1, 1)), "ints": np.empty((4, 1), np.int64)},
+        (7,),
+    ),
+    "spread": (native.spread, {"column": np.zeros(8, np.int64)}, (1, b"\x01")),
+    "pool": (
+        native.pool,
+        {
+            "instances": np.ones((plain_forecasting.INSTANCE_FIGURES, 1)),
+            "attempts": np.ones((plain_forecasting.ATTEMPT_FIGURES, 1)),
+            "places": ONE,
+            "laws": ONE,
+            "survival": np.ones((1, 4)),
+            "batches": np.empty((plain_forecasting.BATCH_FIGURES, 1)),
+        },
+        (1, 0.0, 1.0, True),
+    ),
+    "with_one_more": (
+        native.with_one_more,
+        {"instances": np.ones((plain_forecasting.INSTANCE_FIGURES, 1)), "batches": np.ones((plain_forecasting.BATCH_FIGURES, 1))},
+        (0, 10),
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "name"), [(function, name) for function, (_, arrays, _) in CALLS.items() for name in arrays])
+@pytest.mark.parametrize("dtype", ["f8", "i8", "u8", "f4", "i4", ">f8", ">i8", "S8", "c8"])
+def test_arrays_are_taken_by_the_type_of_their_items_not_by_their_size(function: str, name: str, dtype: str) -> None:
+    call, arrays, others = CALLS[function]
+    call(*arrays.values(), *others)
+    wrong = np.zeros(arrays[name].shape, dtype)
+    if wrong.dtype != arrays[name].dtype:
+        with pytest.raises(TypeError, match=f"^{name} must be an array of"):
+            call(*{**arrays, name: wrong}.values(), *others)
+    with pytest.raises(TypeError, match=f"^{name} must be an array of .*, not list"):
+        call(*{**arrays, name: [0]}.values(), *others)
+
+
+def test_a_column_lies_in_one_piece_that_can_be_written() -> None:
+    column = np.zeros(16, np.int64)
+    with pytest.raises(ValueError, match=r"^column must lie in one piece"):
+        native.spread(column[::2], 1, b"\x01")
+    column.flags.writeable = False
+    with pytest.raises(ValueError, match=r"^column must be writable"):
+        native.spread(column, 1, b"\x01")
+
+
+def test_a_mask_is_bytes() -> None:
+    with pytest.raises(TypeError, match=r"^mask must be bytes, not"):
+        native.spread(np.zeros(64, np.int64), 1, np.ones(1, np.float32))
+
+
 def test_looking_ahead_over_what_is_not_there_is_refused() -> None:
     instances = np.ones((plain_forecasting.INSTANCE_FIGURES, 2))
     attempts, batches = np.ones((plain_forecasting.ATTEMPT_FIGURES, 1)), np.empty((plain_forecasting.BATCH_FIGURES, 2))

@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.base import SequenceChunk
 from engine.files import describe, read_config
 from engine.loader import load_model
+from engine.models import registry
+from engine.models.config import ModelConfig, RopeConfig, WrongGeometry
 from engine.models.hf_config import HFConfig
 from engine.models.registry import ARCHITECTURES
-from springtide.errors import ConfigError, UnsupportedModel
+from springtide.errors import ConfigError, SpringtideError, UnsupportedModel
 from tests.engine.conftest import tiny_harness
 from tests.engine.sequences import Harness
 from tests.support.models import make_tiny_model
@@ -35,6 +39,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen2": ("Qwen2", {}),
     "Qwen2 with tied embeddings": ("Qwen2", {"tie_word_embeddings": True}),
     "Qwen2 with a window in its later layers": ("Qwen2", {"use_sliding_window": True, "sliding_window": 50, "max_window_layers": 1}),
+    "Qwen2 with a window in all layers": ("Qwen2", {"use_sliding_window": True, "sliding_window": 50, "max_window_layers": 0}),
     "Qwen2 with a window that no layer has": ("Qwen2", {"use_sliding_window": True, "sliding_window": 50, "max_window_layers": 3}),
     "Qwen2 with yarn": ("Qwen2", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}}),
     "Qwen3": ("Qwen3", {"head_dim": 32}),
@@ -198,6 +203,8 @@ def _with(tmp_path: Path, family: str, **fields: Any) -> Path:
         ("Llama", {"sliding_window": 1024}, "sliding_window 1024 is not supported; LlamaForCausalLM attends to the whole context"),
         ("Gemma", {"sliding_window": 1024}, "sliding_window 1024 is not supported"),
         ("Gemma", {"hidden_activation": "relu"}, "hidden_activation 'relu' is not supported"),
+        ("Gemma", {"hidden_act": "silu", "hidden_activation": "gelu_pytorch_tanh"}, "hidden_activation .* hidden_act is 'silu', and both"),
+        ("Gemma", {"hidden_act": None}, "hidden_act None is not supported"),
         ("Gemma", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported; silu, swish, gelu_pytorch_tanh are"),
         ("Gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
         ("Mistral", {"layer_types": ["sliding_attention"] * 3}, "layer_types 'sliding_attention' is not supported"),
@@ -230,6 +237,18 @@ def test_what_the_engine_does_not_have_is_refused_by_name(tmp_path: Path, family
         ("Qwen2", {"layer_types": 5}, "layer_types must be a list of names, not 5"),
         ("Qwen3", {"layer_types": None, "max_window_layers": -1}, "max_window_layers must be an integer of at least 0, not -1"),
         ("Qwen3Moe", {"layer_types": [["full_attention"]]}, "layer_types must be a list of names"),
+        (
+            "Llama",
+            {"num_attention_heads": 6, "num_key_value_heads": 4},
+            r"num_attention_heads \(6\) .* multiple of num_key_value_heads \(4\)",
+        ),
+        ("Llama", {"head_dim": 63}, r"head_dim \(63\) must be even"),
+        ("Llama", {"head_dim": None, "hidden_size": 4097}, r"hidden_size \(4097\) must be a multiple of num_attention_heads \(32\), or"),
+        ("Llama", {"num_hidden_layers": 10**12}, r"num_hidden_layers \(1000000000000\) must be an integer between 1 and 10000"),
+        ("Llama", {"rms_norm_eps": float("nan")}, "rms_norm_eps must be a finite number, not nan"),
+        ("Llama", {"rope_parameters": None, "rope_theta": -1.0}, r"rope_theta \(-1.0\) must be a positive number"),
+        ("Llama", {"architectures": "LlamaForCausalLM"}, "architectures must be a list of names"),
+        ("Gemma", {"tie_word_embeddings": None}, "tie_word_embeddings must be true or false, not None"),
         ("Qwen3Moe", {"mlp_only_layers": 3}, "mlp_only_layers must be a list of integers, not 3"),
     ],
 )
@@ -274,9 +293,123 @@ def test_missing_experts_are_named(tmp_path: Path, fused: bool) -> None:
         load_model(describe(str(path)), "float32")
 
 
-def test_gemmas_own_field_names_its_activation(tmp_path: Path) -> None:
-    path = _with(tmp_path, "Gemma", hidden_activation="gelu_pytorch_tanh", hidden_act="silu")
+@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_pytorch_tanh", "absent"])
+def test_gemmas_activation_may_be_named_twice(tmp_path: Path, hidden_act: str) -> None:
+    path = _with(tmp_path, "Gemma", hidden_activation="gelu_pytorch_tanh", hidden_act=hidden_act)
     assert read_config(path).activation == "gelu_tanh"
+
+
+def _rewrite(path: Path, **fields: Any) -> None:
+    document = {**json.loads((path / "config.json").read_text()), **fields}
+    (path / "config.json").write_text(json.dumps({name: value for name, value in document.items() if value != "absent"}))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_windows_begin_at_the_layer_that_max_window_layers_says(tmp_path: Path, first: int) -> None:
+    """As written before `layer_types` was: from 0 on, all layers have one."""
+    path = make_tiny_model(tmp_path / "tiny", "Qwen2", use_sliding_window=True, sliding_window=20)
+    _rewrite(path, layer_types="absent", max_window_layers=first)
+    assert read_config(path).windows == (None,) * first + (20,) * (3 - first)
+    prompt = random_prompt(5, 90, 10, 250)
+    assert tiny_harness(path).greedy(prompt, 16, chunk=32) == Reference.from_directory(path).greedy(prompt, 16)
+
+
+@pytest.mark.parametrize("fields", [{"hidden_act": "gelu"}, {"hidden_act": "gelu", "hidden_activation": None}, {"hidden_act": "silu"}])
+def test_gemmas_activation_is_that_which_transformers_computes(tmp_path: Path, fields: dict[str, Any]) -> None:
+    path = make_tiny_model(tmp_path / "tiny", "Gemma", head_dim=32)
+    _rewrite(path, **fields)
+    prompt = random_prompt(6, 60, 10, 250)
+    harness, reference = tiny_harness(path), Reference.from_directory(path)
+    assert harness.greedy(prompt, 16) == reference.greedy(prompt, 16)
+    torch.testing.assert_close(harness.prefill(prompt, harness.slots(60), chunk=60), reference.logits(prompt)[-1], rtol=1e-4, atol=1e-4)
+
+
+_NONSENSE = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 40),
+    st.sampled_from([2**31, 10**400, 10**12]),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.integers(-1, 3), max_size=3),
+    st.dictionaries(st.sampled_from(["rope_type", "factor", "rope_theta"]), st.sampled_from(["yarn", "llama3", 0, -1.0, None]), max_size=3),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
+def test_whatever_a_config_says_it_is_a_model_or_an_error_that_names_the_file(architecture: Any, data: st.DataObject) -> None:
+    import transformers
+
+    whole = getattr(transformers, architecture.name.replace("ForCausalLM", "Config"))().to_dict()
+    whole |= {"rope_scaling": None, "max_window_layers": 3, "mlp_only_layers": None, "quantization_config": None, "head_dim": None}
+    fields = data.draw(st.dictionaries(st.sampled_from(sorted(whole)), _NONSENSE, min_size=1, max_size=3))
+    document = json.loads(json.dumps({**whole, "architectures": [architecture.name], **fields}, default=str))
+    file = HFConfig(document, Path("some/config.json"))
+    try:
+        config = registry.for_hf(file).hf.read(file, architecture.name)
+    except SpringtideError as error:
+        assert "some/config.json" in str(error)
+    else:
+        assert config.heads % config.kv_heads == 0 and config.head_dim % 2 == 0 and config.layers >= 1
+
+
+_WHOLE: dict[str, Any] = {
+    "architecture": "LlamaForCausalLM",
+    "layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 320,
+    "context_length": 512,
+    "norm_eps": 1e-5,
+    "rope": RopeConfig(),
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"heads": 5}, r"heads \(5\) must be a multiple of kv_heads \(2\)"),
+        ({"head_dim": 15}, r"head_dim \(15\) must be even"),
+        ({"layers": 0}, r"layers \(0\) must be an integer between 1 and 10000"),
+        ({"layers": 10**9}, r"layers \(1000000000\) must be an integer between 1 and 10000"),
+        ({"vocab_size": 2**31}, r"vocab_size \(2147483648\) must be an integer between 1 and 2147483647"),
+        ({"hidden_size": -64}, r"hidden_size \(-64\) must be"),
+        ({"norm_eps": float("nan")}, r"norm_eps \(nan\) must not be negative"),
+        ({"windows": (None, 0)}, r"windows \(0\) must be"),
+    ],
+)
+def test_geometry_that_no_model_has_cannot_be_made(fields: dict[str, Any], message: str) -> None:
+    ModelConfig(**_WHOLE)
+    with pytest.raises(WrongGeometry, match=message):
+        ModelConfig(**{**_WHOLE, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"theta": 0.0}, "rope.theta .0.0. must be a positive number"),
+        ({"factor": -1.0}, "rope.factor .-1.0. must be a positive number"),
+        ({"kind": "llama3"}, "rope.original_context .0. must be"),
+        (
+            {"kind": "llama3", "original_context": 9, "low_freq_factor": 4.0},
+            r"rope.low_freq_factor .4.0. must be positive and less than rope.high_freq_factor .4.0.",
+        ),
+        ({"kind": "yarn", "original_context": 9, "theta": 1.0}, "rope.theta .1.0. must be greater than 1"),
+        (
+            {"kind": "yarn", "original_context": 9, "beta_slow": 33.0},
+            r"rope.beta_slow .33.0. must be positive and at most rope.beta_fast .32.0.",
+        ),
+        ({"kind": "yarn", "original_context": 9, "mscale": -1.0}, "rope.mscale .-1.0. must not be negative"),
+    ],
+)
+def test_rotations_that_cannot_be_computed_cannot_be_made(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(WrongGeometry, match=message):
+        RopeConfig(**fields)
 
 
 def test_the_rotations_base_may_stand_beside_its_scaling(tmp_path: Path) -> None:

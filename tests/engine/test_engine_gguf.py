@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +14,21 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from engine.end_tokens import gguf_end_tokens
 from engine.files import describe
 from engine.gguf_file import read_gguf
+from engine.gguf_tokenizer import gguf_tokenizer
 from engine.loader import load_model
 from engine.models.config import RopeConfig
+from engine.models.gguf_config import LLAMA
+from engine.models.registry import for_gguf
 from engine.models.rope import frequencies
 from engine.tokenizer import load_tokenizer
-from springtide.errors import SpringtideError, UnsupportedModel
+from springtide.errors import ConfigError, SpringtideError, UnsupportedModel
 from tests.engine.conftest import tiny_harness
 from tests.engine.sequences import Harness
 from tests.support.models import make_tiny_llama, make_tiny_model
@@ -224,15 +233,157 @@ def test_what_the_engine_does_not_have_is_refused_by_name(tmp_path: Path, extra:
     [
         (
             {"llama__attention__head_count_kv": 3},
-            r"head_count \(4\) must be a multiple of llama.attention.head_count_kv \(3\)",
+            r"llama.attention.head_count \(4\) must be a multiple of llama.attention.head_count_kv \(3\)",
         ),
-        ({"llama__attention__key_length": 15}, "a head size of 15 is not supported; rotary embeddings need an even one"),
+        ({"llama__attention__key_length": 15, "llama__attention__value_length": 15}, r"llama.attention.key_length \(15\) must be even"),
+        (
+            {"llama__attention__head_count": 5},
+            r"llama.attention.head_count \(5\) must be a multiple of llama.attention.head_count_kv \(2\)",
+        ),
+        ({"llama__attention__head_count": 0}, "'llama.attention.head_count' must be a positive integer, not 0"),
+        ({"llama__attention__head_count": 4.0}, "'llama.attention.head_count' must be a positive integer, not 4.0"),
+        ({"llama__embedding_length": 128}, r"'token_embd.weight' has shape \[320, 64\], embedding_length says \[tokens, 128\]"),
+        ({"llama__block_count": 2}, "llama.block_count is 2, but there is a tensor 'blk.2"),
+        ({"llama__block_count": 2**31}, r"llama.block_count \(2147483648\) must be an integer between 1 and 10000"),
+        ({"llama__rope__freq_base": -1.0}, r"llama.rope.freq_base \(-1.0\) must be a positive number"),
+        ({"llama__rope__freq_base": "fast"}, "'llama.rope.freq_base' must be a finite number, not 'fast'"),
+        (
+            {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 0.0},
+            r"llama.rope.scaling.factor \(0.0\) must be a positive",
+        ),
+        ({"llama__attention__layer_norm_rms_epsilon": float("nan")}, "layer_norm_rms_epsilon' must be a finite number, not nan"),
+        ({"llama__attention__sliding_window": "all"}, "'llama.attention.sliding_window' must be an integer of at least 0, not 'all'"),
+        ({"tokenizer__ggml__eot_token_id": 320}, "tokenizer.ggml.eot_token_id 320 is outside the vocabulary of 320"),
+        ({"tokenizer__ggml__eot_token_id": "end"}, "'tokenizer.ggml.eot_token_id' must be an integer of at least 0, not 'end'"),
     ],
 )
-def test_heads_that_cannot_be_are_refused(tmp_path: Path, extra: dict[str, Any], message: str) -> None:
+def test_metadata_that_cannot_be_is_named(tmp_path: Path, extra: dict[str, Any], message: str) -> None:
     write_gguf(tmp_path / "tiny.gguf", make_tiny_llama(tmp_path / "tiny"), gguf.GGMLQuantizationType.F32, **extra)
-    with pytest.raises(SpringtideError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         describe(str(tmp_path / "tiny.gguf"))
+    assert "tiny.gguf" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"qwen3moe__expert_used_count": 7}, r"qwen3moe.expert_used_count \(7\) must be at most qwen3moe.expert_count \(6\)"),
+        ({"qwen3moe__expert_count": 0}, "'qwen3moe.expert_count' must be a positive integer, not 0"),
+        ({"qwen3moe__expert_used_count": 0}, "'qwen3moe.expert_used_count' must be a positive integer, not 0"),
+    ],
+)
+def test_experts_that_cannot_be_are_named(tmp_path: Path, extra: dict[str, Any], message: str) -> None:
+    checkpoint = make_tiny_model(tmp_path / "tiny", "Qwen3Moe", **EXPERTS)
+    write_gguf(tmp_path / "tiny.gguf", checkpoint, gguf.GGMLQuantizationType.F32, "qwen3moe", **extra)
+    with pytest.raises(ConfigError, match=message):
+        describe(str(tmp_path / "tiny.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"llama__attention__head_count_kv": 4}, r"k_proj.weight' has shape \[32, 64\], the configuration says \[64, 64\]"),
+        (
+            {"llama__attention__head_count": 2, "llama__attention__key_length": 16},
+            "q_proj.weight' has shape .64, 64., .* says .32, 64.",
+        ),
+        ({"llama__feed_forward_length": 192}, r"mlp.gate_proj.weight' has shape \[160, 64\], the configuration says \[192, 64\]"),
+        ({"llama__block_count": 4}, "tensor 'model.layers.3.* is missing"),
+    ],
+)
+def test_tensors_of_another_shape_than_the_metadata_says_are_named(tmp_path: Path, extra: dict[str, Any], message: str) -> None:
+    write_gguf(tmp_path / "tiny.gguf", make_tiny_llama(tmp_path / "tiny"), gguf.GGMLQuantizationType.F32, **extra)
+    with pytest.raises(ConfigError, match=message):
+        load_model(describe(str(tmp_path / "tiny.gguf")), "float32")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of which the header is much."""
+    path = tmp_path_factory.mktemp("small")
+    checkpoint = make_tiny_llama(path / "tiny", num_hidden_layers=1, hidden_size=8, intermediate_size=8, num_attention_heads=2)
+    write_gguf(path / "tiny.gguf", checkpoint, gguf.GGMLQuantizationType.F32)
+    return path / "tiny.gguf"
+
+
+def read_all(path: Path) -> None:
+    """As far as it goes."""
+    info = describe(str(path))
+    load_tokenizer(info)
+    load_model(info, "float32")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.floats(0, 1, exclude_max=True))
+def test_a_file_that_was_cut_is_refused(small: Path, share: float) -> None:
+    whole = small.read_bytes()
+    cut = small.with_name("cut.gguf")
+    cut.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(ConfigError, match=r"cut\.gguf"):
+        read_all(cut)
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.data())
+def test_whatever_is_in_a_header_it_is_a_model_or_an_error(small: Path, data: st.DataObject) -> None:
+    """Bytes of it are changed: lengths, types, names, values."""
+    content = bytearray(small.read_bytes())
+    end = read_gguf(small).data_offset
+    for position in data.draw(st.lists(st.integers(0, end - 1), min_size=1, max_size=3)):
+        value = data.draw(st.sampled_from([b"\x00", b"\x01", b"\x09", b"\xff", b"\xff" * 8, b"\x00" * 8, b"\xff" * 7 + b"\x7f"]))
+        content[position : position + len(value)] = value[: end - position]
+    broken = small.with_name("broken.gguf")
+    broken.write_bytes(content)
+    with contextlib.suppress(SpringtideError):
+        read_all(broken)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_whatever_a_key_says_it_is_a_model_or_an_error_that_names_the_file(small: Path, data: st.DataObject) -> None:
+    file = read_gguf(small)
+    values = st.one_of(
+        *(st.integers(-2, 20), st.booleans(), st.floats(), st.text(max_size=4), st.sampled_from([2**31, 2**63, np.arange(3), ["a"]]))
+    )
+    keys = [*file.metadata, "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.attention.key_length", "llama.expert_count"]
+    changed = data.draw(st.dictionaries(st.sampled_from(keys), values, min_size=1, max_size=3))
+    missing = data.draw(st.sets(st.sampled_from(keys), max_size=1))
+    metadata = {key: value for key, value in {**file.metadata, **changed}.items() if key not in missing}
+    file = replace(file, metadata=metadata)
+    try:
+        architecture, family = for_gguf(file)
+        config = family.read(file, architecture.name)
+        gguf_end_tokens(file, config.vocab_size)
+        gguf_tokenizer(file)
+    except SpringtideError as error:
+        assert "tiny.gguf" in str(error)
+
+
+def test_heads_that_do_not_come_out_even_need_a_size_of_their_own(small: Path) -> None:
+    file = read_gguf(small)
+    metadata = {**file.metadata, "llama.attention.head_count": 6}
+    for key in ("key", "value"):
+        del metadata[f"llama.attention.{key}_length"]
+    with pytest.raises(ConfigError, match=r"llama.embedding_length \(8\) must be a multiple of llama.attention.head_count \(6\), or llama"):
+        LLAMA.read(replace(file, metadata=metadata), "LlamaForCausalLM")
+
+
+@pytest.mark.parametrize("position", [0, 3])
+def test_what_is_no_gguf_file_is_told_from_its_beginning(small: Path, position: int) -> None:
+    content = bytearray(small.read_bytes())
+    content[position] ^= 0xFF
+    small.with_name("other.gguf").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"other.gguf is not a GGUF file: it starts with"):
+        describe(str(small.with_name("other.gguf")))
+
+
+def test_arrays_in_arrays_have_an_end(tmp_path: Path) -> None:
+    nested = b"".join(struct.pack("<IQ", 9, 1) for _ in range(100_000))
+    key = b"deep"
+    header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key + struct.pack("<I", 9)
+    (tmp_path / "deep.gguf").write_bytes(header + nested)
+    with pytest.raises(ConfigError, match="arrays are nested more than 4 deep"):
+        read_gguf(tmp_path / "deep.gguf")
 
 
 def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:

@@ -112,6 +112,42 @@ def assert_close(result: torch.Tensor, wanted: torch.Tensor) -> None:
     assert ((result - wanted).norm(dim=-1) <= 0.02 * wanted.norm(dim=-1) + 1e-3).all()
 
 
+PLAN: dict[str, Any] = {"arena": np.zeros(4 * 2 * 2 * 64, np.int16), "slots": np.arange(4, dtype=np.int32)}
+
+
+def make_plan(arena: Any, slots: Any) -> Any:
+    """Of two tokens in blocks of two, with one head of 64."""
+    return backends._native.Plan(arena, 4, (2 * 2 * 64, 2 * 64, 64), 2, 1, 1, 64, [(0, 2, slots)])
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("arena", "f2"), ("arena", "u1"), ("arena", "i4"), ("slots", "f4"), ("slots", "u4"), ("slots", "i8"), ("slots", ">i4")],
+)
+def test_arrays_are_taken_by_the_type_of_their_items_not_by_their_size(name: str, dtype: str) -> None:
+    make_plan(**PLAN)
+    with pytest.raises(TypeError, match=f"^{name} must be an array of"):
+        make_plan(**{**PLAN, name: PLAN[name].astype(dtype)})
+
+
+@needs_kernels
+def test_positions_are_written_where_there_is_room_for_int64() -> None:
+    plan, positions = make_plan(**PLAN), np.zeros(2, np.int64)
+    plan.positions(positions)
+    assert positions.tolist() == [0, 1]
+    for wrong in (positions.astype(np.float64), positions.astype(np.uint64)):
+        with pytest.raises(TypeError, match=r"^positions must be an array of int64"):
+            plan.positions(wrong)
+
+
+@needs_kernels
+def test_slots_that_are_no_int32_are_not_rounded() -> None:
+    attention = backends.native().attention(torch.zeros(4, 1, 2, 2, 1, 64, dtype=torch.bfloat16), 1, [None])
+    with pytest.raises(TypeError, match=r"^slots must be an array of int32, not of format 'f'"):
+        attention.plan([SequenceChunk([1, 2], 0, np.array([1.5], np.float32))])
+
+
 @needs_kernels
 @settings(max_examples=60, deadline=None)
 @given(GEOMETRIES)

@@ -93,6 +93,37 @@ async def test_a_verdict_that_there_is_not_breaks_the_lanes(owner: Owner) -> Non
     assert batch.outcome == 1
 
 
+REGION = {"local": np.zeros(GRANULE, np.uint8), "remote": np.zeros(GRANULE, np.uint8), "generations": np.ones(1, np.uint64)}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [(name, dtype) for name, array in REGION.items() for dtype in ("u1", "i8", "f8", "f4", "u8") if array.dtype != dtype]
+)
+def test_memory_is_taken_by_the_type_of_its_items_not_by_its_size(name: str, dtype: str) -> None:
+    def copy(**others: np.ndarray) -> None:
+        batch = _native.Batch([Slice(0, 0, 4, 1)], GRANULE, GRANULE, GRANULE)
+        batch.copy(*{**REGION, **others}.values(), False, 0, 4)
+
+    copy()
+    wrong = np.zeros(REGION[name].nbytes, np.uint8)[: REGION[name].nbytes].view(dtype)
+    with pytest.raises(TypeError, match=f"^{name} must be an array of"):
+        copy(**{name: wrong})
+    if name == "generations":
+        ours, theirs = socket.socketpair()
+        with ours, theirs, pytest.raises(TypeError, match=r"^generations must be an array of uint64"):
+            _native.Session(ours.fileno(), REGION["local"], wrong, GRANULE, ours.fileno(), False)
+    else:
+        with pytest.raises(TypeError, match=r"^memory must be an array of bytes"):
+            _native.Lanes(wrong, TIMEOUT_S, False)
+
+
+def test_memory_that_is_written_to_must_be_writable() -> None:
+    memory = np.zeros(GRANULE, np.uint8)
+    memory.flags.writeable = False
+    with pytest.raises(ValueError, match=r"^memory must be writable"):
+        _native.Lanes(memory, TIMEOUT_S, False)
+
+
 @pytest.mark.parametrize("generation", [np.uint64(2**64 - 1), np.int64(7), np.uint8(3)])
 def test_generations_may_be_integers_of_numpy(generation: int) -> None:
     assert _native.Batch([Slice(0, 0, 4, generation)], GRANULE, GRANULE, GRANULE).num_bytes == 4

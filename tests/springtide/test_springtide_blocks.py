@@ -1,5 +1,8 @@
 """Block keys: the same prefix gives the same keys, anything else others."""
 
+from array import array
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
@@ -73,6 +76,12 @@ def test_python_comes_to_the_same_keys_as_the_c_part(token_ids: list[int], block
 def test_what_is_no_token_id_is_refused(chained, token_ids, error) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error):
         chained(ROOT, token_ids, 2)
+
+
+@pytest.mark.parametrize("parent", [memoryview(array("f", [0.0] * 4)), bytearray(16), "x" * 16])
+def test_a_parent_is_bytes(parent: Any) -> None:
+    with pytest.raises(TypeError):
+        block_keys(parent, [1, 2], 2)
 
 
 @given(st.lists(st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES), max_size=20), st.data())

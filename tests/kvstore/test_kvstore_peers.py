@@ -1,0 +1,113 @@
+"""A store knows the stores that it deals with, however many there have been."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import numpy as np
+import pytest
+
+from kvstore.server.peers import IDLE_S, Peers
+from messenger.base import Connection, Region
+from messenger.inproc import InprocHub, InprocTransport
+from messenger.router import Messenger
+from springtide.clock import ManualClock
+from springtide.errors import PeerLost
+from springtide.rpc import channels
+from springtide.rpc import store_pb2 as pb
+from springtide.rpc.store_pb2_grpc import StoreServicer, add_StoreServicer_to_server
+
+GRANULE = 64
+
+
+def messenger_of(hub: InprocHub, name: str, incarnation: int) -> Messenger:
+    region = Region(np.zeros(GRANULE, np.uint8), np.ones(1, np.uint64), GRANULE)
+    return Messenger([InprocTransport(hub, name)], region, name, incarnation, lambda peer, payload: None)
+
+
+class Other(StoreServicer):
+    """Another store, as far as it is asked who it is."""
+
+    def __init__(self, hub: InprocHub, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self._messenger = messenger_of(hub, f"other-{incarnation}", incarnation)
+        self._server = channels.new_server()
+
+    async def start(self) -> str:
+        self._endpoint = await self._messenger.start()
+        add_StoreServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        return f"127.0.0.1:{port}"
+
+    async def Describe(self, request: pb.DescribeRequest, context: object) -> pb.DescribeReply:
+        return pb.DescribeReply(endpoint=self._endpoint.to_json(), incarnation=self.incarnation)
+
+    async def close(self) -> None:
+        await self._server.stop(None)
+        await self._messenger.close()
+
+
+def num_open_files() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_of_stores_that_come_and_go_nothing_is_left() -> None:
+    hub, clock = InprocHub(), ManualClock()
+    messenger = messenger_of(hub, "here", 1)
+    await messenger.start()
+    peers = Peers(messenger, clock)
+    before, most = 0, 0
+    for incarnation in range(2, 32):
+        other = Other(hub, incarnation)
+        address = await other.start()
+        connection = await peers.connect(address, incarnation)
+        assert isinstance(connection, Connection) and connection.is_open
+        await other.close()
+        clock.advance(IDLE_S / 4)
+        await peers.hang_up_idle()
+        most = max(most, len(peers))
+        if incarnation == 11:
+            before = num_open_files()
+    assert most == 4, "those of the last minute"
+    assert num_open_files() <= before
+    clock.advance(2 * IDLE_S)
+    await peers.hang_up_idle()
+    assert len(peers) == 0
+    await peers.close()
+    await messenger.close()
+
+
+async def test_a_store_that_is_asked_again_and_again_is_not_hung_up() -> None:
+    hub, clock = InprocHub(), ManualClock()
+    messenger, other = messenger_of(hub, "here", 1), Other(hub, 2)
+    await messenger.start()
+    address = await other.start()
+    peers = Peers(messenger, clock)
+    for _ in range(5):
+        assert (await peers.stub(address).Describe(pb.DescribeRequest(), timeout=5.0)).incarnation == 2
+        clock.advance(IDLE_S * 0.9)
+        await peers.hang_up_idle()
+        assert len(peers) == 1
+    clock.advance(IDLE_S)
+    await peers.hang_up_idle()
+    assert len(peers) == 0
+    assert (await peers.connect(address, 2)).is_open, "it is called anew"
+    await peers.close()
+    await other.close()
+    await messenger.close()
+
+
+async def test_another_incarnation_at_the_same_address_is_not_taken_for_the_one_before() -> None:
+    hub = InprocHub()
+    messenger, other = messenger_of(hub, "here", 1), Other(hub, 2)
+    await messenger.start()
+    address = await other.start()
+    peers = Peers(messenger, ManualClock())
+    with pytest.raises(PeerLost, match="has restarted"):
+        await peers.connect(address, 3)
+    await peers.close()
+    await other.close()
+    await messenger.close()
