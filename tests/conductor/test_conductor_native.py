@@ -192,7 +192,7 @@ def test_both_spread_a_value_over_the_same_places(mask: int, value: int) -> None
 def test_rows_that_name_what_is_not_there_are_refused() -> None:
     one = np.zeros(1, np.int64)
     with pytest.raises(IndexError):
-        native.decode(np.zeros((8, 1)), one + 5, one, np.empty((1, 1)), np.empty((4, 1), np.int64), 1)
+        native.decode(np.zeros((8, 1)), one + 5, one, np.empty((1, 1)), np.empty((5, 1), np.int64), 1)
     with pytest.raises(ValueError, match="wanted"):
         native.decode(np.zeros((8, 1)), one, one, np.empty((1, 1)), np.empty((3, 1), np.int64), 1)
 
@@ -217,7 +217,7 @@ CALLS: dict[str, tuple[Any, dict[str, Any], tuple[Any, ...]]] = {
     ),
     "decode": (
         native.decode,
-        {"table": np.ones((8, 1)), "bits": ONE, "held": ONE, "floats": np.empty((1, 1)), "ints": np.empty((4, 1), np.int64)},
+        {"table": np.ones((8, 1)), "bits": ONE, "held": ONE, "floats": np.empty((1, 1)), "ints": np.empty((5, 1), np.int64)},
         (7,),
     ),
     "spread": (native.spread, {"column": np.zeros(8, np.int64)}, (1, b"\x01")),
