@@ -23,7 +23,7 @@ from springtide.errors import PeerLost
 from springtide.ids import AttemptId, Incarnation, NodeId
 from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
-from springtide.rpc.store_pb2_grpc import StoreStub
+from springtide.rpc.store_pb2_grpc import LocalStoreStub
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class StoreLink:
         commands = _Commands(pb.EngineCommand(hello=hello))
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                stream = StoreStub(channel).Engine(commands.stream())
+                stream = LocalStoreStub(channel).Engine(commands.stream())
                 greeting = await stream.read()
                 if not isinstance(greeting, pb.StoreNotice) or not greeting.HasField("hello"):
                     raise PeerLost(f"the store at {store_socket} closed at once")

@@ -28,6 +28,7 @@ from node_runtime.node import EngineNode
 from springtide.blocks import blocks_for
 from springtide.clock import Clock, MonotonicClock
 from springtide.cost import DecodeCost, PrefillCost
+from springtide.credentials import credentials_of
 from springtide.errors import PeerLost
 from springtide.ids import new_incarnation
 from springtide.membership import Member, Membership
@@ -87,6 +88,7 @@ async def serve(arguments: ProcessArguments, kind: Kind[CostT], stop: asyncio.Ev
 
 async def serve_node(arguments: ProcessArguments, role: Role, threads: int | None, prepare: Prepare, stop: asyncio.Event) -> None:
     """Until `stop`, or an error of the core, which is raised. Does not return after an order to switch the role. `threads`: as in Kind."""
+    credentials = credentials_of(arguments.config)
     thread = ModelThread(threads or default_threads(arguments.config.num_engines))
     node: EngineNode[Any, Any, Any] | None = None
     try:
@@ -94,7 +96,7 @@ async def serve_node(arguments: ProcessArguments, role: Role, threads: int | Non
         if node is None:
             return
         clock = MonotonicClock()
-        server = channels.new_server()
+        server = channels.new_server(credentials)
         node.register(server)
         ready = add_health(server)
         port = server.add_insecure_port(f"{arguments.bind_host}:0")
@@ -201,7 +203,7 @@ class _Announcement:
             "dtype": spec.dtype,
             "bytes_per_token": str(spec.bytes_per_token),
         }
-        self.membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
+        self.membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, credentials_of(config))
         await self.membership.announce(
             Member(
                 role=self.role,

@@ -13,6 +13,7 @@ import grpc.aio
 
 from conductor.gateway import metrics, wire
 from conductor.gateway.state import LiveAttempt
+from springtide.credentials import OPEN, Credentials
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
 from springtide.rpc import conductor_pb2
@@ -34,10 +35,17 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.St
 
 
 class ConductorPeer:
-    def __init__(self, address: str, gateway_id: GatewayId, live_attempts: Callable[[], Sequence[LiveAttempt]]) -> None:
+    def __init__(
+        self,
+        address: str,
+        gateway_id: GatewayId,
+        live_attempts: Callable[[], Sequence[LiveAttempt]],
+        credentials: Credentials = OPEN,
+    ) -> None:
         """Needs a running event loop."""
         self.address = address
         self._gateway_id = gateway_id
+        self._credentials = credentials
         self._live_attempts = live_attempts
         self._channel: grpc.aio.Channel | None = None
         self._reports: asyncio.Queue[conductor_pb2.AttemptReport] = asyncio.Queue(MOST_KEPT)
@@ -83,7 +91,7 @@ class ConductorPeer:
 
     async def _ask(self, call: Callable[[ConductorStub], Awaitable[Reply]]) -> Reply:
         if self._channel is None:
-            self._channel = connect(self.address)
+            self._channel = connect(self.address, self._credentials)
         channel = self._channel
         try:
             reply = await call(ConductorStub(channel))

@@ -18,12 +18,14 @@ from conductor.gateway.reply import Sink
 from conductor.gateway.sessions import SessionPool
 from springtide.blocks import block_keys
 from springtide.clock import Clock
+from springtide.credentials import OPEN, Credentials
 from springtide.errors import SpringtideError
 from springtide.ids import BlockKey, GatewayId, RequestId
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
+_SIDES: tuple[ev.Side, ...] = ("prefill", "decode")
 
 
 @dataclass(slots=True)
@@ -47,6 +49,7 @@ class Runner:
         gateway_id: GatewayId,
         block_tokens: int,
         namespace: Callable[[str], BlockKey],
+        credentials: Credentials = OPEN,
     ) -> None:
         """`namespace` gives the root of a tenant's block keys."""
         self._core = core
@@ -55,7 +58,7 @@ class Runner:
         self._gateway_id = gateway_id
         self._block_tokens = block_tokens
         self._namespace = namespace
-        self._sessions = {"prefill": SessionPool("prefill", self.post), "decode": SessionPool("decode", self.post)}
+        self._sessions = {side: SessionPool(side, self.post, credentials) for side in _SIDES}
         self._served: dict[RequestId, _Served] = {}
         self._events: deque[ev.Event] = deque()
         self._draining = False

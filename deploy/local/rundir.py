@@ -13,11 +13,12 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
 
+from springtide.config import write_private
 from springtide.errors import ConfigError
 
 _MAX_SOCKET_PATH = 107
@@ -36,6 +37,8 @@ class ClusterRecord:
     grpc_address: str
     redis_url: str
     cluster: str
+    cluster_secret: str = field(repr=False)
+    """Empty without one. With it, commands of this user speak with the cluster's processes."""
     run_dir: str
     temporary: bool
     """The run directory is ours to remove."""
@@ -87,7 +90,7 @@ def create_run_dir(wanted: Path | None) -> Path:
 def write_record(record: ClusterRecord) -> None:
     path = _record_path(record.pid)
     scratch = path.with_suffix(".tmp")
-    scratch.write_text(json.dumps(asdict(record)))
+    write_private(scratch, json.dumps(asdict(record)))
     scratch.replace(path)
 
 

@@ -23,7 +23,7 @@ from deploy.local import rundir
 from deploy.local.children import Child, StartFailed
 from deploy.local.display import Display
 from deploy.local.logs import LogFollower, last_lines
-from deploy.local.plan import ClusterPaths, check_redis, client_host, processes, resolve
+from deploy.local.plan import ClusterPaths, check_redis, client_host, placed, processes, resolve
 from deploy.local.readiness import ReadinessProbe
 from deploy.local.rundir import ClusterRecord
 from deploy.local.supervisor import Supervisor
@@ -53,8 +53,7 @@ def run_up(config: ClusterConfig, display: Display, *, verbose: bool) -> int:
     rundir.sweep()
     run_dir, temporary = rundir.create_run_dir(config.run_dir), config.run_dir is None
     try:
-        resolved = resolved.model_copy(update={"run_dir": run_dir})
-        cluster = _Cluster(resolved, info, ClusterPaths(run_dir), config.redis_url is None, temporary)
+        cluster = _Cluster(placed(resolved, run_dir), info, ClusterPaths(run_dir), config.redis_url is None, temporary)
         with display:
             return asyncio.run(_Session(cluster, display, verbose).run())
     finally:
@@ -82,6 +81,7 @@ class _Cluster:
             grpc_address=f"{client_host(server.host)}:{server.grpc_port}",
             redis_url=str(self.config.redis_url),
             cluster=self.config.cluster,
+            cluster_secret=self.config.cluster_secret.get_secret_value() if self.config.cluster_secret is not None else "",
             run_dir=str(self.paths.run_dir),
             temporary=self.temporary,
             ready=False,

@@ -7,6 +7,7 @@ import grpc.aio
 from kvstore.server.failures import error_of
 from messenger.base import Connection, Endpoint
 from messenger.router import Messenger
+from springtide.credentials import Credentials
 from springtide.errors import PeerLost
 from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
@@ -17,14 +18,15 @@ CALL_TIMEOUT_S = 1.5
 
 
 class Peers:
-    def __init__(self, messenger: Messenger) -> None:
+    def __init__(self, messenger: Messenger, credentials: Credentials) -> None:
         self._messenger = messenger
+        self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._endpoints: dict[str, Endpoint] = {}
 
     def stub(self, address: str) -> StoreStub:
         if address not in self._channels:
-            self._channels[address] = channels.connect(address)
+            self._channels[address] = channels.connect(address, self._credentials)
         return StoreStub(self._channels[address])
 
     async def connect(self, address: str, incarnation: int) -> Connection:

@@ -16,7 +16,8 @@ from kvstore.ssd.errors import SsdUnavailable
 from messenger.rdma.options import RdmaOptions
 from messenger.rdma.ports import rdma_problem
 from messenger.tcp_options import TcpOptions
-from springtide.config import SECRET_VARIABLE, ClusterConfig, KVConfig
+from springtide.config import ClusterConfig, KVConfig
+from springtide.credentials import credentials_of, secret_of
 from springtide.errors import ConfigError
 from springtide.ids import NodeId
 from springtide.kvspec import KVSpec
@@ -41,7 +42,7 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
             raise ConfigError(f"kv.ssd_dir: {error}") from error
         config = arguments.config
         if config.redis_url is not None:
-            membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
+            membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, credentials_of(config))
             member = Member(
                 role="store",
                 member_id=arguments.node_id,
@@ -82,6 +83,7 @@ def options_of(arguments: ProcessArguments) -> StoreOptions:
         optional_transports=optional,
         tcp=tcp_options(config),
         rdma=rdma_options(config),
+        credentials=credentials_of(config),
         eviction=config.kv.eviction,
         lease_s=config.kv.lease_s,
         layer_group_bytes=config.kv.layer_group_size,
@@ -141,18 +143,6 @@ def rdma_options(config: ClusterConfig) -> RdmaOptions:
         secret=secret_of(config),
         open_to_strangers=config.kv.open_to_strangers,
     )
-
-
-def secret_of(config: ClusterConfig) -> bytes | None:
-    """None where it was decided to do without. Raises ConfigError where nobody has decided."""
-    if config.cluster_secret is not None:
-        return config.cluster_secret.get_secret_value().encode()
-    if not config.kv.open_to_strangers:
-        raise ConfigError(
-            "cluster_secret: there is none, and whoever reaches a port of the store could read and write the pool. Set "
-            f"{SECRET_VARIABLE} to the same 16 characters or more for every node, or kv.open_to_strangers to true"
-        )
-    return None
 
 
 def quota_slots(kv: KVConfig, spec: KVSpec) -> dict[str, int]:

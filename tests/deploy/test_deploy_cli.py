@@ -15,7 +15,7 @@ import pytest
 
 from deploy import cli
 from deploy.local import rundir
-from deploy.local.plan import ClusterPaths, client_host, free_port, processes, resolve
+from deploy.local.plan import ClusterPaths, client_host, free_port, placed, processes, resolve
 from deploy.local.rundir import ClusterRecord
 from springtide.config import SECRET_VARIABLE, load_config, write_config
 from springtide.errors import ConfigError
@@ -132,9 +132,8 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_a_resolved_configuration_leaves_nothing_to_choose(tmp_path: Path) -> None:
     config = resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0, "prefill": 2}, environ={}))
-    assert (
-        config.server.port and config.server.grpc_port and config.redis_url and config.prefill_node.threads and config.decode_node.threads
-    )
+    assert config.server.port and config.server.grpc_port and config.prefill_node.threads and config.decode_node.threads
+    assert placed(config, tmp_path).redis_url == f"unix://{tmp_path}/valkey.sock"
     paths = ClusterPaths(tmp_path)
     write_config(config, paths.config)
     assert config.cluster_secret is not None
