@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from springtide.cancellation import heeds_cancellation
 from springtide.credentials import OPEN, Credentials
+from springtide.supervision import supervised
 from springtide.telemetry import FewWarnings
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class Membership:
         """Keeps `member` listed, renewing every third of a lease, until `close`."""
         self._announced = member
         await self._put(member)
-        self._heartbeat = asyncio.create_task(self._renew(member), name="membership-heartbeat")
+        self._heartbeat = supervised(lambda: self._renew(member), "membership-heartbeat")
 
     @heeds_cancellation
     async def members(self) -> list[Member] | None:

@@ -22,6 +22,7 @@ from springtide.errors import Unavailable
 from springtide.ids import GatewayId
 from springtide.membership import Membership
 from springtide.rpc import conductor_pb2
+from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +64,9 @@ class ConductorLink:
         if self._fixed is not None:
             self._follow_exactly([self._fixed])
             return
-        self._tasks = [asyncio.create_task(self._follow_members(), name="conductor-members")]
-        if self._lease is not None:
-            self._tasks.append(asyncio.create_task(self._follow_lease(self._lease), name="conductor-leader"))
+        self._tasks = [supervised(self._follow_members, "conductor-members")]
+        if (lease := self._lease) is not None:
+            self._tasks.append(supervised(lambda: self._follow_lease(lease), "conductor-leader"))
 
     async def close(self) -> None:
         """Reports what is still to be reported, if the Conductors take it at once, and hangs up."""

@@ -19,6 +19,7 @@ from springtide.ids import GatewayId
 from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
+from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +53,8 @@ class ConductorPeer:
         self._closing: set[asyncio.Task[None]] = set()
         self._reachable = True
         self._tasks = [
-            asyncio.create_task(self._renew(), name=f"conductor-renew-{address}"),
-            asyncio.create_task(self._send_reports(), name=f"conductor-report-{address}"),
+            supervised(self._renew, f"conductor-renew-{address}"),
+            supervised(self._send_reports, f"conductor-report-{address}"),
         ]
 
     async def schedule(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:

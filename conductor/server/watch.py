@@ -21,6 +21,7 @@ from springtide.rpc.node_pb2 import LoadReport, WatchLoadRequest
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from springtide.rpc.store_pb2 import WatchStoreRequest
 from springtide.rpc.store_pb2_grpc import StoreStub
+from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Watcher(ABC):
         """Since when the membership lists, where they could be read, lack the member."""
         self._runner = runner
         self._credentials = credentials
-        self._task = asyncio.create_task(self._run(), name=f"watch-{member.role}-{member.member_id}")
+        self._task = supervised(self._run, f"watch-{member.role}-{member.member_id}")
 
     async def stop(self) -> None:
         self._task.cancel()

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from deploy.local.supervisor import Supervisor
 from engine.files import describe
 from springtide.config import ClusterConfig, write_config
 from springtide.modelinfo import ModelInfo
+from springtide.supervision import supervised
 
 LOG_POLL_S = 0.2
 QUESTION = "Why is the sky blue?"
@@ -109,7 +110,7 @@ class _Session:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._on_signal)
         try:
-            async with self._probe, self._supervisor, _background(self._follow_logs()):
+            async with self._probe, self._supervisor, _background(self._follow_logs, "follow logs"):
                 await self._until_stopped(self._serve())
         except Stopped:
             self._display.message("stopped")
@@ -147,7 +148,7 @@ class _Session:
         self._cluster.info.save(paths.model_info)
         self._display.step("model", f"{self._cluster.served_model_name}, {self._cluster.info.architecture}, {config.dtype}", done=True)
         self._supervisor.start(processes(config, paths, self._cluster.embedded_valkey))
-        async with _background(self._supervisor.watch_readiness(self._probe)):
+        async with _background(lambda: self._supervisor.watch_readiness(self._probe), "watch readiness"):
             await _first(self._supervisor.watch(), self._all_ready())
             self._record = replace(self._record, ready=True)
             self._write_record()
@@ -208,8 +209,8 @@ def _own_command() -> str:
 
 
 @contextlib.asynccontextmanager
-async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(work)
+async def _background(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> AsyncIterator[None]:
+    task = supervised(work, name)
     try:
         yield
     finally:
