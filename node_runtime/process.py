@@ -29,7 +29,7 @@ from springtide.blocks import blocks_for
 from springtide.clock import Clock, MonotonicClock
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.credentials import credentials_of
-from springtide.errors import PeerLost
+from springtide.errors import ConfigError, NoMemory, PeerLost
 from springtide.ids import new_incarnation
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, end_process
@@ -262,7 +262,7 @@ async def _first_error(*errors: Awaitable[PeerLost]) -> PeerLost:
 async def _connect(
     arguments: ProcessArguments, node: EngineNode[Any, Any, Any], incarnation: int, lost: asyncio.Future[PeerLost]
 ) -> StoreLink:
-    """Tries until there is a store. `lost` is set when it goes."""
+    """Tries until there is a store. `lost` is set when it goes. Raises ConfigError when its arena has no room in this process."""
 
     def on_lost(error: PeerLost) -> None:
         if not lost.done():
@@ -278,3 +278,5 @@ async def _connect(
                 logger.info("waiting for the store: %s", error)
                 said_at = time.monotonic()
             await asyncio.sleep(RETRY_S)
+        except NoMemory as error:
+            raise ConfigError(f"kv.arena_size: {error.message}; make it smaller, or give the processes more memory") from error

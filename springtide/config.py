@@ -85,7 +85,11 @@ class ServerConfig(Section):
 
 class KVConfig(Section):
     block_tokens: int = Field(64, ge=8, le=1024, description="tokens of a block, the unit of hashing, caching, transfer and eviction")
-    arena_size: ByteSize = Field(1 << 30, description="DRAM that each node lends to the pool")
+    arena_size: ByteSize = Field(
+        1 << 30,
+        description="DRAM that each node lends to the pool. All nodes of a machine together must have it, and a prompt and its output may "
+        "not have more tokens than it holds",
+    )
     transports: tuple[Literal["shm", "rdma", "tcp"], ...] | None = Field(
         None, min_length=1, description="best first; default: shm, rdma on machines that have it, tcp"
     )
@@ -266,7 +270,9 @@ class ClusterConfig(Section):
         description="share of a card's memory for weights and the paged cache, in equal parts for the processes that are on it; the rest "
         "is for activations",
     )
-    max_context: int | None = Field(None, ge=1, description="default: the model's own context length")
+    max_context: int | None = Field(
+        None, ge=1, description="default: the model's own context length, or what `kv.arena_size` holds where that is less"
+    )
     prefill: int = Field(1, ge=1, le=64, description="prefill groups")
     decode: int = Field(1, ge=1, le=64, description="decode nodes")
     cluster: str = Field("springtide", min_length=1, description="prefix of the keys in Valkey, so that clusters can share one")
@@ -278,7 +284,9 @@ class ClusterConfig(Section):
         "Default for a cluster on one machine: a random one",
     )
     redis_url: str | None = Field(None, description="default: an embedded Valkey")
-    run_dir: Path | None = Field(None, description="sockets and logs; default: a temporary directory, removed at the end")
+    run_dir: Path | None = Field(
+        None, description="sockets and logs, of one cluster at a time; default: a temporary directory, removed at the end"
+    )
     profile: Path | None = Field(None, description="a file of `springtide profile`; default: measured at start")
     server: ServerConfig = ServerConfig()
     kv: KVConfig = KVConfig()

@@ -23,6 +23,7 @@ from conductor.gateway.tenancy import Tenants
 from conductor.server.lease import LeaderLease
 from engine.tokenizer import load_tokenizer
 from springtide.blocks import namespace_root
+from springtide.capacity import context_tokens
 from springtide.clock import MonotonicClock
 from springtide.config import ClusterConfig
 from springtide.credentials import credentials_of
@@ -137,8 +138,7 @@ class GatewayServer:
     async def _backend(self) -> Backend:
         config, info = self._arguments.config, self._arguments.model_info
         tokenizer = await asyncio.to_thread(load_tokenizer, info)
-        context_length = min(config.max_context or info.context_length, info.context_length)
-        preparer = Preparer(config.served_model_name or info.name, context_length, info.vocab_size, tokenizer)
+        preparer = Preparer(config.served_model_name or info.name, context_tokens(config, info), info.vocab_size, tokenizer)
         return Backend(preparer, tokenizer, self._runner, self._conductor, Tenants(config.server.api_keys))
 
     async def _announce(self) -> None:

@@ -25,9 +25,10 @@ from deploy.local.display import Display
 from deploy.local.logs import LogFollower, last_lines
 from deploy.local.plan import ClusterPaths, check_redis, client_host, placed, processes, resolve
 from deploy.local.readiness import ReadinessProbe
-from deploy.local.rundir import ClusterRecord
+from deploy.local.rundir import ClusterRecord, RunDir
 from deploy.local.supervisor import Supervisor
 from engine.files import describe
+from springtide.capacity import check_memory, context_tokens, memory_bytes
 from springtide.config import ClusterConfig, write_config
 from springtide.modelinfo import ModelInfo
 from springtide.supervision import supervised
@@ -46,19 +47,26 @@ def run_up(config: ClusterConfig, display: Display, *, verbose: bool) -> int:
     Raises ConfigError or UnsupportedModel before anything is started.
     """
     info = describe(config.model, config.max_context)
+    check_memory(config.kv, config.prefill + config.decode, memory_bytes())
+    context = context_tokens(config, info)
     if config.redis_url is not None:
         check_redis(config.redis_url)
     resolved = resolve(config)
     setproctitle.setproctitle("springtide supervisor")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the event loop takes over: from here on there is something to remove
     rundir.sweep()
-    run_dir, temporary = rundir.create_run_dir(config.run_dir), config.run_dir is None
+    run_dir = RunDir.claim(config.run_dir)
     try:
-        cluster = _Cluster(placed(resolved, run_dir), info, ClusterPaths(run_dir), config.redis_url is None, temporary)
+        cluster = _Cluster(placed(resolved, run_dir.path), info, ClusterPaths(run_dir.path), config.redis_url is None, run_dir.temporary)
         with display:
+            if context < info.context_length:
+                display.message(
+                    f"kv.arena_size: {config.kv.arena_size} bytes a node hold {context} tokens, fewer than the context of {info.name}, "
+                    f"{info.context_length}: a prompt and its output may have {context} together"
+                )
             return asyncio.run(_Session(cluster, display, verbose).run())
     finally:
-        rundir.remove(os.getpid(), run_dir, temporary)
+        run_dir.release()
 
 
 @dataclass(frozen=True, slots=True)

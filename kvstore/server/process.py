@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from pathlib import Path
-
-import psutil
 
 from kvstore.server.node import StoreOptions
 from kvstore.server.ssd import SsdOptions
@@ -16,9 +13,10 @@ from kvstore.ssd.errors import SsdUnavailable
 from messenger.rdma.options import RdmaOptions
 from messenger.rdma.ports import rdma_problem
 from messenger.tcp_options import TcpOptions
+from springtide.capacity import arena_slots, check_memory, memory_bytes
 from springtide.config import ClusterConfig, KVConfig
 from springtide.credentials import credentials_of, secret_of
-from springtide.errors import ConfigError
+from springtide.errors import ConfigError, NoMemory
 from springtide.ids import NodeId
 from springtide.kvspec import KVSpec
 from springtide.membership import Member, Membership
@@ -27,13 +25,13 @@ from springtide.telemetry import serve_metrics
 
 logger = logging.getLogger(__name__)
 
-MIN_SLOTS = 2
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-
 
 async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
     """Until `stop`. Announces the node's store once a transfer to itself has worked."""
-    store = Store(options_of(arguments))
+    try:
+        store = Store(options_of(arguments))
+    except NoMemory as error:
+        raise ConfigError(f"kv.arena_size: {error.message}; make it smaller, or give the processes more memory") from error
     membership: Membership | None = None
     try:
         try:
@@ -70,12 +68,13 @@ def options_of(arguments: ProcessArguments) -> StoreOptions:
     """Raises ConfigError when the arena has no room for blocks, the machine none for the arena, or not the transports that are named; and
     without a secret."""
     config = arguments.config
+    check_memory(config.kv, 1, memory_bytes())
     transports, optional = transports_of(config.kv)
     spec = arguments.model_info.kv_spec(config.dtype, config.kv.block_tokens)
     return StoreOptions(
         node_id=NodeId(arguments.node_id),
         spec=spec,
-        num_slots=arena_slots(config.kv, spec, memory_bytes()),
+        num_slots=arena_slots(config.kv, spec),
         bind_host=arguments.bind_host,
         store_socket=arguments.store_socket,
         arena_socket=arguments.arena_socket,
@@ -155,24 +154,3 @@ def quota_slots(kv: KVConfig, spec: KVSpec) -> dict[str, int]:
                 f"{spec.block_tokens} tokens takes {spec.bytes_per_slot} bytes with this model"
             )
     return quotas
-
-
-def arena_slots(kv: KVConfig, spec: KVSpec, machine_bytes: int) -> int:
-    """Raises ConfigError."""
-    if kv.arena_size > machine_bytes:
-        raise ConfigError(
-            f"kv.arena_size: {kv.arena_size} bytes is more than this machine's memory, {machine_bytes} bytes, which all its nodes share"
-        )
-    slots = kv.arena_size // spec.bytes_per_slot
-    if slots < MIN_SLOTS:
-        raise ConfigError(
-            f"kv.arena_size: {kv.arena_size} bytes has room for {slots} blocks; a block of {spec.block_tokens} tokens takes "
-            f"{spec.bytes_per_slot} bytes with this model, and it must be room for at least {MIN_SLOTS}"
-        )
-    return slots
-
-
-def memory_bytes() -> int:
-    """Of the machine, or of the container where that has less."""
-    limits = [int(text) for path in _CGROUP_LIMITS if path.exists() and (text := path.read_text().strip()).isdigit()]
-    return min([psutil.virtual_memory().total, *limits])

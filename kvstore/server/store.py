@@ -50,7 +50,7 @@ class Store:
     """Owns everything that it makes; `close` leaves neither process, socket nor memory behind."""
 
     def __init__(self, options: StoreOptions, make_transport: MakeTransport | None = None, disk: Disk | None = None) -> None:
-        """Takes the arena's memory (address space; pages come at their first touch). Raises SpringtideError when it cannot be had.
+        """Takes the arena's memory (address space; pages come at their first touch). Raises NoMemory when it cannot be had.
         `make_transport` makes what `options.transports` names, and `disk` is the SSD's, where
         it is to be something else than usual."""
         self.options = options

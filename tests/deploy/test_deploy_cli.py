@@ -16,7 +16,7 @@ import pytest
 from deploy import cli
 from deploy.local import rundir
 from deploy.local.plan import ClusterPaths, client_host, free_port, placed, processes, resolve
-from deploy.local.rundir import ClusterRecord
+from deploy.local.rundir import ClusterRecord, RunDir
 from springtide.config import SECRET_VARIABLE, load_config, write_config
 from springtide.errors import ConfigError
 
@@ -80,6 +80,8 @@ def taken_port() -> Iterator[int]:
         (("--model", "/nowhere/model"), {}, "model: there is no '/nowhere/model'"),
         (("--redis-url", "redis://127.0.0.1:9/0"), {}, "redis_url: no Valkey or Redis answers"),
         (("--redis-url", "nonsense"), {}, "redis_url: no Valkey or Redis answers"),
+        (("--arena-size", "900TiB"), {}, "kv.arena_size: 2 nodes with 989560464998400 bytes each take more than this machine's memory"),
+        (("--arena-size", "2MiB"), {}, "kv.arena_size: 2097152 bytes has room for 1 blocks"),
     ],
 )
 def test_a_wrong_setting_stops_up_with_2_and_one_clear_message(
@@ -184,7 +186,7 @@ def test_clients_get_an_address_they_can_reach(host: str, reached_at: str) -> No
 
 def test_what_a_killed_supervisor_left_is_swept(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(short_path))
-    run_dir = rundir.create_run_dir(None)
+    run_dir = RunDir.claim(None).path
     record = ClusterRecord(os.getpid(), 0.0, "http://127.0.0.1:1", "127.0.0.1:2", "", "springtide", "", str(run_dir), True, True, {})
     rundir.write_record(record)  # of a process that had our id and started in 1970
     assert json.loads((rundir.user_directory() / f"{os.getpid()}.json").read_text())["url"] == "http://127.0.0.1:1"

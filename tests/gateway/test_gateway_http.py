@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -284,5 +285,22 @@ async def test_a_gateway_finds_the_conductor_also_after_something_unexpected_in_
     await gateway.start()
     try:
         await until(lambda: cluster.conductor.renewals)
+    finally:
+        await gateway.close()
+
+
+async def test_a_context_that_no_node_can_hold_is_refused_before_anything_runs(arguments: ProcessArguments, cluster: Cluster) -> None:
+    spec = arguments.model_info.kv_spec(arguments.config.dtype, arguments.config.kv.block_tokens)
+    kv = arguments.config.kv.model_copy(update={"arena_size": 8 * spec.bytes_per_slot})
+    holds = 8 * spec.block_tokens
+    gateway = GatewayServer(replace(arguments, config=arguments.config.model_copy(update={"kv": kv})), cluster.conductor.address)
+    await gateway.start()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20) as http:
+            assert (await http.get("/v1/models")).json()["data"][0]["max_model_len"] == holds
+            refused = await http.post(PLAIN, json=plain(prompt=[5] * 100, max_tokens=holds - 99, stream=True))
+            assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+            assert not cluster.conductor.requests
+            assert (await http.post(PLAIN, json=plain(prompt=[5] * 100, max_tokens=holds - 100))).status_code == 200
     finally:
         await gateway.close()
