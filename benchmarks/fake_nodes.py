@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
 import random
 import sys
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any
 
 import redis.asyncio as redis
 
-from springtide.membership import Member, Role
+from springtide.credentials import Credentials
+from springtide.membership import Member, Role, write_record
 from springtide.rpc import node_pb2, node_pb2_grpc, store_pb2, store_pb2_grpc
 from springtide.rpc.channels import new_server
 
+SECRET = "that of a cluster of fakes"
 INCARNATION = 1
 BLOCK_TOKENS = 64
 PROMPTS, SHARED_BLOCKS = 32, 64
@@ -97,7 +97,8 @@ class FakeEngines(node_pb2_grpc.PrefillNodeServicer):
 
 async def serve(redis_url: str, cluster: str, num_instances: int, lengths: Sequence[int]) -> None:
     roles: dict[str, Role] = {f"node-{number}": "prefill" if number % 2 else "decode" for number in range(num_instances)}
-    server = new_server()
+    credentials = Credentials(SECRET.encode(), cluster)
+    server = new_server(credentials)
     store_pb2_grpc.add_StoreServicer_to_server(FakeStores(list(roles), lengths), server)
     node_pb2_grpc.add_PrefillNodeServicer_to_server(FakeEngines("prefill"), server)
     node_pb2_grpc.add_DecodeNodeServicer_to_server(FakeEngines("decode"), server)  # type: ignore[arg-type]
@@ -109,7 +110,7 @@ async def serve(redis_url: str, cluster: str, num_instances: int, lengths: Seque
                 Member("store", name, INCARNATION, address, name),
                 Member(role, name, INCARNATION, address, name, details={"store_address": address}),
             ):
-                await valkey.set(f"{cluster}:member:{member.role}:{name}", json.dumps(asdict(member)), ex=LEASE_S)
+                await valkey.set(f"{cluster}:member:{member.role}:{name}", write_record(member, credentials), ex=LEASE_S)
     print("announced", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     await server.stop(None)

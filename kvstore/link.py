@@ -23,7 +23,7 @@ from springtide.errors import PeerLost
 from springtide.ids import AttemptId, Incarnation, NodeId
 from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
-from springtide.rpc.store_pb2_grpc import StoreStub
+from springtide.rpc.store_pb2_grpc import LocalStoreStub
 
 logger = logging.getLogger(__name__)
 
@@ -135,12 +135,13 @@ class StoreLink:
     async def connect(
         cls, store_socket: Path, arena_socket: Path, hello: pb.EngineHello, on_notice: NoticeHandler, on_lost: LostHandler
     ) -> StoreLink:
-        """`on_notice` and `on_lost` are called in this event loop and must not block. Raises PeerLost when there is no store."""
+        """`on_notice` and `on_lost` are called in this event loop and must not block. Raises PeerLost when there is no store, NoMemory when
+        this process cannot map its arena."""
         channel = channels.connect(f"unix:{store_socket}")
         commands = _Commands(pb.EngineCommand(hello=hello))
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                stream = StoreStub(channel).Engine(commands.stream())
+                stream = LocalStoreStub(channel).Engine(commands.stream())
                 greeting = await stream.read()
                 if not isinstance(greeting, pb.StoreNotice) or not greeting.HasField("hello"):
                     raise PeerLost(f"the store at {store_socket} closed at once")
@@ -149,6 +150,9 @@ class StoreLink:
             await channel.close(None)
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "no answer"
             raise PeerLost(f"no store at {store_socket}: {reason}") from error
+        except BaseException:
+            await channel.close(None)
+            raise
         if memory.header.incarnation != greeting.hello.incarnation:
             memory.close()
             attachment.close()
@@ -210,7 +214,7 @@ class StoreLink:
 
 
 def attach_arena(arena_socket: Path, engine: Identity) -> tuple[SharedMemory, socket.socket]:
-    """The socket tells the store that a process of this engine may write, until it is closed. Blocks. Raises PeerLost."""
+    """The socket tells the store that a process of this engine may write, until it is closed. Blocks. Raises PeerLost, NoMemory."""
     memory, attachment = attach_session(arena_socket, False, CONNECT_TIMEOUT_S)
     try:
         attachment.sendall(introduction(engine))

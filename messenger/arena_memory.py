@@ -6,6 +6,7 @@ Layout: generations, uint64 [num_granules], padded to `data_offset` (a multiple 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import mmap
@@ -21,7 +22,7 @@ import numpy as np
 from messenger.base import Region
 from messenger.listener import Listener
 from messenger.stream import Stream
-from springtide.errors import PeerLost, SpringtideError
+from springtide.errors import NoMemory, PeerLost
 
 _PAGE = 4096
 _MADV_POPULATE_WRITE = 23
@@ -48,11 +49,12 @@ class SharedMemory:
     """A mapping of such memory. `region` views it; the views keep the mapping alive for as long as somebody holds one."""
 
     def __init__(self, fd: int, header: MemoryHeader, populate: bool) -> None:
-        """Takes over `fd`, on failure too. `populate` sets up the page tables (and gets the pages) now instead of at the first touch."""
+        """Takes over `fd`, on failure too. `populate` sets up the page tables (and gets the pages) now instead of at the first touch.
+        Raises NoMemory."""
         self._fd = fd
         self.header = header
         try:
-            self._map = mmap.mmap(fd, header.total_bytes)
+            self._map = self._mapped()
             with contextlib.suppress(OSError):
                 self._map.madvise(mmap.MADV_HUGEPAGE)
             if populate:
@@ -65,7 +67,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, num_granules: int, granule: int, incarnation: int, populate: bool = True) -> SharedMemory:
-        """Zeroed. Peers that map it cannot resize it. Raises SpringtideError when the machine does not have that much."""
+        """Zeroed. Peers that map it cannot resize it. Raises NoMemory when the machine does not have that much."""
         data_offset = -(-num_granules * 8 // _PAGE) * _PAGE
         header = MemoryHeader(num_granules, granule, incarnation, data_offset)
         fd = os.memfd_create("springtide-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -93,17 +95,25 @@ class SharedMemory:
             self._map.close()
         del self._map
 
+    def _mapped(self) -> mmap.mmap:
+        try:
+            return mmap.mmap(self._fd, self.header.total_bytes)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            raise NoMemory(f"no room for an arena of {self.header.total_bytes} bytes in this process: {error.strerror}") from error
+
     def _populate(self) -> None:
         try:
             self._map.madvise(_MADV_POPULATE_WRITE)
         except OSError as error:
-            if error.errno != 22:  # EINVAL: a kernel before 5.14, where pages come at the first touch
-                raise SpringtideError(f"cannot get {self.header.total_bytes} bytes of memory for an arena: {error}") from error
+            if error.errno != errno.EINVAL:  # a kernel before 5.14, where pages come at the first touch
+                raise NoMemory(f"cannot get {self.header.total_bytes} bytes of memory for an arena: {error}") from error
 
 
 def attach_session(path: Path, populate: bool, timeout_s: float) -> tuple[SharedMemory, socket.socket]:
     """Maps the memory that an FdServer hands out at `path`. Blocks. The connected socket closes when the owner of the memory ends. Raises
-    PeerLost when nobody serves it there."""
+    PeerLost when nobody serves it there, NoMemory when it cannot be mapped here."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from messenger.stream import Stream
+from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class Listener:
         self._name = name
         self._closed = False
         self._sessions: dict[asyncio.Task[None], Stream] = {}
-        self._accepting = asyncio.create_task(self._accept(), name=f"accept {name}")
+        self._accepting = supervised(self._accept, f"accept {name}")
 
     async def close(self) -> None:
         """Idempotent. Ends every session."""

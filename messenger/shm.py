@@ -24,7 +24,7 @@ from messenger.copying import CopyWork, NativeCopy, PythonCopy
 from messenger.notices import NoticeSender, introduction, receive_identity, serve_notices
 from messenger.ordering import run_to_rest
 from messenger.stream import PeerClosed, Stream, Vector
-from springtide.errors import PeerLost
+from springtide.errors import NoMemory, PeerLost
 
 _SHARE_BYTES = 4 << 20
 """Copied at a time, some 200 us: small batches at once, by the thread of the event loop, for less than waking another would take."""
@@ -188,6 +188,8 @@ class ShmTransport(Transport):
         attaching = asyncio.get_running_loop().run_in_executor(self._attachers, attach)
         try:
             memory, sock = await asyncio.shield(attaching)
+        except NoMemory as error:  # another transport can do without
+            raise PeerLost(f"the memory at {path} cannot be mapped: {error.message}") from error
         except asyncio.CancelledError:
             attaching.add_done_callback(_discard)
             raise

@@ -8,13 +8,12 @@ import logging
 from collections.abc import AsyncIterator
 
 from messenger.stream import Stream
+from springtide.telemetry import FewWarnings
 
 logger = logging.getLogger(__name__)
 
 MAX_STRANGERS = 64
 HANDSHAKE_TIMEOUT_S = 2.0
-_COMPLAINTS = 10
-_COMPLAINTS_PERIOD_S = 10.0
 
 
 class Strangers:
@@ -22,8 +21,7 @@ class Strangers:
 
     def __init__(self) -> None:
         self._present: dict[Stream, None] = {}
-        self._period_began = 0.0
-        self._num_complaints = 0
+        self._warnings = FewWarnings(logger)
 
     @contextlib.asynccontextmanager
     async def handshake(self, stream: Stream) -> AsyncIterator[None]:
@@ -45,12 +43,5 @@ class Strangers:
 
     def complain(self, error: Exception) -> None:
         """Logs why one was sent away, a few times in a while."""
-        now = asyncio.get_running_loop().time()
-        if now - self._period_began >= _COMPLAINTS_PERIOD_S:
-            if self._num_complaints > _COMPLAINTS:
-                logger.warning("closed %d more connections of strangers", self._num_complaints - _COMPLAINTS)
-            self._period_began, self._num_complaints = now, 0
-        self._num_complaints += 1
-        if self._num_complaints <= _COMPLAINTS:
-            reason = f"no handshake within {HANDSHAKE_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error
-            logger.warning("closing a connection of a stranger: %s", reason)
+        reason = f"no handshake within {HANDSHAKE_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else error
+        self._warnings.warn("closing a connection of a stranger: %s", reason)

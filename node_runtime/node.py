@@ -27,6 +27,7 @@ from springtide.errors import InvalidRequest, PeerLost
 from springtide.ids import Incarnation
 from springtide.modelinfo import ModelInfo
 from springtide.rpc import common_pb2, node_pb2, store_pb2
+from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
 
     async def run(self) -> None:
         """Until cancelled. What the core decides wrongly is an error of this process: it ends, and is started afresh."""
-        ticking = asyncio.create_task(self._tick(), name="tick")
+        ticking = supervised(self._tick, "tick")
         try:
             while True:
                 event = await self._inbox.get()

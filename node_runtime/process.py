@@ -28,7 +28,8 @@ from node_runtime.node import EngineNode
 from springtide.blocks import blocks_for
 from springtide.clock import Clock, MonotonicClock
 from springtide.cost import DecodeCost, PrefillCost
-from springtide.errors import PeerLost
+from springtide.credentials import credentials_of
+from springtide.errors import ConfigError, NoMemory, PeerLost
 from springtide.ids import new_incarnation
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, end_process
@@ -87,6 +88,7 @@ async def serve(arguments: ProcessArguments, kind: Kind[CostT], stop: asyncio.Ev
 
 async def serve_node(arguments: ProcessArguments, role: Role, threads: int | None, prepare: Prepare, stop: asyncio.Event) -> None:
     """Until `stop`, or an error of the core, which is raised. Does not return after an order to switch the role. `threads`: as in Kind."""
+    credentials = credentials_of(arguments.config)
     thread = ModelThread(threads or default_threads(arguments.config.num_engines))
     node: EngineNode[Any, Any, Any] | None = None
     try:
@@ -94,7 +96,7 @@ async def serve_node(arguments: ProcessArguments, role: Role, threads: int | Non
         if node is None:
             return
         clock = MonotonicClock()
-        server = channels.new_server()
+        server = channels.new_server(credentials)
         node.register(server)
         ready = add_health(server)
         port = server.add_insecure_port(f"{arguments.bind_host}:0")
@@ -201,7 +203,7 @@ class _Announcement:
             "dtype": spec.dtype,
             "bytes_per_token": str(spec.bytes_per_token),
         }
-        self.membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
+        self.membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, credentials_of(config))
         await self.membership.announce(
             Member(
                 role=self.role,
@@ -260,7 +262,7 @@ async def _first_error(*errors: Awaitable[PeerLost]) -> PeerLost:
 async def _connect(
     arguments: ProcessArguments, node: EngineNode[Any, Any, Any], incarnation: int, lost: asyncio.Future[PeerLost]
 ) -> StoreLink:
-    """Tries until there is a store. `lost` is set when it goes."""
+    """Tries until there is a store. `lost` is set when it goes. Raises ConfigError when its arena has no room in this process."""
 
     def on_lost(error: PeerLost) -> None:
         if not lost.done():
@@ -276,3 +278,5 @@ async def _connect(
                 logger.info("waiting for the store: %s", error)
                 said_at = time.monotonic()
             await asyncio.sleep(RETRY_S)
+        except NoMemory as error:
+            raise ConfigError(f"kv.arena_size: {error.message}; make it smaller, or give the processes more memory") from error

@@ -85,7 +85,11 @@ class ServerConfig(Section):
 
 class KVConfig(Section):
     block_tokens: int = Field(64, ge=8, le=1024, description="tokens of a block, the unit of hashing, caching, transfer and eviction")
-    arena_size: ByteSize = Field(1 << 30, description="DRAM that each node lends to the pool")
+    arena_size: ByteSize = Field(
+        1 << 30,
+        description="DRAM that each node lends to the pool. All nodes of a machine together must have it, and a prompt and its output may "
+        "not have more tokens than it holds",
+    )
     transports: tuple[Literal["shm", "rdma", "tcp"], ...] | None = Field(
         None, min_length=1, description="best first; default: shm, rdma on machines that have it, tcp"
     )
@@ -96,7 +100,7 @@ class KVConfig(Section):
     )
     checksums: bool = Field(False, description="check every slab that comes or goes by tcp with a CRC-32")
     open_to_strangers: bool = Field(
-        False, description="speak tcp and rdma without a cluster_secret: whoever reaches the port can read and write the pool"
+        False, description="do without a cluster_secret: whoever reaches a port can read and write the pool and give orders to every node"
     )
     lease_s: float = Field(30.0, gt=0, description="how long a reader may hold blocks without renewing")
     layer_group_size: ByteSize = Field(4 << 20, description="least bytes of one unit of a layer stream")
@@ -266,7 +270,9 @@ class ClusterConfig(Section):
         description="share of a card's memory for weights and the paged cache, in equal parts for the processes that are on it; the rest "
         "is for activations",
     )
-    max_context: int | None = Field(None, ge=1, description="default: the model's own context length")
+    max_context: int | None = Field(
+        None, ge=1, description="default: the model's own context length, or what `kv.arena_size` holds where that is less"
+    )
     prefill: int = Field(1, ge=1, le=64, description="prefill groups")
     decode: int = Field(1, ge=1, le=64, description="decode nodes")
     cluster: str = Field("springtide", min_length=1, description="prefix of the keys in Valkey, so that clusters can share one")
@@ -274,11 +280,13 @@ class ClusterConfig(Section):
         None,
         min_length=16,
         exclude=True,
-        description="what stores prove to each other before they exchange a byte, the same on every machine; not to be given on the "
-        "command line. Default for a cluster on one machine: a random one",
+        description="what the processes of a cluster prove to each other, the same on every machine; not to be given on the command line. "
+        "Default for a cluster on one machine: a random one",
     )
     redis_url: str | None = Field(None, description="default: an embedded Valkey")
-    run_dir: Path | None = Field(None, description="sockets and logs; default: a temporary directory, removed at the end")
+    run_dir: Path | None = Field(
+        None, description="sockets and logs, of one cluster at a time; default: a temporary directory, removed at the end"
+    )
     profile: Path | None = Field(None, description="a file of `springtide profile`; default: measured at start")
     server: ServerConfig = ServerConfig()
     kv: KVConfig = KVConfig()
@@ -297,7 +305,15 @@ class ClusterConfig(Section):
 
 def write_config(config: ClusterConfig, path: Path) -> None:
     """For `load_config` in another process. Without the cluster's secret."""
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False))
+    write_private(path, yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False))
+
+
+def write_private(path: Path, text: str) -> None:
+    """So that nobody but this user can read it, not even for a moment."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.truncate()
+        file.write(text)
 
 
 def load_config(path: Path | None = None, overrides: dict[str, Any] | None = None, environ: dict[str, str] | None = None) -> ClusterConfig:

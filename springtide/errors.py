@@ -75,5 +75,9 @@ class PeerLost(SpringtideError):
     """The other side is gone or unreachable."""
 
 
+class NoMemory(SpringtideError):
+    """The machine, or this process's limits, do not have it."""
+
+
 class PoolFull(SpringtideError):
     """No slot is free or evictable."""

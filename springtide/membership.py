@@ -9,14 +9,19 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import redis.asyncio as redis
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
 from springtide.cancellation import heeds_cancellation
+from springtide.credentials import OPEN, Credentials
+from springtide.supervision import supervised
+from springtide.telemetry import FewWarnings
 
 logger = logging.getLogger(__name__)
 
@@ -25,17 +30,39 @@ _READ_AT_ONCE = 100
 _KNOWN_RECORDS = 8192
 """That are not parsed anew each time, for a member's record stays the same."""
 
+MAX_RECORD_BYTES = 64 << 10
+"""A member's record has some hundred. What has more is not even fetched."""
+
+# A value for each of KEYS, in order: '' for what is not there, 0 for what is no string of at most ARGV[1] bytes.
+_READ = """
+local found = {}
+for i, key in ipairs(KEYS) do
+    local kind = redis.call('TYPE', key).ok
+    if kind == 'none' then
+        found[i] = ''
+    elseif kind ~= 'string' or redis.call('STRLEN', key) > tonumber(ARGV[1]) then
+        found[i] = 0
+    else
+        found[i] = redis.call('GET', key)
+    end
+end
+return found
+"""
+
 Role = Literal["store", "prefill", "decode", "conductor", "gateway"]
+Address = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")]
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """One process. `address` is its gRPC host:port; `node_id` ties an engine to its store."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
     role: Role
-    member_id: str
-    incarnation: int
-    address: str
+    member_id: Annotated[str, Field(min_length=1, max_length=256)]
+    incarnation: Annotated[int, Field(ge=0, lt=1 << 64)]
+    address: Address
     node_id: str = ""
     metrics_address: str = ""
     pid: int = 0
@@ -43,16 +70,45 @@ class Member:
     """Engines: model fingerprint, served name, context length, block_tokens, dtype, bytes_per_token, store address."""
 
 
-class Membership:
-    """Announces at most one member and lists all. Connect errors are logged, retried and never raised to the caller."""
+_MEMBER = TypeAdapter(Member)
 
-    def __init__(self, url: str, cluster: str, lease_s: float) -> None:
-        self._redis = redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0, decode_responses=True)
+
+def write_record(member: Member, credentials: Credentials) -> bytes:
+    """The signature, a line feed, and the member as JSON."""
+    said = json.dumps(asdict(member)).encode()
+    return credentials.signature(said).encode() + b"\n" + said
+
+
+def read_record(record: bytes, credentials: Credentials) -> Member:
+    """Raises ValueError, saying what is wrong with it."""
+    signature, _, said = record.partition(b"\n")
+    if not credentials.vouches_for(said, signature):
+        raise ValueError("it is not signed with the cluster_secret of this cluster")
+    try:
+        return _MEMBER.validate_json(said)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, problem['loc'])) or 'record'}: {problem['msg']}" for problem in error.errors(include_url=False))
+        raise ValueError("; ".join(problems)) from None
+
+
+class Membership:
+    """Announces at most one member and lists all. Connect errors are logged, retried and never raised to the caller.
+
+    Whatever is in a shared Valkey, only records that somebody of the cluster has signed and that are whole are listed; of each other one it
+    is said once what is wrong with it.
+    """
+
+    def __init__(self, url: str, cluster: str, lease_s: float, credentials: Credentials = OPEN) -> None:
+        self._redis = redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)
+        self._fetch = self._redis.register_script(_READ)
+        self._credentials = credentials
+        self._warnings = FewWarnings(logger)
+        self._read = lru_cache(maxsize=_KNOWN_RECORDS)(self._parse)
         self._prefix = f"{cluster}:member:"
         self._lease_s = lease_s
         self._heartbeat: asyncio.Task[None] | None = None
         self._announced: Member | None = None
-        self._records: list[bytes | str | None] = []
+        self._records: list[tuple[bytes, bytes | int]] = []
         self._members: list[Member] = []
         """What these records came to."""
 
@@ -60,20 +116,21 @@ class Membership:
         """Keeps `member` listed, renewing every third of a lease, until `close`."""
         self._announced = member
         await self._put(member)
-        self._heartbeat = asyncio.create_task(self._renew(member), name="membership-heartbeat")
+        self._heartbeat = supervised(lambda: self._renew(member), "membership-heartbeat")
 
     @heeds_cancellation
     async def members(self) -> list[Member] | None:
         """Everybody whose lease holds; None when Valkey cannot be asked just now."""
         try:
             keys = [key async for key in self._redis.scan_iter(match=self._prefix + "*", count=_READ_AT_ONCE)]
-            values = [value for some in _batched(keys) for value in await self._redis.mget(some)]
+            values = [value for some in _batched(keys) for value in await self._fetch(keys=some, args=[MAX_RECORD_BYTES])]
         except (RedisError, OSError, asyncio.TimeoutError) as error:
             logger.debug("membership cannot be read: %s", error)
             return None
-        if values != self._records:
-            members = [member for value in values if value and (member := _read(value)) is not None]
-            self._records, self._members = values, sorted(members, key=lambda member: (member.role, member.member_id))
+        records = list(zip(keys, values, strict=True))
+        if records != self._records:
+            members = [member for key, value in records if value != b"" and (member := self._read(key, value)) is not None]
+            self._records, self._members = records, sorted(members, key=lambda member: (member.role, member.member_id))
         return list(self._members)
 
     async def close(self) -> None:
@@ -93,7 +150,7 @@ class Membership:
     @heeds_cancellation
     async def _put(self, member: Member) -> None:
         try:
-            await self._redis.set(self._key(member), json.dumps(asdict(member)), px=int(self._lease_s * 1000))
+            await self._redis.set(self._key(member), write_record(member, self._credentials), px=int(self._lease_s * 1000))
         except (RedisError, OSError, asyncio.TimeoutError) as error:
             logger.warning("membership of %s cannot be renewed: %s", member.member_id, error)
 
@@ -102,16 +159,19 @@ class Membership:
             await asyncio.sleep(self._lease_s / 3)
             await self._put(member)
 
+    def _parse(self, key: bytes, value: bytes | int) -> Member | None:
+        """None for what is no member's: it may be anybody's, and must not end its readers."""
+        try:
+            if isinstance(value, int):
+                raise ValueError(f"it is no text of at most {MAX_RECORD_BYTES} bytes")
+            member = read_record(value, self._credentials)
+            if self._key(member).encode() != key:
+                raise ValueError(f"it is of {member.role} {member.member_id}")
+            return member
+        except ValueError as error:
+            self._warnings.warn("the membership record %.200r is ignored: %.500s", key, error)
+            return None
 
-def _batched(keys: list[str]) -> list[list[str]]:
+
+def _batched(keys: Sequence[bytes]) -> list[Sequence[bytes]]:
     return [keys[first : first + _READ_AT_ONCE] for first in range(0, len(keys), _READ_AT_ONCE)]
-
-
-@lru_cache(maxsize=_KNOWN_RECORDS)
-def _read(value: str | bytes) -> Member | None:
-    """None for what is no member as this version writes them: in a shared Valkey it may be anybody's, and must not end its readers."""
-    try:
-        return Member(**json.loads(value))
-    except (ValueError, TypeError) as error:
-        logger.error("a membership record cannot be read (%s): %.200r", error, value)
-        return None

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import REGISTRY, start_http_server
@@ -49,6 +50,29 @@ class TextFormatter(logging.Formatter):
 
 def _context(record: logging.LogRecord) -> dict[str, str]:
     return {name: value for name in _CONTEXT_FIELDS if (value := getattr(record, name, None))}
+
+
+class FewWarnings:
+    """Warns of what others can bring about as often as they like: a few times in a while, then says how many more there were."""
+
+    MOST = 10
+    PERIOD_S = 10.0
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._began = clock()
+        self._count = 0
+
+    def warn(self, message: str, *arguments: object) -> None:
+        now = self._clock()
+        if now - self._began >= self.PERIOD_S:
+            if self._count > self.MOST:
+                self._logger.warning("%d more warnings like the last ones were left out", self._count - self.MOST)
+            self._began, self._count = now, 0
+        self._count += 1
+        if self._count <= self.MOST:
+            self._logger.warning(message, *arguments)
 
 
 def setup_logging(role: str, level: str = "info", log_format: str = "text") -> None:

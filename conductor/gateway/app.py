@@ -23,8 +23,10 @@ from conductor.gateway.tenancy import Tenants
 from conductor.server.lease import LeaderLease
 from engine.tokenizer import load_tokenizer
 from springtide.blocks import namespace_root
+from springtide.capacity import context_tokens
 from springtide.clock import MonotonicClock
 from springtide.config import ClusterConfig
+from springtide.credentials import credentials_of
 from springtide.errors import ConfigError
 from springtide.ids import GatewayId, new_incarnation
 from springtide.membership import Member, Membership
@@ -65,7 +67,8 @@ class GatewayServer:
         self._incarnation = new_incarnation()
         # A restarted gateway is another one: what it ran before is nobody's.
         self._gateway_id = GatewayId(f"{arguments.instance_id}:{self._incarnation:016x}")
-        self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
+        self._credentials = credentials_of(config)
+        self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
         self._core = GatewayCore(_limits(config))
         self._conductor = self._new_link(config, config.redis_url, conductor_address)
         self._runner = self._new_runner()
@@ -121,22 +124,21 @@ class GatewayServer:
     def _new_link(self, config: ClusterConfig, redis_url: str, address: str | None) -> ConductorLink:
         lease, patience_s = None, 0.0
         if config.conductor.replicas > 1:
-            lease = LeaderLease(redis_url, config.cluster, config.conductor.leader_lease_s)
+            lease = LeaderLease(redis_url, config.cluster, config.conductor.leader_lease_s, credentials=self._credentials)
             patience_s = config.conductor.leader_lease_s + _TAKE_OVER_S
-        return ConductorLink(self._gateway_id, self._membership, self._core.live_attempts, address, lease, patience_s)
+        return ConductorLink(self._gateway_id, self._membership, self._core.live_attempts, address, lease, patience_s, self._credentials)
 
     def _new_runner(self) -> Runner:
         config = self._arguments.config
         block_tokens = config.kv.block_tokens
         root = functools.partial(namespace_root, self._arguments.model_info.fingerprint, config.dtype, block_tokens)
         namespace = functools.lru_cache(maxsize=4096)(root)
-        return Runner(self._core, self._conductor, MonotonicClock(), self._gateway_id, block_tokens, namespace)
+        return Runner(self._core, self._conductor, MonotonicClock(), self._gateway_id, block_tokens, namespace, self._credentials)
 
     async def _backend(self) -> Backend:
         config, info = self._arguments.config, self._arguments.model_info
         tokenizer = await asyncio.to_thread(load_tokenizer, info)
-        context_length = min(config.max_context or info.context_length, info.context_length)
-        preparer = Preparer(config.served_model_name or info.name, context_length, info.vocab_size, tokenizer)
+        preparer = Preparer(config.served_model_name or info.name, context_tokens(config, info), info.vocab_size, tokenizer)
         return Backend(preparer, tokenizer, self._runner, self._conductor, Tenants(config.server.api_keys))
 
     async def _announce(self) -> None:

@@ -17,10 +17,12 @@ from conductor.gateway.conductor_peer import RENEW_EVERY_S, ConductorPeer
 from conductor.gateway.leader_view import LeaderView
 from conductor.gateway.state import LiveAttempt
 from conductor.server.lease import LeaderLease
+from springtide.credentials import OPEN, Credentials
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
 from springtide.membership import Membership
 from springtide.rpc import conductor_pb2
+from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class ConductorLink:
         address: str | None = None,
         lease: LeaderLease | None = None,
         patience_s: float = 0.0,
+        credentials: Credentials = OPEN,
     ) -> None:
         """`address` fixes the Conductor's; without it, membership says where it is. With a `lease` there are several, and it says who
         leads; for `patience_s` a request is asked again while nobody does."""
@@ -48,6 +51,7 @@ class ConductorLink:
         self._fixed = address
         self._lease = lease
         self._patience_s = patience_s
+        self._credentials = credentials
         self._leader = LeaderView(address=address)
         self._changed = asyncio.Event()
         """Set, and replaced, when the leader is another."""
@@ -60,9 +64,9 @@ class ConductorLink:
         if self._fixed is not None:
             self._follow_exactly([self._fixed])
             return
-        self._tasks = [asyncio.create_task(self._follow_members(), name="conductor-members")]
-        if self._lease is not None:
-            self._tasks.append(asyncio.create_task(self._follow_lease(self._lease), name="conductor-leader"))
+        self._tasks = [supervised(self._follow_members, "conductor-members")]
+        if (lease := self._lease) is not None:
+            self._tasks.append(supervised(lambda: self._follow_lease(lease), "conductor-leader"))
 
     async def close(self) -> None:
         """Reports what is still to be reported, if the Conductors take it at once, and hangs up."""
@@ -190,7 +194,7 @@ class ConductorLink:
 
     def _peer(self, address: str) -> ConductorPeer:
         if address not in self._peers:
-            self._peers[address] = ConductorPeer(address, self._gateway_id, self._live_attempts)
+            self._peers[address] = ConductorPeer(address, self._gateway_id, self._live_attempts, self._credentials)
         return self._peers[address]
 
     def _note(self, changed: bool) -> None:

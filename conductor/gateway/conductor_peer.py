@@ -13,11 +13,13 @@ import grpc.aio
 
 from conductor.gateway import metrics, wire
 from conductor.gateway.state import LiveAttempt
+from springtide.credentials import OPEN, Credentials
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
 from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
+from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
 
@@ -34,18 +36,25 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.St
 
 
 class ConductorPeer:
-    def __init__(self, address: str, gateway_id: GatewayId, live_attempts: Callable[[], Sequence[LiveAttempt]]) -> None:
+    def __init__(
+        self,
+        address: str,
+        gateway_id: GatewayId,
+        live_attempts: Callable[[], Sequence[LiveAttempt]],
+        credentials: Credentials = OPEN,
+    ) -> None:
         """Needs a running event loop."""
         self.address = address
         self._gateway_id = gateway_id
+        self._credentials = credentials
         self._live_attempts = live_attempts
         self._channel: grpc.aio.Channel | None = None
         self._reports: asyncio.Queue[conductor_pb2.AttemptReport] = asyncio.Queue(MOST_KEPT)
         self._closing: set[asyncio.Task[None]] = set()
         self._reachable = True
         self._tasks = [
-            asyncio.create_task(self._renew(), name=f"conductor-renew-{address}"),
-            asyncio.create_task(self._send_reports(), name=f"conductor-report-{address}"),
+            supervised(self._renew, f"conductor-renew-{address}"),
+            supervised(self._send_reports, f"conductor-report-{address}"),
         ]
 
     async def schedule(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
@@ -83,7 +92,7 @@ class ConductorPeer:
 
     async def _ask(self, call: Callable[[ConductorStub], Awaitable[Reply]]) -> Reply:
         if self._channel is None:
-            self._channel = connect(self.address)
+            self._channel = connect(self.address, self._credentials)
         channel = self._channel
         try:
             reply = await call(ConductorStub(channel))

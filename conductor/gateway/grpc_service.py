@@ -12,6 +12,7 @@ import grpc.aio
 
 from conductor.gateway import metrics
 from conductor.gateway.backend import Backend
+from conductor.gateway.http_errors import message_for_client
 from conductor.gateway.prepare import COMPLETION_MAX_TOKENS
 from conductor.gateway.reply import Delta, Usage, Work
 from conductor.gateway.schema import MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
@@ -56,16 +57,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
 
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> AsyncIterator[inference_pb2.GenerateChunk]:
-        status = grpc.StatusCode.CANCELLED
+        status, request_id = grpc.StatusCode.CANCELLED, new_id("gen")
         metrics.IN_FLIGHT.labels(_ENDPOINT).inc()
         try:
-            async with contextlib.aclosing(self._generate(request, context)) as chunks:
+            async with contextlib.aclosing(self._generate(request, context, request_id)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             status = grpc.StatusCode.OK
         except SpringtideError as error:
             status = _status(error)
-            await _abort(context, status, error)
+            await _abort(context, status, error, request_id)
         finally:
             metrics.IN_FLIGHT.labels(_ENDPOINT).dec()
             metrics.REQUESTS.labels(_ENDPOINT, status.name).inc()
@@ -73,9 +74,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 metrics.DISCONNECTS.labels(_ENDPOINT).inc()
 
     async def _generate(
-        self, request: inference_pb2.GenerateRequest, context: Context
+        self, request: inference_pb2.GenerateRequest, context: Context, request_id: str
     ) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
-        reply = self._backend.start(await self._prepare(request, context))
+        reply = self._backend.start(await self._prepare(request, context, request_id))
         # A cancelled call may leave this generator suspended until it is collected; its slots must not wait for that.
         context.add_done_callback(lambda _: reply.close())  # type: ignore[arg-type]  # the stubs want a class
         try:
@@ -85,7 +86,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         finally:
             reply.close()
 
-    async def _prepare(self, request: inference_pb2.GenerateRequest, context: Context) -> Work:
+    async def _prepare(self, request: inference_pb2.GenerateRequest, context: Context, request_id: str) -> Work:
         tenant = self._backend.tenants.of(_metadata(context, "authorization"), request.tenant)
         preparer = self._backend.preparer
         preparer.check_model(request.model)
@@ -113,7 +114,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
             raise InvalidRequest(f"deadline_ms must be between 0 and {MAX_DEADLINE_MS:.0f}, not {request.deadline_ms}", param="deadline_ms")
         return Work(
-            request_id=new_id("gen"),
+            request_id=request_id,
             prompts=(tokens,),
             n=1,
             sampling=sampling,
@@ -167,9 +168,9 @@ def _status(error: SpringtideError) -> grpc.StatusCode:
     return next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
-async def _abort(context: Context, status: grpc.StatusCode, error: SpringtideError) -> NoReturn:
+async def _abort(context: Context, status: grpc.StatusCode, error: SpringtideError, request_id: str = "") -> NoReturn:
     trailers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, Overloaded):
         trailers = (("retry-after", str(max(1, math.ceil(error.retry_after_s)))),)
-    await context.abort(status, error.message, trailing_metadata=trailers)
+    await context.abort(status, message_for_client(error, request_id), trailing_metadata=trailers)
     raise AssertionError("abort does not return")

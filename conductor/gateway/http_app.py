@@ -59,7 +59,7 @@ def create_app(backend: Backend) -> FastAPI:
             request_id, preparer.model_name, body.num_top_logprobs is not None, body.include_usage, backend.tokenizer
         )
         work = preparer.chat(body, request_id, request.state.tenant, request.headers.get("traceparent", ""))
-        return await _Exchange(backend, request, request.url.path, answer_format).run(work, body.stream, body.include_usage)
+        return await _Exchange(backend, request, request_id, answer_format).run(work, body.stream, body.include_usage)
 
     @app.post("/v1/completions")
     async def completions(request: Request, body: CompletionRequest) -> Response:
@@ -68,7 +68,7 @@ def create_app(backend: Backend) -> FastAPI:
             request_id, preparer.model_name, body.num_top_logprobs is not None, body.include_usage, backend.tokenizer
         )
         work = preparer.completion(body, request_id, request.state.tenant, request.headers.get("traceparent", ""))
-        return await _Exchange(backend, request, request.url.path, answer_format).run(work, body.stream, body.include_usage)
+        return await _Exchange(backend, request, request_id, answer_format).run(work, body.stream, body.include_usage)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -92,15 +92,16 @@ def create_app(backend: Backend) -> FastAPI:
 class _Exchange:
     """One request and its answer, with whatever has to be undone at its end however it ends."""
 
-    def __init__(self, backend: Backend, request: Request, endpoint: str, answer_format: Format) -> None:
+    def __init__(self, backend: Backend, request: Request, request_id: str, answer_format: Format) -> None:
         self._backend = backend
         self._request = request
-        self._endpoint = endpoint
+        self._request_id = request_id
+        self._endpoint = request.url.path
         self._format = answer_format
         self._reply: Reply | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._ended = False
-        metrics.IN_FLIGHT.labels(endpoint).inc()
+        metrics.IN_FLIGHT.labels(self._endpoint).inc()
 
     async def run(self, preparing: Coroutine[Any, Any, Work], stream: bool, include_usage: bool) -> Response:
         try:
@@ -116,7 +117,7 @@ class _Exchange:
             response = JSONResponse(self._format.whole(deltas, reply.usage))
         except SpringtideError as error:
             self._end(self._outcome(error))
-            return http_errors.error_response(error)
+            return http_errors.error_response(error, self._request_id)
         except BaseException:
             self._end("500")
             raise
@@ -135,7 +136,7 @@ class _Exchange:
             yield b"data: [DONE]\n\n"
             self._end("200")
         except SpringtideError as error:
-            yield _event(http_errors.error_body(error))
+            yield _event(http_errors.error_body(error, self._request_id))
             self._end(self._outcome(error))
 
     async def _watch(self, reply: Reply) -> None:

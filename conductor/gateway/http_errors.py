@@ -12,22 +12,35 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from conductor.gateway import metrics
-from springtide.errors import InvalidRequest, Overloaded, SpringtideError, Unauthenticated
+from springtide.errors import InvalidRequest, Overloaded, SpringtideError, Unauthenticated, Unavailable
 
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 
 
-def error_body(error: SpringtideError) -> dict[str, Any]:
-    return {"error": {"message": error.message, "type": error.openai_type, "param": error.param, "code": error.code}}
+_MEANT_FOR_CLIENTS = ("shutting_down", "not_ready", "deadline", "internal_error")
+"""Codes of server errors whose messages say nothing of nodes and addresses."""
 
 
-def error_response(error: SpringtideError) -> JSONResponse:
+def message_for_client(error: SpringtideError, request_id: str = "") -> str:
+    """Which node failed, and where it is, is for the log; clients learn under which id to look there."""
+    if error.http_status < 500 or error.code in _MEANT_FOR_CLIENTS:
+        return error.message
+    what = "the cluster cannot serve this request just now; try again later" if isinstance(error, Unavailable) else "internal error"
+    return f"{what} (the server's log has more{f' under {request_id}' if request_id else ''})"
+
+
+def error_body(error: SpringtideError, request_id: str = "") -> dict[str, Any]:
+    message = message_for_client(error, request_id)
+    return {"error": {"message": message, "type": error.openai_type, "param": error.param, "code": error.code}}
+
+
+def error_response(error: SpringtideError, request_id: str = "") -> JSONResponse:
     headers = None
     if isinstance(error, Overloaded):
         headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
     elif isinstance(error, Unauthenticated):
         headers = {"www-authenticate": "Bearer"}
-    return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
+    return JSONResponse(error_body(error, request_id), status_code=error.http_status, headers=headers)
 
 
 def install(app: FastAPI) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -18,12 +17,15 @@ from conductor.gateway.reply import Sink
 from conductor.gateway.sessions import SessionPool
 from springtide.blocks import block_keys
 from springtide.clock import Clock
+from springtide.credentials import OPEN, Credentials
 from springtide.errors import SpringtideError
 from springtide.ids import BlockKey, GatewayId, RequestId
+from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
+_SIDES: tuple[ev.Side, ...] = ("prefill", "decode")
 
 
 @dataclass(slots=True)
@@ -47,6 +49,7 @@ class Runner:
         gateway_id: GatewayId,
         block_tokens: int,
         namespace: Callable[[str], BlockKey],
+        credentials: Credentials = OPEN,
     ) -> None:
         """`namespace` gives the root of a tenant's block keys."""
         self._core = core
@@ -55,7 +58,7 @@ class Runner:
         self._gateway_id = gateway_id
         self._block_tokens = block_tokens
         self._namespace = namespace
-        self._sessions = {"prefill": SessionPool("prefill", self.post), "decode": SessionPool("decode", self.post)}
+        self._sessions = {side: SessionPool(side, self.post, credentials) for side in _SIDES}
         self._served: dict[RequestId, _Served] = {}
         self._events: deque[ev.Event] = deque()
         self._draining = False
@@ -64,7 +67,7 @@ class Runner:
         self._ticker: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._ticker = asyncio.create_task(self._tick(), name="gateway-tick")
+        self._ticker = supervised(self._tick, "gateway-tick")
 
     def shut_down(self) -> None:
         """Answers everything that still runs; later requests are answered at once."""
@@ -139,11 +142,16 @@ class Runner:
         keys = block_keys(self._namespace(action.generation.tenant), action.token_ids, self._block_tokens)
         try:
             reply = await self._conductor.schedule(wire.schedule_request(action, keys, self._gateway_id))
+            answer = wire.schedule_answer(action.attempt_id, reply)
         except SpringtideError as error:
             logger.warning("not scheduled: %s", error.message, extra=ids)
             self.post(ev.SchedulerUnreachable(action.attempt_id, error.message))
             return
-        answer = wire.schedule_answer(action.attempt_id, reply)
+        except Exception as error:
+            # A request must not wait for ever for an answer that makes no sense.
+            logger.exception("not scheduled", extra=ids)
+            self.post(ev.SchedulerUnreachable(action.attempt_id, f"the Conductor's answer cannot be taken in: {error!r}"))
+            return
         if isinstance(answer, ev.Assigned):
             assignment = answer.assignment
             logger.debug("runs on %s and %s", assignment.prefill.instance_id, assignment.decode.instance_id, extra=ids)
@@ -220,7 +228,6 @@ class Runner:
             self._retry = asyncio.get_running_loop().call_later(delay_s, self.post, ev.Tick())
 
     async def _tick(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            while True:
-                await asyncio.sleep(TICK_S)
-                self.post(ev.Tick())
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.post(ev.Tick())

@@ -13,6 +13,7 @@ import grpc.aio
 
 from conductor.gateway import events as ev
 from conductor.gateway.wire import abort_command, update_events
+from springtide.credentials import OPEN, Credentials
 from springtide.ids import AttemptId, InstanceId
 from springtide.rpc import node_pb2, node_pb2_grpc
 from springtide.rpc.channels import connect
@@ -28,12 +29,15 @@ CONNECT_TIMEOUT_S = 5.0
 class Session:
     """One stream with one process. Ends with that process or its connection; reports so once, with the attempts that ran over it."""
 
-    def __init__(self, side: ev.Side, instance: ev.Instance, post: Post, on_end: Callable[[Session], None]) -> None:
+    def __init__(
+        self, side: ev.Side, instance: ev.Instance, post: Post, on_end: Callable[[Session], None], credentials: Credentials = OPEN
+    ) -> None:
         self.side = side
         self.instance = instance
         self.attempts: set[AttemptId] = set()
         self._post = post
         self._on_end = on_end
+        self._credentials = credentials
         self._commands: asyncio.Queue[Command] = asyncio.Queue()
         self._connected = False
         self._ended = False
@@ -52,7 +56,7 @@ class Session:
             await self._task
 
     async def _run(self) -> None:
-        channel = connect(self.instance.address)
+        channel = connect(self.instance.address, self._credentials)
         reason = "the node ended it"
         try:
             await _connected(channel)
@@ -105,8 +109,9 @@ async def _connected(channel: grpc.aio.Channel) -> None:
 class SessionPool:
     """The sessions of one side, by instance."""
 
-    def __init__(self, side: ev.Side, post: Post) -> None:
+    def __init__(self, side: ev.Side, post: Post, credentials: Credentials = OPEN) -> None:
         self._side = side
+        self._credentials = credentials
         self._post = post
         self._sessions: dict[InstanceId, Session] = {}
 
@@ -117,7 +122,7 @@ class SessionPool:
             session.end()
             session = None
         if session is None:
-            session = Session(self._side, instance, self._post, self._forget_session)
+            session = Session(self._side, instance, self._post, self._forget_session, self._credentials)
             self._sessions[instance.instance_id] = session
         session.attempts.add(attempt_id)
         session.send(command)

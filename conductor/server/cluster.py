@@ -7,6 +7,7 @@ import logging
 
 from conductor.server.service import CoreRunner
 from conductor.server.watch import LoadWatcher, StoreWatcher, Watcher
+from springtide.credentials import OPEN, Credentials
 from springtide.membership import Member, Membership
 
 logger = logging.getLogger(__name__)
@@ -23,8 +24,11 @@ class ClusterFollower:
     Valkey that restarted empty lists everybody again within a third of that, while an engine that withdrew stays unlisted.
     """
 
-    def __init__(self, membership: Membership, runner: CoreRunner, lease_s: float, fingerprint: str) -> None:
+    def __init__(
+        self, membership: Membership, runner: CoreRunner, lease_s: float, fingerprint: str, credentials: Credentials = OPEN
+    ) -> None:
         self._membership = membership
+        self._credentials = credentials
         self._runner = runner
         self._lease_s = lease_s
         self._fingerprint = fingerprint
@@ -81,8 +85,8 @@ class ClusterFollower:
     def _watch(self, member: Member) -> Watcher:
         self.joined += 1
         if member.role == "store":
-            return StoreWatcher(member, self._runner)
-        return LoadWatcher(member, self._runner, silence_s=max(self._lease_s, _LEAST_SILENCE_S))
+            return StoreWatcher(member, self._runner, self._credentials)
+        return LoadWatcher(member, self._runner, silence_s=max(self._lease_s, _LEAST_SILENCE_S), credentials=self._credentials)
 
     def _concerns_us(self, member: Member) -> bool:
         if member.role == "store":

@@ -15,6 +15,7 @@ from conductor.core.copy_budget import MOST_COPIES
 from conductor.core.events import Action, Replicate, ReplicationEnded, Role, SwitchFailed, SwitchRole
 from conductor.server.leadership import Leadership
 from conductor.server.service import CoreRunner
+from springtide.credentials import OPEN, Credentials
 from springtide.rpc import common_pb2, node_pb2, store_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
@@ -28,9 +29,10 @@ _SWITCH_TIMEOUT_S = 5.0
 class Orders:
     """Only a Conductor that leads gives orders. Used from the event loop only."""
 
-    def __init__(self, runner: CoreRunner, leadership: Leadership) -> None:
+    def __init__(self, runner: CoreRunner, leadership: Leadership, credentials: Credentials = OPEN) -> None:
         self._runner = runner
         self._leadership = leadership
+        self._credentials = credentials
         self._places = asyncio.Semaphore(MOST_COPIES)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -66,7 +68,7 @@ class Orders:
         ]
         blocks = fetched = 0
         try:
-            async with self._places, connect(order.store_address) as channel:
+            async with self._places, connect(order.store_address, self._credentials) as channel:
                 request = store_pb2.ReplicateRequest(keys=order.keys, sources=sources)
                 reply = await StoreStub(channel).Replicate(request, timeout=order.within_s)
             blocks, fetched = reply.blocks, reply.fetched_blocks
@@ -84,7 +86,7 @@ class Orders:
         ref = order.instance
         outcome = "ordered"
         try:
-            async with connect(ref.address) as channel:
+            async with connect(ref.address, self._credentials) as channel:
                 stub = PrefillNodeStub(channel) if ref.role is Role.PREFILL else DecodeNodeStub(channel)
                 request = node_pb2.SwitchRoleRequest(role=order.to.value, drain_ms=order.drain_s * 1000.0)
                 await stub.SwitchRole(request, timeout=_SWITCH_TIMEOUT_S)

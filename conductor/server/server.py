@@ -18,6 +18,7 @@ from conductor.server.orders import Orders
 from conductor.server.record_file import RecordFile
 from conductor.server.service import ConductorService, CoreRunner
 from springtide.clock import Clock, MonotonicClock
+from springtide.credentials import credentials_of
 from springtide.errors import ConfigError
 from springtide.ids import new_incarnation
 from springtide.membership import Member, Membership
@@ -52,9 +53,10 @@ class ConductorServer:
         self._lease_clock = clock or LeaseClock()
         self._leadership: Leadership | None = None
         self._orders: Orders | None = None
-        self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
-        self.follower = ClusterFollower(self._membership, self._runner, config.conductor.lease_s, model_info.fingerprint)
-        self._grpc = new_server()
+        self._credentials = credentials_of(config)
+        self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
+        self.follower = ClusterFollower(self._membership, self._runner, config.conductor.lease_s, model_info.fingerprint, self._credentials)
+        self._grpc = new_server(self._credentials)
 
     async def start(self) -> str:
         """Serves and announces itself; returns its gRPC host:port."""
@@ -62,7 +64,7 @@ class ConductorServer:
         name = self._arguments.config.served_model_name or self._arguments.model_info.name
         address = f"{host}:{self._grpc.add_insecure_port(f'{host}:0')}"
         self._leadership = self._stand(address)
-        self._orders = Orders(self._runner, self._leadership)
+        self._orders = Orders(self._runner, self._leadership, self._credentials)
         service = ConductorService(self._runner, self._leadership, name, self._arguments.config.log.decisions_every)
         conductor_pb2_grpc.add_ConductorServicer_to_server(service, self._grpc)
         await add_health_and_reflection(self._grpc, _SERVICE)
@@ -109,7 +111,7 @@ class ConductorServer:
             return OnlyConductor(address)
         lease_s = config.conductor.leader_lease_s
         token, name = f"{self._incarnation:016x}", self._arguments.instance_id
-        lease = LeaderLease(self._redis_url, config.cluster, lease_s, token, name, address)
+        lease = LeaderLease(self._redis_url, config.cluster, lease_s, token, name, address, self._credentials)
         return OneOfSeveral(lease, lease_s, address, self._lease_clock)
 
     async def _tick(self) -> None:

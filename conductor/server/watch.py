@@ -13,6 +13,7 @@ import grpc.aio
 from conductor.core.events import InstanceDown, InstanceRef, InstanceUp, LoadReported, RequestSnapshot, Role, StoreDown, StoreUp
 from conductor.server import wire
 from conductor.server.service import CoreRunner
+from springtide.credentials import OPEN, Credentials
 from springtide.ids import InstanceId, NodeId
 from springtide.membership import Member
 from springtide.rpc.channels import connect
@@ -20,6 +21,7 @@ from springtide.rpc.node_pb2 import LoadReport, WatchLoadRequest
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from springtide.rpc.store_pb2 import WatchStoreRequest
 from springtide.rpc.store_pb2_grpc import StoreStub
+from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
 
@@ -32,13 +34,14 @@ _CUT_OFF = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OUT_OF_RANGE, gr
 class Watcher(ABC):
     """Follows one incarnation of one member until it is stopped."""
 
-    def __init__(self, member: Member, runner: CoreRunner) -> None:
+    def __init__(self, member: Member, runner: CoreRunner, credentials: Credentials = OPEN) -> None:
         self.member = member
         self.connected = False
         self.missing_since: float | None = None
         """Since when the membership lists, where they could be read, lack the member."""
         self._runner = runner
-        self._task = asyncio.create_task(self._run(), name=f"watch-{member.role}-{member.member_id}")
+        self._credentials = credentials
+        self._task = supervised(self._run, f"watch-{member.role}-{member.member_id}")
 
     async def stop(self) -> None:
         self._task.cancel()
@@ -58,7 +61,7 @@ class Watcher(ABC):
         try:
             while True:
                 try:
-                    async with connect(self.member.address) as channel:
+                    async with connect(self.member.address, self._credentials) as channel:
                         while True:
                             await self._follow(channel)
                             await asyncio.sleep(_FIRST_DELAY_S)
@@ -121,7 +124,7 @@ class StoreWatcher(Watcher):
 class LoadWatcher(Watcher):
     """WatchLoad of an engine. The instance is up while reports of the announced incarnation come, at least one within `silence_s`."""
 
-    def __init__(self, member: Member, runner: CoreRunner, silence_s: float) -> None:
+    def __init__(self, member: Member, runner: CoreRunner, silence_s: float, credentials: Credentials = OPEN) -> None:
         self._silence_s = silence_s
         self._ref = InstanceRef(
             instance_id=InstanceId(member.member_id),
@@ -130,7 +133,7 @@ class LoadWatcher(Watcher):
             node_id=NodeId(member.node_id),
             store_address=member.details["store_address"],
         )
-        super().__init__(member, runner)
+        super().__init__(member, runner, credentials)
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         stub = PrefillNodeStub(channel) if self._ref.role is Role.PREFILL else DecodeNodeStub(channel)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from springtide.credentials import Credentials
 from springtide.errors import Unavailable
 from springtide.membership import Member
 from springtide.rpc import conductor_pb2 as pb
@@ -29,9 +30,9 @@ class View:
         return self.status is not None and self.status.leads
 
 
-async def views(members: Sequence[Member]) -> list[View]:
+async def views(members: Sequence[Member], credentials: Credentials) -> list[View]:
     """Of every Conductor among the members, the leader's first."""
-    asked = await asyncio.gather(*(_view(member) for member in members if member.role == "conductor"))
+    asked = await asyncio.gather(*(_view(member, credentials) for member in members if member.role == "conductor"))
     return sorted(asked, key=lambda view: (not view.leads, view.status is None))
 
 
@@ -55,8 +56,8 @@ def leadership(found: Sequence[View]) -> str:
     return said
 
 
-async def _view(member: Member) -> View:
-    async with connect(member.address) as channel:
+async def _view(member: Member, credentials: Credentials) -> View:
+    async with connect(member.address, credentials) as channel:
         try:
             stub = conductor_pb2_grpc.ConductorStub(channel)
             return View(member.member_id, await stub.GetCluster(pb.GetClusterRequest(), timeout=TIMEOUT_S))

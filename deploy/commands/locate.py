@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from deploy.local.rundir import ClusterRecord, find_cluster
+from springtide.config import SECRET_VARIABLE
+from springtide.credentials import OPEN, Credentials
 from springtide.errors import Unavailable
 from springtide.membership import Member, Membership
 
@@ -27,29 +30,32 @@ class Located:
     members: Sequence[Member]
     record: ClusterRecord | None
     """Of a cluster of this machine."""
+    credentials: Credentials
+    """To speak with its processes: those of the record, or of the secret in the environment."""
 
 
 async def locate(where: Where) -> Located:
     """Raises Unavailable when there is no such cluster, or its Valkey does not answer."""
     record = None
-    redis_url, cluster = where.redis_url, where.cluster
+    redis_url, cluster, secret = where.redis_url, where.cluster, os.environ.get(SECRET_VARIABLE)
     if redis_url is None:
         record = find_cluster(where.url)
         if record is None:
             raise Unavailable(
                 f"no cluster of this user on this machine serves at {where.url}; name its --url, or its --redis-url if it runs elsewhere"
             )
-        redis_url, cluster = record.redis_url, record.cluster
-    async with _membership(redis_url, cluster) as membership:
+        redis_url, cluster, secret = record.redis_url, record.cluster, record.cluster_secret
+    credentials = Credentials(secret.encode(), cluster) if secret else OPEN
+    async with _membership(redis_url, cluster, credentials) as membership:
         members = await membership.members()
     if members is None:
         raise Unavailable(f"Valkey at {redis_url} does not answer")
-    return Located(redis_url, cluster, members, record)
+    return Located(redis_url, cluster, members, record, credentials)
 
 
 @asynccontextmanager
-async def _membership(redis_url: str, cluster: str) -> AsyncIterator[Membership]:
-    membership = Membership(redis_url, cluster, lease_s=1.0)
+async def _membership(redis_url: str, cluster: str, credentials: Credentials) -> AsyncIterator[Membership]:
+    membership = Membership(redis_url, cluster, lease_s=1.0, credentials=credentials)
     try:
         yield membership
     finally:

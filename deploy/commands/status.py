@@ -34,7 +34,7 @@ def status(where: Where, *, predictions: bool = False) -> None:
 
 async def _ask(where: Where) -> tuple[Sequence[Member], Sequence[View]]:
     located = await locate(where)
-    found = await views(located.members)
+    found = await views(located.members, located.credentials)
     if not found:
         raise Unavailable(f"cluster {located.cluster!r} at {located.redis_url} has no Conductor just now")
     return located.members, found

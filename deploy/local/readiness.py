@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 from deploy.local.plan import ProcessSpec, client_host
 from springtide.cancellation import heeds_cancellation
 from springtide.config import ClusterConfig
+from springtide.credentials import credentials_of
 from springtide.membership import Membership
 
 GATEWAY_POLL_S = 0.1
@@ -26,7 +27,7 @@ class ReadinessProbe:
     def __init__(self, config: ClusterConfig) -> None:
         assert config.redis_url is not None, "the configuration must be resolved"
         self._valkey = redis.Redis.from_url(config.redis_url, socket_timeout=1.0, socket_connect_timeout=1.0)
-        self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
+        self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, credentials_of(config))
         self._http = httpx.AsyncClient(timeout=2.0, trust_env=False)
         self.url = f"http://{client_host(config.server.host)}:{config.server.port}"
 

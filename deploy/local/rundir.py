@@ -7,21 +7,24 @@ another was asked for, and `P.json`, its record. Both go when the cluster stops;
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
 
+from springtide.config import write_private
 from springtide.errors import ConfigError
 
 _MAX_SOCKET_PATH = 107
 _CLOCK_SLACK_S = 2.0  # start times are told by a clock that is set now and then
+_LOCK = "lock"
 _LONGEST_SOCKET_NAME = "prefill-63.store.sock"  # 64 is the most that ClusterConfig allows
 
 
@@ -36,6 +39,8 @@ class ClusterRecord:
     grpc_address: str
     redis_url: str
     cluster: str
+    cluster_secret: str = field(repr=False)
+    """Empty without one. With it, commands of this user speak with the cluster's processes."""
     run_dir: str
     temporary: bool
     """The run directory is ours to remove."""
@@ -66,33 +71,86 @@ def user_directory() -> Path:
     return path
 
 
-def create_run_dir(wanted: Path | None) -> Path:
-    """An empty run directory: `wanted`, or a temporary one. Raises ConfigError when `wanted` cannot serve."""
-    if wanted is None:
-        path = user_directory() / str(os.getpid())
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path = wanted.absolute()
+class RunDir:
+    """A run directory that is this process's alone, from `claim` to `release`: whoever holds the lock on a file in it."""
+
+    def __init__(self, path: Path, temporary: bool, lock: int) -> None:
+        """Takes over `lock`, the locked file's descriptor."""
+        self.path = path
+        self.temporary = temporary
+        self._lock = lock
+
+    @classmethod
+    def claim(cls, wanted: Path | None) -> RunDir:
+        """`wanted`, or a temporary one. Nobody but this user can enter it. Logs of an earlier run in it are put aside. Raises ConfigError
+        when `wanted` cannot serve, or serves another cluster."""
+        if wanted is None:
+            path = user_directory() / str(os.getpid())
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path = wanted.absolute()
+        _make_private(path)
+        lock = _lock(path)
+        if lock is None:
+            raise ConfigError(
+                f"run_dir: {path} is in use by another cluster, of the supervisor {_holder(path)}; stop that, or name another"
+            )
+        os.truncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        for log in (path / "logs").glob("*.log"):
+            log.replace(log.with_suffix(".log.1"))
+        return cls(path, wanted is None, lock)
+
+    def release(self) -> None:
+        """With the cluster's record, and the directory if it is temporary (in one that was asked for, the logs stay)."""
+        _remove(os.getpid(), self.path, self.temporary)
+        os.close(self._lock)
+
+
+def _make_private(path: Path) -> None:
     if len(os.fsencode(path / _LONGEST_SOCKET_NAME)) > _MAX_SOCKET_PATH:
         longest = _MAX_SOCKET_PATH - len(_LONGEST_SOCKET_NAME) - 1
         raise ConfigError(f"run_dir: {path} is too long for the Unix sockets in it; it may have {longest} bytes at most")
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+        if status.st_uid != os.getuid():
+            raise ConfigError(
+                f"run_dir: {path} belongs to user {status.st_uid}, who could change what is in it; name a directory of your own"
+            )
+        if status.st_mode & stat.S_ISVTX:
+            raise ConfigError(f"run_dir: {path} is shared by several users; name a directory in it")
+        path.chmod(0o700)
         (path / "logs").mkdir(exist_ok=True)
     except OSError as error:
         raise ConfigError(f"run_dir: {path} cannot be made: {error.strerror}") from None
-    return path
+
+
+def _lock(run_dir: Path) -> int | None:
+    """The descriptor of the locked file; None while somebody else holds it. The kernel frees it with its holder, however that ends."""
+    lock = os.open(run_dir / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _holder(run_dir: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (run_dir / _LOCK).read_text() or "unknown"
+    return "unknown"
 
 
 def write_record(record: ClusterRecord) -> None:
     path = _record_path(record.pid)
     scratch = path.with_suffix(".tmp")
-    scratch.write_text(json.dumps(asdict(record)))
+    write_private(scratch, json.dumps(asdict(record)))
     scratch.replace(path)
 
 
-def remove(pid: int, run_dir: Path, temporary: bool) -> None:
-    """Removes a cluster's record, and its run directory if that is temporary (in one that was asked for, the logs stay)."""
+def _remove(pid: int, run_dir: Path, temporary: bool) -> None:
     _record_path(pid).unlink(missing_ok=True)
     if temporary:
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -117,10 +175,22 @@ def sweep() -> None:
     """Removes what supervisors that were killed left behind."""
     for record in _records():
         if not record.alive:
-            remove(record.pid, Path(record.run_dir), record.temporary)
+            _sweep(record)
     for path in user_directory().glob("[0-9]*/"):
         if not _record_path(int(path.name)).exists() and not psutil.pid_exists(int(path.name)):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _sweep(record: ClusterRecord) -> None:
+    """A directory that was asked for may serve another cluster by now."""
+    run_dir = Path(record.run_dir)
+    lock = _lock(run_dir) if run_dir.is_dir() and not record.temporary else None
+    if record.temporary or lock is not None:
+        _remove(record.pid, run_dir, record.temporary)
+    else:
+        _record_path(record.pid).unlink(missing_ok=True)
+    if lock is not None:
+        os.close(lock)
 
 
 def _records() -> Iterator[ClusterRecord]:

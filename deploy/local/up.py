@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,15 @@ from deploy.local import rundir
 from deploy.local.children import Child, StartFailed
 from deploy.local.display import Display
 from deploy.local.logs import LogFollower, last_lines
-from deploy.local.plan import ClusterPaths, check_redis, client_host, processes, resolve
+from deploy.local.plan import ClusterPaths, check_redis, client_host, placed, processes, resolve
 from deploy.local.readiness import ReadinessProbe
-from deploy.local.rundir import ClusterRecord
+from deploy.local.rundir import ClusterRecord, RunDir
 from deploy.local.supervisor import Supervisor
 from engine.files import describe
+from springtide.capacity import check_memory, context_tokens, memory_bytes
 from springtide.config import ClusterConfig, write_config
 from springtide.modelinfo import ModelInfo
+from springtide.supervision import supervised
 
 LOG_POLL_S = 0.2
 QUESTION = "Why is the sky blue?"
@@ -45,20 +47,26 @@ def run_up(config: ClusterConfig, display: Display, *, verbose: bool) -> int:
     Raises ConfigError or UnsupportedModel before anything is started.
     """
     info = describe(config.model, config.max_context)
+    check_memory(config.kv, config.prefill + config.decode, memory_bytes())
+    context = context_tokens(config, info)
     if config.redis_url is not None:
         check_redis(config.redis_url)
     resolved = resolve(config)
     setproctitle.setproctitle("springtide supervisor")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the event loop takes over: from here on there is something to remove
     rundir.sweep()
-    run_dir, temporary = rundir.create_run_dir(config.run_dir), config.run_dir is None
+    run_dir = RunDir.claim(config.run_dir)
     try:
-        resolved = resolved.model_copy(update={"run_dir": run_dir})
-        cluster = _Cluster(resolved, info, ClusterPaths(run_dir), config.redis_url is None, temporary)
+        cluster = _Cluster(placed(resolved, run_dir.path), info, ClusterPaths(run_dir.path), config.redis_url is None, run_dir.temporary)
         with display:
+            if context < info.context_length:
+                display.message(
+                    f"kv.arena_size: {config.kv.arena_size} bytes a node hold {context} tokens, fewer than the context of {info.name}, "
+                    f"{info.context_length}: a prompt and its output may have {context} together"
+                )
             return asyncio.run(_Session(cluster, display, verbose).run())
     finally:
-        rundir.remove(os.getpid(), run_dir, temporary)
+        run_dir.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,7 @@ class _Cluster:
             grpc_address=f"{client_host(server.host)}:{server.grpc_port}",
             redis_url=str(self.config.redis_url),
             cluster=self.config.cluster,
+            cluster_secret=self.config.cluster_secret.get_secret_value() if self.config.cluster_secret is not None else "",
             run_dir=str(self.paths.run_dir),
             temporary=self.temporary,
             ready=False,
@@ -109,7 +118,7 @@ class _Session:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._on_signal)
         try:
-            async with self._probe, self._supervisor, _background(self._follow_logs()):
+            async with self._probe, self._supervisor, _background(self._follow_logs, "follow logs"):
                 await self._until_stopped(self._serve())
         except Stopped:
             self._display.message("stopped")
@@ -147,7 +156,7 @@ class _Session:
         self._cluster.info.save(paths.model_info)
         self._display.step("model", f"{self._cluster.served_model_name}, {self._cluster.info.architecture}, {config.dtype}", done=True)
         self._supervisor.start(processes(config, paths, self._cluster.embedded_valkey))
-        async with _background(self._supervisor.watch_readiness(self._probe)):
+        async with _background(lambda: self._supervisor.watch_readiness(self._probe), "watch readiness"):
             await _first(self._supervisor.watch(), self._all_ready())
             self._record = replace(self._record, ready=True)
             self._write_record()
@@ -208,8 +217,8 @@ def _own_command() -> str:
 
 
 @contextlib.asynccontextmanager
-async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(work)
+async def _background(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> AsyncIterator[None]:
+    task = supervised(work, name)
     try:
         yield
     finally:

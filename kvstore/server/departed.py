@@ -16,6 +16,7 @@ from messenger.base import Identity
 from messenger.notices import receive_identity
 from messenger.stream import PeerClosed, Stream
 from springtide.ids import AttemptId
+from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class DepartedEngines:
 
     def add(self, engine: Identity, attempts: Sequence[AttemptId]) -> None:
         if attempts:
-            task = asyncio.create_task(self._wait_for(engine, attempts), name=f"{engine.name} departs")
+            task = supervised(lambda: self._wait_for(engine, attempts), f"{engine.name} departs")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

@@ -17,6 +17,7 @@ from kvstore.server.ssd import Ssd, SsdOptions
 from kvstore.server.watchers import Watchers
 from messenger.rdma.options import RdmaOptions
 from messenger.tcp_options import TcpOptions
+from springtide.credentials import OPEN, Credentials
 from springtide.ids import Incarnation, NodeId
 from springtide.kvspec import KVSpec
 
@@ -36,6 +37,8 @@ class StoreOptions:
     """Those of them that it goes on without, if this machine turns out not to have them."""
     tcp: TcpOptions = field(default_factory=TcpOptions)
     rdma: RdmaOptions = field(default_factory=RdmaOptions)
+    credentials: Credentials = OPEN
+    """Of the cluster: other stores, Conductors and operators are asked for them, and this store shows them."""
     eviction: PolicyName = "hit-density"
     lease_s: float = 30.0
     batch_timeout_s: float = 15.0

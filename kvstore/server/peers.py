@@ -12,6 +12,7 @@ from kvstore.server.failures import error_of
 from messenger.base import Connection, Endpoint
 from messenger.router import Messenger
 from springtide.clock import Clock
+from springtide.credentials import Credentials
 from springtide.errors import PeerLost
 from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
@@ -33,8 +34,9 @@ class _Peer:
 
 
 class Peers:
-    def __init__(self, messenger: Messenger, clock: Clock) -> None:
+    def __init__(self, messenger: Messenger, credentials: Credentials, clock: Clock) -> None:
         self._messenger = messenger
+        self._credentials = credentials
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
 
@@ -73,7 +75,7 @@ class Peers:
     def _peer(self, address: str) -> _Peer:
         peer = self._peers.get(address)
         if peer is None:
-            peer = self._peers[address] = _Peer(channels.connect(address), self._clock.now())
+            peer = self._peers[address] = _Peer(channels.connect(address, self._credentials), self._clock.now())
         peer.asked_at = self._clock.now()
         return peer
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from pathlib import Path
-
-import psutil
 
 from kvstore.server.node import StoreOptions
 from kvstore.server.ssd import SsdOptions
@@ -16,8 +13,10 @@ from kvstore.ssd.errors import SsdUnavailable
 from messenger.rdma.options import RdmaOptions
 from messenger.rdma.ports import rdma_problem
 from messenger.tcp_options import TcpOptions
-from springtide.config import SECRET_VARIABLE, ClusterConfig, KVConfig
-from springtide.errors import ConfigError
+from springtide.capacity import arena_slots, check_memory, memory_bytes
+from springtide.config import ClusterConfig, KVConfig
+from springtide.credentials import credentials_of, secret_of
+from springtide.errors import ConfigError, NoMemory
 from springtide.ids import NodeId
 from springtide.kvspec import KVSpec
 from springtide.membership import Member, Membership
@@ -26,13 +25,13 @@ from springtide.telemetry import serve_metrics
 
 logger = logging.getLogger(__name__)
 
-MIN_SLOTS = 2
-_CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-
 
 async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
     """Until `stop`. Announces the node's store once a transfer to itself has worked."""
-    store = Store(options_of(arguments))
+    try:
+        store = Store(options_of(arguments))
+    except NoMemory as error:
+        raise ConfigError(f"kv.arena_size: {error.message}; make it smaller, or give the processes more memory") from error
     membership: Membership | None = None
     try:
         try:
@@ -41,7 +40,7 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
             raise ConfigError(f"kv.ssd_dir: {error}") from error
         config = arguments.config
         if config.redis_url is not None:
-            membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
+            membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, credentials_of(config))
             member = Member(
                 role="store",
                 member_id=arguments.node_id,
@@ -69,12 +68,13 @@ def options_of(arguments: ProcessArguments) -> StoreOptions:
     """Raises ConfigError when the arena has no room for blocks, the machine none for the arena, or not the transports that are named; and
     without a secret."""
     config = arguments.config
+    check_memory(config.kv, 1, memory_bytes())
     transports, optional = transports_of(config.kv)
     spec = arguments.model_info.kv_spec(config.dtype, config.kv.block_tokens)
     return StoreOptions(
         node_id=NodeId(arguments.node_id),
         spec=spec,
-        num_slots=arena_slots(config.kv, spec, memory_bytes()),
+        num_slots=arena_slots(config.kv, spec),
         bind_host=arguments.bind_host,
         store_socket=arguments.store_socket,
         arena_socket=arguments.arena_socket,
@@ -82,6 +82,7 @@ def options_of(arguments: ProcessArguments) -> StoreOptions:
         optional_transports=optional,
         tcp=tcp_options(config),
         rdma=rdma_options(config),
+        credentials=credentials_of(config),
         eviction=config.kv.eviction,
         lease_s=config.kv.lease_s,
         layer_group_bytes=config.kv.layer_group_size,
@@ -143,18 +144,6 @@ def rdma_options(config: ClusterConfig) -> RdmaOptions:
     )
 
 
-def secret_of(config: ClusterConfig) -> bytes | None:
-    """None where it was decided to do without. Raises ConfigError where nobody has decided."""
-    if config.cluster_secret is not None:
-        return config.cluster_secret.get_secret_value().encode()
-    if not config.kv.open_to_strangers:
-        raise ConfigError(
-            "cluster_secret: there is none, and whoever reaches a port of the store could read and write the pool. Set "
-            f"{SECRET_VARIABLE} to the same 16 characters or more for every node, or kv.open_to_strangers to true"
-        )
-    return None
-
-
 def quota_slots(kv: KVConfig, spec: KVSpec) -> dict[str, int]:
     """Raises ConfigError when a tenant may not hold a single block."""
     quotas = {tenant: num_bytes // spec.bytes_per_slot for tenant, num_bytes in kv.tenant_quotas.items()}
@@ -165,24 +154,3 @@ def quota_slots(kv: KVConfig, spec: KVSpec) -> dict[str, int]:
                 f"{spec.block_tokens} tokens takes {spec.bytes_per_slot} bytes with this model"
             )
     return quotas
-
-
-def arena_slots(kv: KVConfig, spec: KVSpec, machine_bytes: int) -> int:
-    """Raises ConfigError."""
-    if kv.arena_size > machine_bytes:
-        raise ConfigError(
-            f"kv.arena_size: {kv.arena_size} bytes is more than this machine's memory, {machine_bytes} bytes, which all its nodes share"
-        )
-    slots = kv.arena_size // spec.bytes_per_slot
-    if slots < MIN_SLOTS:
-        raise ConfigError(
-            f"kv.arena_size: {kv.arena_size} bytes has room for {slots} blocks; a block of {spec.block_tokens} tokens takes "
-            f"{spec.bytes_per_slot} bytes with this model, and it must be room for at least {MIN_SLOTS}"
-        )
-    return slots
-
-
-def memory_bytes() -> int:
-    """Of the machine, or of the container where that has less."""
-    limits = [int(text) for path in _CGROUP_LIMITS if path.exists() and (text := path.read_text().strip()).isdigit()]
-    return min([psutil.virtual_memory().total, *limits])

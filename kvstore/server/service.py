@@ -1,4 +1,4 @@
-"""The gRPC service `Store`: translates messages, nothing more."""
+"""The gRPC services `Store` and `LocalStore`: translate messages, nothing more."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, Incarnation, NodeId
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
+from springtide.rpc.store_pb2_grpc import LocalStoreServicer
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 
 class StoreService(Operations):
-    """`on_engine` is told of a new engine's session, and of None when it has gone."""
+    """What other stores, Conductors and operators ask of a store."""
 
     def __init__(
         self,
@@ -47,19 +48,14 @@ class StoreService(Operations):
         ingests: Ingests,
         replication: Replication,
         promotion: Promotion,
-        departed: DepartedEngines,
         endpoint: Endpoint,
         clock: Clock,
-        on_engine: Callable[[EngineSession | None], None],
     ) -> None:
         super().__init__(node, replication, clock)
         self._transfers = transfers
         self._ingests = ingests
         self._promotion = promotion
-        self._departed = departed
         self._endpoint = endpoint
-        self._on_engine = on_engine
-        self._session: EngineSession | None = None
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:
         return pb.DescribeReply(node_id=self._node.options.node_id, incarnation=self._node.incarnation, endpoint=self._endpoint.to_json())
@@ -106,6 +102,55 @@ class StoreService(Operations):
         await self._transfers.cancel_hand_over(AttemptId(request.attempt_id))
         return pb.CancelHandOverReply(incarnation=self._node.incarnation)
 
+    def _handle(self, slot: int, generation: int) -> common_pb2.BlockHandle:
+        return common_pb2.BlockHandle(
+            node_id=self._node.options.node_id, incarnation=self._node.incarnation, slot=slot, generation=generation
+        )
+
+    def _translate(self, event: SnapshotPart | PoolEvent) -> pb.StoreEvent:
+        tier = _TIERS[event.tier]
+        if isinstance(event, SnapshotPart):
+            return self._event(event.sequence, snapshot=pb.Snapshot(keys=event.keys, tier=tier, complete=event.complete))
+        if isinstance(event, Stored):
+            return self._event(event.sequence, stored=pb.BlocksStored(keys=event.keys, tier=tier))
+        return self._event(event.sequence, removed=pb.BlocksRemoved(keys=event.keys, tier=tier))
+
+    def _event(
+        self,
+        sequence: int,
+        *,
+        snapshot: pb.Snapshot | None = None,
+        stored: pb.BlocksStored | None = None,
+        removed: pb.BlocksRemoved | None = None,
+    ) -> pb.StoreEvent:
+        return pb.StoreEvent(
+            node_id=self._node.options.node_id,
+            incarnation=self._node.incarnation,
+            sequence=sequence,
+            snapshot=snapshot,
+            stored=stored,
+            removed=removed,
+        )
+
+
+class LocalStoreService(LocalStoreServicer):
+    """What a node's engine asks of its store. `on_engine` is told of a new engine's session, and of None when it has gone."""
+
+    def __init__(
+        self,
+        node: Node,
+        transfers: Transfers,
+        ingests: Ingests,
+        departed: DepartedEngines,
+        on_engine: Callable[[EngineSession | None], None],
+    ) -> None:
+        self._node = node
+        self._transfers = transfers
+        self._ingests = ingests
+        self._departed = departed
+        self._on_engine = on_engine
+        self._session: EngineSession | None = None
+
     async def Engine(self, requests: AsyncIterator[pb.EngineCommand], context: Context) -> AsyncIterator[pb.StoreNotice]:
         hello = await anext(aiter(requests), None)
         if hello is None or not hello.HasField("hello"):
@@ -143,36 +188,6 @@ class StoreService(Operations):
             hello=pb.StoreHello(
                 node_id=options.node_id, incarnation=self._node.incarnation, num_slots=options.num_slots, address=self._node.address
             )
-        )
-
-    def _handle(self, slot: int, generation: int) -> common_pb2.BlockHandle:
-        return common_pb2.BlockHandle(
-            node_id=self._node.options.node_id, incarnation=self._node.incarnation, slot=slot, generation=generation
-        )
-
-    def _translate(self, event: SnapshotPart | PoolEvent) -> pb.StoreEvent:
-        tier = _TIERS[event.tier]
-        if isinstance(event, SnapshotPart):
-            return self._event(event.sequence, snapshot=pb.Snapshot(keys=event.keys, tier=tier, complete=event.complete))
-        if isinstance(event, Stored):
-            return self._event(event.sequence, stored=pb.BlocksStored(keys=event.keys, tier=tier))
-        return self._event(event.sequence, removed=pb.BlocksRemoved(keys=event.keys, tier=tier))
-
-    def _event(
-        self,
-        sequence: int,
-        *,
-        snapshot: pb.Snapshot | None = None,
-        stored: pb.BlocksStored | None = None,
-        removed: pb.BlocksRemoved | None = None,
-    ) -> pb.StoreEvent:
-        return pb.StoreEvent(
-            node_id=self._node.options.node_id,
-            incarnation=self._node.incarnation,
-            sequence=sequence,
-            snapshot=snapshot,
-            stored=stored,
-            removed=removed,
         )
 
 

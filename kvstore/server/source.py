@@ -15,6 +15,7 @@ from kvstore.server.slabs import Pace
 from messenger.base import Connection
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
+from springtide.supervision import supervised
 
 
 class Source:
@@ -23,7 +24,7 @@ class Source:
     def __init__(self, node: Node, address: str, lease: pb.LeaseReply) -> None:
         self._node = node
         self._lease = lease
-        self._renewing = asyncio.create_task(self._renew(), name=f"renew lease {lease.lease_id}")
+        self._renewing = supervised(self._renew, f"renew lease {lease.lease_id}")
         self.address = address
         self.connection: Connection | None = None
         self.pace = Pace()

@@ -21,7 +21,7 @@ from kvstore.server.node import Node, StoreOptions
 from kvstore.server.peers import Peers
 from kvstore.server.promotion import Promotion
 from kvstore.server.replication import Replication
-from kvstore.server.service import StoreService
+from kvstore.server.service import LocalStoreService, StoreService
 from kvstore.server.ssd import Ssd, SsdOptions
 from kvstore.ssd.disk import Disk
 from kvstore.ssd.tier import SsdTier
@@ -36,7 +36,7 @@ from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, new_incarnation
 from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
-from springtide.rpc.store_pb2_grpc import add_StoreServicer_to_server
+from springtide.rpc.store_pb2_grpc import add_LocalStoreServicer_to_server, add_StoreServicer_to_server
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Store:
     """Owns everything that it makes; `close` leaves neither process, socket nor memory behind."""
 
     def __init__(self, options: StoreOptions, make_transport: MakeTransport | None = None, disk: Disk | None = None) -> None:
-        """Takes the arena's memory (address space; pages come at their first touch). Raises SpringtideError when it cannot be had.
+        """Takes the arena's memory (address space; pages come at their first touch). Raises NoMemory when it cannot be had.
         `make_transport` makes what `options.transports` names, and `disk` is the SSD's, where
         it is to be something else than usual."""
         self.options = options
@@ -81,7 +81,7 @@ class Store:
             self._on_notify,
             optional=options.optional_transports,
         )
-        self.node = Node(options, self.incarnation, self.pool, Peers(self._messenger, self._clock))
+        self.node = Node(options, self.incarnation, self.pool, Peers(self._messenger, options.credentials, self._clock))
         self._transfers = Transfers()
         self._replication = Replication(self.node)
         self._promotion = Promotion(self.node)
@@ -89,7 +89,8 @@ class Store:
         self._departed = DepartedEngines(self.node, self._fence_engine)
         self._demotion: Demotion | None = None
         self._session: EngineSession | None = None
-        self._server = channels.new_server()
+        self._server = channels.new_server(options.credentials)
+        self._local_server = channels.new_server()
         self._tasks: list[asyncio.Task[None]] = []
         self._last_load: pb.StoreLoad | None = None
 
@@ -106,20 +107,13 @@ class Store:
         await self._self_test(endpoint)
         if self.options.ssd is not None:
             await self._open_ssd(self.options.ssd)
-        service = StoreService(
-            self.node,
-            self._transfers,
-            self._ingests,
-            self._replication,
-            self._promotion,
-            self._departed,
-            endpoint,
-            self._clock,
-            self._set_session,
-        )
+        service = StoreService(self.node, self._transfers, self._ingests, self._replication, self._promotion, endpoint, self._clock)
         add_StoreServicer_to_server(service, self._server)
+        local = LocalStoreService(self.node, self._transfers, self._ingests, self._departed, self._set_session)
+        add_LocalStoreServicer_to_server(local, self._local_server)
         self.node.address = self._listen()
         await self._server.start()
+        await self._local_server.start()
         self._tasks += [
             asyncio.create_task(self._ingests.watch_writers(self._messenger), name="watch writers"),
             asyncio.create_task(self._tick(), name="store tick"),
@@ -142,7 +136,7 @@ class Store:
         await self._transfers.close()
         await self._replication.close()
         await self._promotion.close()
-        await self._server.stop(STOP_GRACE_S)
+        await asyncio.gather(self._server.stop(STOP_GRACE_S), self._local_server.stop(STOP_GRACE_S))
         await self.node.peers.close()
         await self._messenger.close()
         if self._arena_server is not None:
@@ -158,7 +152,7 @@ class Store:
         host = f"[{self.options.bind_host}]" if ":" in self.options.bind_host else self.options.bind_host
         port = self._server.add_insecure_port(f"{host}:0")
         self.options.store_socket.unlink(missing_ok=True)  # of a process that was killed
-        self._server.add_insecure_port(f"unix:{self.options.store_socket}")
+        self._local_server.add_insecure_port(f"unix:{self.options.store_socket}")
         return f"{host}:{port}"
 
     async def _open_ssd(self, options: SsdOptions) -> None:

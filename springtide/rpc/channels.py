@@ -5,6 +5,9 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
+from springtide.credentials import OPEN, Credentials
+from springtide.rpc.authentication import CredentialedChannel, OnlyOfTheCluster
+
 MAX_MESSAGE_BYTES = 64 << 20
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -21,10 +24,13 @@ _OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-def connect(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port` or `unix:PATH`. Connecting happens on first use and again after a loss."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+def connect(address: str, credentials: Credentials = OPEN) -> grpc.aio.Channel:
+    """A channel to `host:port` or `unix:PATH`. Connecting happens on first use and again after a loss. Its calls carry the credentials."""
+    channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+    return channel if credentials.token is None else CredentialedChannel(channel, credentials.token)
 
 
-def new_server() -> grpc.aio.Server:
-    return grpc.aio.server(options=_OPTIONS)
+def new_server(credentials: Credentials = OPEN) -> grpc.aio.Server:
+    """Serves who has these credentials; without any, whoever reaches it: for the public API, Unix sockets in the run directory, and what
+    makes sure of its callers by itself."""
+    return grpc.aio.server(options=_OPTIONS, interceptors=() if credentials.token is None else (OnlyOfTheCluster(credentials),))

@@ -119,11 +119,6 @@ class StoreStub:
                 request_serializer=springtide_dot_v1_dot_store__pb2.StatRequest.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_store__pb2.StatReply.FromString,
                 _registered_method=True)
-        self.Engine = channel.stream_stream(
-                '/springtide.v1.Store/Engine',
-                request_serializer=springtide_dot_v1_dot_store__pb2.EngineCommand.SerializeToString,
-                response_deserializer=springtide_dot_v1_dot_store__pb2.StoreNotice.FromString,
-                _registered_method=True)
 
 
 class StoreServicer:
@@ -243,13 +238,6 @@ class StoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Engine(self, request_iterator, context):
-        """The store's own engine, on the node's Unix socket. One at a time: a new engine replaces the last one, whose attempts are released.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_StoreServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -337,11 +325,6 @@ def add_StoreServicer_to_server(servicer, server):
                     servicer.Stat,
                     request_deserializer=springtide_dot_v1_dot_store__pb2.StatRequest.FromString,
                     response_serializer=springtide_dot_v1_dot_store__pb2.StatReply.SerializeToString,
-            ),
-            'Engine': grpc.stream_stream_rpc_method_handler(
-                    servicer.Engine,
-                    request_deserializer=springtide_dot_v1_dot_store__pb2.EngineCommand.FromString,
-                    response_serializer=springtide_dot_v1_dot_store__pb2.StoreNotice.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -813,6 +796,55 @@ class Store:
             metadata,
             _registered_method=True)
 
+
+class LocalStoreStub:
+    """For the store's own engine, on the node's Unix socket and nowhere else.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Engine = channel.stream_stream(
+                '/springtide.v1.LocalStore/Engine',
+                request_serializer=springtide_dot_v1_dot_store__pb2.EngineCommand.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_store__pb2.StoreNotice.FromString,
+                _registered_method=True)
+
+
+class LocalStoreServicer:
+    """For the store's own engine, on the node's Unix socket and nowhere else.
+    """
+
+    def Engine(self, request_iterator, context):
+        """One engine at a time: a new one replaces the last one, whose attempts are released.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_LocalStoreServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Engine': grpc.stream_stream_rpc_method_handler(
+                    servicer.Engine,
+                    request_deserializer=springtide_dot_v1_dot_store__pb2.EngineCommand.FromString,
+                    response_serializer=springtide_dot_v1_dot_store__pb2.StoreNotice.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'springtide.v1.LocalStore', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('springtide.v1.LocalStore', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class LocalStore:
+    """For the store's own engine, on the node's Unix socket and nowhere else.
+    """
+
     @staticmethod
     def Engine(request_iterator,
             target,
@@ -827,7 +859,7 @@ class Store:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/springtide.v1.Store/Engine',
+            '/springtide.v1.LocalStore/Engine',
             springtide_dot_v1_dot_store__pb2.EngineCommand.SerializeToString,
             springtide_dot_v1_dot_store__pb2.StoreNotice.FromString,
             options,

@@ -10,6 +10,7 @@ import redis.asyncio as redis
 
 from conductor.server.candidate import Answer, Claim, Free, Granted, Held, Leader
 from conductor.server.lease import LeaderLease
+from springtide.credentials import OPEN, Credentials
 from springtide.ids import new_id
 from tests.support.valkey import new_valkey
 
@@ -133,3 +134,27 @@ async def test_a_valkey_that_is_away_gives_no_answer() -> None:
     assert await nowhere.read() is None
     await nowhere.release()
     await nowhere.close()
+
+
+async def test_a_leader_who_has_not_signed_the_lease_is_not_believed(valkey_url: str) -> None:
+    cluster = new_id("cluster")
+    ours, theirs = (Credentials(secret, cluster) for secret in (b"the secret of this cluster", b"the secret of another one"))
+    gateway = LeaderLease(valkey_url, cluster, LEASE_S, credentials=ours)
+    for name, credentials, believed in (("ours", ours, True), ("theirs", theirs, False), ("unsigned", OPEN, False)):
+        holder = LeaderLease(valkey_url, cluster, LEASE_S, f"token-{name}", f"conductor-{name}", f"{name}:1", credentials)
+        epoch = await until_granted(holder)
+        seen = await answer_of(gateway, Claim(floor=0, take=False, leads=False))
+        assert isinstance(seen, Held), name
+        assert seen.leader == (Leader(f"conductor-{name}", f"{name}:1", epoch) if believed else None), name
+        await holder.release()
+        await holder.close()
+    await gateway.close()
+
+
+@pytest.mark.parametrize("field", [{"epoch": "many"}, {"address": b"\xff"}])
+async def test_a_lease_that_makes_no_sense_ends_no_reader(contest: Contest, valkey_url: str, field: dict[str, str]) -> None:
+    lease = {"token": "t", "epoch": "1", "member_id": "m", "address": "a:1", **field}
+    await contest.valkey.hset(f"{contest.cluster}:leader", mapping=lease)
+    gateway = LeaderLease(valkey_url, contest.cluster, LEASE_S)
+    assert await gateway.read() is None
+    await gateway.close()

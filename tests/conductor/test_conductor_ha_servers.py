@@ -89,7 +89,7 @@ def arguments(name: str, redis_url: str, cluster: str, replicas: int, separate_g
         {
             "redis_url": redis_url,
             "cluster": cluster,
-            "kv": {"block_tokens": 8},
+            "kv": {"block_tokens": 8, "open_to_strangers": True},
             "server": {"separate_gateway": separate_gateway},
             "conductor": {"lease_s": MEMBERSHIP_LEASE_S, "leader_lease_s": LEASE_S, "replicas": replicas},
         }

@@ -147,7 +147,12 @@ async def test_a_conductor_has_what_its_requests_share_copied_off_a_congested_no
         holder.engine.report(queue_ms=5_000.0)
         conductor = {"lease_s": 5.0, "replication_gain_ms": 1.0, "transfer_bytes_per_s": 1e4}
         config = ClusterConfig.model_validate(
-            {"redis_url": valkey.connection_url, "cluster": "copies", "kv": {"block_tokens": 8}, "conductor": conductor}
+            {
+                "redis_url": valkey.connection_url,
+                "cluster": "copies",
+                "kv": {"block_tokens": 8, "open_to_strangers": True},
+                "conductor": conductor,
+            }
         )
         server, stop = ConductorServer(ProcessArguments(config, model, tmp_path, "", "conductor-0", "127.0.0.1")), asyncio.Event()
         for node in nodes:

@@ -28,7 +28,12 @@ async def until_announced(membership: Membership) -> Member:
 async def test_the_process_announces_itself_answers_and_ends_on_sigterm(tmp_path: Path) -> None:
     MODEL.save(tmp_path / "model.json")
     with new_valkey() as valkey:
-        settings = {"redis_url": valkey.connection_url, "server": {"separate_gateway": True}, "served_model_name": "served"}
+        settings = {
+            "redis_url": valkey.connection_url,
+            "server": {"separate_gateway": True},
+            "served_model_name": "served",
+            "kv": {"open_to_strangers": True},
+        }
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
         files = ["--config", tmp_path / "config.yaml", "--model-info", tmp_path / "model.json", "--run-dir", tmp_path]
         process = await asyncio.create_subprocess_exec(sys.executable, "-m", "conductor", *files, "--instance-id", "conductor-0")

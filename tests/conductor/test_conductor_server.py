@@ -63,7 +63,7 @@ class Cluster:
             {
                 "redis_url": self.redis_url,
                 "cluster": self.name,
-                "kv": {"block_tokens": 8},
+                "kv": {"block_tokens": 8, "open_to_strangers": True},
                 "conductor": {"lease_s": LEASE_S, **settings},
             }
         )

@@ -15,8 +15,8 @@ import pytest
 
 from deploy import cli
 from deploy.local import rundir
-from deploy.local.plan import ClusterPaths, client_host, free_port, processes, resolve
-from deploy.local.rundir import ClusterRecord
+from deploy.local.plan import ClusterPaths, client_host, free_port, placed, processes, resolve
+from deploy.local.rundir import ClusterRecord, RunDir
 from springtide.config import SECRET_VARIABLE, load_config, write_config
 from springtide.errors import ConfigError
 
@@ -80,6 +80,8 @@ def taken_port() -> Iterator[int]:
         (("--model", "/nowhere/model"), {}, "model: there is no '/nowhere/model'"),
         (("--redis-url", "redis://127.0.0.1:9/0"), {}, "redis_url: no Valkey or Redis answers"),
         (("--redis-url", "nonsense"), {}, "redis_url: no Valkey or Redis answers"),
+        (("--arena-size", "900TiB"), {}, "kv.arena_size: 2 nodes with 989560464998400 bytes each take more than this machine's memory"),
+        (("--arena-size", "2MiB"), {}, "kv.arena_size: 2097152 bytes has room for 1 blocks"),
     ],
 )
 def test_a_wrong_setting_stops_up_with_2_and_one_clear_message(
@@ -132,9 +134,8 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_a_resolved_configuration_leaves_nothing_to_choose(tmp_path: Path) -> None:
     config = resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0, "prefill": 2}, environ={}))
-    assert (
-        config.server.port and config.server.grpc_port and config.redis_url and config.prefill_node.threads and config.decode_node.threads
-    )
+    assert config.server.port and config.server.grpc_port and config.prefill_node.threads and config.decode_node.threads
+    assert placed(config, tmp_path).redis_url == f"unix://{tmp_path}/valkey.sock"
     paths = ClusterPaths(tmp_path)
     write_config(config, paths.config)
     assert config.cluster_secret is not None
@@ -148,14 +149,14 @@ def test_each_stage_of_a_prefill_group_has_its_share_of_the_cores() -> None:
     assert two.prefill_node.threads == max(1, len(os.sched_getaffinity(0)) // 2) and many.prefill_node.threads == 1
 
 
-def test_stores_are_told_the_clusters_secret_and_nobody_sees_it(tmp_path: Path) -> None:
+def test_every_process_is_told_the_clusters_secret_and_nobody_sees_it(tmp_path: Path) -> None:
     config = resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0}, environ={}))
     other = resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0}, environ={}))
     assert config.cluster_secret is not None and other.cluster_secret is not None
     secret = config.cluster_secret.get_secret_value()
     assert secret != other.cluster_secret.get_secret_value() and len(secret) == 64
-    specs = processes(config, ClusterPaths(tmp_path), embedded_valkey=True)
-    assert {spec.role for spec in specs if spec.environment.get(SECRET_VARIABLE) == secret} == {"store"}
+    specs = processes(placed(config, tmp_path), ClusterPaths(tmp_path), embedded_valkey=True)
+    assert {spec.role for spec in specs if spec.environment.get(SECRET_VARIABLE) != secret} == {"valkey"}
     write_config(config, tmp_path / "config.yaml")
     assert secret not in repr(specs) + (tmp_path / "config.yaml").read_text()
 
@@ -164,6 +165,7 @@ def test_every_process_of_a_cluster_has_its_place(tmp_path: Path) -> None:
     config = resolve(
         load_config(overrides={"server.port": 0, "server.grpc_port": 0, "prefill": 2, "server.separate_gateway": True}, environ={}),
     )
+    config = placed(config, tmp_path)
     names = [spec.name for spec in processes(config, ClusterPaths(tmp_path), embedded_valkey=True)]
     nodes = [f"{node}{part}" for node in ("prefill-0", "prefill-1", "decode-0") for part in ("-store", "")]
     assert names == ["valkey", *nodes, "conductor-0", "gateway-0"]
@@ -184,8 +186,8 @@ def test_clients_get_an_address_they_can_reach(host: str, reached_at: str) -> No
 
 def test_what_a_killed_supervisor_left_is_swept(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(short_path))
-    run_dir = rundir.create_run_dir(None)
-    record = ClusterRecord(os.getpid(), 0.0, "http://127.0.0.1:1", "127.0.0.1:2", "", "springtide", str(run_dir), True, True, {})
+    run_dir = RunDir.claim(None).path
+    record = ClusterRecord(os.getpid(), 0.0, "http://127.0.0.1:1", "127.0.0.1:2", "", "springtide", "", str(run_dir), True, True, {})
     rundir.write_record(record)  # of a process that had our id and started in 1970
     assert json.loads((rundir.user_directory() / f"{os.getpid()}.json").read_text())["url"] == "http://127.0.0.1:1"
     assert rundir.find_cluster("http://127.0.0.1:1") is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.commands.conductors import View, cluster_status, leadership
-from deploy.local.plan import ClusterPaths, processes, resolve
+from deploy.local.plan import ClusterPaths, placed, processes, resolve
 from springtide.config import load_config
 from springtide.errors import Unavailable
 from springtide.rpc import conductor_pb2 as pb
@@ -20,7 +20,8 @@ SILENT = View("conductor-0", None, "the Conductor at 127.0.0.1:1 does not answer
 def names(**settings: object) -> list[str]:
     ports = {"server.port": 0, "server.grpc_port": 0}
     config = resolve(load_config(overrides={**ports, **{name.replace("__", "."): value for name, value in settings.items()}}, environ={}))
-    return [spec.name for spec in processes(config, ClusterPaths(Path("/nonexistent")), embedded_valkey=True)]
+    run_dir = Path("/nonexistent")
+    return [spec.name for spec in processes(placed(config, run_dir), ClusterPaths(run_dir), embedded_valkey=True)]
 
 
 def test_several_conductors_have_their_gateway_in_a_process_of_its_own() -> None:

@@ -84,6 +84,18 @@ def test_status_shows_how_good_the_predictions_were(cluster: Cluster) -> None:
         assert word in table
 
 
+def test_a_run_directory_in_use_is_refused_and_whose_it_is_keeps_its_sockets(cluster: Cluster) -> None:
+    run_dir = cluster.record.run_dir
+    before = sorted(path.name for path in Path(run_dir).glob("*.sock"))
+    command = [sys.executable, "-m", "deploy.cli", "up", "--port", "0", "--grpc-port", "0", "--run-dir", run_dir]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert f"run_dir: {run_dir} is in use by another cluster, of the supervisor {cluster.record.pid}" in result.stderr
+    assert "prefill-0.store.sock" in before and sorted(path.name for path in Path(run_dir).glob("*.sock")) == before
+    cluster.kill("prefill-0")
+    cluster.wait_ready(restarted="prefill-0")
+
+
 def test_killing_the_supervisor_takes_everything_with_it(cluster: Cluster) -> None:
     record = cluster.record
     children = [psutil.Process(pid) for pid in record.processes.values()]

@@ -135,7 +135,7 @@ def standings(cluster: Cluster) -> dict[str, conductor_pb2.ClusterStatus]:
             with grpc.insecure_channel(member.address) as channel:
                 try:
                     stub = conductor_pb2_grpc.ConductorStub(channel)
-                    said[member.member_id] = stub.GetCluster(conductor_pb2.GetClusterRequest(), timeout=1)
+                    said[member.member_id] = stub.GetCluster(conductor_pb2.GetClusterRequest(), timeout=1, metadata=cluster.metadata)
                 except grpc.RpcError:
                     continue
     return said
@@ -184,7 +184,7 @@ def test_a_leader_that_stood_still_is_not_believed_when_it_goes_on(cluster: Clus
         os.kill(pid, signal.SIGSTOP)
         try:
             stopped_at = time.monotonic()
-            late = conductor_pb2_grpc.ConductorStub(channel).Schedule.future(question, timeout=WAIT_S)
+            late = conductor_pb2_grpc.ConductorStub(channel).Schedule.future(question, timeout=WAIT_S, metadata=cluster.metadata)
             load.wait_for_more()
             heir, next_epoch = leader_of(cluster)
             assert f"conductor: {heir} leads (epoch {next_epoch})" in shown_status(cluster)

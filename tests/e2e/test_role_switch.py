@@ -40,7 +40,7 @@ def switch(cluster: Cluster, name: str, role: str, drain_ms: float) -> None:
     member = engine(cluster, name)
     with grpc.insecure_channel(member.address) as channel:
         stub = PrefillNodeStub(channel) if member.role == "prefill" else DecodeNodeStub(channel)
-        stub.SwitchRole(node_pb2.SwitchRoleRequest(role=role, drain_ms=drain_ms), timeout=10)
+        stub.SwitchRole(node_pb2.SwitchRoleRequest(role=role, drain_ms=drain_ms), timeout=10, metadata=cluster.metadata)
 
 
 def roles(cluster: Cluster) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from springtide.blocks import KEY_BYTES
-from springtide.config import ClusterConfig, ConductorConfig, ServerConfig
+from springtide.config import ClusterConfig, ConductorConfig, KVConfig, ServerConfig
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
 from springtide.rpc import common_pb2 as pb
@@ -38,6 +38,7 @@ def new_arguments(model_info: ModelInfo, valkey_url: str, run_dir: Path) -> Proc
         served_model_name=MODEL,
         max_context=2000,
         redis_url=valkey_url,
+        kv=KVConfig(open_to_strangers=True),
         server=ServerConfig(port=0, grpc_port=0),
         conductor=ConductorConfig(max_attempts=3),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,8 +14,10 @@ from gateway_cluster import MODEL, Cluster, until
 
 from conductor.gateway.app import GatewayServer
 from engine.tokenizer import Tokenizer
+from springtide import supervision
 from springtide.config import ServerConfig
 from springtide.errors import ConfigError
+from springtide.membership import Member
 from springtide.process import ProcessArguments
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2
@@ -139,9 +142,11 @@ async def test_the_first_bytes_of_a_stream_wait_for_the_first_token_so_a_late_re
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_nodes_that_keep_failing_are_a_503_or_the_streams_last_event(http: httpx.AsyncClient, cluster: Cluster, stream: bool) -> None:
+async def test_nodes_that_keep_failing_are_a_503_or_the_streams_last_event_and_only_the_log_says_where_they_are(
+    http: httpx.AsyncClient, cluster: Cluster, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("decode-0", "decode-1"):
-        cluster.nodes[name].failure = pb.Failure(code=pb.FAILURE_CODE_INTERNAL, message="out of luck")
+        cluster.nodes[name].failure = pb.Failure(code=pb.FAILURE_CODE_INTERNAL, message="lost the store at 10.0.0.7:4711")
     if not stream:
         for name in ("prefill-0", "prefill-1"):
             cluster.nodes[name].pause_at = 0
@@ -152,7 +157,11 @@ async def test_nodes_that_keep_failing_are_a_503_or_the_streams_last_event(http:
     else:
         assert response.status_code == 503
         error = response.json()["error"]
-    assert error["code"] == "node_lost" and "out of luck" in error["message"] and error["type"] == "service_unavailable"
+    assert error["code"] == "node_lost" and error["type"] == "service_unavailable"
+    assert "10.0.0.7" not in error["message"] and "decode-" not in error["message"]
+    (logged,) = [record for record in caplog.records if record.getMessage().startswith("request failed")]
+    assert "10.0.0.7:4711" in logged.getMessage()
+    assert str(vars(logged)["request_id"]) in error["message"]
     assert len(cluster.conductor.requests) == 3
 
 
@@ -248,3 +257,50 @@ async def test_a_taken_port_is_an_error_that_names_the_setting(arguments: Proces
     with pytest.raises(ConfigError, match=rf"server.port: cannot listen on 127.0.0.1:{taken}"):
         await another.start()
     await another.close()
+
+
+async def test_a_gateway_whose_conductor_is_gone_does_not_say_where_it_was(http: httpx.AsyncClient, cluster: Cluster) -> None:
+    await cluster.conductor.stop()
+    response = await http.get("/ready")
+    assert response.status_code == 503 and response.json()["error"]["code"] == "no_conductor"
+    assert cluster.conductor.address not in response.text
+
+
+async def test_a_gateway_finds_the_conductor_also_after_something_unexpected_in_its_membership(
+    arguments: ProcessArguments, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a bug: whatever is in Valkey, members() returns."""
+    monkeypatch.setattr(supervision, "AGAIN_AFTER_S", 0.0)
+    gateway = GatewayServer(arguments)
+    asked = 0
+
+    async def members() -> list[Member]:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise TypeError("what nobody thought of")
+        return [Member("conductor", "conductor-0", 1, cluster.conductor.address)]
+
+    monkeypatch.setattr(gateway._membership, "members", members)
+    await gateway.start()
+    try:
+        await until(lambda: cluster.conductor.renewals)
+    finally:
+        await gateway.close()
+
+
+async def test_a_context_that_no_node_can_hold_is_refused_before_anything_runs(arguments: ProcessArguments, cluster: Cluster) -> None:
+    spec = arguments.model_info.kv_spec(arguments.config.dtype, arguments.config.kv.block_tokens)
+    kv = arguments.config.kv.model_copy(update={"arena_size": 8 * spec.bytes_per_slot})
+    holds = 8 * spec.block_tokens
+    gateway = GatewayServer(replace(arguments, config=arguments.config.model_copy(update={"kv": kv})), cluster.conductor.address)
+    await gateway.start()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20) as http:
+            assert (await http.get("/v1/models")).json()["data"][0]["max_model_len"] == holds
+            refused = await http.post(PLAIN, json=plain(prompt=[5] * 100, max_tokens=holds - 99, stream=True))
+            assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+            assert not cluster.conductor.requests
+            assert (await http.post(PLAIN, json=plain(prompt=[5] * 100, max_tokens=holds - 100))).status_code == 200
+    finally:
+        await gateway.close()

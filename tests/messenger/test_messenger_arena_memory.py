@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import os
 import socket
 import stat
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 from messenger_support import open_files
 
 from messenger.arena_memory import FdServer, SharedMemory, attach_session
-from springtide.errors import PeerLost
+from springtide.errors import NoMemory, PeerLost
 
 
 def attach(path: Path) -> SharedMemory:
@@ -152,3 +154,28 @@ def test_the_region_checks_its_shape() -> None:
         Region(np.zeros(10, np.uint8), np.zeros(2, np.uint64), 4)
     with pytest.raises(ValueError, match=r"Region\.generations"):
         Region(np.zeros(8, np.uint8), np.zeros(2, np.int64), 4)
+
+
+def test_memory_that_the_machine_does_not_have_is_told_from_every_other_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(fd: int, length: int) -> NoReturn:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    before = num_arenas()
+    monkeypatch.setattr("mmap.mmap", no_room)
+    with pytest.raises(NoMemory, match="Cannot allocate memory"):
+        SharedMemory.create(3, 4096, 1)
+    assert num_arenas() == before
+
+
+async def test_who_cannot_map_the_memory_is_not_told_that_its_owner_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(memory: SharedMemory) -> NoReturn:
+        raise NoMemory("no room")
+
+    memory = SharedMemory.create(3, 4096, 1)
+    server = FdServer(memory, tmp_path / "arena.sock")
+    await server.start()
+    monkeypatch.setattr(SharedMemory, "_mapped", no_room)
+    with pytest.raises(NoMemory):
+        await asyncio.to_thread(attach_session, tmp_path / "arena.sock", False, 5.0)
+    await server.close()
+    memory.close()

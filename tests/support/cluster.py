@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
 import signal
@@ -24,9 +24,11 @@ import yaml
 from deploy.local import rundir
 from deploy.local.logs import last_lines
 from deploy.local.rundir import ClusterRecord
-from springtide.membership import Member
+from springtide.credentials import Credentials
+from springtide.membership import Member, read_record
 from springtide.rpc import conductor_pb2 as pb
 from springtide.rpc import conductor_pb2_grpc
+from springtide.rpc.authentication import TOKEN_KEY
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -103,6 +105,15 @@ class Cluster:
         return self.record.grpc_address
 
     @property
+    def credentials(self) -> Credentials:
+        return Credentials(self.record.cluster_secret.encode(), self.record.cluster)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What a call to one of its processes carries."""
+        return ((TOKEN_KEY, str(self.credentials.token)),)
+
+    @property
     def model(self) -> str:
         """The name that clients use."""
         return str(httpx.get(f"{self.url}/v1/models", timeout=10).json()["data"][0]["id"])
@@ -138,19 +149,24 @@ class Cluster:
     def members(self) -> list[Member]:
         """Everybody whose lease holds; nobody while Valkey is down."""
         try:
-            with redis.Redis.from_url(self.record.redis_url, socket_timeout=2, decode_responses=True) as valkey:
+            with redis.Redis.from_url(self.record.redis_url, socket_timeout=2) as valkey:
                 keys = list(valkey.scan_iter(match=f"{self.record.cluster}:member:*"))
                 values = valkey.mget(keys) if keys else []
         except redis.RedisError:
             return []
-        return [Member(**json.loads(value)) for value in values if value]
+        members = []
+        for value in values:
+            with contextlib.suppress(ValueError):  # a stranger's
+                members += [read_record(value, self.credentials)] if value else []
+        return members
 
     def status(self) -> pb.ClusterStatus:
         """The Conductor's view. Raises grpc.RpcError or AssertionError while it has none."""
         conductors = [member for member in self.members() if member.role == "conductor"]
         assert conductors, "no Conductor is announced"
         with grpc.insecure_channel(conductors[0].address) as channel:
-            reply: pb.ClusterStatus = conductor_pb2_grpc.ConductorStub(channel).GetCluster(pb.GetClusterRequest(), timeout=5)
+            stub = conductor_pb2_grpc.ConductorStub(channel)
+            reply: pb.ClusterStatus = stub.GetCluster(pb.GetClusterRequest(), timeout=5, metadata=self.metadata)
         return reply
 
     def metric(self, name: str, metric: str, labels: dict[str, str] | None = None) -> float:

@@ -1,0 +1,61 @@
+"""What arenas of the configured size can hold, and whether a machine can hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from springtide.config import ClusterConfig, KVConfig
+from springtide.errors import ConfigError
+from springtide.kvspec import KVSpec
+from springtide.modelinfo import ModelInfo
+
+MIN_SLOTS = 2
+_CGROUPS = Path("/proc/self/cgroup")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def arena_slots(kv: KVConfig, spec: KVSpec) -> int:
+    """Raises ConfigError when an arena has no room for blocks."""
+    slots = kv.arena_size // spec.bytes_per_slot
+    if slots < MIN_SLOTS:
+        raise ConfigError(
+            f"kv.arena_size: {kv.arena_size} bytes has room for {slots} blocks; a block of {spec.block_tokens} tokens takes "
+            f"{spec.bytes_per_slot} bytes with this model, and it must be room for at least {MIN_SLOTS}"
+        )
+    return slots
+
+
+def context_tokens(config: ClusterConfig, info: ModelInfo) -> int:
+    """Most tokens of one prompt and its output together: the model's context, or what one node's arena holds where that is less, for the
+    node that decodes a sequence has all of it. Raises ConfigError when an arena has no room for blocks."""
+    spec = info.kv_spec(config.dtype, config.kv.block_tokens)
+    return min(config.max_context or info.context_length, info.context_length, arena_slots(config.kv, spec) * spec.block_tokens)
+
+
+def check_memory(kv: KVConfig, num_nodes: int, machine_bytes: int) -> None:
+    """Raises ConfigError when a machine does not have the memory for so many nodes' arenas."""
+    if num_nodes * kv.arena_size > machine_bytes:
+        each = f"{num_nodes} nodes with {kv.arena_size} bytes each take" if num_nodes > 1 else f"{kv.arena_size} bytes is"
+        raise ConfigError(
+            f"kv.arena_size: {each} more than this machine's memory, {machine_bytes} bytes, of which the model needs its part too"
+        )
+
+
+def memory_bytes(cgroups: Path = _CGROUPS, root: Path = _CGROUP_ROOT) -> int:
+    """Of the machine, or of the control group of this process, or of one around it, where that has less."""
+    limits = [int(text) for path in _limits(cgroups, root) if path.is_file() and (text := path.read_text().strip()).isdigit()]
+    return min([psutil.virtual_memory().total, *limits])
+
+
+def _limits(cgroups: Path, root: Path) -> list[Path]:
+    """Where the limits of memory may be written, in cgroups of version 1 and 2."""
+    files = []
+    for line in cgroups.read_text().splitlines() if cgroups.exists() else ():
+        _, controllers, group = line.split(":", 2)
+        if controllers in ("", "memory"):
+            name, top = ("memory.limit_in_bytes", root / "memory") if controllers else ("memory.max", root)
+            own = top / group.lstrip("/")
+            files += [directory / name for directory in (own, *own.parents) if directory.is_relative_to(top)]
+    return files

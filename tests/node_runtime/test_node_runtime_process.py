@@ -1,0 +1,31 @@
+"""How an engine process comes to its store, and when it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from kvstore.link import StoreLink
+from node_runtime import process
+from springtide.config import load_config
+from springtide.errors import ConfigError, NoMemory
+from springtide.modelinfo import ModelInfo
+from springtide.process import ProcessArguments
+
+MODEL = ModelInfo("/model", "tiny", "llama", "fingerprint-1", 8192, 2, 1, 8, 100, (0,))
+
+
+async def test_an_engine_that_cannot_map_its_stores_arena_ends_instead_of_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def no_room(*arguments: Any) -> NoReturn:
+        raise NoMemory("no room for an arena of 5 bytes in this process: Cannot allocate memory")
+
+    monkeypatch.setattr(StoreLink, "connect", no_room)
+    arguments = ProcessArguments(load_config(environ={}), MODEL, tmp_path, "decode-0", "decode-0", "127.0.0.1")
+    node: Any = SimpleNamespace(on_notice=lambda notice: None)
+    async with asyncio.timeout(10):
+        with pytest.raises(ConfigError, match=r"kv\.arena_size: no room for an arena of 5 bytes"):
+            await process._connect(arguments, node, 1, asyncio.get_running_loop().create_future())
