@@ -27,8 +27,8 @@ _BECAUSE = {
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Refuses what is predicted to miss an objective, or to find no slots at its decode node. Retry-After is when, by the same prediction,
-    enough will have drained."""
+    """Refuses what is predicted to miss an objective, be it for the wait for room at its decode node. Retry-After is when, by the same
+    prediction, enough will have drained."""
 
     foresight: Foresight
 
@@ -80,22 +80,24 @@ def _refuse(
             f"the first token takes {placement.ttft_ms - placement.wait_ms:.0f} ms with nobody else there, "
             f"more than the objective of {alternatives.ttft_slo_ms:.0f} ms",
         )
-    most_wait_ms = prefill_limit.share * slack_ms
-    if placement.wait_ms > most_wait_ms:
-        return _rejection(
-            prefill_limit,
-            Reason.TTFT,
-            f"the first token would take {placement.ttft_ms:.0f} ms, more than the objective of {alternatives.ttft_slo_ms:.0f} ms",
-            f"the wait for a first token would be {placement.wait_ms:.0f} ms, more than {most_wait_ms:.0f} ms",
-            (placement.wait_ms - most_wait_ms) / 1000.0,
-        )
-    # Whoever is to keep less than all of the room free waits for it; what is kept for others is no room for this request.
+    queue_ms, room_ms = placement.prefill.queue_ms, decode.wait_ms
+    for wait_ms, limit in ((queue_ms, prefill_limit), (room_ms, decode_limit)):
+        most_wait_ms = limit.share * slack_ms
+        if wait_ms > most_wait_ms:
+            return _rejection(
+                limit,
+                Reason.TTFT,
+                f"the first token would take {placement.ttft_ms:.0f} ms, more than the objective of {alternatives.ttft_slo_ms:.0f} ms",
+                f"the wait for a first token would be {wait_ms:.0f} ms, more than {most_wait_ms:.0f} ms",
+                (wait_ms - most_wait_ms) / 1000.0,
+            )
     slots = decode_limit.share * (decode.slots_total - alternatives.num_blocks)
     used = decode.slots_total - decode.slots_free
-    if decode_limit.by is not LimitedBy.OBJECTIVES and used > slots:
+    if decode_limit.by in (LimitedBy.PRIORITY, LimitedBy.TENANT) and used > slots:
+        # Room that is kept for others is none.
         return _rejection(
             decode_limit,
-            Reason.NO_SLOTS,
+            Reason.TTFT,
             "",
             f"the best decode node has {max(decode.slots_free, 0)} free KV slots; {decode.slots_total - slots:.0f} would be wanted",
             alternatives.drain_ms((used - slots) / max(decode.slots_total, 1), decode.tbt_ms) / 1000.0,

@@ -74,7 +74,6 @@ class Reason(Enum):
     TBT = "tbt"
     NO_PREFILL = "no_prefill"
     NO_DECODE = "no_decode"
-    NO_SLOTS = "no_slots"
     TOO_LARGE = "too_large"
     DEADLINE = "deadline"
     PRIORITY = "priority"

@@ -42,7 +42,6 @@ REASONS = {
     Reason.TBT: conductor_pb2.REJECTION_REASON_TBT,
     Reason.NO_PREFILL: conductor_pb2.REJECTION_REASON_NO_PREFILL,
     Reason.NO_DECODE: conductor_pb2.REJECTION_REASON_NO_DECODE,
-    Reason.NO_SLOTS: conductor_pb2.REJECTION_REASON_NO_SLOTS,
     Reason.TOO_LARGE: conductor_pb2.REJECTION_REASON_TOO_LARGE,
     Reason.DEADLINE: conductor_pb2.REJECTION_REASON_DEADLINE,
     Reason.PRIORITY: conductor_pb2.REJECTION_REASON_PRIORITY,

@@ -15,7 +15,6 @@ class RejectionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REJECTION_REASON_TBT: _ClassVar[RejectionReason]
     REJECTION_REASON_NO_PREFILL: _ClassVar[RejectionReason]
     REJECTION_REASON_NO_DECODE: _ClassVar[RejectionReason]
-    REJECTION_REASON_NO_SLOTS: _ClassVar[RejectionReason]
     REJECTION_REASON_TOO_LARGE: _ClassVar[RejectionReason]
     REJECTION_REASON_DEADLINE: _ClassVar[RejectionReason]
     REJECTION_REASON_PRIORITY: _ClassVar[RejectionReason]
@@ -34,7 +33,6 @@ REJECTION_REASON_TTFT: RejectionReason
 REJECTION_REASON_TBT: RejectionReason
 REJECTION_REASON_NO_PREFILL: RejectionReason
 REJECTION_REASON_NO_DECODE: RejectionReason
-REJECTION_REASON_NO_SLOTS: RejectionReason
 REJECTION_REASON_TOO_LARGE: RejectionReason
 REJECTION_REASON_DEADLINE: RejectionReason
 REJECTION_REASON_PRIORITY: RejectionReason

@@ -173,10 +173,14 @@ def test_a_long_output_is_large_too() -> None:
     assert admitted(core, replace(long, attempt_id=AttemptId("short"), max_new_tokens=1))
 
 
-def test_slots_are_kept_free_for_what_takes_few() -> None:
-    core = sized_core({"slots_available": 1_500})
-    assert refused(core, request("long")).reason is Reason.SIZE
+def test_what_takes_much_may_wait_less_for_slots() -> None:
+    core = sized_core({"slots_available": 0, "slots_promised": 45_000})
+    rejection = refused(core, request("long"))
+    assert rejection.reason is Reason.SIZE and "the wait for a first token would be 86" in rejection.message
     assert admitted(core, request("short", num_tokens=5))
+    alone = make_core(admission=PREDICTED)
+    report(alone, "d0", Role.DECODE, slots_available=0, slots_promised=45_000)
+    assert admitted(alone, request("long")), "its objective of 10 s would be met"
 
 
 def test_a_pool_that_was_not_busy_of_late_keeps_nothing_free() -> None:

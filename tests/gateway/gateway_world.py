@@ -19,7 +19,7 @@ REASONS = [
     conductor_pb.REJECTION_REASON_TTFT,
     conductor_pb.REJECTION_REASON_NO_PREFILL,
     conductor_pb.REJECTION_REASON_NO_DECODE,
-    conductor_pb.REJECTION_REASON_NO_SLOTS,
+    conductor_pb.REJECTION_REASON_TBT,
     conductor_pb.REJECTION_REASON_TOO_LARGE,
 ]
 CODES = [
