@@ -116,7 +116,8 @@ class GatewayCore:
         request's deadline has passed, there is no further attempt."""
         deadline_ms = state.generation.deadline_ms
         if deadline_ms:
-            left_ms = deadline_ms - (now - state.arrived_at) * 1000
+            requested_at = state.generation.requested_at
+            left_ms = deadline_ms - (now - (state.arrived_at if requested_at is None else requested_at)) * 1000
             if left_ms <= 0:
                 message = f"the deadline of {deadline_ms:.0f} ms has passed with {len(state.tokens)} tokens of output"
                 return self._give_up(state, DeadlineExceeded(message, code="deadline"))

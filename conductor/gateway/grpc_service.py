@@ -12,7 +12,7 @@ import grpc.aio
 
 from conductor.gateway import metrics
 from conductor.gateway.backend import Backend
-from conductor.gateway.prepare import COMPLETION_MAX_TOKENS
+from conductor.gateway.prepare import COMPLETION_MAX_TOKENS, Origin
 from conductor.gateway.reply import Delta, Usage, Work
 from conductor.gateway.schema import MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unauthenticated, Unavailable
@@ -20,6 +20,7 @@ from springtide.ids import new_id
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import inference_pb2, inference_pb2_grpc
 from springtide.rpc.health import add_health_and_reflection
+from springtide.sampling import LogitBias
 
 _ENDPOINT = "grpc/Generate"
 _FINISHES = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
@@ -75,7 +76,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
-        reply = self._backend.start(await self._prepare(request, context))
+        tenant = self._backend.tenants.of(_metadata(context, "authorization"), request.tenant)
+        origin = Origin(new_id("gen"), self._backend.clock.now(), tenant, _metadata(context, "traceparent"))
+        reply = self._backend.start(await self._backend.side_thread.run(request.ByteSize(), self._prepare, request, origin))
         # A cancelled call may leave this generator suspended until it is collected; its slots must not wait for that.
         context.add_done_callback(lambda _: reply.close())  # type: ignore[arg-type]  # the stubs want a class
         try:
@@ -85,8 +88,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         finally:
             reply.close()
 
-    async def _prepare(self, request: inference_pb2.GenerateRequest, context: Context) -> Work:
-        tenant = self._backend.tenants.of(_metadata(context, "authorization"), request.tenant)
+    def _prepare(self, request: inference_pb2.GenerateRequest, origin: Origin) -> Work:
         preparer = self._backend.preparer
         preparer.check_model(request.model)
         if len(request.stop) > MAX_STOP_STRINGS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in request.stop):
@@ -94,13 +96,19 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         wanted = request.sampling
         if wanted.HasField("logprobs") and wanted.logprobs > MAX_LOGPROBS:
             raise InvalidRequest(f"sampling.logprobs must be at most {MAX_LOGPROBS}, not {wanted.logprobs}", param="sampling.logprobs")
+        if wanted.HasField("logit_bias"):
+            raise InvalidRequest(
+                "sampling.logit_bias is between nodes; the request's own logit_bias is what you want", param="sampling.logit_bias"
+            )
+        if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
+            raise InvalidRequest(f"deadline_ms must be between 0 and {MAX_DEADLINE_MS:.0f}, not {request.deadline_ms}", param="deadline_ms")
         kind = request.WhichOneof("prompt")
         if kind == "chat":
-            tokens = await preparer.chat_tokens([(message.role, message.content) for message in request.chat.messages])
+            tokens = preparer.chat_tokens([(message.role, message.content) for message in request.chat.messages])
         elif kind == "text":
-            tokens = await preparer.prompt_tokens(request.text, "text")
+            tokens = preparer.prompt_tokens(request.text, "text")
         elif kind == "tokens":
-            tokens = await preparer.prompt_tokens(tuple(request.tokens.token_ids), "tokens")
+            tokens = preparer.prompt_tokens(tuple(request.tokens.token_ids), "tokens")
         else:
             raise InvalidRequest("prompt is required: one of text, tokens and chat", param="prompt")
         sampling = preparer.sampling(
@@ -108,24 +116,27 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             max_tokens=wanted.max_tokens or None,
             default_max_tokens=preparer.context_length if kind == "chat" else COMPLETION_MAX_TOKENS,
             prompt_field="prompt",
-            values=_sampling_values(wanted),
+            values=_sampling_values(request),
         )
-        if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
-            raise InvalidRequest(f"deadline_ms must be between 0 and {MAX_DEADLINE_MS:.0f}, not {request.deadline_ms}", param="deadline_ms")
         return Work(
-            request_id=new_id("gen"),
+            request_id=origin.request_id,
             prompts=(tokens,),
             n=1,
             sampling=sampling,
             stop=tuple(request.stop),
-            tenant=tenant,
+            tenant=origin.tenant,
             priority=request.priority,
-            traceparent=_metadata(context, "traceparent"),
+            traceparent=origin.traceparent,
             deadline_ms=request.deadline_ms,
+            requested_at=origin.requested_at,
         )
 
 
-def _sampling_values(wanted: pb.SamplingParams) -> dict[str, Any]:
+def _sampling_values(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
+    """Raises InvalidRequest."""
+    wanted = request.sampling
+    if any(token_id >= 1 << 31 for token_id in request.logit_bias):
+        raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias")
     return {
         "temperature": wanted.temperature,
         "top_k": wanted.top_k,
@@ -138,7 +149,7 @@ def _sampling_values(wanted: pb.SamplingParams) -> dict[str, Any]:
         "stop_token_ids": tuple(wanted.stop_token_ids),
         "ignore_eos": wanted.ignore_eos,
         "logprobs": wanted.logprobs if wanted.HasField("logprobs") else None,
-        "logit_bias": dict(wanted.logit_bias),
+        "logit_bias": LogitBias.of(dict(request.logit_bias)),
     }
 
 

@@ -149,7 +149,10 @@ class CompletionFormat(_Envelope):
 
 
 def _finite(logprob: float | None) -> float | None:
-    return None if logprob is None else max(logprob, LEAST_LOGPROB)
+    """What JSON can hold; a model whose numbers have overflowed may give anything."""
+    if logprob is None:
+        return None
+    return min(logprob, 0.0) if logprob > LEAST_LOGPROB else LEAST_LOGPROB
 
 
 def _collect(deltas: Sequence[Delta]) -> list[tuple[int, _Collected]]:

@@ -36,6 +36,7 @@ class Work:
     priority: int = 0
     traceparent: str = ""
     deadline_ms: float = 0.0
+    requested_at: float | None = None
 
     def generation(self, index: int, *, accepted: bool) -> ev.Generation:
         """Of choice `index`: choice i of prompt p is number p * n + i, and draws with seed + i."""
@@ -49,6 +50,7 @@ class Work:
             priority=self.priority,
             traceparent=self.traceparent,
             deadline_ms=self.deadline_ms,
+            requested_at=self.requested_at,
             accepted=accepted,
         )
 

@@ -24,35 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspringtide/v1/common.proto\x12\rspringtide.v1\"o\n\x0e\x41ttemptContext\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x05\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\"\x89\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nmax_tokens\x18\n \x01(\r\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12@\n\nlogit_bias\x18\r \x03(\x0b\x32,.springtide.v1.SamplingParams.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0b\n\t_logprobs\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"f\n\rTokenLogprobs\x12+\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1b.springtide.v1.TokenLogprob\x12(\n\x03top\x18\x02 \x03(\x0b\x32\x1b.springtide.v1.TokenLogprob\"D\n\x07\x46\x61ilure\x12(\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1a.springtide.v1.FailureCode\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xd3\x01\n\x0bTokenOutput\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12.\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1c.springtide.v1.TokenLogprobs\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.springtide.v1.FinishReason\x12\'\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x16.springtide.v1.Failure\"U\n\x0b\x42lockHandle\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\x04\"J\n\x0cPrefixSource\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rstore_address\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\xeb\x01\n\x0b\x46\x61ilureCode\x12\x1c\n\x18\x46\x41ILURE_CODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x41ILURE_CODE_INVALID\x10\x01\x12\x1b\n\x17\x46\x41ILURE_CODE_OVERLOADED\x10\x02\x12\x1a\n\x16\x46\x41ILURE_CODE_POOL_FULL\x10\x03\x12\x1a\n\x16\x46\x41ILURE_CODE_PREEMPTED\x10\x04\x12\x1a\n\x16\x46\x41ILURE_CODE_PEER_LOST\x10\x05\x12\x18\n\x14\x46\x41ILURE_CODE_ABORTED\x10\x06\x12\x19\n\x15\x46\x41ILURE_CODE_INTERNAL\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspringtide/v1/common.proto\x12\rspringtide.v1\"o\n\x0e\x41ttemptContext\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x10\n\x08priority\x18\x04 \x01(\x05\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\"\xc3\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nmax_tokens\x18\n \x01(\r\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12,\n\nlogit_bias\x18\r \x01(\x0b\x32\x18.springtide.v1.LogitBiasB\x0b\n\t_logprobs\".\n\tLogitBias\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x0e\n\x06\x62iases\x18\x02 \x01(\x0c\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"f\n\rTokenLogprobs\x12+\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1b.springtide.v1.TokenLogprob\x12(\n\x03top\x18\x02 \x03(\x0b\x32\x1b.springtide.v1.TokenLogprob\"D\n\x07\x46\x61ilure\x12(\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1a.springtide.v1.FailureCode\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xd3\x01\n\x0bTokenOutput\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12.\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1c.springtide.v1.TokenLogprobs\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.springtide.v1.FinishReason\x12\'\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x16.springtide.v1.Failure\"U\n\x0b\x42lockHandle\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04slot\x18\x03 \x01(\r\x12\x12\n\ngeneration\x18\x04 \x01(\x04\"J\n\x0cPrefixSource\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rstore_address\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\xeb\x01\n\x0b\x46\x61ilureCode\x12\x1c\n\x18\x46\x41ILURE_CODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x41ILURE_CODE_INVALID\x10\x01\x12\x1b\n\x17\x46\x41ILURE_CODE_OVERLOADED\x10\x02\x12\x1a\n\x16\x46\x41ILURE_CODE_POOL_FULL\x10\x03\x12\x1a\n\x16\x46\x41ILURE_CODE_PREEMPTED\x10\x04\x12\x1a\n\x16\x46\x41ILURE_CODE_PEER_LOST\x10\x05\x12\x18\n\x14\x46\x41ILURE_CODE_ABORTED\x10\x06\x12\x19\n\x15\x46\x41ILURE_CODE_INTERNAL\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'springtide.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1156
-  _globals['_FINISHREASON']._serialized_end=1251
-  _globals['_FAILURECODE']._serialized_start=1254
-  _globals['_FAILURECODE']._serialized_end=1489
+  _globals['_FINISHREASON']._serialized_start=1134
+  _globals['_FINISHREASON']._serialized_end=1229
+  _globals['_FAILURECODE']._serialized_start=1232
+  _globals['_FAILURECODE']._serialized_end=1467
   _globals['_ATTEMPTCONTEXT']._serialized_start=45
   _globals['_ATTEMPTCONTEXT']._serialized_end=156
   _globals['_SAMPLINGPARAMS']._serialized_start=159
-  _globals['_SAMPLINGPARAMS']._serialized_end=552
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=491
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=539
-  _globals['_TOKENLOGPROB']._serialized_start=554
-  _globals['_TOKENLOGPROB']._serialized_end=603
-  _globals['_TOKENLOGPROBS']._serialized_start=605
-  _globals['_TOKENLOGPROBS']._serialized_end=707
-  _globals['_FAILURE']._serialized_start=709
-  _globals['_FAILURE']._serialized_end=777
-  _globals['_TOKENOUTPUT']._serialized_start=780
-  _globals['_TOKENOUTPUT']._serialized_end=991
-  _globals['_BLOCKHANDLE']._serialized_start=993
-  _globals['_BLOCKHANDLE']._serialized_end=1078
-  _globals['_PREFIXSOURCE']._serialized_start=1080
-  _globals['_PREFIXSOURCE']._serialized_end=1154
+  _globals['_SAMPLINGPARAMS']._serialized_end=482
+  _globals['_LOGITBIAS']._serialized_start=484
+  _globals['_LOGITBIAS']._serialized_end=530
+  _globals['_TOKENLOGPROB']._serialized_start=532
+  _globals['_TOKENLOGPROB']._serialized_end=581
+  _globals['_TOKENLOGPROBS']._serialized_start=583
+  _globals['_TOKENLOGPROBS']._serialized_end=685
+  _globals['_FAILURE']._serialized_start=687
+  _globals['_FAILURE']._serialized_end=755
+  _globals['_TOKENOUTPUT']._serialized_start=758
+  _globals['_TOKENOUTPUT']._serialized_end=969
+  _globals['_BLOCKHANDLE']._serialized_start=971
+  _globals['_BLOCKHANDLE']._serialized_end=1056
+  _globals['_PREFIXSOURCE']._serialized_start=1058
+  _globals['_PREFIXSOURCE']._serialized_end=1132
 # @@protoc_insertion_point(module_scope)

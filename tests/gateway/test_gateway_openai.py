@@ -8,6 +8,7 @@ from gateway_cluster import MODEL, Cluster, until
 
 from engine.tokenizer import Tokenizer
 from springtide.rpc import conductor_pb2
+from springtide.sampling import LogitBias, SamplingParams
 
 TEXT = "Hello, wörld! One two three four."
 QUESTION = [{"role": "user", "content": "Say it."}]
@@ -131,7 +132,8 @@ async def test_vllms_extras_reach_the_nodes(client: openai.AsyncOpenAI, cluster:
     start = cluster.started[0][1]
     sampling = start.sampling
     assert (sampling.ignore_eos, sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (True, 5, 0.125, 1.5)
-    assert (list(sampling.stop_token_ids), dict(sampling.logit_bias), sampling.temperature) == ([9], {12: -100.0}, 0.25)
+    assert (list(sampling.stop_token_ids), sampling.temperature) == ([9], 0.25)
+    assert SamplingParams.from_proto(sampling).logit_bias == LogitBias.of({12: -100.0})
     assert sampling.seed == 2**64 - 1 and start.context.priority == 3 and sampling.max_tokens == 40
 
 
