@@ -73,8 +73,7 @@ class Bodies:
         try:
             yield await self._receive(request, receiving)
         finally:
-            del self._held[receiving]
-            self._held_bytes -= _counted(receiving.num_bytes)
+            self._release(receiving)
 
     async def _receive(self, request: Request, receiving: _Receiving) -> bytes:
         chunks = []
@@ -96,7 +95,14 @@ class Bodies:
         receiving.complete = True
         return b"".join(chunks)
 
+    def _release(self, receiving: _Receiving) -> None:
+        if receiving in self._held:
+            del self._held[receiving]
+            self._held_bytes -= _counted(receiving.num_bytes)
+
     def _grow(self, receiving: _Receiving, num_bytes: int) -> None:
+        if receiving.outbid:
+            raise self._full()
         self._held_bytes -= _counted(receiving.num_bytes)
         receiving.num_bytes += num_bytes
         self._held_bytes += _counted(receiving.num_bytes)
@@ -104,10 +110,11 @@ class Bodies:
             raise self._too_large()
         if self._held_bytes <= self._max_held_bytes:
             return
-        oldest = next((other for other in self._held if not other.complete and not other.outbid and _counted(other.num_bytes)), receiving)
+        oldest = next((other for other in self._held if not other.complete and _counted(other.num_bytes)), receiving)
         if oldest is receiving:
             raise self._full()
         oldest.outbid = True
+        self._release(oldest)
         oldest.patience.reschedule(asyncio.get_running_loop().time())
 
     def _too_large(self) -> BodyTooLarge:
@@ -149,7 +156,10 @@ def parse_body(raw: bytes, model: type[Model], max_values: int) -> Model:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        raise explain(error.errors(include_url=False)[0]) from None
+        invalid = explain(error.errors(include_url=False)[0])
+    # From out here: the original would keep the whole document for as long as this error is known to anybody.
+    document = None
+    raise invalid
 
 
 def _not_an_object() -> InvalidRequest:

@@ -14,7 +14,7 @@ from conductor.gateway import metrics
 from conductor.gateway.backend import Backend
 from conductor.gateway.prepare import COMPLETION_MAX_TOKENS, Origin
 from conductor.gateway.reply import Delta, Usage, Work
-from conductor.gateway.schema import MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from conductor.gateway.schema import MAX_BIASED_TOKENS, MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unauthenticated, Unavailable
 from springtide.ids import new_id
 from springtide.rpc import common_pb2 as pb
@@ -102,6 +102,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             )
         if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
             raise InvalidRequest(f"deadline_ms must be between 0 and {MAX_DEADLINE_MS:.0f}, not {request.deadline_ms}", param="deadline_ms")
+        # What is too long is found by its length: to look at an entry costs hundreds of times what it takes in the message.
+        preparer.check_count(len(request.chat.messages), "messages")
+        preparer.check_count(len(request.tokens.token_ids), "tokens")
+        if len(wanted.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids")
         kind = request.WhichOneof("prompt")
         if kind == "chat":
             tokens = preparer.chat_tokens([(message.role, message.content) for message in request.chat.messages])
@@ -135,6 +140,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 def _sampling_values(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
     """Raises InvalidRequest."""
     wanted = request.sampling
+    if len(request.logit_bias) > MAX_BIASED_TOKENS:
+        raise InvalidRequest(f"logit_bias may name at most {MAX_BIASED_TOKENS} tokens, not {len(request.logit_bias)}", param="logit_bias")
     if any(token_id >= 1 << 31 for token_id in request.logit_bias):
         raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias")
     return {

@@ -87,10 +87,9 @@ class Preparer:
 
     def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
         """Of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""
+        self.check_count(len(messages), "messages")
         if not messages:
             raise InvalidRequest("messages must hold at least one message", param="messages")
-        if len(messages) > self.context_length:
-            raise self._too_long("messages", f"{len(messages)} messages take more")
         for number, (role, _) in enumerate(messages):
             if role not in ROLES:
                 raise InvalidRequest(
@@ -103,13 +102,17 @@ class Preparer:
         self._check_length(text, "messages")
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
+    def check_count(self, count: int, field: str) -> None:
+        """Of messages, each of which takes at least a token, or of token ids. Raises InvalidRequest when they can never fit."""
+        if count > self.context_length:
+            raise self._too_long(field, f"{field} has {count} entries")
+
     def prompt_tokens(self, prompt: Prompt, field: str) -> tuple[int, ...]:
         """Raises InvalidRequest."""
         if isinstance(prompt, str):
             self._check_length(prompt, field)
             return tuple(self._tokenizer.encode(prompt))
-        if len(prompt) > self.context_length:
-            raise self._too_long(field, f"{field} has {len(prompt)}")
+        self.check_count(len(prompt), field)
         self._check_ids(prompt, field)
         return prompt
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from conductor.gateway import events as ev
-from conductor.gateway.text import PlacedToken, TextAssembler
+from conductor.gateway.text import PlacedToken, StopStrings, TextAssembler
 from engine.detokenizer import StreamingDetokenizer
 from springtide.errors import SpringtideError
 from springtide.ids import RequestId
@@ -96,6 +96,7 @@ class Reply:
     def __init__(self, work: Work, launcher: Launcher, new_detokenizer: Callable[[], StreamingDetokenizer]) -> None:
         self._work = work
         self._launcher = launcher
+        self._stop = StopStrings(work.stop)
         self._new_detokenizer = new_detokenizer
         self._queue: asyncio.Queue[Delta | SpringtideError] = asyncio.Queue()
         self._choices: dict[int, _Choice] = {}
@@ -151,7 +152,7 @@ class Reply:
 
     def _launch(self, index: int, *, accepted: bool) -> None:
         generation = self._work.generation(index, accepted=accepted)
-        self._choices[index] = choice = _Choice(self, index, generation.request_id, TextAssembler(self._new_detokenizer(), self._work.stop))
+        self._choices[index] = choice = _Choice(self, index, generation.request_id, TextAssembler(self._new_detokenizer(), self._stop))
         self._running.add(index)
         self._launcher.launch(generation, choice)
 

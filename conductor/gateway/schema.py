@@ -17,6 +17,7 @@ MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKEN_IDS = 256
 """Each output token is looked for among them."""
 MAX_LOGIT_BIAS = 100.0
+MAX_BIASED_TOKENS = 1 << 16
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_DEADLINE_MS = 24 * 3600 * 1000.0
@@ -76,6 +77,8 @@ def _logit_bias(value: Any) -> LogitBias:
         return LogitBias()
     if not isinstance(value, dict):
         raise ValueError("must map token ids to numbers")
+    if len(value) > MAX_BIASED_TOKENS:
+        raise ValueError(f"may name at most {MAX_BIASED_TOKENS} tokens, not {len(value)}")
     biases: dict[int, float] = {}
     for key, bias in value.items():
         if not str(key).isdecimal() or len(str(key)) > 10 or int(key) > INT32[1]:
@@ -160,6 +163,7 @@ Bias = Annotated[
         {
             "type": ["object", "null"],
             "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "maxProperties": MAX_BIASED_TOKENS,
             "additionalProperties": {"type": "number", "minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS},
         }
     ),

@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 
 INLINE_BYTES = 4096
 """Requests up to here are done with sooner than a thread takes to begin."""
+MOST_REST_S = 0.2
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
@@ -30,11 +31,16 @@ class SideThread:
         if num_bytes <= INLINE_BYTES:
             return work(*args, **kwargs)
         await self._turn(num_bytes)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         job = self._executor.submit(work, *args, **kwargs)
         # However the waiting ends, it is the next one's turn when the thread is free, not before.
-        loop = asyncio.get_running_loop()
-        job.add_done_callback(lambda _: _call_soon(loop, self._next))
-        return await asyncio.wrap_future(job)
+        job.add_done_callback(lambda _: _call_soon(loop, self._rest, loop.time() - began))
+        try:
+            return await asyncio.wrap_future(job)
+        finally:
+            # An error knows this frame: a frame that knows it too would keep all that it held until the collector comes round.
+            del job
 
     def close(self) -> None:
         """Nothing more begins."""
@@ -53,6 +59,10 @@ class SideThread:
                 self._next()
             raise
 
+    def _rest(self, worked_s: float) -> None:
+        """As long as it has worked: whoever sends much has half of the interpreter's time at most, and others get it in between."""
+        asyncio.get_running_loop().call_later(min(worked_s, MOST_REST_S), self._next)
+
     def _next(self) -> None:
         while self._waiting:
             _, _, turn = heapq.heappop(self._waiting)
@@ -62,6 +72,6 @@ class SideThread:
         self._busy = False
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[float], None], argument: float) -> None:
     if not loop.is_closed():
-        loop.call_soon_threadsafe(callback)
+        loop.call_soon_threadsafe(callback, argument)

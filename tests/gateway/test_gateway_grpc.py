@@ -17,6 +17,7 @@ from springtide.blocks import KEY_BYTES
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc
 from springtide.rpc.channels import connect
+from springtide.sampling import LogitBias, SamplingParams
 
 TEXT = "Hello, wörld! One two three four."
 
@@ -49,6 +50,39 @@ async def test_a_chat_is_streamed_with_reason_and_usage_at_its_end(
     assert last.finish_reason == pb.FINISH_REASON_STOP
     assert (last.usage.completion_tokens, last.usage.cached_tokens) == (len(tokens), 5)
     assert last.usage.prompt_tokens == len(tokenizer.apply_chat_template([{"role": "user", "content": "Say it."}]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"chat": inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage()] * 2001)}, "2000 tokens, but messages has 2001"),
+        ({"tokens": inference_pb2.TokenPrompt(token_ids=[1] * 2001)}, "2000 tokens, but tokens has 2001"),
+        ({"text": "=" * 200_000}, "at least 2470"),
+        ({"text": "x", "sampling": pb.SamplingParams(stop_token_ids=[1] * 300)}, "stop_token_ids may hold at most"),
+        ({"text": "x", "sampling": pb.SamplingParams(logit_bias=pb.LogitBias(token_ids=b"1234"))}, "sampling.logit_bias"),
+        ({"text": "x", "logit_bias": {1 << 31: 1.0}}, "logit_bias: keys must be token ids"),
+        ({"text": "x", "logit_bias": {5: float("nan")}}, "logit_bias values must be between -100 and 100"),
+    ],
+)
+async def test_what_can_never_fit_or_is_out_of_range_is_refused_by_name(
+    stub: inference_pb2_grpc.InferenceStub, cluster: Cluster, fields: dict[str, object], words: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
+        [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, **fields))]
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not cluster.conductor.requests
+
+
+async def test_a_message_larger_than_the_context_could_hold_is_not_read(stub: inference_pb2_grpc.InferenceStub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, text="x" * (8 << 20)))]
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_biases_reach_the_nodes(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
+    tokens = inference_pb2.TokenPrompt(token_ids=[500, 501])
+    [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, tokens=tokens, logit_bias={7: -3.5}))]
+    assert SamplingParams.from_proto(cluster.started[0][1].sampling).logit_bias == LogitBias.of({7: -3.5})
 
 
 async def test_fields_at_zero_take_the_apis_defaults(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
