@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -20,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from conductor.gateway import http_errors, metrics
 from conductor.gateway.backend import Backend
 from conductor.gateway.bodies import check_media_type, parse_body
-from conductor.gateway.openai_format import ChatFormat, CompletionFormat, Format
+from conductor.gateway.openai_format import ChatFormat, CompletionFormat, Format, dump
 from conductor.gateway.prepare import Origin
 from conductor.gateway.reply import ClientDisconnected, Delta, Reply, Work
 from conductor.gateway.schema import ChatCompletionRequest, CompletionRequest
@@ -28,7 +27,7 @@ from conductor.gateway.tenancy import TenantGuard
 from springtide.errors import SpringtideError, Unavailable
 from springtide.ids import new_id
 
-_SEPARATORS = (",", ":")
+_PIECES_AT_ONCE = 4
 _SCHEMAS = "#/components/schemas/{model}"
 
 
@@ -160,7 +159,7 @@ class _Exchange:
             deltas: list[Delta] = []
             async for batch in reply.batches():
                 deltas += batch
-            response = JSONResponse(order.format.whole(deltas, reply.usage))
+            response = Response(await _written(order.format.whole(deltas, reply.usage)), media_type="application/json")
         except SpringtideError as error:
             self._end(self._outcome(error))
             return http_errors.error_response(error)
@@ -235,4 +234,14 @@ class _EventStream(Response):
 
 
 def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, separators=_SEPARATORS, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + dump(data).encode() + b"\n\n"
+
+
+async def _written(pieces: Iterator[str]) -> str:
+    """All of a long answer, with everybody else served in between."""
+    text = []
+    for piece in pieces:
+        text.append(piece)
+        if len(text) % _PIECES_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return "".join(text)

@@ -67,7 +67,10 @@ class ConnectionTable(Generic[Key]):
 
     def _yielding(self) -> Key | None:
         for phase in MOST_S:
-            groups = [since for (at, _), since in self._since.items() if at == phase]
-            if groups:
-                return next(iter(max(groups, key=lambda since: len(since))))
+            most: dict[Key, float] = {}
+            for (at, _), since in self._since.items():
+                if at == phase and len(since) > len(most):
+                    most = since
+            if most:
+                return next(iter(most))
         return None

@@ -21,6 +21,8 @@ STOP_TIMEOUT_S = 1
 MAX_HEAD_BYTES = 64 << 10
 """Of a request's line and headers, and of the trailers behind its body."""
 MAX_HEADERS = 128
+SPARE_CHUNKS, BYTES_A_CHUNK = 1024, 64
+"""A body may come in so many pieces, and one more for so many bytes of it."""
 MAX_PIPELINED = 16
 """Requests that wait behind the one that is being answered on their connection."""
 _TICKS_A_SWEEP = 10
@@ -63,6 +65,8 @@ class _Connection(HttpToolsProtocol):
         self._in_message = False
         self._head_bytes = 0
         self._num_headers = 0
+        self._num_chunks = 0
+        self._body_bytes = 0
 
     def drop(self) -> None:
         """At once, whatever was to be sent: whoever does not take it would keep the connection open."""
@@ -105,7 +109,7 @@ class _Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = self._in_message = True
-        self._head_bytes = self._num_headers = 0
+        self._head_bytes = self._num_headers = self._num_chunks = self._body_bytes = 0
         self._note()
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _Excess
@@ -123,6 +127,13 @@ class _Connection(HttpToolsProtocol):
         self._in_head = False
         super().on_headers_complete()
         self._note()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_chunks += 1
+        self._body_bytes += len(body)
+        if self._num_chunks > SPARE_CHUNKS + self._body_bytes // BYTES_A_CHUNK:
+            raise _Excess
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_message = False

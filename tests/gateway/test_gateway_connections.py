@@ -199,6 +199,15 @@ async def test_what_is_no_request_is_refused_and_its_connection_closed(address: 
     await assert_served(address)
 
 
+async def test_a_body_in_crumbs_is_not_put_together(address: Address) -> None:
+    reader, writer = await connected(address)
+    writer.write(b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 20_000 + b"0\r\n\r\n")
+    assert not (await ended(reader)).startswith(b"HTTP/1.1 200")
+    reader, writer = await connected(address)
+    writer.write(b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 500 + b"0\r\n\r\n")
+    assert (await reader.readuntil(b"a" * 500)).startswith(b"HTTP/1.1 200")
+
+
 async def test_only_so_many_requests_wait_on_one_connection(address: Address) -> None:
     reader, writer = await connected(address)
     writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 8)
