@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 from gateway_cluster import MODEL, Cluster, until
+from prometheus_client import REGISTRY
 
 from conductor.gateway.app import GatewayServer
 from engine.tokenizer import Tokenizer
@@ -248,3 +251,36 @@ async def test_a_taken_port_is_an_error_that_names_the_setting(arguments: Proces
     with pytest.raises(ConfigError, match=rf"server.port: cannot listen on 127.0.0.1:{taken}"):
         await another.start()
     await another.close()
+
+
+async def test_while_a_large_request_is_read_and_tokenised_others_are_served(
+    http: httpx.AsyncClient, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, free = threading.Event(), threading.Event()
+    encode = Tokenizer.encode
+
+    def slow(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        if len(text) > 5000:
+            begun.set()
+            assert free.wait(10)
+        return encode(tokenizer, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", slow)
+    large = [asyncio.create_task(http.post(CHAT, json=chat(messages=[{"role": "user", "content": "word " * 1200}]))) for _ in range(3)]
+    await until(begun.is_set)
+    assert (await http.post(CHAT, json=chat())).status_code == 200
+    assert (await http.post(PLAIN, json=plain(stream=True))).status_code == 200
+    free.set()
+    assert [(await task).status_code for task in large] == [200] * 3
+
+
+async def test_a_client_that_goes_while_its_body_comes_leaves_nothing(http: httpx.AsyncClient, gateway: GatewayServer) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"x" * 100_000
+        await asyncio.sleep(30)
+
+    request = asyncio.create_task(http.post(PLAIN, content=body(), headers={"content-type": "application/json"}))
+    in_flight = functools.partial(REGISTRY.get_sample_value, "springtide_gateway_requests_in_flight", {"endpoint": PLAIN})
+    await until(lambda: in_flight() == 1)
+    request.cancel()
+    await until(lambda: in_flight() == 0)
