@@ -74,7 +74,7 @@ class Preparer:
         for prompt in body.prompt:
             prompts.append(self.prompt_tokens(prompt, "prompt"))
             left -= len(prompts[-1])
-            if left < 0:
+            if left < 0 and len(body.prompt) > 1:
                 raise InvalidRequest(f"prompt: the prompts have more than {self.bounds.max_values} tokens together", param="prompt")
         sampling = self.sampling(
             prompts,
