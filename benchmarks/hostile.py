@@ -19,7 +19,7 @@ import httpx
 import numpy as np
 import psutil
 
-from benchmarks.hostile_attacks import IDLE, NAMES
+from benchmarks.hostile_attacks import IDLE, NAMES, WORK
 from benchmarks.results import Row, show, write
 from tests.support.cluster import Cluster
 
@@ -32,7 +32,7 @@ NOTES = (
     "1 prefill and 1 decode node of SmolLM2-135M-Instruct in bfloat16, on one machine with the attacker and the clients. "
     f"{STREAMS} streams run; an attack goes on for {ATTACK_S:g} s by 4 connections at once (n = 32: by one), after {CALM_S:g} s of calm. "
     "Added: p99 of the time between tokens during the attack, less that of the calm before it. "
-    "Where the attack is work that the cluster takes on (n = 32), the batch is larger too. "
+    "Where the attack is work that the cluster takes on (n = 32), the batch is larger: compare with `n = 32 alone`. "
     f"Idle connections: the cluster is started with a limit of {FILES} files a process; new requests come all the time, each over a "
     "connection of its own."
 )
@@ -125,7 +125,10 @@ async def attack(name: str, cluster: Cluster) -> list[Row]:
     rows = [
         Row("TBT p99, calm", "ms", float(np.percentile(calm, 99)), case=name),
         Row("TBT p99, under attack", "ms", float(np.percentile(hurt, 99)), case=name),
-        Row("added", "ms", added, wanted=MOST_ADDED_MS, met=added <= MOST_ADDED_MS, case=name),
+        # What the cluster takes on is a larger batch, whoever asks for it: there its case without the attack is what to compare with.
+        Row("added", "ms", added, case=name)
+        if WORK in name
+        else Row("added", "ms", added, wanted=MOST_ADDED_MS, met=added <= MOST_ADDED_MS, case=name),
         Row("longest gap", "ms", float(hurt.max()), case=name),
         Row("memory of the gateway, added", "MiB", (most - memory) / (1 << 20), case=name),
     ]

@@ -124,6 +124,7 @@ async def send_bytes(name: str, url: str, until: float, answers: Counter[str]) -
 
     async def client() -> None:
         while time.monotonic() < until:
+            answers["reset"] += 1
             with contextlib.suppress(OSError):
                 reader, writer = await asyncio.open_connection(where.hostname, where.port)
                 with contextlib.closing(writer):
@@ -133,6 +134,7 @@ async def send_bytes(name: str, url: str, until: float, answers: Counter[str]) -
                         await writer.drain()
                     with contextlib.suppress(TimeoutError):
                         answers[(await asyncio.wait_for(taking, 5.0))[9:].decode() or "closed"] += 1
+                        answers["reset"] -= 1
 
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
 

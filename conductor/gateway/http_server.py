@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import logging
 import socket
 import time
 from collections.abc import Generator
@@ -17,13 +18,17 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from conductor.gateway.http_connections import MOST_S, ConnectionTable
 from springtide.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+# That a stranger sends what is no request is no trouble of ours, and must not fill the disk.
+logger.setLevel(logging.ERROR)
+
 STOP_TIMEOUT_S = 1
 MAX_HEAD_BYTES = 64 << 10
 """Of a request's line and headers, and of the trailers behind its body."""
 MAX_HEADERS = 128
 SPARE_CHUNKS, BYTES_A_CHUNK = 1024, 64
 """A body may come in so many pieces, and one more for so many bytes of it."""
-MAX_PIPELINED = 16
+MAX_PIPELINED = 4
 """Requests that wait behind the one that is being answered on their connection."""
 _TICKS_A_SWEEP = 10
 
@@ -60,6 +65,7 @@ class _Connection(HttpToolsProtocol):
 
     def __init__(self, table: ConnectionTable[_Connection], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.logger = logger
         self._table = table
         self._in_head = False
         self._in_message = False

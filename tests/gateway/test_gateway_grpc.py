@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import AsyncIterator
 
 import grpc
@@ -12,6 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from conductor.gateway.app import GatewayServer
+from conductor.gateway.grpc_service import InferenceService
+from conductor.gateway.prepare import Origin
+from conductor.gateway.reply import Work
 from engine.tokenizer import Tokenizer
 from springtide.blocks import KEY_BYTES
 from springtide.rpc import common_pb2 as pb
@@ -71,6 +76,27 @@ async def test_what_can_never_fit_or_is_out_of_range_is_refused_by_name(
         [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, **fields))]
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert not cluster.conductor.requests
+
+
+async def test_a_refused_message_does_not_stay(stub: inference_pb2_grpc.InferenceStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[inference_pb2.GenerateRequest] = []
+    prepare = InferenceService._prepare
+
+    def remembering(service: InferenceService, request: inference_pb2.GenerateRequest, origin: Origin) -> Work:
+        seen.append(request)
+        return prepare(service, request, origin)
+
+    monkeypatch.setattr(InferenceService, "_prepare", remembering)
+    gc.disable()
+    try:
+        for number in (2001, 50_000):
+            chat_prompt = inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage()] * number)
+            with pytest.raises(grpc.aio.AioRpcError):
+                [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, chat=chat_prompt))]
+        # By the list alone, and for this look.
+        await until(lambda: [sys.getrefcount(seen[number]) for number in range(2)] == [2, 2])
+    finally:
+        gc.enable()
 
 
 async def test_a_message_larger_than_the_context_could_hold_is_not_read(stub: inference_pb2_grpc.InferenceStub) -> None:
