@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from engine.base import SamplingRow
-from engine.device.sampling import sample_together
+from engine.device.sampling import at_temperature, sample_together
 from engine.device.upload import upload, upload_floats
 from springtide.sampling import SampledToken, SamplingParams
 
@@ -68,8 +68,9 @@ def _adjust(logits: torch.Tensor, row: SamplingRow) -> None:
     """In place, [vocab]."""
     params, device = row.params, logits.device
     if params.logit_bias:
-        (biased,) = upload([list(params.logit_bias)], device)
-        logits[biased] += upload_floats([list(params.logit_bias.values())], device)[0].float()
+        token_ids, biases = params.logit_bias.columns()
+        (biased,) = upload([token_ids], device)
+        logits.index_add_(0, biased, upload_floats([biases], device)[0].float())
     if params.repetition_penalty != 1.0:
         (seen,) = upload([np.unique(np.concatenate((_array(row.prompt_ids), _array(row.output_ids))))], device)
         values = logits[seen]
@@ -87,7 +88,7 @@ def _array(token_ids: Sequence[int]) -> np.ndarray:
 def _draw(logits: torch.Tensor, params: SamplingParams, draw: float) -> int:
     """The token at `draw` of the cumulative distribution of `logits` [vocab]: over the tokens that are left, the likeliest first, where
     there are filters; in the order of the vocabulary where there are none."""
-    probabilities = torch.softmax(logits / params.temperature, -1)
+    probabilities = at_temperature(logits, params.temperature)
     if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
         return _inverse_cdf(probabilities, draw)
     kept, tokens = _filtered(probabilities, params)

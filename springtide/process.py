@@ -7,6 +7,7 @@ import asyncio
 import ctypes
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 FLUSH_S = 1.0
+_MOST_FILES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ def run(role: str, arguments: ProcessArguments, main: Callable[[asyncio.Event], 
     setproctitle.setproctitle(f"springtide {role} {arguments.instance_id}".rstrip())
     setup_logging(arguments.instance_id or role, arguments.config.log.level, arguments.config.log.format)
     die_with_parent()
+    raise_file_limit()
     code = 1
     try:
         uvloop.run(_until_signalled(main))
@@ -100,6 +103,17 @@ def within(seconds: float, work: Callable[[], object]) -> None:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
+
+
+def raise_file_limit() -> int:
+    """Lets this process have as many files open as the system allows it, and returns how many those are. The limit that a shell sets by
+    default is for programs that cannot deal with numbers above it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= allowed:
+        return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed
 
 
 def die_with_parent() -> None:

@@ -2,10 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from springtide.rpc import common_pb2 as pb
+
+_TOKEN_ID, _BIAS = np.dtype("<i4"), np.dtype("<f4")
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """What is added to the logits of some tokens, in columns: it may name the whole vocabulary, in each of a request's many outputs and
+    at each step. Raises ValueError when the columns are not of equal length."""
+
+    token_ids: bytes = b""
+    """int32, little-endian; each token once."""
+    biases: bytes = b""
+    """float32, little-endian."""
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.biases) or len(self.biases) % _BIAS.itemsize:
+            raise ValueError(
+                f"logit_bias must have as many tokens as biases, not {len(self.token_ids)} and {len(self.biases)} bytes of them"
+            )
+
+    @classmethod
+    def of(cls, biases: Mapping[int, float]) -> LogitBias:
+        """Of a mapping from token ids."""
+        count = len(biases)
+        return cls(np.fromiter(biases, _TOKEN_ID, count).tobytes(), np.fromiter(biases.values(), _BIAS, count).tobytes())
+
+    def columns(self) -> tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.float32]]]:
+        """Token ids and biases: views, which may not be written to."""
+        return np.frombuffer(self.token_ids, _TOKEN_ID), np.frombuffer(self.biases, _BIAS)
+
+    def __len__(self) -> int:
+        return len(self.token_ids) // _TOKEN_ID.itemsize
+
+
+_NO_BIAS = LogitBias()
+REPETITION_PENALTIES = (0.01, 100.0)
+"""It divides and multiplies logits, which have to stay finite and apart from one another in single precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +64,7 @@ class SamplingParams:
     max_tokens: int = 16
     ignore_eos: bool = False
     logprobs: int | None = None
-    logit_bias: dict[int, float] = field(default_factory=dict)
+    logit_bias: LogitBias = _NO_BIAS
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -33,6 +73,7 @@ class SamplingParams:
             ("min_p", 0.0, 1.0),
             ("presence_penalty", -2.0, 2.0),
             ("frequency_penalty", -2.0, 2.0),
+            ("repetition_penalty", *REPETITION_PENALTIES),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
@@ -42,8 +83,6 @@ class SamplingParams:
                 raise ValueError(f"{name} must be at least {low}, not {getattr(self, name)}")
         if self.top_p == 0.0:
             raise ValueError("top_p must be above 0, not 0")
-        if not 0.0 < self.repetition_penalty < float("inf"):
-            raise ValueError(f"repetition_penalty must be above 0 and finite, not {self.repetition_penalty}")
 
     @property
     def greedy(self) -> bool:
@@ -62,8 +101,9 @@ class SamplingParams:
             stop_token_ids=self.stop_token_ids,
             max_tokens=self.max_tokens,
             ignore_eos=self.ignore_eos,
-            logit_bias=self.logit_bias,
         )
+        if self.logit_bias:
+            message.logit_bias.token_ids, message.logit_bias.biases = self.logit_bias.token_ids, self.logit_bias.biases
         if self.logprobs is not None:
             message.logprobs = self.logprobs
         return message
@@ -83,7 +123,7 @@ class SamplingParams:
             max_tokens=message.max_tokens,
             ignore_eos=message.ignore_eos,
             logprobs=message.logprobs if message.HasField("logprobs") else None,
-            logit_bias=dict(message.logit_bias),
+            logit_bias=LogitBias(message.logit_bias.token_ids, message.logit_bias.biases) if message.HasField("logit_bias") else _NO_BIAS,
         )
 
 

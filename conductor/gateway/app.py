@@ -11,6 +11,7 @@ from dataclasses import replace
 import grpc.aio
 
 from conductor.gateway.backend import Backend
+from conductor.gateway.bodies import Bodies
 from conductor.gateway.conductor_link import ConductorLink
 from conductor.gateway.core import GatewayCore
 from conductor.gateway.grpc_service import add_services
@@ -18,6 +19,7 @@ from conductor.gateway.http_app import create_app
 from conductor.gateway.http_server import HttpServer, bind
 from conductor.gateway.prepare import Preparer
 from conductor.gateway.runner import Runner
+from conductor.gateway.side_thread import SideThread
 from conductor.gateway.state import Limits
 from conductor.gateway.tenancy import Tenants
 from conductor.server.lease import LeaderLease
@@ -30,14 +32,16 @@ from springtide.credentials import credentials_of
 from springtide.errors import ConfigError
 from springtide.ids import GatewayId, new_incarnation
 from springtide.membership import Member, Membership
-from springtide.process import ProcessArguments
-from springtide.rpc.channels import new_server
+from springtide.process import ProcessArguments, raise_file_limit
+from springtide.rpc.channels import new_public_server
 from springtide.telemetry import serve_metrics
 
 logger = logging.getLogger(__name__)
 
 _GRACE_S = 0.5
 """For clients to take their last bytes when the gateway stops."""
+MAX_HTTP_CONNECTIONS, MAX_GRPC_CONNECTIONS = 8192, 4096
+"""Where the process may open enough files: half of these are for HTTP, a quarter for gRPC, the rest for the cluster's own connections."""
 _TAKE_OVER_S = 1.0
 """By when, after the lease of a leader that died is over, another Conductor leads."""
 
@@ -71,25 +75,30 @@ class GatewayServer:
         self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
         self._core = GatewayCore(_limits(config))
         self._conductor = self._new_link(config, config.redis_url, conductor_address)
+        self._clock = MonotonicClock()
         self._runner = self._new_runner()
-        self._grpc_server = new_server()
+        self._side_thread = SideThread()
+        self._grpc_server: grpc.aio.Server | None = None
         self._http_server: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Returns when both APIs are served. Raises ConfigError when a port cannot be had or the tokenizer cannot be read."""
         server = self._arguments.config.server
+        files = raise_file_limit()
         http_socket = bind(server.host, server.port, "server.port")
         try:
-            self.grpc_address = f"{server.host}:{_bind_grpc(self._grpc_server, server.host, server.grpc_port)}"
-            self.http_address = f"{server.host}:{http_socket.getsockname()[1]}"
             backend = await self._backend()
-            await add_services(self._grpc_server, backend)
-            await self._grpc_server.start()
+            max_bytes = backend.preparer.bounds.max_message_bytes
+            grpc_server = self._grpc_server = new_public_server(max_bytes, min(files // 4, MAX_GRPC_CONNECTIONS))
+            self.grpc_address = f"{server.host}:{_bind_grpc(grpc_server, server.host, server.grpc_port)}"
+            self.http_address = f"{server.host}:{http_socket.getsockname()[1]}"
+            await add_services(grpc_server, backend)
+            await grpc_server.start()
         except BaseException:
             http_socket.close()
             raise
-        self._http_server = HttpServer(create_app(backend))
+        self._http_server = HttpServer(create_app(backend), min(files // 2, MAX_HTTP_CONNECTIONS))
         self._serving = asyncio.create_task(self._http_server.serve(sockets=[http_socket]), name="gateway-http")
         self._conductor.start()
         self._runner.start()
@@ -98,7 +107,7 @@ class GatewayServer:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`; raises when the HTTP server ends before that. Then every request still running gets its terminal reply."""
-        assert self._serving is not None and self._http_server is not None, "run() comes after start()"
+        assert self._serving is not None and self._http_server is not None and self._grpc_server is not None, "run() comes after start()"
         stopped = asyncio.create_task(stop.wait())
         try:
             await asyncio.wait({stopped, self._serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -116,7 +125,9 @@ class GatewayServer:
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
-        await self._grpc_server.stop(None)
+        if self._grpc_server is not None:
+            await self._grpc_server.stop(None)
+        self._side_thread.close()
         await self._runner.close()
         await self._conductor.close()
         await self._membership.close()
@@ -133,13 +144,14 @@ class GatewayServer:
         block_tokens = config.kv.block_tokens
         root = functools.partial(namespace_root, self._arguments.model_info.fingerprint, config.dtype, block_tokens)
         namespace = functools.lru_cache(maxsize=4096)(root)
-        return Runner(self._core, self._conductor, MonotonicClock(), self._gateway_id, block_tokens, namespace, self._credentials)
+        return Runner(self._core, self._conductor, self._clock, self._gateway_id, block_tokens, namespace, self._credentials)
 
     async def _backend(self) -> Backend:
         config, info = self._arguments.config, self._arguments.model_info
         tokenizer = await asyncio.to_thread(load_tokenizer, info)
         preparer = Preparer(config.served_model_name or info.name, context_tokens(config, info), info.vocab_size, tokenizer)
-        return Backend(preparer, tokenizer, self._runner, self._conductor, Tenants(config.server.api_keys))
+        bodies, tenants = Bodies(preparer.bounds.max_body_bytes), Tenants(config.server.api_keys)
+        return Backend(preparer, tokenizer, self._runner, self._conductor, tenants, bodies, self._side_thread, self._clock)
 
     async def _announce(self) -> None:
         member = Member(

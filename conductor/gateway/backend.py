@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from conductor.gateway.bodies import Bodies
 from conductor.gateway.conductor_link import ConductorLink
 from conductor.gateway.prepare import Preparer
 from conductor.gateway.reply import Reply, Work
 from conductor.gateway.runner import Runner
+from conductor.gateway.side_thread import SideThread
 from conductor.gateway.tenancy import Tenants
 from engine.tokenizer import Tokenizer
+from springtide.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,10 @@ class Backend:
     runner: Runner
     conductor: ConductorLink
     tenants: Tenants
+    bodies: Bodies
+    side_thread: SideThread
+    clock: Clock
+    """The runner's."""
 
     def start(self, work: Work) -> Reply:
         return Reply(work, self.runner, self.tokenizer.detokenizer)

@@ -189,7 +189,9 @@ class GatewayCore:
 
     @staticmethod
     def _age_ms(state: RequestState, now: float) -> float:
-        return (now - state.arrived_at) * 1000
+        """Of the API request, whose further choices begin later."""
+        requested_at = state.generation.requested_at
+        return (now - (state.arrived_at if requested_at is None else requested_at)) * 1000
 
     @staticmethod
     def _ttft_budget_ms(state: RequestState, assignment: ev.Assignment, now: float) -> float:

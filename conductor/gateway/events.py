@@ -29,7 +29,9 @@ class Generation:
     priority: int = 0
     traceparent: str = ""
     deadline_ms: float = 0.0
-    """Until when the whole output is wanted, from the request's arrival; 0 for whenever."""
+    """Until when the whole output is wanted, from `requested_at`; 0 for whenever."""
+    requested_at: float | None = None
+    """When the API request came: the further choices of a prompt begin later. None: with this generation."""
     accepted: bool = False
     """Belongs to a request that the Conductor has accepted already (a further choice of it): never rejected for load."""
 

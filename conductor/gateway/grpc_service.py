@@ -13,14 +13,15 @@ import grpc.aio
 from conductor.gateway import metrics
 from conductor.gateway.backend import Backend
 from conductor.gateway.http_errors import message_for_client
-from conductor.gateway.prepare import COMPLETION_MAX_TOKENS
+from conductor.gateway.prepare import COMPLETION_MAX_TOKENS, Origin
 from conductor.gateway.reply import Delta, Usage, Work
-from conductor.gateway.schema import MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from conductor.gateway.schema import MAX_BIASED_TOKENS, MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unauthenticated, Unavailable
 from springtide.ids import new_id
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import inference_pb2, inference_pb2_grpc
 from springtide.rpc.health import add_health_and_reflection
+from springtide.sampling import LogitBias
 
 _ENDPOINT = "grpc/Generate"
 _FINISHES = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
@@ -60,12 +61,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         status, request_id = grpc.StatusCode.CANCELLED, new_id("gen")
         metrics.IN_FLIGHT.labels(_ENDPOINT).inc()
         try:
-            async with contextlib.aclosing(self._generate(request, context, request_id)) as chunks:
+            answer = self._generate(request, context, request_id)
+            # The context keeps the error that ends a call, and that keeps this frame, which keeps the context: a request in it would stay
+            # until the collector comes round, with fifty times the bytes that it came in.
+            del request
+            async with contextlib.aclosing(answer) as chunks:
                 async for chunk in chunks:
                     yield chunk
             status = grpc.StatusCode.OK
         except SpringtideError as error:
             status = _status(error)
+            error.__traceback__ = None
             await _abort(context, status, error, request_id)
         finally:
             metrics.IN_FLIGHT.labels(_ENDPOINT).dec()
@@ -76,7 +82,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _generate(
         self, request: inference_pb2.GenerateRequest, context: Context, request_id: str
     ) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
-        reply = self._backend.start(await self._prepare(request, context, request_id))
+        tenant = self._backend.tenants.of(_metadata(context, "authorization"), request.tenant)
+        origin = Origin(request_id, self._backend.clock.now(), tenant, _metadata(context, "traceparent"))
+        reply = self._backend.start(await self._backend.side_thread.run(request.ByteSize(), self._prepare, request, origin))
         # A cancelled call may leave this generator suspended until it is collected; its slots must not wait for that.
         context.add_done_callback(lambda _: reply.close())  # type: ignore[arg-type]  # the stubs want a class
         try:
@@ -86,8 +94,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         finally:
             reply.close()
 
-    async def _prepare(self, request: inference_pb2.GenerateRequest, context: Context, request_id: str) -> Work:
-        tenant = self._backend.tenants.of(_metadata(context, "authorization"), request.tenant)
+    def _prepare(self, request: inference_pb2.GenerateRequest, origin: Origin) -> Work:
         preparer = self._backend.preparer
         preparer.check_model(request.model)
         if len(request.stop) > MAX_STOP_STRINGS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in request.stop):
@@ -95,13 +102,24 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         wanted = request.sampling
         if wanted.HasField("logprobs") and wanted.logprobs > MAX_LOGPROBS:
             raise InvalidRequest(f"sampling.logprobs must be at most {MAX_LOGPROBS}, not {wanted.logprobs}", param="sampling.logprobs")
+        if wanted.HasField("logit_bias"):
+            raise InvalidRequest(
+                "sampling.logit_bias is between nodes; the request's own logit_bias is what you want", param="sampling.logit_bias"
+            )
+        if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
+            raise InvalidRequest(f"deadline_ms must be between 0 and {MAX_DEADLINE_MS:.0f}, not {request.deadline_ms}", param="deadline_ms")
+        # What is too long is found by its length: to look at an entry costs hundreds of times what it takes in the message.
+        preparer.check_count(len(request.chat.messages), "messages")
+        preparer.check_count(len(request.tokens.token_ids), "tokens")
+        if len(wanted.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids")
         kind = request.WhichOneof("prompt")
         if kind == "chat":
-            tokens = await preparer.chat_tokens([(message.role, message.content) for message in request.chat.messages])
+            tokens = preparer.chat_tokens([(message.role, message.content) for message in request.chat.messages])
         elif kind == "text":
-            tokens = await preparer.prompt_tokens(request.text, "text")
+            tokens = preparer.prompt_tokens(request.text, "text")
         elif kind == "tokens":
-            tokens = await preparer.prompt_tokens(tuple(request.tokens.token_ids), "tokens")
+            tokens = preparer.prompt_tokens(tuple(request.tokens.token_ids), "tokens")
         else:
             raise InvalidRequest("prompt is required: one of text, tokens and chat", param="prompt")
         sampling = preparer.sampling(
@@ -109,24 +127,29 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             max_tokens=wanted.max_tokens or None,
             default_max_tokens=preparer.context_length if kind == "chat" else COMPLETION_MAX_TOKENS,
             prompt_field="prompt",
-            values=_sampling_values(wanted),
+            values=_sampling_values(request),
         )
-        if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
-            raise InvalidRequest(f"deadline_ms must be between 0 and {MAX_DEADLINE_MS:.0f}, not {request.deadline_ms}", param="deadline_ms")
         return Work(
-            request_id=request_id,
+            request_id=origin.request_id,
             prompts=(tokens,),
             n=1,
             sampling=sampling,
             stop=tuple(request.stop),
-            tenant=tenant,
+            tenant=origin.tenant,
             priority=request.priority,
-            traceparent=_metadata(context, "traceparent"),
+            traceparent=origin.traceparent,
             deadline_ms=request.deadline_ms,
+            requested_at=origin.requested_at,
         )
 
 
-def _sampling_values(wanted: pb.SamplingParams) -> dict[str, Any]:
+def _sampling_values(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
+    """Raises InvalidRequest."""
+    wanted = request.sampling
+    if len(request.logit_bias) > MAX_BIASED_TOKENS:
+        raise InvalidRequest(f"logit_bias may name at most {MAX_BIASED_TOKENS} tokens, not {len(request.logit_bias)}", param="logit_bias")
+    if any(token_id >= 1 << 31 for token_id in request.logit_bias):
+        raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias")
     return {
         "temperature": wanted.temperature,
         "top_k": wanted.top_k,
@@ -139,7 +162,7 @@ def _sampling_values(wanted: pb.SamplingParams) -> dict[str, Any]:
         "stop_token_ids": tuple(wanted.stop_token_ids),
         "ignore_eos": wanted.ignore_eos,
         "logprobs": wanted.logprobs if wanted.HasField("logprobs") else None,
-        "logit_bias": dict(wanted.logit_bias),
+        "logit_bias": LogitBias.of(dict(request.logit_bias)),
     }
 
 

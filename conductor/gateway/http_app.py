@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 
 from conductor.gateway import http_errors, metrics
 from conductor.gateway.backend import Backend
-from conductor.gateway.body_limit import BodyLimit
-from conductor.gateway.openai_format import ChatFormat, CompletionFormat, Format
+from conductor.gateway.bodies import check_media_type, parse_body
+from conductor.gateway.openai_format import ChatFormat, CompletionFormat, Format, dump
+from conductor.gateway.prepare import Origin
 from conductor.gateway.reply import ClientDisconnected, Delta, Reply, Work
 from conductor.gateway.schema import ChatCompletionRequest, CompletionRequest
 from conductor.gateway.tenancy import TenantGuard
 from springtide.errors import SpringtideError, Unavailable
 from springtide.ids import new_id
 
-_SEPARATORS = (",", ":")
+logger = logging.getLogger(__name__)
+
+_PIECES_AT_ONCE = 4
+_SCHEMAS = "#/components/schemas/{model}"
 
 
 def create_app(backend: Backend) -> FastAPI:
     app = FastAPI(title="Springtide", docs_url=None, redoc_url=None, redirect_slashes=False)
     http_errors.install(app)
-    app.add_middleware(BodyLimit)
     app.add_middleware(TenantGuard, tenants=backend.tenants)
     created = int(time.time())
     preparer = backend.preparer
@@ -52,23 +59,13 @@ def create_app(backend: Backend) -> FastAPI:
         preparer.check_model(model_id)
         return model_card()
 
-    @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:
-        request_id = new_id("chatcmpl")
-        answer_format = ChatFormat(
-            request_id, preparer.model_name, body.num_top_logprobs is not None, body.include_usage, backend.tokenizer
-        )
-        work = preparer.chat(body, request_id, request.state.tenant, request.headers.get("traceparent", ""))
-        return await _Exchange(backend, request, request_id, answer_format).run(work, body.stream, body.include_usage)
+    @app.post("/v1/chat/completions", openapi_extra=_takes(ChatCompletionRequest))
+    async def chat_completions(request: Request) -> Response:
+        return await _Exchange(backend, request, "chatcmpl", _chat).run()
 
-    @app.post("/v1/completions")
-    async def completions(request: Request, body: CompletionRequest) -> Response:
-        request_id = new_id("cmpl")
-        answer_format = CompletionFormat(
-            request_id, preparer.model_name, body.num_top_logprobs is not None, body.include_usage, backend.tokenizer
-        )
-        work = preparer.completion(body, request_id, request.state.tenant, request.headers.get("traceparent", ""))
-        return await _Exchange(backend, request, request_id, answer_format).run(work, body.stream, body.include_usage)
+    @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        return await _Exchange(backend, request, "cmpl", _completion).run()
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -86,57 +83,120 @@ def create_app(backend: Backend) -> FastAPI:
     async def prometheus() -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
+    _describe(app, [ChatCompletionRequest, CompletionRequest])
     return app
+
+
+def _takes(body: type[BaseModel]) -> dict[str, Any]:
+    """For the API's own description: bodies are read by us."""
+    schema = {"$ref": _SCHEMAS.format(model=body.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _describe(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
+    """Has `/openapi.json` say what `bodies` are like."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_SCHEMAS)
+            description = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            description.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            app.openapi_schema = description
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way of doing it
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A valid request, and how its answer is wanted."""
+
+    work: Work
+    format: Format
+    stream: bool
+    include_usage: bool
+
+
+def _chat(backend: Backend, raw: bytes, origin: Origin) -> _Order:
+    preparer = backend.preparer
+    body = parse_body(raw, ChatCompletionRequest, preparer.bounds.max_values)
+    work = preparer.chat(body, origin)
+    wants_logprobs = body.num_top_logprobs is not None
+    answer_format = ChatFormat(origin.request_id, preparer.model_name, wants_logprobs, body.include_usage, backend.tokenizer)
+    return _Order(work, answer_format, body.stream, body.include_usage)
+
+
+def _completion(backend: Backend, raw: bytes, origin: Origin) -> _Order:
+    preparer = backend.preparer
+    body = parse_body(raw, CompletionRequest, preparer.bounds.max_values)
+    work = preparer.completion(body, origin)
+    wants_logprobs = body.num_top_logprobs is not None
+    answer_format = CompletionFormat(origin.request_id, preparer.model_name, wants_logprobs, body.include_usage, backend.tokenizer)
+    return _Order(work, answer_format, body.stream, body.include_usage)
 
 
 class _Exchange:
     """One request and its answer, with whatever has to be undone at its end however it ends."""
 
-    def __init__(self, backend: Backend, request: Request, request_id: str, answer_format: Format) -> None:
+    def __init__(self, backend: Backend, request: Request, kind: str, prepare: Callable[[Backend, bytes, Origin], _Order]) -> None:
+        """`kind` begins the request's id."""
         self._backend = backend
         self._request = request
-        self._request_id = request_id
         self._endpoint = request.url.path
-        self._format = answer_format
+        self._prepare = prepare
+        self._origin = Origin(new_id(kind), backend.clock.now(), request.state.tenant, request.headers.get("traceparent", ""))
         self._reply: Reply | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._ended = False
         metrics.IN_FLIGHT.labels(self._endpoint).inc()
 
-    async def run(self, preparing: Coroutine[Any, Any, Work], stream: bool, include_usage: bool) -> Response:
+    async def run(self) -> Response:
         try:
-            reply = self._reply = self._backend.start(await preparing)
+            order = await self._ordered()
+            reply = self._reply = self._backend.start(order.work)
             self._watcher = asyncio.create_task(self._watch(reply))
             # Nothing is sent before the first token: a refusal at the last door is still a plain 429.
             await reply.started()
-            if stream:
-                return _EventStream(lambda: self._events(reply, include_usage), self._end)
+            if order.stream:
+                return _EventStream(lambda: self._events(reply, order), self._end, self._headers)
             deltas: list[Delta] = []
             async for batch in reply.batches():
                 deltas += batch
-            response = JSONResponse(self._format.whole(deltas, reply.usage))
+            response = Response(
+                await _written(order.format.whole(deltas, reply.usage)), media_type="application/json", headers=self._headers
+            )
         except SpringtideError as error:
             self._end(self._outcome(error))
-            return http_errors.error_response(error, self._request_id)
+            logger.info("answered %d: %s", error.http_status, error.message, extra={"request_id": self._origin.request_id})
+            return http_errors.error_response(error, self._origin.request_id)
         except BaseException:
             self._end("500")
             raise
         self._end("200")
         return response
 
-    async def _events(self, reply: Reply, include_usage: bool) -> AsyncIterator[bytes]:
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {http_errors.REQUEST_ID_HEADER: self._origin.request_id}
+
+    async def _ordered(self) -> _Order:
+        check_media_type(self._request)
+        async with self._backend.bodies.received(self._request) as raw:
+            return await self._backend.side_thread.run(len(raw), self._prepare, self._backend, raw, self._origin)
+
+    async def _events(self, reply: Reply, order: _Order) -> AsyncIterator[bytes]:
         """The stream's bytes; the last thing yielded is `[DONE]` or an error."""
         try:
             async for batch in reply.batches():
-                chunks = [chunk for delta in batch for chunk in self._format.chunks(delta)]
+                chunks = [chunk for delta in batch for chunk in order.format.chunks(delta)]
                 if chunks:
                     yield b"".join(_event(chunk) for chunk in chunks)
-            if include_usage:
-                yield _event(self._format.usage_chunk(reply.usage))
+            if order.include_usage:
+                yield _event(order.format.usage_chunk(reply.usage))
             yield b"data: [DONE]\n\n"
             self._end("200")
         except SpringtideError as error:
-            yield _event(http_errors.error_body(error, self._request_id))
+            yield _event(http_errors.error_body(error, self._origin.request_id))
             self._end(self._outcome(error))
 
     async def _watch(self, reply: Reply) -> None:
@@ -167,8 +227,8 @@ class _EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: Callable[[], AsyncIterator[bytes]], on_end: Callable[[str], None]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(self, events: Callable[[], AsyncIterator[bytes]], on_end: Callable[[str], None], headers: dict[str, str]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._events = events
         self._on_end = on_end
@@ -184,4 +244,14 @@ class _EventStream(Response):
 
 
 def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, separators=_SEPARATORS, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + dump(data).encode() + b"\n\n"
+
+
+async def _written(pieces: Iterator[str]) -> str:
+    """All of a long answer, with everybody else served in between."""
+    text = []
+    for piece in pieces:
+        text.append(piece)
+        if len(text) % _PIECES_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return "".join(text)

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 
-from conductor.gateway import metrics
 from springtide.errors import InvalidRequest, Overloaded, SpringtideError, Unauthenticated, Unavailable
 
-_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
+REQUEST_ID_HEADER = "x-request-id"
+"""Of every answer to a generation: under it, the log has what became of the request."""
 _MEANT_FOR_CLIENTS = ("shutting_down", "not_ready", "deadline", "internal_error")
 """Codes of server errors whose messages say nothing of nodes and addresses."""
 
@@ -35,17 +36,16 @@ def error_body(error: SpringtideError, request_id: str = "") -> dict[str, Any]:
 
 
 def error_response(error: SpringtideError, request_id: str = "") -> JSONResponse:
-    headers = None
+    headers = {REQUEST_ID_HEADER: request_id} if request_id else {}
     if isinstance(error, Overloaded):
-        headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     elif isinstance(error, Unauthenticated):
-        headers = {"www-authenticate": "Bearer"}
+        headers["www-authenticate"] = "Bearer"
     return JSONResponse(error_body(error, request_id), status_code=error.http_status, headers=headers)
 
 
 def install(app: FastAPI) -> None:
     app.add_exception_handler(SpringtideError, _on_springtide_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid_body)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
 
@@ -53,12 +53,6 @@ def install(app: FastAPI) -> None:
 async def _on_springtide_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, SpringtideError)
     return error_response(error)
-
-
-async def _on_invalid_body(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    metrics.REQUESTS.labels(request.url.path, "400").inc()
-    return error_response(explain(error.errors()[0]))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
@@ -73,15 +67,14 @@ async def _on_bug(_: Request, error: Exception) -> JSONResponse:
     return error_response(SpringtideError("internal error; the server's log has more", code="internal_error"))
 
 
-def explain(problem: dict[str, Any]) -> InvalidRequest:
+def explain(problem: ErrorDetails) -> InvalidRequest:
     """One of pydantic's problems, in words that name the field and the value."""
-    location: Sequence[str | int] = problem["loc"][1:]
     kind, message = problem["type"], problem["msg"]
-    if kind == "json_invalid":
-        return InvalidRequest(f"the body is not valid JSON: {problem['ctx']['error']} at character {location[0]}", code="invalid_json")
-    param = _dotted(location)
+    param = _dotted(problem["loc"])
     if not param:
-        return _explain_whole(kind, message)
+        # Raised by a validator of the whole body, whose words begin with the field.
+        text = message.removeprefix("Value error, ")
+        return InvalidRequest(text, param=text.split()[0], code="invalid_value")
     if kind == "extra_forbidden":
         return InvalidRequest(f"{param} is not a field that this server supports", param=param, code="unknown_parameter")
     if kind == "missing":
@@ -91,13 +84,6 @@ def explain(problem: dict[str, Any]) -> InvalidRequest:
     value = problem.get("input")
     shown = f", not {value!r}" if isinstance(value, (str, int, float, bool, type(None))) and len(repr(value)) < 100 else ""
     return InvalidRequest(f"{param}: {message[:1].lower()}{message[1:]}{shown}", param=param, code="invalid_value")
-
-
-def _explain_whole(kind: str, message: str) -> InvalidRequest:
-    if kind == "value_error":
-        text = message.removeprefix("Value error, ")
-        return InvalidRequest(text, param=text.split()[0], code="invalid_value")
-    return InvalidRequest("the body must be a JSON object, sent with content-type application/json", code="invalid_body")
 
 
 def _dotted(location: Sequence[str | int]) -> str:

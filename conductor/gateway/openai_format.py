@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ Json = dict[str, Any]
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have. OpenAI's choice."""
+_TOKENS_A_PIECE = 16
 
 
 def usage_json(usage: Usage) -> Json:
@@ -43,7 +45,10 @@ class Format(Protocol):
 
     def usage_chunk(self, usage: Usage) -> Json: ...
 
-    def whole(self, deltas: Sequence[Delta], usage: Usage) -> Json: ...
+    def whole(self, deltas: Sequence[Delta], usage: Usage) -> Iterator[str]:
+        """The JSON text of the whole answer, in pieces each of which takes a millisecond or so: with log-probabilities, all of it may
+        take seconds."""
+        ...
 
 
 class _Envelope:
@@ -52,6 +57,13 @@ class _Envelope:
         self._wants_logprobs = wants_logprobs
         self._wants_usage = wants_usage
         self._tokenizer = tokenizer
+
+    def _whole(self, kind: str, choices: Iterable[Iterator[str]], usage: Usage) -> Iterator[str]:
+        yield dump({**self._head, "object": kind, "usage": usage_json(usage)})[:-1] + ',"choices":['
+        for number, pieces in enumerate(choices):
+            yield "," if number else ""
+            yield from pieces
+        yield "]}"
 
     def _event(self, kind: str, choices: list[Json], usage: Usage | None = None) -> Json:
         event = {**self._head, "object": kind, "choices": choices}
@@ -85,30 +97,28 @@ class ChatFormat(_Envelope):
     def usage_chunk(self, usage: Usage) -> Json:
         return self._event(self.CHUNK, [], usage)
 
-    def whole(self, deltas: Sequence[Delta], usage: Usage) -> Json:
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self._logprobs(choice.tokens),
-                "finish_reason": choice.finish,
-            }
-            for index, choice in _collect(deltas)
-        ]
-        return {**self._head, "object": self.WHOLE, "choices": choices, "usage": usage_json(usage)}
+    def whole(self, deltas: Sequence[Delta], usage: Usage) -> Iterator[str]:
+        return self._whole(self.WHOLE, (self._choice(index, choice) for index, choice in _collect(deltas)), usage)
+
+    def _choice(self, index: int, choice: _Collected) -> Iterator[str]:
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        yield dump({"index": index, "message": message, "finish_reason": choice.finish})[:-1] + ',"logprobs":'
+        if not self._wants_logprobs:
+            yield "null}"
+            return
+        yield '{"content":'
+        yield from _listed(choice.tokens, self._content)
+        yield ',"refusal":null}}'
 
     def _logprobs(self, tokens: Sequence[PlacedToken]) -> Json | None:
         if not self._wants_logprobs:
             return None
+        return {"content": [self._content(placed) for placed in tokens], "refusal": None}
+
+    def _content(self, placed: PlacedToken) -> Json:
         return {
-            "content": [
-                {
-                    **self._entry(placed.token.token_id, placed.token.logprob),
-                    "top_logprobs": [self._entry(token_id, logprob) for token_id, logprob in placed.token.top],
-                }
-                for placed in tokens
-            ],
-            "refusal": None,
+            **self._entry(placed.token.token_id, placed.token.logprob),
+            "top_logprobs": [self._entry(token_id, logprob) for token_id, logprob in placed.token.top],
         }
 
     def _entry(self, token_id: int, logprob: float | None) -> Json:
@@ -128,28 +138,51 @@ class CompletionFormat(_Envelope):
     def usage_chunk(self, usage: Usage) -> Json:
         return self._event(self.KIND, [], usage)
 
-    def whole(self, deltas: Sequence[Delta], usage: Usage) -> Json:
-        choices = [
-            {"index": index, "text": choice.text, "logprobs": self._logprobs(choice.tokens), "finish_reason": choice.finish}
-            for index, choice in _collect(deltas)
-        ]
-        return {**self._head, "object": self.KIND, "choices": choices, "usage": usage_json(usage)}
+    def whole(self, deltas: Sequence[Delta], usage: Usage) -> Iterator[str]:
+        return self._whole(self.KIND, (self._choice(index, choice) for index, choice in _collect(deltas)), usage)
+
+    def _choice(self, index: int, choice: _Collected) -> Iterator[str]:
+        yield dump({"index": index, "text": choice.text, "finish_reason": choice.finish})[:-1] + ',"logprobs":'
+        if not self._wants_logprobs:
+            yield "null}"
+            return
+        for number, (name, column) in enumerate(self._columns().items()):
+            yield f'{"," if number else "{"}"{name}":'
+            yield from _listed(choice.tokens, column)
+        yield "}}"
 
     def _logprobs(self, tokens: Sequence[PlacedToken]) -> Json | None:
         if not self._wants_logprobs:
             return None
+        return {name: [column(placed) for placed in tokens] for name, column in self._columns().items()}
+
+    def _columns(self) -> dict[str, Callable[[PlacedToken], Any]]:
+        text = self._tokenizer.token_text
         return {
-            "tokens": [self._tokenizer.token_text(placed.token.token_id) for placed in tokens],
-            "token_logprobs": [_finite(placed.token.logprob) for placed in tokens],
-            "top_logprobs": [
-                {self._tokenizer.token_text(token_id): _finite(logprob) for token_id, logprob in placed.token.top} for placed in tokens
-            ],
-            "text_offset": [placed.offset for placed in tokens],
+            "tokens": lambda placed: text(placed.token.token_id),
+            "token_logprobs": lambda placed: _finite(placed.token.logprob),
+            "top_logprobs": lambda placed: {text(token_id): _finite(logprob) for token_id, logprob in placed.token.top},
+            "text_offset": lambda placed: placed.offset,
         }
 
 
+def dump(data: Json | list[Any]) -> str:
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+
+
+def _listed(tokens: Sequence[PlacedToken], entry: Callable[[PlacedToken], Any]) -> Iterator[str]:
+    """A JSON list with an entry for each token, in pieces."""
+    yield "["
+    for begin in range(0, len(tokens), _TOKENS_A_PIECE):
+        yield ("," if begin else "") + dump([entry(placed) for placed in tokens[begin : begin + _TOKENS_A_PIECE]])[1:-1]
+    yield "]"
+
+
 def _finite(logprob: float | None) -> float | None:
-    return None if logprob is None else max(logprob, LEAST_LOGPROB)
+    """What JSON can hold; a model whose numbers have overflowed may give anything."""
+    if logprob is None:
+        return None
+    return min(logprob, 0.0) if logprob > LEAST_LOGPROB else LEAST_LOGPROB
 
 
 def _collect(deltas: Sequence[Delta]) -> list[tuple[int, _Collected]]:

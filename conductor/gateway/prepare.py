@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from conductor.gateway.bounds import Bounds
 from conductor.gateway.reply import SEED_RANGE, Work
-from conductor.gateway.schema import ChatCompletionRequest, CompletionRequest, Prompt
+from conductor.gateway.schema import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
 from engine.tokenizer import Tokenizer
 from springtide.errors import InvalidRequest, ModelNotFound
-from springtide.sampling import SamplingParams
+from springtide.sampling import LogitBias, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for plain completions."""
-MAX_LOGIT_BIAS = 100.0
 ROLES = ("system", "developer", "user", "assistant")
 MAX_GENERATIONS = 1024
 """Of one API request."""
-_THREAD_CHARACTERS = 4096
-"""Longer texts are tokenised on a thread: they would hold up every stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an API request comes from."""
+
+    request_id: str
+    requested_at: float
+    """When it began to come, on the runner's clock."""
+    tenant: str = ""
+    traceparent: str = ""
 
 
 class Preparer:
+    """Thread-safe. All of it takes time in proportion to the request's size, up to a second."""
+
     def __init__(self, model_name: str, context_length: int, vocab_size: int, tokenizer: Tokenizer) -> None:
         self.model_name = model_name
         self.context_length = context_length
+        self.bounds = Bounds.of(context_length, vocab_size, tokenizer.most_bytes_a_token)
         self._vocab_size = vocab_size
         self._tokenizer = tokenizer
 
@@ -34,13 +46,13 @@ class Preparer:
         """Raises ModelNotFound."""
         if name != self.model_name:
             raise ModelNotFound(
-                f"model {name!r} does not exist; this server has {self.model_name!r}", param="model", code="model_not_found"
+                f"model {name[:100]!r} does not exist; this server has {self.model_name!r}", param="model", code="model_not_found"
             )
 
-    async def chat(self, body: ChatCompletionRequest, request_id: str, tenant: str, traceparent: str) -> Work:
+    def chat(self, body: ChatCompletionRequest, origin: Origin) -> Work:
         """Raises InvalidRequest."""
         self.check_model(body.model)
-        prompt = await self.chat_tokens([(message.role, message.content) for message in body.messages])
+        prompt = self.chat_tokens([(message.role, message.content) for message in body.messages])
         sampling = self.sampling(
             [prompt],
             max_tokens=body.wanted_tokens,
@@ -48,16 +60,22 @@ class Preparer:
             prompt_field="messages",
             values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
         )
-        return Work(request_id, (prompt,), body.n, sampling, body.stop, tenant, body.priority, traceparent, body.deadline_ms or 0.0)
+        return _work(body, origin, (prompt,), sampling)
 
-    async def completion(self, body: CompletionRequest, request_id: str, tenant: str, traceparent: str) -> Work:
+    def completion(self, body: CompletionRequest, origin: Origin) -> Work:
         """Raises InvalidRequest."""
         self.check_model(body.model)
         if len(body.prompt) * body.n > MAX_GENERATIONS:
             raise InvalidRequest(
                 f"prompt: {len(body.prompt)} prompts with n={body.n} are more than {MAX_GENERATIONS} outputs in one request", param="prompt"
             )
-        prompts = tuple([await self.prompt_tokens(prompt, "prompt") for prompt in body.prompt])
+        prompts = []
+        left = self.bounds.max_values
+        for prompt in body.prompt:
+            prompts.append(self.prompt_tokens(prompt, "prompt"))
+            left -= len(prompts[-1])
+            if left < 0 and len(body.prompt) > 1:
+                raise InvalidRequest(f"prompt: the prompts have more than {self.bounds.max_values} tokens together", param="prompt")
         sampling = self.sampling(
             prompts,
             max_tokens=body.max_tokens,
@@ -65,30 +83,38 @@ class Preparer:
             prompt_field="prompt",
             values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
         )
-        return Work(request_id, prompts, body.n, sampling, body.stop, tenant, body.priority, traceparent, body.deadline_ms or 0.0)
+        return _work(body, origin, tuple(prompts), sampling)
 
-    async def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+    def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
         """Of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""
+        self.check_count(len(messages), "messages")
+        if not messages:
+            raise InvalidRequest("messages must hold at least one message", param="messages")
         for number, (role, _) in enumerate(messages):
             if role not in ROLES:
                 raise InvalidRequest(
-                    f"messages[{number}].role must be one of {', '.join(ROLES)}, not {role!r}", param=f"messages[{number}].role"
+                    f"messages[{number}].role must be one of {', '.join(ROLES)}, not {role[:100]!r}", param=f"messages[{number}].role"
                 )
-        if not messages:
-            raise InvalidRequest("messages must hold at least one message", param="messages")
         # What OpenAI calls a developer's message now is what chat templates know as the system's.
         conversation = [{"role": "system" if role == "developer" else role, "content": content} for role, content in messages]
-        if sum(len(content) for _, content in messages) > _THREAD_CHARACTERS:
-            return tuple(await asyncio.to_thread(self._tokenizer.apply_chat_template, conversation))
-        return tuple(self._tokenizer.apply_chat_template(conversation))
+        # Only what is rendered counts: a template may leave out the spaces around a message.
+        text = self._tokenizer.render_chat(conversation)
+        self._check_length(text, "messages")
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
-    async def prompt_tokens(self, prompt: Prompt, field: str) -> tuple[int, ...]:
-        if not isinstance(prompt, str):
-            self._check_ids(prompt, field)
-            return prompt
-        if len(prompt) > _THREAD_CHARACTERS:
-            return tuple(await asyncio.to_thread(self._tokenizer.encode, prompt))
-        return tuple(self._tokenizer.encode(prompt))
+    def check_count(self, count: int, field: str) -> None:
+        """Of messages, each of which takes at least a token, or of token ids. Raises InvalidRequest when they can never fit."""
+        if count > self.context_length:
+            raise self._too_long(field, f"{field} has {count} entries")
+
+    def prompt_tokens(self, prompt: Prompt, field: str) -> tuple[int, ...]:
+        """Raises InvalidRequest."""
+        if isinstance(prompt, str):
+            self._check_length(prompt, field)
+            return tuple(self._tokenizer.encode(prompt))
+        self.check_count(len(prompt), field)
+        self._check_ids(prompt, field)
+        return prompt
 
     def sampling(
         self,
@@ -100,10 +126,12 @@ class Preparer:
         values: dict[str, Any],
     ) -> SamplingParams:
         """`values` are SamplingParams' other fields; a seed of None is drawn. Raises InvalidRequest, naming the field."""
+        if len(values["stop_token_ids"]) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(
+                f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids, not {len(values['stop_token_ids'])}", param="stop_token_ids"
+            )
         self._check_ids(values["stop_token_ids"], "stop_token_ids")
-        self._check_ids(values["logit_bias"], "logit_bias")
-        if any(not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS for bias in values["logit_bias"].values()):
-            raise InvalidRequest(f"logit_bias values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}", param="logit_bias")
+        self._check_bias(values["logit_bias"])
         seed = secrets.randbits(63) if values["seed"] is None else values["seed"] % SEED_RANGE
         allowed = self._allowed_tokens(prompts, max_tokens, default_max_tokens, prompt_field)
         try:
@@ -127,10 +155,44 @@ class Preparer:
         message = f"this model's maximum context length is {self.context_length} tokens, but {asked}"
         raise InvalidRequest(message, param=prompt_field, code="context_length_exceeded")
 
-    def _check_ids(self, token_ids: Sequence[int] | Mapping[int, float], field: str) -> None:
-        for token_id in token_ids:
-            if not 0 <= token_id < self._vocab_size:
-                raise InvalidRequest(f"{field}: token ids must be between 0 and {self._vocab_size - 1}, not {token_id}", param=field)
+    def _check_length(self, text: str, field: str) -> None:
+        """Finds what can never fit without tokenising it."""
+        least = self._tokenizer.least_tokens(text)
+        if least >= self.context_length:
+            raise self._too_long(field, f"a text of {len(text)} characters is at least {least}")
+
+    def _too_long(self, field: str, what: str) -> InvalidRequest:
+        message = f"{field}: this model's maximum context length is {self.context_length} tokens, but {what}"
+        return InvalidRequest(message, param=field, code="context_length_exceeded")
+
+    def _check_ids(self, token_ids: Sequence[int], field: str) -> None:
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
+            raise InvalidRequest(f"{field}: token ids must be between 0 and {self._vocab_size - 1}, not {wrong}", param=field)
+
+    def _check_bias(self, biases: LogitBias) -> None:
+        token_ids, values = biases.columns()
+        if len(biases):
+            self._check_ids((int(token_ids.min()), int(token_ids.max())), "logit_bias")
+            if not (abs(values) <= MAX_LOGIT_BIAS).all():
+                raise InvalidRequest(f"logit_bias values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}", param="logit_bias")
+
+
+def _work(
+    body: ChatCompletionRequest | CompletionRequest, origin: Origin, prompts: tuple[tuple[int, ...], ...], sampling: SamplingParams
+) -> Work:
+    return Work(
+        request_id=origin.request_id,
+        prompts=prompts,
+        n=body.n,
+        sampling=sampling,
+        stop=body.stop,
+        tenant=origin.tenant,
+        priority=body.priority,
+        traceparent=origin.traceparent,
+        deadline_ms=body.deadline_ms or 0.0,
+        requested_at=origin.requested_at,
+    )
 
 
 def _sampling_values(body: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from conductor.gateway import events as ev
-from conductor.gateway.text import PlacedToken, TextAssembler
+from conductor.gateway.text import PlacedToken, StopStrings, TextAssembler
 from engine.detokenizer import StreamingDetokenizer
 from springtide.errors import SpringtideError
 from springtide.ids import RequestId
@@ -36,6 +36,7 @@ class Work:
     priority: int = 0
     traceparent: str = ""
     deadline_ms: float = 0.0
+    requested_at: float | None = None
 
     def generation(self, index: int, *, accepted: bool) -> ev.Generation:
         """Of choice `index`: choice i of prompt p is number p * n + i, and draws with seed + i."""
@@ -49,6 +50,7 @@ class Work:
             priority=self.priority,
             traceparent=self.traceparent,
             deadline_ms=self.deadline_ms,
+            requested_at=self.requested_at,
             accepted=accepted,
         )
 
@@ -94,6 +96,7 @@ class Reply:
     def __init__(self, work: Work, launcher: Launcher, new_detokenizer: Callable[[], StreamingDetokenizer]) -> None:
         self._work = work
         self._launcher = launcher
+        self._stop = StopStrings(work.stop)
         self._new_detokenizer = new_detokenizer
         self._queue: asyncio.Queue[Delta | SpringtideError] = asyncio.Queue()
         self._choices: dict[int, _Choice] = {}
@@ -149,7 +152,7 @@ class Reply:
 
     def _launch(self, index: int, *, accepted: bool) -> None:
         generation = self._work.generation(index, accepted=accepted)
-        self._choices[index] = choice = _Choice(self, index, generation.request_id, TextAssembler(self._new_detokenizer(), self._work.stop))
+        self._choices[index] = choice = _Choice(self, index, generation.request_id, TextAssembler(self._new_detokenizer(), self._stop))
         self._running.add(index)
         self._launcher.launch(generation, choice)
 

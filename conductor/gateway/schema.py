@@ -8,18 +8,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
+
+from springtide.sampling import LogitBias
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 256
+"""Each output token is looked for among them."""
+MAX_LOGIT_BIAS = 100.0
+MAX_BIASED_TOKENS = 1 << 16
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 MAX_DEADLINE_MS = 24 * 3600 * 1000.0
 INT32 = (-(1 << 31), (1 << 31) - 1)
+_MAX_FIELDS = 256
+"""Of an object: those that are not known are listed one by one."""
 
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > _MAX_FIELDS:
+            raise ValueError(
+                f"{next(name for name in value if name not in cls.model_fields)} and {len(value) - 1} more are too many fields"
+            )
+        return value
 
 
 def _neutral(*allowed: Any) -> Callable[[Any], Any]:
@@ -55,19 +72,21 @@ def _stop_strings(value: Any) -> Any:
     return tuple(map(_unicode, stops))
 
 
-def _logit_bias(value: Any) -> Any:
+def _logit_bias(value: Any) -> LogitBias:
     if value is None:
-        return {}
+        return LogitBias()
     if not isinstance(value, dict):
         raise ValueError("must map token ids to numbers")
+    if len(value) > MAX_BIASED_TOKENS:
+        raise ValueError(f"may name at most {MAX_BIASED_TOKENS} tokens, not {len(value)}")
     biases: dict[int, float] = {}
     for key, bias in value.items():
-        if not str(key).isdecimal():
-            raise ValueError(f"keys must be token ids, not {key!r}")
-        if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -100 <= bias <= 100:
-            raise ValueError(f"values must be between -100 and 100, not {bias!r}")
+        if not str(key).isdecimal() or len(str(key)) > 10 or int(key) > INT32[1]:
+            raise ValueError(f"keys must be token ids, not {str(key)[:20]!r}")
+        if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+            raise ValueError(f"values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}, not {str(bias)[:20]}")
         biases[int(key)] = float(bias)
-    return biases
+    return LogitBias.of(biases)
 
 
 Prompt = str | tuple[int, ...]
@@ -122,7 +141,70 @@ Neutral = Annotated[Any, AfterValidator(_neutral())]
 NeutralFalse = Annotated[Any, AfterValidator(_neutral(False))]
 NeutralList = Annotated[Any, AfterValidator(_neutral([]))]
 NeutralObject = Annotated[Any, AfterValidator(_neutral({}))]
-Stop = Annotated[tuple[str, ...], BeforeValidator(_stop_strings)]
+_TEXT: dict[str, Any] = {"type": "string"}
+_TOKEN_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+Stop = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_stop_strings),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH},
+                {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}, "maxItems": MAX_STOP_STRINGS},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+Bias = Annotated[
+    Any,
+    BeforeValidator(_logit_bias),
+    WithJsonSchema(
+        {
+            "type": ["object", "null"],
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "maxProperties": MAX_BIASED_TOKENS,
+            "additionalProperties": {"type": "number", "minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS},
+        }
+    ),
+]
+"""After validation a LogitBias."""
+Prompts = Annotated[
+    Any,
+    BeforeValidator(_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _TEXT,
+                {"type": "array", "items": _TEXT, "minItems": 1},
+                _TOKEN_IDS,
+                {"type": "array", "items": _TOKEN_IDS, "minItems": 1},
+            ]
+        }
+    ),
+]
+"""After validation `tuple[Prompt, ...]`."""
+Content = Annotated[
+    str,
+    BeforeValidator(_content),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _TEXT,
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {"type": {"const": "text"}, "text": _TEXT},
+                        "required": ["type", "text"],
+                        "additionalProperties": False,
+                    },
+                    "minItems": 1,
+                },
+            ]
+        }
+    ),
+]
 Seed = Annotated[int, AfterValidator(_finite_int)]
 
 
@@ -133,7 +215,7 @@ class StreamOptions(_Body):
 
 class Message(_Body):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content)]
+    content: Content
     name: Neutral = None
     refusal: Neutral = None
     annotations: NeutralList = None
@@ -156,7 +238,7 @@ class _Common(_Body):
     top_p: Annotated[float, _default_when_null(1.0)] = 1.0
     presence_penalty: Annotated[float, _default_when_null(0.0)] = 0.0
     frequency_penalty: Annotated[float, _default_when_null(0.0)] = 0.0
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_logit_bias)] = Field(default_factory=dict)
+    logit_bias: Bias = LogitBias()
     user: str | None = None
     """Says who the end user is; there is nothing to be done with it."""
 
@@ -164,7 +246,7 @@ class _Common(_Body):
     top_k: Annotated[int, _default_when_null(0), Field(ge=-1, lt=1 << 32)] = 0
     min_p: Annotated[float, _default_when_null(0.0)] = 0.0
     repetition_penalty: Annotated[float, _default_when_null(1.0)] = 1.0
-    stop_token_ids: Annotated[list[int], _default_when_null([])] = Field(default_factory=list)
+    stop_token_ids: Annotated[list[int], _default_when_null([]), Field(max_length=MAX_STOP_TOKEN_IDS)] = Field(default_factory=list)
     priority: Annotated[int, _default_when_null(0), Field(ge=INT32[0], le=INT32[1])] = 0
     """The higher, the more important."""
     deadline_ms: Annotated[float, Field(gt=0, le=MAX_DEADLINE_MS)] | None = None
@@ -182,7 +264,7 @@ class _Common(_Body):
 
 
 class ChatCompletionRequest(_Common):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[bool, _default_when_null(False)] = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -227,8 +309,7 @@ class ChatCompletionRequest(_Common):
 
 
 class CompletionRequest(_Common):
-    prompt: Annotated[Any, BeforeValidator(_prompts)]
-    """After validation `tuple[Prompt, ...]`."""
+    prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: int | None = None
     echo: NeutralFalse = None

@@ -27,10 +27,42 @@ class Piece:
     """A stop string ended the text, which does not contain it."""
 
 
+class StopStrings:
+    """Made once for a request, as its choices look for the same ones."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = tuple(texts)
+        self._borders = [_borders(text) for text in self.texts]
+
+    def advance(self, begun: list[int], text: str) -> None:
+        """`begun` has for each stop string how much of its beginning is the end of what has come so far; now `text` has come too, and none
+        has come in full. Takes time in proportion to `text` alone (Knuth, Morris and Pratt)."""
+        for index, (stop, borders) in enumerate(zip(self.texts, self._borders, strict=True)):
+            length = begun[index]
+            for character in text:
+                while length and stop[length] != character:
+                    length = borders[length - 1]
+                length += stop[length] == character
+            begun[index] = length
+
+
+def _borders(text: str) -> list[int]:
+    """For each beginning of `text` the length of its longest proper end that is a beginning too."""
+    borders = [0] * len(text)
+    length = 0
+    for index in range(1, len(text)):
+        while length and text[length] != text[index]:
+            length = borders[length - 1]
+        length += text[length] == text[index]
+        borders[index] = length
+    return borders
+
+
 class TextAssembler:
-    def __init__(self, detokenizer: StreamingDetokenizer, stop: Sequence[str]) -> None:
+    def __init__(self, detokenizer: StreamingDetokenizer, stop: StopStrings) -> None:
         self._detokenizer = detokenizer
-        self._stop = tuple(stop)
+        self._stop = stop
+        self._begun = [0] * len(stop.texts)
         self._released = 0
         self._held = ""
         self._pending: deque[tuple[SampledToken, int, int]] = deque()
@@ -45,13 +77,15 @@ class TextAssembler:
                 break
             self.num_tokens += 1
             begin = self._released + len(self._held)
-            self._held += self._detokenizer.push(token.token_id)
+            text = self._detokenizer.push(token.token_id)
+            self._held += text
             self._pending.append((token, begin, self._released + len(self._held)))
             if (found := self._find_stop()) is not None:
                 return self._cut(found)
+            self._stop.advance(self._begun, text)
         if self._stopped:
             return Piece("", (), stopped=True)
-        return self._release(len(self._held) - partial_stop(self._held, self._stop))
+        return self._release(len(self._held) - max(self._begun, default=0))
 
     def finish(self) -> Piece:
         """The rest, when the output has ended by itself."""
@@ -63,7 +97,7 @@ class TextAssembler:
         return self._release(len(self._held), everything=True)
 
     def _find_stop(self) -> int | None:
-        found = [at for stop in self._stop if (at := self._held.find(stop)) >= 0]
+        found = [at for stop in self._stop.texts if (at := self._held.find(stop)) >= 0]
         return min(found, default=None)
 
     def _cut(self, at: int) -> Piece:
@@ -82,14 +116,3 @@ class TextAssembler:
             token, begin, _ = self._pending.popleft()
             tokens.append(PlacedToken(token, begin))
         return Piece(text, tuple(tokens))
-
-
-def partial_stop(text: str, stops: Sequence[str]) -> int:
-    """The length of the longest end of `text` that is the beginning of a stop string."""
-    longest = 0
-    for stop in stops:
-        for length in range(min(len(text), len(stop) - 1), longest, -1):
-            if text.endswith(stop[:length]):
-                longest = length
-                break
-    return longest

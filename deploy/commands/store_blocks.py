@@ -57,7 +57,7 @@ async def prompt_keys(located: Located, prompt: Prompt) -> list[BlockKey]:
     if details is None:
         raise Unavailable("no engine of the cluster is up to say which model it serves; name blocks by their keys")
     block_tokens = int(details["block_tokens"])
-    token_ids = await _token_ids(located, prompt)
+    token_ids = _token_ids(located, prompt)
     root = namespace_root(details["fingerprint"], details["dtype"], block_tokens, prompt.tenant)
     keys = block_keys(root, token_ids, block_tokens)
     if not keys:
@@ -65,7 +65,7 @@ async def prompt_keys(located: Located, prompt: Prompt) -> list[BlockKey]:
     return keys
 
 
-async def _token_ids(located: Located, prompt: Prompt) -> Sequence[int]:
+def _token_ids(located: Located, prompt: Prompt) -> Sequence[int]:
     if prompt.token_ids is not None:
         return prompt.token_ids
     if located.record is None:
@@ -73,5 +73,5 @@ async def _token_ids(located: Located, prompt: Prompt) -> Sequence[int]:
     info = ModelInfo.load(ClusterPaths(Path(located.record.run_dir)).model_info)
     preparer = Preparer(info.name, info.context_length, info.vocab_size, load_tokenizer(info))
     if prompt.text is not None:
-        return await preparer.prompt_tokens(prompt.text, "prompt")
-    return await preparer.chat_tokens([("user", prompt.chat or "")])
+        return preparer.prompt_tokens(prompt.text, "prompt")
+    return preparer.chat_tokens([("user", prompt.chat or "")])

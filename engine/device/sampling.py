@@ -13,6 +13,9 @@ import torch
 from engine.device.upload import upload, upload_floats
 from springtide.sampling import SampledToken, SamplingParams
 
+_LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""What is smaller, a device may take for 0."""
+
 
 def sample_together(logits: torch.Tensor, every: Sequence[SamplingParams], draws: Sequence[float]) -> list[SampledToken]:
     """One token for each row of `logits`, float32 [rows, vocab], in which bias and penalties are: the likeliest of rows that are greedy, of
@@ -24,12 +27,21 @@ def sample_together(logits: torch.Tensor, every: Sequence[SamplingParams], draws
         columns = upload_floats([*zip(*settings, strict=True), [draws[index] for index in drawn]], logits.device)
         temperature, top_k, top_p, min_p, draw = columns[..., None]
         (rows,) = upload([drawn], logits.device)
-        probabilities = torch.softmax(logits[rows] / temperature.float(), -1)
+        probabilities = at_temperature(logits[rows], temperature.float())
         if any(_has_filters(every[index]) for index in drawn):
             tokens[rows] = _among_likeliest(probabilities, top_k, top_p, min_p, draw)
         else:
             tokens[rows] = _at(probabilities, draw)
     return _to_host(logits, every, tokens)
+
+
+def at_temperature(logits: torch.Tensor, temperature: torch.Tensor | float) -> torch.Tensor:
+    """The probabilities of `logits` [..., vocab], float32, at any temperature above 0. Towards 0 the likeliest token's becomes 1: what
+    grows beyond all bounds is the others' distance from it, whose exponential is 0, where logits themselves would end in NaN."""
+    distances = logits - logits.max(-1, keepdim=True).values
+    if isinstance(temperature, torch.Tensor):
+        return torch.softmax(distances / temperature.clamp_min(_LEAST_TEMPERATURE), -1)
+    return torch.softmax(distances / max(temperature, _LEAST_TEMPERATURE), -1)
 
 
 def _has_filters(params: SamplingParams) -> bool:

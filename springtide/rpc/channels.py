@@ -23,6 +23,10 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
 ]
 
+_PUBLIC_STREAMS = 1024
+"""Calls that run at once over one connection; further ones wait in the client."""
+_PUBLIC_IDLE_MS, _PUBLIC_HANDSHAKE_MS = 75_000, 10_000
+
 
 def connect(address: str, credentials: Credentials = OPEN) -> grpc.aio.Channel:
     """A channel to `host:port` or `unix:PATH`. Connecting happens on first use and again after a loss. Its calls carry the credentials."""
@@ -31,6 +35,19 @@ def connect(address: str, credentials: Credentials = OPEN) -> grpc.aio.Channel:
 
 
 def new_server(credentials: Credentials = OPEN) -> grpc.aio.Server:
-    """Serves who has these credentials; without any, whoever reaches it: for the public API, Unix sockets in the run directory, and what
-    makes sure of its callers by itself."""
+    """Serves who has these credentials; without any, whoever reaches it: for Unix sockets in the run directory, and what makes sure of its
+    callers by itself."""
     return grpc.aio.server(options=_OPTIONS, interceptors=() if credentials.token is None else (OnlyOfTheCluster(credentials),))
+
+
+def new_public_server(max_message_bytes: int, max_connections: int) -> grpc.aio.Server:
+    """For strangers: with bounds on what one of them can have."""
+    bounds: list[tuple[str, int]] = [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.max_concurrent_streams", _PUBLIC_STREAMS),
+        ("grpc.max_connection_idle_ms", _PUBLIC_IDLE_MS),
+        ("grpc.server_handshake_timeout_ms", _PUBLIC_HANDSHAKE_MS),
+    ]
+    names = {name for name, _ in bounds}
+    return grpc.aio.server(options=[*(option for option in _OPTIONS if option[0] not in names), *bounds])

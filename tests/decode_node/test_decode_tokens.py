@@ -12,7 +12,7 @@ import pytest
 
 from decode_node.server.steps import StepRunner
 from springtide.rpc import common_pb2 as pb
-from springtide.sampling import SamplingParams
+from springtide.sampling import LogitBias, SamplingParams
 from tests.support.engine_nodes import EOS, DirectEngine, EngineNodes, Outcome, until
 from tests.support.models import make_tiny_llama
 
@@ -38,7 +38,7 @@ REQUESTS = [
     (prompt(47), replace(SEEDED, seed=8, repetition_penalty=1.3, max_tokens=90)),
     (prompt(16), replace(SEEDED, seed=9, presence_penalty=0.7, frequency_penalty=0.4, logprobs=2)),
     (prompt(5), replace(SEEDED, top_p=1.0, min_p=0.01, logprobs=0, max_tokens=2)),
-    (prompt(70), replace(SEEDED, seed=10, max_tokens=200, ignore_eos=False, logit_bias={EOS: 4.0})),
+    (prompt(70), replace(SEEDED, seed=10, max_tokens=200, ignore_eos=False, logit_bias=LogitBias.of({EOS: 4.0}))),
     (prompt(17), replace(SEEDED, seed=11, max_tokens=1)),
 ]
 

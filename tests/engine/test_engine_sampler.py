@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 
 from engine.base import SamplingRow
+from engine.device.sampling import sample_together
 from engine.sampler import sample, uniform
-from springtide.sampling import SamplingParams
+from springtide.sampling import REPETITION_PENALTIES, LogitBias, SamplingParams
 
 VOCAB = 5000
 
@@ -47,7 +49,7 @@ def test_zero_temperature_takes_the_likeliest() -> None:
         ({"min_p": 0.25}, {3: 0.5 / 0.95, 7: 0.3 / 0.95, 1: 0.15 / 0.95}),
         ({"top_k": 3, "top_p": 0.8}, {3: 0.625, 7: 0.375}),
         ({"temperature": 0.5}, {3: 0.25 / 0.365, 7: 0.09 / 0.365, 1: 0.0225 / 0.365, 9: 0.0025 / 0.365}),
-        ({"logit_bias": {3: -100.0, 7: -100.0}}, {1: 0.75, 9: 0.25}),
+        ({"logit_bias": LogitBias.of({3: -100.0, 7: -100.0})}, {1: 0.75, 9: 0.25}),
     ],
 )
 def test_tokens_are_drawn_as_often_as_the_filters_say(params: dict[str, Any], expected: dict[int, float]) -> None:
@@ -121,5 +123,34 @@ def test_logprobs_are_those_before_temperature_and_only_for_rows_that_ask() -> N
 def test_the_logits_are_left_as_they_are() -> None:
     logits = torch.randn(1, VOCAB)
     before = logits.clone()
-    sample(logits, [row((1,), (2,), repetition_penalty=2.0, presence_penalty=1.0, logit_bias={4: 5.0}, top_p=0.5)])
+    sample(logits, [row((1,), (2,), repetition_penalty=2.0, presence_penalty=1.0, logit_bias=LogitBias.of({4: 5.0}), top_p=0.5)])
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-45])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_towards_zero_temperature_the_likeliest_token_is_drawn(temperature: float, filters: dict[str, float]) -> None:
+    """On a CPU and on a device, also where logits divided by it are beyond single precision."""
+    logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(5)) * 4
+    rows = [row(temperature=temperature, seed=seed, **filters) for seed in range(8)]
+    likeliest = logits.argmax(-1).tolist()
+    assert [token.token_id for token in sample(logits, rows)] == likeliest
+    drawn = sample_together(logits, [each.params for each in rows], [uniform(seed, 0) for seed in range(8)])
+    assert [token.token_id for token in drawn] == likeliest
+
+
+@pytest.mark.parametrize("penalty", REPETITION_PENALTIES)
+def test_logprobs_are_numbers_with_the_strongest_repetition_penalties(penalty: float) -> None:
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(6)) * 100
+    [sampled] = sample(logits, [row((5, 6), (7, 8), repetition_penalty=penalty, logprobs=20)])
+    assert all(math.isfinite(logprob) for _, logprob in (*sampled.top, (0, sampled.logprob or 0.0)))
+
+
+def test_a_bias_on_every_token_is_added_to_every_row() -> None:
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(7))
+    biases = torch.randn(VOCAB, generator=torch.Generator().manual_seed(8)) * 10
+    biased = row(temperature=0.0, logit_bias=LogitBias.of(dict(enumerate(biases.tolist()))), logprobs=3)
+    expected = torch.log_softmax(logits + biases, -1).topk(3)
+    for sampled, tokens, logprobs in zip(sample(logits, [biased] * 4), expected.indices.tolist(), expected.values.tolist(), strict=True):
+        assert [token for token, _ in sampled.top] == tokens
+        assert [logprob for _, logprob in sampled.top] == pytest.approx(logprobs, abs=1e-4)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders
 from tokenizers.models import WordLevel
 
 from engine.files import describe
@@ -190,3 +190,26 @@ def test_unknown_kinds_of_tokenizers_are_refused_by_name(demo_info: ModelInfo) -
     backend.decoder = decoders.WordPiece()
     with pytest.raises(UnsupportedModel, match="WordPiece"):
         Tokenizer(backend)
+
+
+@pytest.mark.parametrize(
+    "text", ["=" * 3000, " " * 3000, "<|im_start|>" * 200, "\u212a" * 500, "\n\n" * 900, "héllo 你好 🎉" * 100, "\x05" * 999]
+)
+def test_a_text_has_no_fewer_tokens_than_its_length_promises(demo_tokenizer: Tokenizer, tiny_path: Path, text: str) -> None:
+    composing = Backend.from_str(load_tokenizer(describe(str(tiny_path)))._backend.to_str())
+    composing.normalizer = normalizers.NFC()
+    for tokenizer in (demo_tokenizer, Tokenizer(composing)):
+        assert tokenizer.most_bytes_a_token is not None
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
+    assert demo_tokenizer.least_tokens("=" * 8100) == 100
+
+
+def test_a_tokenizer_that_may_drop_text_promises_nothing(demo_tokenizer: Tokenizer, tiny_path: Path) -> None:
+    assert load_tokenizer(describe(str(tiny_path))).most_bytes_a_token is not None
+    assert demo_tokenizer.most_bytes_a_token == 81
+    source = demo_tokenizer._backend.to_str()
+    stripping, splitting, swallowing = Backend.from_str(source), Backend.from_str(source), Backend.from_str(source)
+    stripping.normalizer = normalizers.NFC()  # of a vocabulary that drops bytes
+    splitting.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel()])
+    swallowing.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    assert [Tokenizer(backend).most_bytes_a_token for backend in (stripping, splitting, swallowing)] == [None] * 3

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import grpc
 import openai
 import pytest
-from gateway_cluster import MODEL, Cluster
+from gateway_cluster import MODEL, Cluster, until
 from gateway_world import LIMITS, generation, instance
 
 from conductor.gateway import events as ev
@@ -49,6 +50,14 @@ def test_each_attempt_is_told_what_is_left_of_the_deadline() -> None:
     second = fail_at(core, 103.0)[-1]
     assert isinstance(second, ev.Schedule) and second.attempt_id == SECOND
     assert second.deadline_ms == pytest.approx(2_000)
+
+
+def test_a_further_choice_has_no_more_time_than_the_request_has_left() -> None:
+    core = GatewayCore(LIMITS)
+    sibling = replace(generation(0, 4), deadline_ms=5_000.0, requested_at=97.0, accepted=True)
+    (schedule,) = core.handle(ev.Arrived(sibling), 100.0)
+    assert isinstance(schedule, ev.Schedule) and schedule.deadline_ms == pytest.approx(2_000)
+    assert isinstance(error_of(GatewayCore(LIMITS).handle(ev.Arrived(sibling), 102.0)), DeadlineExceeded)
 
 
 def test_an_expired_attempt_is_not_scheduled_again() -> None:
@@ -101,6 +110,19 @@ async def test_a_deadline_that_cannot_be_kept_is_a_504(client: openai.AsyncOpenA
         await client.with_options(max_retries=0).chat.completions.create(model=MODEL, messages=QUESTION, extra_body={"deadline_ms": 100})
     assert caught.value.status_code == 504
     assert caught.value.code == "deadline"
+
+
+async def test_the_deadline_of_all_choices_counts_from_the_requests_arrival(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+    prefill = cluster.nodes["prefill-0"]
+    prefill.pause_at = 0
+    extra = {"deadline_ms": 60_000}
+    asking = asyncio.create_task(client.chat.completions.create(model=MODEL, messages=QUESTION, n=3, extra_body=extra))
+    await until(lambda: prefill.running)
+    await asyncio.sleep(0.2)
+    prefill.patience.set()
+    await asking
+    first, *others = cluster.conductor.requests
+    assert len(others) == 2 and all(other.deadline_ms < first.deadline_ms - 200 for other in others)
 
 
 async def test_grpc_clients_have_fields_for_them(gateway: GatewayServer, cluster: Cluster) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import AsyncIterator
 
 import grpc
@@ -12,11 +14,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from conductor.gateway.app import GatewayServer
+from conductor.gateway.grpc_service import InferenceService
+from conductor.gateway.prepare import Origin
+from conductor.gateway.reply import Work
 from engine.tokenizer import Tokenizer
 from springtide.blocks import KEY_BYTES
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc
 from springtide.rpc.channels import connect
+from springtide.sampling import LogitBias, SamplingParams
 
 TEXT = "Hello, wörld! One two three four."
 
@@ -49,6 +55,60 @@ async def test_a_chat_is_streamed_with_reason_and_usage_at_its_end(
     assert last.finish_reason == pb.FINISH_REASON_STOP
     assert (last.usage.completion_tokens, last.usage.cached_tokens) == (len(tokens), 5)
     assert last.usage.prompt_tokens == len(tokenizer.apply_chat_template([{"role": "user", "content": "Say it."}]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"chat": inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage()] * 2001)}, "2000 tokens, but messages has 2001"),
+        ({"tokens": inference_pb2.TokenPrompt(token_ids=[1] * 2001)}, "2000 tokens, but tokens has 2001"),
+        ({"text": "=" * 200_000}, "at least 2470"),
+        ({"text": "x", "sampling": pb.SamplingParams(stop_token_ids=[1] * 300)}, "stop_token_ids may hold at most"),
+        ({"text": "x", "sampling": pb.SamplingParams(logit_bias=pb.LogitBias(token_ids=b"1234"))}, "sampling.logit_bias"),
+        ({"text": "x", "logit_bias": {1 << 31: 1.0}}, "logit_bias: keys must be token ids"),
+        ({"text": "x", "logit_bias": {5: float("nan")}}, "logit_bias values must be between -100 and 100"),
+    ],
+)
+async def test_what_can_never_fit_or_is_out_of_range_is_refused_by_name(
+    stub: inference_pb2_grpc.InferenceStub, cluster: Cluster, fields: dict[str, object], words: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match=words) as caught:
+        [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, **fields))]
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not cluster.conductor.requests
+
+
+async def test_a_refused_message_does_not_stay(stub: inference_pb2_grpc.InferenceStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[inference_pb2.GenerateRequest] = []
+    prepare = InferenceService._prepare
+
+    def remembering(service: InferenceService, request: inference_pb2.GenerateRequest, origin: Origin) -> Work:
+        seen.append(request)
+        return prepare(service, request, origin)
+
+    monkeypatch.setattr(InferenceService, "_prepare", remembering)
+    gc.disable()
+    try:
+        for number in (2001, 50_000):
+            chat_prompt = inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage()] * number)
+            with pytest.raises(grpc.aio.AioRpcError):
+                [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, chat=chat_prompt))]
+        # By the list alone, and for this look.
+        await until(lambda: [sys.getrefcount(seen[number]) for number in range(2)] == [2, 2])
+    finally:
+        gc.enable()
+
+
+async def test_a_message_larger_than_the_context_could_hold_is_not_read(stub: inference_pb2_grpc.InferenceStub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, text="x" * (8 << 20)))]
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_biases_reach_the_nodes(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
+    tokens = inference_pb2.TokenPrompt(token_ids=[500, 501])
+    [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, tokens=tokens, logit_bias={7: -3.5}))]
+    assert SamplingParams.from_proto(cluster.started[0][1].sampling).logit_bias == LogitBias.of({7: -3.5})
 
 
 async def test_fields_at_zero_take_the_apis_defaults(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import logging
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from gateway_cluster import MODEL, Cluster, until
+from prometheus_client import REGISTRY
 
 from conductor.gateway.app import GatewayServer
 from engine.tokenizer import Tokenizer
@@ -125,6 +129,21 @@ async def test_a_node_that_comes_back_at_another_address_is_found_there(http: ht
         await cluster.nodes[name].start()
     answer = await http.post(PLAIN, json=plain())
     assert answer.json()["choices"][0]["text"] == TEXT
+
+
+async def test_every_answer_says_under_which_id_the_log_has_the_request(
+    http: httpx.AsyncClient, cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    whole, stream = await http.post(PLAIN, json=plain()), await http.post(PLAIN, json=plain(stream=True))
+    assert whole.headers["x-request-id"] == whole.json()["id"] and stream.headers["x-request-id"] in stream.text
+    too_busy = conductor_pb2.Rejection(reason=conductor_pb2.REJECTION_REASON_TTFT, message="too busy", retry_after_s=2.0)
+    cluster.conductor.rejections.append(too_busy)
+    for refused in (await http.post(PLAIN, json=plain()), await http.post(PLAIN, json=plain(max_tokens=-1))):
+        assert refused.status_code in (429, 400)
+        request_id = refused.headers["x-request-id"]
+        said = [record.getMessage() for record in caplog.records if getattr(record, "request_id", "") == request_id]
+        assert any(f"answered {refused.status_code}" in line for line in said)
 
 
 async def test_the_first_bytes_of_a_stream_wait_for_the_first_token_so_a_late_refusal_is_a_429(
@@ -304,3 +323,36 @@ async def test_a_context_that_no_node_can_hold_is_refused_before_anything_runs(a
             assert (await http.post(PLAIN, json=plain(prompt=[5] * 100, max_tokens=holds - 100))).status_code == 200
     finally:
         await gateway.close()
+
+
+async def test_while_a_large_request_is_read_and_tokenised_others_are_served(
+    http: httpx.AsyncClient, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, free = threading.Event(), threading.Event()
+    encode = Tokenizer.encode
+
+    def slow(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        if len(text) > 5000:
+            begun.set()
+            assert free.wait(10)
+        return encode(tokenizer, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", slow)
+    large = [asyncio.create_task(http.post(CHAT, json=chat(messages=[{"role": "user", "content": "word " * 1200}]))) for _ in range(3)]
+    await until(begun.is_set)
+    assert (await http.post(CHAT, json=chat())).status_code == 200
+    assert (await http.post(PLAIN, json=plain(stream=True))).status_code == 200
+    free.set()
+    assert [(await task).status_code for task in large] == [200] * 3
+
+
+async def test_a_client_that_goes_while_its_body_comes_leaves_nothing(http: httpx.AsyncClient, gateway: GatewayServer) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"x" * 100_000
+        await asyncio.sleep(30)
+
+    request = asyncio.create_task(http.post(PLAIN, content=body(), headers={"content-type": "application/json"}))
+    in_flight = functools.partial(REGISTRY.get_sample_value, "springtide_gateway_requests_in_flight", {"endpoint": PLAIN})
+    await until(lambda: in_flight() == 1)
+    request.cancel()
+    await until(lambda: in_flight() == 0)

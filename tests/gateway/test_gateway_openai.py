@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import openai
 import pytest
 from gateway_cluster import MODEL, Cluster, until
 
+from conductor.gateway.openai_format import ChatFormat, CompletionFormat
+from conductor.gateway.reply import Delta, Usage
+from conductor.gateway.text import PlacedToken
 from engine.tokenizer import Tokenizer
 from springtide.rpc import conductor_pb2
+from springtide.sampling import LogitBias, SampledToken, SamplingParams
 
 TEXT = "Hello, wörld! One two three four."
 QUESTION = [{"role": "user", "content": "Say it."}]
@@ -131,7 +137,8 @@ async def test_vllms_extras_reach_the_nodes(client: openai.AsyncOpenAI, cluster:
     start = cluster.started[0][1]
     sampling = start.sampling
     assert (sampling.ignore_eos, sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (True, 5, 0.125, 1.5)
-    assert (list(sampling.stop_token_ids), dict(sampling.logit_bias), sampling.temperature) == ([9], {12: -100.0}, 0.25)
+    assert (list(sampling.stop_token_ids), sampling.temperature) == ([9], 0.25)
+    assert SamplingParams.from_proto(sampling).logit_bias == LogitBias.of({12: -100.0})
     assert sampling.seed == 2**64 - 1 and start.context.priority == 3 and sampling.max_tokens == 40
 
 
@@ -151,3 +158,23 @@ async def test_a_rejection_is_a_429_with_retry_after_streaming_or_not(client: op
         await client.chat.completions.create(model=MODEL, messages=QUESTION, stream=stream)
     assert caught.value.response.headers["retry-after"] == "3"
     assert caught.value.code == "ttft" and "too busy" in caught.value.message
+
+
+@pytest.mark.parametrize(("logprob", "shown"), [(float("nan"), -9999.0), (float("-inf"), -9999.0), (float("inf"), 0.0), (-0.5, -0.5)])
+@pytest.mark.parametrize("kind", [ChatFormat, CompletionFormat])
+def test_an_answer_is_json_whatever_the_model_computed(
+    tokenizer: Tokenizer, kind: type[ChatFormat] | type[CompletionFormat], logprob: float, shown: float
+) -> None:
+    tokens = tuple(PlacedToken(SampledToken(500 + at, logprob, ((7, logprob),)), at) for at in range(100))
+    deltas = [Delta(1, "b", tokens[:50]), Delta(0, "a", tokens), Delta(1, "c", tokens[50:], "stop"), Delta(0, "", (), "length")]
+    for wants_logprobs in (True, False):
+        answer = json.loads("".join(kind("r", "m", wants_logprobs, False, tokenizer).whole(deltas, Usage(1, 2, 3))))
+        first, second = answer["choices"]
+        assert [(choice["index"], choice["finish_reason"]) for choice in (first, second)] == [(0, "length"), (1, "stop")]
+        if wants_logprobs:
+            logprobs = second["logprobs"]
+            values = logprobs.get("token_logprobs") or [entry["logprob"] for entry in logprobs["content"]]
+            assert values == [shown] * 100 and first["logprobs"] == logprobs
+        else:
+            assert first["logprobs"] is None
+        assert answer["usage"]["total_tokens"] == 3

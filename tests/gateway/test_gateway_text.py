@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.gateway.text import TextAssembler, partial_stop
+from conductor.gateway.text import StopStrings, TextAssembler
 from engine.detokenizer import StreamingDetokenizer
 from springtide.sampling import SampledToken
 
@@ -37,7 +37,7 @@ def test_however_text_is_split_into_tokens_it_comes_out_once_up_to_the_first_sto
     raw = text.encode()
     marks = sorted({0, len(raw), *(border for border in borders if border < len(raw))})
     vocabulary = [raw[begin:end] for begin, end in itertools.pairwise(marks)]
-    assembler = TextAssembler(StreamingDetokenizer(Bytes(vocabulary)), stops)
+    assembler = TextAssembler(StreamingDetokenizer(Bytes(vocabulary)), StopStrings(stops))
     tokens = [SampledToken(token_id) for token_id in range(len(vocabulary))]
     out, placed, stopped = "", [], False
     for begin in range(0, len(tokens), batch):
@@ -63,20 +63,27 @@ def test_however_text_is_split_into_tokens_it_comes_out_once_up_to_the_first_sto
     assert [entry.token.token_id for entry in placed] == list(range(len(placed)))
 
 
-@given(text=st.text(alphabet="ab", max_size=12), stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=5), max_size=3))
-def test_what_is_held_back_is_exactly_what_may_still_become_a_stop_string(text: str, stops: list[str]) -> None:
-    expected = max((length for stop in stops for length in range(len(stop)) if text.endswith(stop[:length])), default=0)
-    assert partial_stop(text, stops) == expected
+@given(
+    pieces=st.lists(st.text(alphabet="ab", max_size=5), max_size=5),
+    stops=st.lists(st.text(alphabet="ab", min_size=1, max_size=6), max_size=3),
+)
+def test_what_is_held_back_is_exactly_what_may_still_become_a_stop_string(pieces: list[str], stops: list[str]) -> None:
+    text = "".join(pieces)
+    stops = [stop for stop in stops if stop not in text]
+    strings, begun = StopStrings(stops), [0] * len(stops)
+    for piece in pieces:
+        strings.advance(begun, piece)
+    assert begun == [max(length for length in range(len(stop)) if text.endswith(stop[:length])) for stop in stops]
 
 
 def test_nothing_is_held_back_that_cannot_become_a_stop_string() -> None:
-    assembler = TextAssembler(StreamingDetokenizer(Bytes([b"one STO", b"NE", b" ST", b"OP rest"])), ["STOP"])
+    assembler = TextAssembler(StreamingDetokenizer(Bytes([b"one STO", b"NE", b" ST", b"OP rest"])), StopStrings(["STOP"]))
     texts = [assembler.push([SampledToken(token_id)]).text for token_id in range(4)]
     assert texts == ["one ", "STONE", " ", ""]
     assert assembler.finish().stopped and assembler.num_tokens == 4
 
 
 def test_half_a_character_waits_for_its_other_half_and_is_replaced_when_none_comes() -> None:
-    assembler = TextAssembler(StreamingDetokenizer(Bytes(["ä".encode()[:1], "ä".encode()[1:], "ö".encode()[:1]])), [])
+    assembler = TextAssembler(StreamingDetokenizer(Bytes(["ä".encode()[:1], "ä".encode()[1:], "ö".encode()[:1]])), StopStrings([]))
     assert [assembler.push([SampledToken(token_id)]).text for token_id in range(3)] == ["", "ä", ""]
     assert assembler.finish().text == "�"

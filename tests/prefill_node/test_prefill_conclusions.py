@@ -14,11 +14,11 @@ from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassInterr
 from prefill_node.server.passes import OwnPasses, Pushes, conclude, longest_pass_s
 from prefill_node.stage.compute import Outcome, Result
 from prefill_node.stage.wire import ended_report, part_from, part_of, pass_order, result_from
-from springtide.sampling import SampledToken, SamplingParams
+from springtide.sampling import LogitBias, SampledToken, SamplingParams
 from tests.support.engine_nodes import until
 
 DONE, VOID = Result(Outcome.DONE, busy_ms=3.0, waited_ms=2.0), Result(Outcome.VOID)
-SAMPLING = SamplingRow(SamplingParams(temperature=0.5, seed=3, logit_bias={7: 1.0}), (1, 2, 3, 4, 5, 6, 7, 8, 9), (10,))
+SAMPLING = SamplingRow(SamplingParams(temperature=0.5, seed=3, logit_bias=LogitBias.of({7: 1.0})), (1, 2, 3, 4, 5, 6, 7, 8, 9), (10,))
 RUN = RunPass(
     4,
     (
