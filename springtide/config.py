@@ -277,6 +277,13 @@ class ClusterConfig(Section):
         description="what stores prove to each other before they exchange a byte, the same on every machine; not to be given on the "
         "command line. Default for a cluster on one machine: a random one",
     )
+    silence_s: float = Field(
+        2.5,
+        ge=1,
+        le=60,
+        description="after so long without a sign of life an engine or a store is taken for hung, and what ran there goes on elsewhere; "
+        "signs are due twice a second",
+    )
     redis_url: str | None = Field(None, description="default: an embedded Valkey")
     run_dir: Path | None = Field(None, description="sockets and logs; default: a temporary directory, removed at the end")
     profile: Path | None = Field(None, description="a file of `springtide profile`; default: measured at start")
