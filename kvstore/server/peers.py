@@ -14,6 +14,8 @@ from springtide.rpc.store_pb2_grpc import StoreStub
 
 CALL_TIMEOUT_S = 1.5
 """For a question that a living store answers at once."""
+PROBE_TIMEOUT_S = 1.0
+"""For the same, of a store that keeps others waiting."""
 
 
 class Peers:
@@ -26,6 +28,14 @@ class Peers:
         if address not in self._channels:
             self._channels[address] = channels.connect(address)
         return StoreStub(self._channels[address])
+
+    async def answers(self, address: str) -> bool:
+        """Whether the store there lives, however slow what is asked of it."""
+        try:
+            await self.stub(address).Describe(pb.DescribeRequest(), timeout=PROBE_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
 
     async def connect(self, address: str, incarnation: int) -> Connection:
         """To the Messenger of the store at `address`. Raises PeerLost when that is away or another incarnation."""
