@@ -33,6 +33,8 @@ class Attempt:
     """While ingesting: when the prefill side is given up."""
     slots: tuple[int, ...] = ()
     growth: Growth = "none"
+    answer_due_at: float = 0.0
+    """In observed time (springtide.silence), while it is reserving or has asked for growth: then the store is taken for hung."""
     starved_since: float | None = None
     """Since when it sits out steps because its slot was refused."""
     prompt_ids: Sequence[int] = ()
