@@ -23,7 +23,7 @@ from springtide.ids import BlockKey, GatewayId, RequestId
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 1.0
+TICK_S = 0.5
 
 
 @dataclass(slots=True)

@@ -12,8 +12,6 @@ from springtide.membership import Member, Membership
 logger = logging.getLogger(__name__)
 
 _POLLS_A_LEASE = 5
-_LEAST_SILENCE_S = 3.0
-"""Engines report at least once a second."""
 
 
 class ClusterFollower:
@@ -23,10 +21,11 @@ class ClusterFollower:
     Valkey that restarted empty lists everybody again within a third of that, while an engine that withdrew stays unlisted.
     """
 
-    def __init__(self, membership: Membership, runner: CoreRunner, lease_s: float, fingerprint: str) -> None:
+    def __init__(self, membership: Membership, runner: CoreRunner, lease_s: float, silence_s: float, fingerprint: str) -> None:
         self._membership = membership
         self._runner = runner
         self._lease_s = lease_s
+        self._silence_s = silence_s
         self._fingerprint = fingerprint
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._refused: set[tuple[str, int]] = set()
@@ -79,8 +78,8 @@ class ClusterFollower:
     def _watch(self, member: Member) -> Watcher:
         self.joined += 1
         if member.role == "store":
-            return StoreWatcher(member, self._runner)
-        return LoadWatcher(member, self._runner, silence_s=max(self._lease_s, _LEAST_SILENCE_S))
+            return StoreWatcher(member, self._runner, self._silence_s)
+        return LoadWatcher(member, self._runner, self._silence_s)
 
     def _concerns_us(self, member: Member) -> bool:
         if member.role == "store":

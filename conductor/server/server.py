@@ -53,7 +53,7 @@ class ConductorServer:
         self._leadership: Leadership | None = None
         self._orders: Orders | None = None
         self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s)
-        self.follower = ClusterFollower(self._membership, self._runner, config.conductor.lease_s, model_info.fingerprint)
+        self.follower = ClusterFollower(self._membership, self._runner, config.conductor.lease_s, config.silence_s, model_info.fingerprint)
         self._grpc = new_server()
 
     async def start(self) -> str:
