@@ -28,7 +28,7 @@ INCARNATION = 1
 BLOCK_TOKENS = 64
 PROMPTS, SHARED_BLOCKS = 32, 64
 """Of each length. All begin with the same blocks, which every store holds; all of a prompt is held by one to three."""
-REPORT_EVERY_S = 1.0
+SIGN_EVERY_S = 0.5
 STORED_EVERY_S = 10.0
 """By each store, an event of EVENT_BLOCKS blocks."""
 EVENT_BLOCKS = 128
@@ -72,11 +72,15 @@ class FakeStores(store_pb2_grpc.StoreServicer):
             snapshot = store_pb2.Snapshot(keys=part, tier=store_pb2.TIER_DRAM, complete=number == len(parts))
             yield store_pb2.StoreEvent(node_id=name, incarnation=INCARNATION, sequence=0, snapshot=snapshot)
         chance = random.Random(name)
-        await asyncio.sleep(chance.random() * STORED_EVERY_S)
+        signs = round(STORED_EVERY_S / SIGN_EVERY_S)
+        silent = chance.randrange(signs)
         for sequence in itertools.count(1):
+            for _ in range(silent):
+                await asyncio.sleep(SIGN_EVERY_S)
+                yield store_pb2.StoreEvent(node_id=name, incarnation=INCARNATION, sequence=sequence - 1, still_here=store_pb2.StillHere())
             stored = store_pb2.BlocksStored(keys=[chance.randbytes(16) for _ in range(EVENT_BLOCKS)], tier=store_pb2.TIER_DRAM)
             yield store_pb2.StoreEvent(node_id=name, incarnation=INCARNATION, sequence=sequence, stored=stored)
-            await asyncio.sleep(STORED_EVERY_S)
+            silent = signs
 
 
 class FakeEngines(node_pb2_grpc.PrefillNodeServicer):
@@ -89,10 +93,10 @@ class FakeEngines(node_pb2_grpc.PrefillNodeServicer):
 
     async def WatchLoad(self, request: node_pb2.WatchLoadRequest, context: Any) -> AsyncIterator[node_pb2.LoadReport]:
         yield self._report
-        await asyncio.sleep(random.random() * REPORT_EVERY_S)
+        await asyncio.sleep(random.random() * SIGN_EVERY_S)
         while True:
             yield self._report
-            await asyncio.sleep(REPORT_EVERY_S)
+            await asyncio.sleep(SIGN_EVERY_S)
 
 
 async def serve(redis_url: str, cluster: str, num_instances: int, lengths: Sequence[int]) -> None:

@@ -80,6 +80,12 @@ class FetchBoard:
             self._lost = error
             self._changed.notify_all()
 
+    def waits(self, attempt_id: AttemptId, num_layers: int) -> bool:
+        """Some of the attempt's prefix has yet to arrive, in one of these layers."""
+        with self._changed:
+            state = self._fetches.get(attempt_id)
+            return state is not None and state.valid_blocks is None and state.layers_ready < num_layers
+
     def wait_layer(self, attempt_id: AttemptId, layer: int, timeout_s: float) -> int | None:
         """As StoreLink.wait_layer."""
         deadline = monotonic() + timeout_s
@@ -121,6 +127,8 @@ class StoreLink:
         self._on_notice = on_notice
         self._on_lost = on_lost
         self._fetches = FetchBoard()
+        self.heard: object = object()
+        """Another one with each notice that comes. The store sends some twice a second, whatever happens."""
         self.arena: np.ndarray = memory.region.memory
         """uint8 [num_slots * bytes_per_slot], shared with the store: slot s begins at s * bytes_per_slot. Write only slots that an attempt
         of this engine holds privately."""
@@ -174,6 +182,10 @@ class StoreLink:
         """
         return self._fetches.wait_layer(attempt_id, layer, timeout_s)
 
+    def waits(self, attempt_id: AttemptId, num_layers: int) -> bool:
+        """Some of the attempt's prefix has yet to arrive, in one of the first `num_layers`. From any thread."""
+        return self._fetches.waits(attempt_id, num_layers)
+
     async def close(self, at_rest: Callable[[], Awaitable[object]] | None = None) -> None:
         """The store releases every attempt of this engine: once `at_rest` has returned, when nothing of the engine writes into the arena
         any more. `on_lost` is not called."""
@@ -191,6 +203,7 @@ class StoreLink:
         reason = "it closed the stream"
         try:
             while isinstance(notice := await self._stream.read(), pb.StoreNotice):
+                self.heard = notice
                 self._fetches.update(notice)
                 self._on_notice(notice)
         except grpc.aio.AioRpcError as error:

@@ -20,3 +20,7 @@ class SessionEnded:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: a few of them a second."""
+
+
+MOST_BETWEEN_TICKS_S = 0.5
+"""What is more than that was a pause of this process, in which nobody could be heard."""

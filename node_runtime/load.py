@@ -11,7 +11,7 @@ from springtide.rpc import node_pb2
 
 REST_S = 0.05
 """From one look at the load to the next."""
-SAY_EVERY_S = 1.0
+SAY_EVERY_S = 0.5
 
 
 class Changes:
@@ -32,7 +32,7 @@ class Changes:
 
 
 async def watch(report: Callable[[], node_pb2.LoadReport | None], changes: Changes, clock: Clock) -> AsyncIterator[node_pb2.LoadReport]:
-    """Yields the report when it has changed, and every second, until there is none."""
+    """Yields the report when it has changed, and twice a second, until there is none."""
     said: node_pb2.LoadReport | None = None
     said_at = clock.now()
     while True:

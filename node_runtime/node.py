@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -22,6 +23,7 @@ from node_runtime.model_thread import ModelThread
 from node_runtime.requests import Request, parse_request
 from node_runtime.sessions import Sessions
 from node_runtime.slotuse import SlotUse
+from node_runtime.watchdog import Seen
 from springtide.clock import Clock
 from springtide.errors import InvalidRequest, PeerLost
 from springtide.ids import Incarnation
@@ -32,6 +34,9 @@ from springtide.supervision import supervised
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.25
+TICKS_A_SIGN = 2
+OFFERS_UNTIL = 0.5
+"""An engine whose store is silent offers nothing after this share of what makes it stalled: the Conductor sends it no new work."""
 
 ActionT = TypeVar("ActionT")
 StartT = TypeVar("StartT", node_pb2.PrefillStart, node_pb2.DecodeStart)
@@ -43,11 +48,25 @@ class Core(Protocol[ActionT]):
 
     def handle(self, event: Any, now: float) -> list[ActionT]: ...
 
+    def signs(self) -> Iterable[tuple[int, node_pb2.AttemptSign]]:
+        """Of each attempt that is here, with its session."""
+        ...
+
 
 class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
     """Everything here runs in one event loop; the model runs on `thread`. `link` is None while there is no store."""
 
-    def __init__(self, role: Role, core: Core[ActionT], info: ModelInfo, runner: ModelRunner, thread: ModelThread, clock: Clock) -> None:
+    def __init__(
+        self,
+        role: Role,
+        core: Core[ActionT],
+        info: ModelInfo,
+        runner: ModelRunner,
+        thread: ModelThread,
+        clock: Clock,
+        silence_s: float,
+    ) -> None:
+        """`silence_s`: of the configuration."""
         self.departure = Departure(role)
         self.link: StoreLink | None = None
         self.incarnation = Incarnation(0)
@@ -61,6 +80,10 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
         self._slot_use = SlotUse()
         self._changes = load.Changes()
+        self._silence_s = silence_s
+        self._store_seen = Seen(TICK_S)
+        self._store_silent_s = 0.0
+        self._ticks = 0
 
     async def run(self) -> None:
         """Until cancelled. What the core decides wrongly is an error of this process: it ends, and is started afresh."""
@@ -71,6 +94,8 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
                 for action in self._core.handle(event, self._clock.now()):
                     self.act(action)
                 self.handled(event)
+                if isinstance(event, Tick):
+                    self._ticked()
                 self._changes.note()
         finally:
             ticking.cancel()
@@ -103,7 +128,28 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
             await asyncio.sleep(TICK_S)
             self.tell(Tick())
 
+    def _ticked(self) -> None:
+        self._store_silent_s = self._store_seen.look(self.link.heard) if self.link is not None else 0.0
+        self._ticks += 1
+        if self._ticks % TICKS_A_SIGN:
+            return
+        signs: defaultdict[int, list[node_pb2.AttemptSign]] = defaultdict(list)
+        for session, sign in self._core.signs():
+            signs[session].append(sign)
+        for session, its in signs.items():
+            self.sessions.send(session, self.signs_update(node_pb2.AttemptSigns(signs=its)))
+
+    @property
+    def stalled(self) -> str:
+        """Why there is no headway here just now; empty: there is, or nothing to do."""
+        return "its store is silent" if self._store_silent_s >= self._silence_s else self.stalled_work
+
     # ---- the kind's own ----
+
+    @property
+    @abstractmethod
+    def stalled_work(self) -> str:
+        """What the model's thread, or whoever computes with it, is at for too long; empty: nothing."""
 
     @abstractmethod
     def register(self, server: grpc.aio.Server) -> None:
@@ -123,6 +169,9 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
 
     @abstractmethod
     def failed_update(self, output: common_pb2.TokenOutput) -> UpdateT: ...
+
+    @abstractmethod
+    def signs_update(self, signs: node_pb2.AttemptSigns) -> UpdateT: ...
 
     @abstractmethod
     def report(self) -> node_pb2.LoadReport:
@@ -155,7 +204,9 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
     def load_report(self) -> node_pb2.LoadReport:
         report = self.report()
         report.incarnation = self.incarnation
-        report.slots_total = self.link.num_slots if self.link is not None else 0
+        report.stalled = self.stalled
+        offers = self.link is not None and self._store_silent_s < OFFERS_UNTIL * self._silence_s
+        report.slots_total = self.link.num_slots if self.link is not None and offers else 0
         report.slots_available = self.store_load.slots_available
         report.ssd_read_us_per_block = self.store_load.ssd_read_us_per_block
         return report

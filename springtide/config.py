@@ -283,6 +283,13 @@ class ClusterConfig(Section):
         description="what the processes of a cluster prove to each other, the same on every machine; not to be given on the command line. "
         "Default for a cluster on one machine: a random one",
     )
+    silence_s: float = Field(
+        2.5,
+        ge=1,
+        le=60,
+        description="after so long without a sign of life an engine or a store is taken for hung, and what ran there goes on elsewhere; "
+        "signs are due twice a second",
+    )
     redis_url: str | None = Field(None, description="default: an embedded Valkey")
     run_dir: Path | None = Field(
         None, description="sockets and logs, of one cluster at a time; default: a temporary directory, removed at the end"

@@ -14,7 +14,9 @@ from conductor.core.events import (
     Assignment,
     Event,
     Forgot,
+    HungChanged,
     InstanceDown,
+    InstanceRef,
     InstanceUp,
     LiveAttempt,
     LoadReported,
@@ -103,6 +105,8 @@ class ConductorCore:
         self.balance = PoolBalance(settings.pool_balance) if settings.pool_balance is not None else None
         self._store_addresses: dict[NodeId, str] = {}
         self._snapshots_asked: set[NodeId] = set()
+        self._hung: tuple[InstanceRef, ...] = ()
+        """As gateways were told last."""
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Takes the event in and returns what is to be done. `now`: seconds on a monotonic clock, never decreasing."""
@@ -134,8 +138,10 @@ class ConductorCore:
                 self._snapshots_asked.discard(node_id)
             case InstanceUp(ref, incarnation):
                 self.state.instance_up(ref, incarnation, now)
-            case InstanceDown(instance_id, incarnation):
-                self.state.instance_down(instance_id, incarnation, now)
+                return self._tell_hung()
+            case InstanceDown(instance_id, incarnation, hung):
+                self.state.instance_down(instance_id, incarnation, hung, now)
+                return self._tell_hung()
             case ReplicationEnded():
                 self.hot_spots.ended(event, now)
             case SwitchFailed(instance_id):
@@ -341,6 +347,24 @@ class ConductorCore:
             return max(1, round(live.prediction.output_tokens))
         return max(1, round(self.state.lengths.predict(live.tenant, live.max_new_tokens or math.inf)))
 
+    # ---- instances that hang ----
+
+    @property
+    def hung(self) -> tuple[InstanceRef, ...]:
+        """Those whose work is to go on elsewhere."""
+        return self._hung
+
+    def _tell_hung(self) -> list[Action]:
+        """Where no other instance of the role is ready, work is left where it is: to wait there, for one that may only have been held up,
+        is better than to fail and to wait."""
+        suspects = [instance for instance in self.state.instances.values() if instance.hung]
+        replaced = {role for role in Role if any(self.scheduler.ready(other) for other in self.state.of_role(role))} if suspects else set()
+        hung = tuple(instance.ref for instance in suspects if instance.ref.role in replaced)
+        if hung == self._hung:
+            return []
+        self._hung = hung
+        return [HungChanged(hung)]
+
     # ---- stores and time ----
 
     def _in_order(self, node_id: NodeId, in_order: bool) -> list[Action]:
@@ -356,6 +380,7 @@ class ConductorCore:
             self.transfers.end(attempt_id)
         self.index.sweep(_SWEPT_A_TICK)
         actions: list[Action] = [Forgot(tuple(silent))] if silent else []
+        actions += self._tell_hung()
         actions += self.hot_spots.orders(self._store_addresses, now)
         if self.balance is not None:
             ready = [instance for instance in self.state.instances.values() if self.scheduler.ready(instance)]

@@ -158,10 +158,12 @@ class InstanceUp:
 
 @dataclass(frozen=True, slots=True)
 class InstanceDown:
-    """Its load stream is lost, or it withdrew. A no-op for any other incarnation than the one that is up."""
+    """Its load stream is lost, or it withdrew. A no-op for any other incarnation than the one that is up. `hung`: it is silent, or has said
+    that it makes no headway, so that whoever has work there might wait for ever."""
 
     instance_id: InstanceId
     incarnation: int
+    hung: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +337,13 @@ class Forgot:
 
 
 @dataclass(frozen=True, slots=True)
+class HungChanged:
+    """These are all the instances that hang and whose work can go on elsewhere. Gateways are told."""
+
+    instances: tuple[InstanceRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Replicate:
     """A store is to take a copy of a prefix. Its end is told as a ReplicationEnded."""
 
@@ -360,4 +369,4 @@ class SwitchRole:
     drain_s: float
 
 
-Action = Reply | RequestSnapshot | PrefillFinished | Scored | Forgot | Replicate | SwitchRole
+Action = Reply | RequestSnapshot | PrefillFinished | Scored | Forgot | HungChanged | Replicate | SwitchRole

@@ -57,6 +57,8 @@ class Instance:
     ref: InstanceRef
     incarnation: int
     up: bool = True
+    hung: bool = False
+    """While it is down: it may still have work, and does not get on with it."""
     load: Load = field(default_factory=Load)
     changed_at: float = 0.0
     """When `load` arrived or, while it is down, since when it is."""
@@ -145,7 +147,7 @@ class ClusterState:
         self.touched.add(ref.instance_id)
         known = self.instances.get(ref.instance_id)
         if known is not None and known.incarnation == incarnation:
-            known.ref, known.up, known.changed_at = ref, True, now
+            known.ref, known.up, known.hung, known.changed_at = ref, True, False, now
             self._forecast_load(known, now)
             return
         self.forecast.down(ref.instance_id)
@@ -154,10 +156,10 @@ class ClusterState:
             for attempt in self.attempts.values():
                 self._count_work(instance, attempt)
 
-    def instance_down(self, instance_id: InstanceId, incarnation: int, now: float) -> None:
+    def instance_down(self, instance_id: InstanceId, incarnation: int, hung: bool, now: float) -> None:
         instance = self.instances.get(instance_id)
         if instance is not None and instance.incarnation == incarnation and instance.up:
-            instance.up, instance.changed_at = False, now
+            instance.up, instance.hung, instance.changed_at = False, hung, now
             self.forecast.down(instance_id)
             self.touched.add(instance_id)
 

@@ -22,6 +22,7 @@ from conductor.gateway.runner import Runner
 from conductor.gateway.side_thread import SideThread
 from conductor.gateway.state import Limits
 from conductor.gateway.tenancy import Tenants
+from conductor.gateway.wire import instances_hung
 from conductor.server.lease import LeaderLease
 from engine.tokenizer import load_tokenizer
 from springtide.blocks import namespace_root
@@ -33,6 +34,7 @@ from springtide.errors import ConfigError
 from springtide.ids import GatewayId, new_incarnation
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, raise_file_limit
+from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import new_public_server
 from springtide.telemetry import serve_metrics
 
@@ -137,7 +139,12 @@ class GatewayServer:
         if config.conductor.replicas > 1:
             lease = LeaderLease(redis_url, config.cluster, config.conductor.leader_lease_s, credentials=self._credentials)
             patience_s = config.conductor.leader_lease_s + _TAKE_OVER_S
-        return ConductorLink(self._gateway_id, self._membership, self._core.live_attempts, address, lease, patience_s, self._credentials)
+        return ConductorLink(
+            self._gateway_id, self._membership, self._core.live_attempts, self._on_hung, address, lease, patience_s, self._credentials
+        )
+
+    def _on_hung(self, hung: conductor_pb2.HungInstances) -> None:
+        self._runner.post(instances_hung(hung))
 
     def _new_runner(self) -> Runner:
         config = self._arguments.config

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -38,16 +39,19 @@ class ConductorLink:
         gateway_id: GatewayId,
         membership: Membership,
         live_attempts: Callable[[], Sequence[LiveAttempt]],
+        on_hung: Callable[[conductor_pb2.HungInstances], None],
         address: str | None = None,
         lease: LeaderLease | None = None,
         patience_s: float = 0.0,
         credentials: Credentials = OPEN,
     ) -> None:
-        """`address` fixes the Conductor's; without it, membership says where it is. With a `lease` there are several, and it says who
-        leads; for `patience_s` a request is asked again while nobody does."""
+        """`on_hung` is told which instances hang, by the Conductor that leads. `address` fixes the Conductor's; without it, membership says
+        where it is. With a `lease` there are several, and it says who leads; while nobody does, a request is asked again for
+        `patience_s`."""
         self._gateway_id = gateway_id
         self._membership = membership
         self._live_attempts = live_attempts
+        self._on_hung = on_hung
         self._fixed = address
         self._lease = lease
         self._patience_s = patience_s
@@ -194,8 +198,14 @@ class ConductorLink:
 
     def _peer(self, address: str) -> ConductorPeer:
         if address not in self._peers:
-            self._peers[address] = ConductorPeer(address, self._gateway_id, self._live_attempts, self._credentials)
+            on_hung = functools.partial(self._take_hung, address)
+            self._peers[address] = ConductorPeer(address, self._gateway_id, self._live_attempts, on_hung, self._credentials)
         return self._peers[address]
+
+    def _take_hung(self, address: str, hung: conductor_pb2.HungInstances) -> None:
+        """A standby may be cut off where the leader is not: it decides nothing."""
+        if address == self._leader.address:
+            self._on_hung(hung)
 
     def _note(self, changed: bool) -> None:
         if not changed:

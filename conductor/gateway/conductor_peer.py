@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 2.0
 RENEW_EVERY_S = 2.0
+_FOLLOW_AGAIN_S = 0.5
 _GRACE_S = CALL_TIMEOUT_S + 1.0
 """For calls under way to end by themselves: a channel that is closed before cancels them, and with them whoever waits."""
 MOST_KEPT = 4096
@@ -41,13 +42,15 @@ class ConductorPeer:
         address: str,
         gateway_id: GatewayId,
         live_attempts: Callable[[], Sequence[LiveAttempt]],
+        on_hung: Callable[[conductor_pb2.HungInstances], None],
         credentials: Credentials = OPEN,
     ) -> None:
-        """Needs a running event loop."""
+        """Needs a running event loop. `on_hung` is told of all that hang, whenever that changes."""
         self.address = address
         self._gateway_id = gateway_id
         self._credentials = credentials
         self._live_attempts = live_attempts
+        self._on_hung = on_hung
         self._channel: grpc.aio.Channel | None = None
         self._reports: asyncio.Queue[conductor_pb2.AttemptReport] = asyncio.Queue(MOST_KEPT)
         self._closing: set[asyncio.Task[None]] = set()
@@ -55,6 +58,7 @@ class ConductorPeer:
         self._tasks = [
             supervised(self._renew, f"conductor-renew-{address}"),
             supervised(self._send_reports, f"conductor-report-{address}"),
+            supervised(self._follow_hung, f"conductor-hung-{address}"),
         ]
 
     async def schedule(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
@@ -91,9 +95,7 @@ class ConductorPeer:
             await self._channel.close(grace=grace_s)
 
     async def _ask(self, call: Callable[[ConductorStub], Awaitable[Reply]]) -> Reply:
-        if self._channel is None:
-            self._channel = connect(self.address, self._credentials)
-        channel = self._channel
+        channel = self._connected()
         try:
             reply = await call(ConductorStub(channel))
         except grpc.aio.AioRpcError as error:
@@ -103,6 +105,11 @@ class ConductorPeer:
             raise Unavailable(f"the Conductor at {self.address} did not answer: {error.details()}", code="no_conductor") from None
         self._note_reachable(True)
         return reply
+
+    def _connected(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            self._channel = connect(self.address)
+        return self._channel
 
     def _abandon(self, channel: grpc.aio.Channel) -> None:
         """The next call makes a new channel, which connects at once where an old one waits for its back-off. Calls under way on this one
@@ -146,6 +153,14 @@ class ConductorPeer:
             with contextlib.suppress(Unavailable):
                 await self._renewal(conductor_pb2.RenewRequest(gateway_id=self._gateway_id, attempts=attempts))
             await asyncio.sleep(RENEW_EVERY_S)
+
+    async def _follow_hung(self) -> None:
+        """A push, for it must be quick, and costs the Conductor of many gateways nothing while all is well."""
+        while True:
+            with contextlib.suppress(grpc.aio.AioRpcError):  # that it is lost, the renewals find out
+                async for hung in ConductorStub(self._connected()).WatchHung(conductor_pb2.WatchHungRequest(gateway_id=self._gateway_id)):
+                    self._on_hung(hung)
+            await asyncio.sleep(_FOLLOW_AGAIN_S)
 
     async def _advance(self, request: conductor_pb2.AdvanceRequest) -> None:
         await self._ask(lambda stub: stub.Advance(request, timeout=CALL_TIMEOUT_S))

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from conductor.gateway import events as ev
-from conductor.gateway.state import AttemptState, Limits, LiveAttempt, RequestState
+from conductor.gateway.state import STEPS_AT_A_STANDSTILL, AttemptState, Limits, LiveAttempt, Pulse, RequestState
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
 from springtide.ids import AttemptId, InstanceId, RequestId
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2 as conductor_pb
+from springtide.silence import ObservedTime
 
 _NOBODY_THERE = (conductor_pb.REJECTION_REASON_NO_PREFILL, conductor_pb.REJECTION_REASON_NO_DECODE)
 _DOOR_RETRY_AFTER_S = 1.0
@@ -24,6 +25,8 @@ _NO_ROOM = (
     pb.FAILURE_CODE_OVERLOADED,
 )
 """A healthy node that is full: the request waits, and tries again for as long as its client wants it."""
+_MOST_BETWEEN_TICKS_S = 1.0
+"""What is more than that between two ticks is a pause of this gateway, not of the nodes."""
 
 
 class GatewayCore:
@@ -36,6 +39,7 @@ class GatewayCore:
         """Those for which the Conductor's answer is awaited."""
         self._retries: dict[RequestId, float] = {}
         self._shut_down = False
+        self._observed = ObservedTime(_MOST_BETWEEN_TICKS_S)
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
         match event:
@@ -57,6 +61,10 @@ class GatewayCore:
                 return self._on_attempt_failed(event, now)
             case ev.SessionLost():
                 return self._on_session_lost(event, now)
+            case ev.InstancesHung():
+                return self._on_instances_hung(event, now)
+            case ev.Signs():
+                return self._on_signs(event)
             case ev.StopStringHit():
                 state = self._requests.get(event.request_id)
                 return [] if state is None else self._finish(state, "stop")
@@ -165,7 +173,8 @@ class GatewayCore:
         state.accepted = True
         # Who found a node full before does not take it for roomy again, whatever the Conductor has heard of it by now.
         waits = not assignment.inlined and (assignment.waits or state.crowded_out > 0)
-        attempt = AttemptState(assignment, len(state.tokens), len(token_ids), started_at=now, heard_at=now, waits=waits)
+        pulses = {side: Pulse(self._observed.now, self._observed.now) for side in ev.SIDES}
+        attempt = AttemptState(assignment, len(state.tokens), len(token_ids), now, pulses, waits)
         state.attempt = attempt
         self._by_attempt[assignment.attempt_id] = state
         actions: list[ev.Action] = [ev.StartDecode(state.generation, token_ids, assignment, self._age_ms(state, now), waits)]
@@ -184,7 +193,8 @@ class GatewayCore:
         if running is None or not running[1].waits:
             return []
         state, attempt = running
-        attempt.waits, attempt.prefill_open, attempt.heard_at = False, True, now
+        attempt.waits, attempt.prefill_open = False, True
+        attempt.pulses["prefill"].move(self._observed.now)
         return [self._start_prefill(state, attempt, now)]
 
     @staticmethod
@@ -243,7 +253,7 @@ class GatewayCore:
         if running is None or running[1].first_token_seen:
             return []
         state, attempt = running
-        attempt.heard_at = now
+        attempt.pulses["decode"].move(self._observed.now)
         attempt.first_token_seen = True
         attempt.cached_tokens = event.cached_tokens
         state.waiting_since = None
@@ -275,7 +285,7 @@ class GatewayCore:
         if running is None:
             return []
         state, attempt = running
-        attempt.heard_at = now
+        attempt.pulses["decode"].move(self._observed.now)
         if not attempt.first_token_seen:
             attempt.held.append(output)
             return []
@@ -390,15 +400,51 @@ class GatewayCore:
             actions += self._schedule(state, now)
         for state in [state for state in self._requests.values() if state.generation.deadline_ms and self._left_ms(state, now) <= 0]:
             actions += self._miss_deadline(state)
+        self._observed.look(now)
+        for state in list(self._by_attempt.values()):
+            if state.attempt is not None and (hung := self._hung_sides(state.attempt)):
+                culprits = [state.attempt.instance_of(side) for side in hung]
+                actions += self._fail(state, state.attempt, "; ".join(hung.values()), culprits, now)
+        return actions
+
+    # ---- nodes that hang ----
+
+    def _on_signs(self, event: ev.Signs) -> list[ev.Action]:
+        for sign in event.signs:
+            running = self._running(sign.attempt_id)
+            if running is not None:
+                running[1].pulses[event.side].take(sign, self._observed.now)
+        return []
+
+    def _hung_sides(self, attempt: AttemptState) -> dict[ev.Side, str]:
+        """And why they are taken for that."""
+        limits, hung = self._limits, dict[ev.Side, str]()
+        for side in attempt.watched:
+            silent_s = self._observed.now - attempt.pulses[side].heard_at
+            still_s = self._observed.now - attempt.pulses[side].moved_at
+            if silent_s >= limits.silence_s:
+                hung[side] = f"{attempt.instance_of(side)} has not been heard of the attempt for {silent_s:.1f} s"
+            elif still_s >= limits.standstill_s + self._longest_work_s(attempt):
+                hung[side] = f"{attempt.instance_of(side)} has not got on with the attempt for {still_s:.0f} s"
+        return hung
+
+    @staticmethod
+    def _longest_work_s(attempt: AttemptState) -> float:
+        """Of a node, from one sign of headway to the next."""
+        prediction = attempt.assignment.prediction
+        tbt_ms = prediction.tbt_ms if prediction is not None else 0.0
+        return (attempt.assignment.predicted_ttft_ms + STEPS_AT_A_STANDSTILL * tbt_ms) / 1000
+
+    def _on_instances_hung(self, event: ev.InstancesHung, now: float) -> list[ev.Action]:
+        actions: list[ev.Action] = []
         for state in list(self._by_attempt.values()):
             attempt = state.attempt
             if attempt is None:
                 continue
-            patience_s = self._limits.silence_s + attempt.assignment.predicted_ttft_ms / 100
-            if now - attempt.heard_at >= patience_s:
-                silent: ev.Side = "decode" if attempt.first_token_seen else "prefill"
-                culprit = attempt.instance_of(silent)
-                actions += self._fail(state, attempt, f"{culprit} has been silent for {patience_s:.0f} s", [culprit], now)
+            refs = [attempt.ref_of(side) for side in ev.SIDES if attempt.is_open(side)]
+            culprits = [ref.instance_id for ref in refs if (ref.instance_id, ref.address) in event.addresses]
+            if culprits:
+                actions += self._fail(state, attempt, f"{', '.join(culprits)} hangs, says the Conductor", culprits, now)
         return actions
 
     # ---- ends ----

@@ -14,6 +14,7 @@ from springtide.rpc import conductor_pb2 as conductor_pb
 from springtide.sampling import SampledToken, SamplingParams
 
 Side = Literal["prefill", "decode"]
+SIDES: tuple[Side, ...] = ("prefill", "decode")
 Finish = Literal["stop", "length"]
 Phase = Literal["prefill", "decode", "finished", "failed"]
 
@@ -163,6 +164,30 @@ class SessionLost:
 
 
 @dataclass(frozen=True, slots=True)
+class InstancesHung:
+    """The Conductor has found that these hang, and that others could do their work. An instance's address tells its lives apart."""
+
+    addresses: frozenset[tuple[InstanceId, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """An attempt is known at the node that sent this, with so many tokens of prompt and output computed. `waiting`: it is not its turn."""
+
+    attempt_id: AttemptId
+    computed_tokens: int
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """Of all attempts that a node runs for this gateway."""
+
+    side: Side
+    signs: tuple[Sign, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StopStringHit:
     request_id: RequestId
 
@@ -192,6 +217,8 @@ Event = (
     | DecodeReserved
     | AttemptFailed
     | SessionLost
+    | InstancesHung
+    | Signs
     | StopStringHit
     | ClientGone
     | Shutdown

@@ -24,8 +24,7 @@ from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 1.0
-_SIDES: tuple[ev.Side, ...] = ("prefill", "decode")
+TICK_S = 0.5
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ class Runner:
         self._gateway_id = gateway_id
         self._block_tokens = block_tokens
         self._namespace = namespace
-        self._sessions = {side: SessionPool(side, self.post, credentials) for side in _SIDES}
+        self._sessions = {side: SessionPool(side, self.post, credentials) for side in ev.SIDES}
         self._served: dict[RequestId, _Served] = {}
         self._events: deque[ev.Event] = deque()
         self._draining = False

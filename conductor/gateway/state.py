@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from conductor.gateway.events import Assignment, Generation, Output, Phase, Side
+from conductor.gateway.events import SIDES, Assignment, Generation, Instance, Output, Phase, Side, Sign
 from springtide.ids import AttemptId, InstanceId
 from springtide.rpc import conductor_pb2
 
@@ -27,9 +27,33 @@ class Limits:
     retry_base_s: float = 0.3
     """Pause before the third attempt without progress; doubles with each further one. The second follows at once."""
     retry_max_s: float = 4.0
-    silence_s: float = 300.0
-    """An attempt that has said nothing for so long, beyond ten times its predicted TTFT, is taken for lost: its node answers keep-alives
-    but does not work."""
+    silence_s: float = 3.0
+    """A node that has not named an attempt of its own among its signs of life for so long is hung, cut off, or has forgotten it."""
+    standstill_s: float = 10.0
+    """An attempt that its node names, that does not wait and of which nothing more is computed for so long is stuck. Beyond it, a pass over
+    the prompt may take as long as its predicted TTFT, and a step STEPS_AT_A_STANDSTILL times the predicted TBT."""
+
+
+STEPS_AT_A_STANDSTILL = 20
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What one side of an attempt has been heard to do, in the observer's time (springtide.silence)."""
+
+    heard_at: float
+    moved_at: float
+    """When more was computed than before, or it had to wait."""
+    computed_tokens: int = -1
+
+    def move(self, now: float) -> None:
+        self.heard_at = self.moved_at = now
+
+    def take(self, sign: Sign, now: float) -> None:
+        self.heard_at = now
+        if sign.waiting or sign.computed_tokens != self.computed_tokens:
+            self.moved_at = now
+        self.computed_tokens = sign.computed_tokens
 
 
 @dataclass(slots=True)
@@ -39,7 +63,7 @@ class AttemptState:
     """Output position of its first token."""
     num_tokens: int
     started_at: float
-    heard_at: float
+    pulses: dict[Side, Pulse]
     waits: bool = False
     """The decode side has not said yet that it has room; prefill begins then."""
     prefill_open: bool = True
@@ -60,8 +84,20 @@ class AttemptState:
     def phase(self) -> Phase:
         return "decode" if self.first_token_seen else "prefill"
 
+    def ref_of(self, side: Side) -> Instance:
+        return self.assignment.prefill if side == "prefill" else self.assignment.decode
+
     def instance_of(self, side: Side) -> InstanceId:
-        return (self.assignment.prefill if side == "prefill" else self.assignment.decode).instance_id
+        return self.ref_of(side).instance_id
+
+    def is_open(self, side: Side) -> bool:
+        return self.prefill_open if side == "prefill" else self.decode_open
+
+    @property
+    def watched(self) -> Sequence[Side]:
+        """The sides that owe a sign of life. Once the first token is out, the prefill side may have nothing left to do but hand over, which
+        the stores see to."""
+        return [side for side in SIDES if self.is_open(side) and not (side == "prefill" and self.first_token_seen)]
 
     def close(self, side: Side) -> None:
         """That side has ended the attempt by itself: it needs no abort."""

@@ -169,11 +169,23 @@ def update_events(update: node_pb2.PrefillUpdate | node_pb2.DecodeUpdate) -> lis
         outputs = [
             _failed(output, "decode") if output.HasField("failure") else ev.DecodeOutput(_output(output)) for output in update.outputs
         ]
+        signs = [_signs(update.signs, "decode")] if update.HasField("signs") else []
         reserved = [ev.DecodeReserved(AttemptId(attempt_id)) for attempt_id in update.reserved]
-        return [*reserved, *map(_prefill_done, update.prefilled), *outputs]
-    if update.WhichOneof("update") == "failed":
-        return [_failed(update.failed, "prefill")]
+        return [*reserved, *map(_prefill_done, update.prefilled), *outputs, *signs]
+    match update.WhichOneof("update"):
+        case "failed":
+            return [_failed(update.failed, "prefill")]
+        case "signs":
+            return [_signs(update.signs, "prefill")]
     return [_prefill_done(update.done)]
+
+
+def _signs(signs: node_pb2.AttemptSigns, side: ev.Side) -> ev.Signs:
+    return ev.Signs(side, tuple(ev.Sign(AttemptId(sign.attempt_id), sign.computed_tokens, sign.waiting) for sign in signs.signs))
+
+
+def instances_hung(hung: conductor_pb2.HungInstances) -> ev.InstancesHung:
+    return ev.InstancesHung(frozenset((InstanceId(instance.instance_id), instance.address) for instance in hung.instances))
 
 
 def _prefill_done(done: node_pb2.PrefillDone) -> ev.PrefillDone:

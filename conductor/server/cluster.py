@@ -13,8 +13,6 @@ from springtide.membership import Member, Membership
 logger = logging.getLogger(__name__)
 
 _POLLS_A_LEASE = 5
-_LEAST_SILENCE_S = 3.0
-"""Engines report at least once a second."""
 
 
 class ClusterFollower:
@@ -25,12 +23,19 @@ class ClusterFollower:
     """
 
     def __init__(
-        self, membership: Membership, runner: CoreRunner, lease_s: float, fingerprint: str, credentials: Credentials = OPEN
+        self,
+        membership: Membership,
+        runner: CoreRunner,
+        lease_s: float,
+        silence_s: float,
+        fingerprint: str,
+        credentials: Credentials = OPEN,
     ) -> None:
         self._membership = membership
         self._credentials = credentials
         self._runner = runner
         self._lease_s = lease_s
+        self._silence_s = silence_s
         self._fingerprint = fingerprint
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._refused: set[tuple[str, int]] = set()
@@ -85,8 +90,8 @@ class ClusterFollower:
     def _watch(self, member: Member) -> Watcher:
         self.joined += 1
         if member.role == "store":
-            return StoreWatcher(member, self._runner, self._credentials)
-        return LoadWatcher(member, self._runner, silence_s=max(self._lease_s, _LEAST_SILENCE_S), credentials=self._credentials)
+            return StoreWatcher(member, self._runner, self._silence_s, self._credentials)
+        return LoadWatcher(member, self._runner, self._silence_s, self._credentials)
 
     def _concerns_us(self, member: Member) -> bool:
         if member.role == "store":

@@ -55,7 +55,9 @@ class ConductorServer:
         self._orders: Orders | None = None
         self._credentials = credentials_of(config)
         self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
-        self.follower = ClusterFollower(self._membership, self._runner, config.conductor.lease_s, model_info.fingerprint, self._credentials)
+        self.follower = ClusterFollower(
+            self._membership, self._runner, config.conductor.lease_s, config.silence_s, model_info.fingerprint, self._credentials
+        )
         self._grpc = new_server(self._credentials)
 
     async def start(self) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
+from collections.abc import AsyncIterator
 
 import grpc.aio
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Action, Event, Forgot, PrefillFinished, Reply, RequestSnapshot, Schedule, Scored, StoreDown
+from conductor.core.events import Action, Event, Forgot, HungChanged, PrefillFinished, Reply, RequestSnapshot, Schedule, Scored, StoreDown
 from conductor.core.recording import Recorder
 from conductor.server import wire
 from conductor.server.leadership import Leadership
@@ -34,6 +36,12 @@ class CoreRunner:
         self.core = core
         self.clock = clock
         self._recorder = recorder
+        self._hung_changes = asyncio.Event()
+
+    @property
+    def hung_changes(self) -> asyncio.Event:
+        """Set when the core next says that other instances hang than before."""
+        return self._hung_changes
 
     def feed(self, event: Event) -> list[Action]:
         """Hands the event to the core, keeps its records, and returns the actions, of which the caller does those that are its own."""
@@ -55,6 +63,11 @@ class CoreRunner:
                         ids = {"request_id": action.request_id, "attempt_id": action.attempt_id}
                         pairs = {score.quantity.value: (score.predicted, score.actual) for score in action.scores}
                         predictions.debug("%s", json.dumps(pairs), extra=ids)
+                case HungChanged(instances):
+                    names = ", ".join(instance.instance_id for instance in instances)
+                    logger.warning("work goes on elsewhere that is at instances which hang: %s", names or "at none any more")
+                    self._hung_changes.set()
+                    self._hung_changes = asyncio.Event()
                 case Forgot(attempt_ids):
                     logger.warning("their gateway is silent: %d attempts forgotten: %s", len(attempt_ids), ", ".join(attempt_ids))
         return actions
@@ -105,6 +118,16 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
     ) -> conductor_pb2.RenewReply:
         self._runner.feed(wire.renew_event(request))
         return conductor_pb2.RenewReply(ttl_ms=int(self._runner.core.settings.lease_s * 1000))
+
+    async def WatchHung(
+        self,
+        request: conductor_pb2.WatchHungRequest,
+        context: grpc.aio.ServicerContext[conductor_pb2.WatchHungRequest, conductor_pb2.HungInstances],
+    ) -> AsyncIterator[conductor_pb2.HungInstances]:
+        while True:
+            changes = self._runner.hung_changes
+            yield wire.hung_instances(self._runner.core.hung)
+            await changes.wait()
 
     async def GetCluster(
         self,

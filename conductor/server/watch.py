@@ -21,6 +21,7 @@ from springtide.rpc.node_pb2 import LoadReport, WatchLoadRequest
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from springtide.rpc.store_pb2 import WatchStoreRequest
 from springtide.rpc.store_pb2_grpc import StoreStub
+from springtide.silence import Silence
 from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
@@ -32,10 +33,13 @@ _CUT_OFF = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OUT_OF_RANGE, gr
 
 
 class Watcher(ABC):
-    """Follows one incarnation of one member until it is stopped."""
+    """Follows one incarnation of one member until it is stopped. Who is silent for `silence_s` is lost."""
 
-    def __init__(self, member: Member, runner: CoreRunner, credentials: Credentials = OPEN) -> None:
+    def __init__(self, member: Member, runner: CoreRunner, silence_s: float, credentials: Credentials = OPEN) -> None:
         self.member = member
+        self.hung = False
+        """It was last lost because it was silent, or said that it makes no headway."""
+        self._silence_s = silence_s
         self.connected = False
         self.missing_since: float | None = None
         """Since when the membership lists, where they could be read, lack the member."""
@@ -67,8 +71,11 @@ class Watcher(ABC):
                             await asyncio.sleep(_FIRST_DELAY_S)
                 except grpc.aio.AioRpcError as error:
                     reason = f"{error.code().name} {error.details()}"
-                except (TimeoutError, ConnectionError) as error:
-                    reason = f"{type(error).__name__} {error}"
+                except TimeoutError as error:
+                    self.hung = True
+                    reason = str(error)
+                except ConnectionError as error:
+                    reason = str(error)
                 except Exception as error:
                     # Whatever one member sends, the others are still followed, and so is it when it comes to its senses.
                     logger.exception("%s %s sent what cannot be taken in", self.member.role, self.member.member_id)
@@ -81,7 +88,7 @@ class Watcher(ABC):
 
     def _connect(self) -> None:
         if not self.connected:
-            self.connected = True
+            self.connected, self.hung = True, False
             logger.info("%s %s at %s is connected", self.member.role, self.member.member_id, self.member.address)
 
     def _disconnect(self, reason: str, level: int = logging.WARNING) -> None:
@@ -103,12 +110,16 @@ class StoreWatcher(Watcher):
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         call = StoreStub(channel).Watch(WatchStoreRequest(watcher="conductor"))
         try:
-            async for message in call:
-                if not self.connected:
-                    self._runner.feed(StoreUp(self._node_id, self.member.address))
-                    self._connect()
-                if any(isinstance(action, RequestSnapshot) for action in self._runner.feed(wire.store_event(message))):
-                    return
+            async with Silence(self._silence_s) as silence:
+                async for message in call:
+                    silence.heard()
+                    if not self.connected:
+                        self._runner.feed(StoreUp(self._node_id, self.member.address))
+                        self._connect()
+                    if message.HasField("still_here"):
+                        continue
+                    if any(isinstance(action, RequestSnapshot) for action in self._runner.feed(wire.store_event(message))):
+                        return
         except grpc.aio.AioRpcError as error:
             if error.code() in _CUT_OFF:
                 return
@@ -122,10 +133,9 @@ class StoreWatcher(Watcher):
 
 
 class LoadWatcher(Watcher):
-    """WatchLoad of an engine. The instance is up while reports of the announced incarnation come, at least one within `silence_s`."""
+    """WatchLoad of an engine. The instance is up while reports of the announced incarnation come that it makes headway."""
 
     def __init__(self, member: Member, runner: CoreRunner, silence_s: float, credentials: Credentials = OPEN) -> None:
-        self._silence_s = silence_s
         self._ref = InstanceRef(
             instance_id=InstanceId(member.member_id),
             role=Role(member.role),
@@ -133,15 +143,15 @@ class LoadWatcher(Watcher):
             node_id=NodeId(member.node_id),
             store_address=member.details["store_address"],
         )
-        super().__init__(member, runner, credentials)
+        super().__init__(member, runner, silence_s, credentials)
 
     async def _follow(self, channel: grpc.aio.Channel) -> None:
         stub = PrefillNodeStub(channel) if self._ref.role is Role.PREFILL else DecodeNodeStub(channel)
         call = stub.WatchLoad(WatchLoadRequest())
         try:
-            async with asyncio.timeout(self._silence_s) as silence:
+            async with Silence(self._silence_s) as silence:
                 async for report in call:
-                    silence.reschedule(asyncio.get_running_loop().time() + self._silence_s)
+                    silence.heard()
                     self._take(report)
             raise ConnectionError("the engine ended the stream")
         finally:
@@ -152,6 +162,10 @@ class LoadWatcher(Watcher):
             # It lost its store and begins anew: what was announced is no more, and its next announcement is on the way.
             self._disconnect(f"it is now incarnation {report.incarnation}")
             return
+        if report.stalled:
+            self.hung = True
+            self._disconnect(report.stalled)
+            return
         load = wire.load(report)
         if not self.connected:
             self._runner.feed(InstanceUp(self._ref, self.member.incarnation))
@@ -159,4 +173,4 @@ class LoadWatcher(Watcher):
         self._runner.feed(LoadReported(self._ref.instance_id, self.member.incarnation, load))
 
     def _lost(self) -> None:
-        self._runner.feed(InstanceDown(self._ref.instance_id, self.member.incarnation))
+        self._runner.feed(InstanceDown(self._ref.instance_id, self.member.incarnation, self.hung))

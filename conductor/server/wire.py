@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import cast
 
@@ -280,6 +280,10 @@ def _instance_status(core: ConductorCore, instance: Instance, now: float) -> con
         cached_blocks=core.index.blocks_of(instance.ref.node_id),
         seconds_since_report=now - instance.changed_at,
     )
+
+
+def hung_instances(instances: Sequence[InstanceRef]) -> conductor_pb2.HungInstances:
+    return conductor_pb2.HungInstances(instances=map(_ref, instances))
 
 
 # ---- what nodes tell ----

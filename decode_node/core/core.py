@@ -13,7 +13,7 @@ then. A sequence that turns out to have ended takes part in one step more, of wh
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -31,6 +31,7 @@ from springtide.cost import DecodeCost
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import node_pb2
 from springtide.sampling import SampledToken, finish_reason, token_output
+from springtide.silence import ObservedTime
 
 _RECENT_STEPS = 32
 _MOST_ROOM_WAIT_S = 1.0
@@ -66,6 +67,7 @@ class DecodeCore:
         self._room_awaited_until = float("-inf")
         """Slots were taken from an attempt that a peer may still be writing: until they are here, or then, nobody else gives way."""
         self._recent_ms: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._observed = ObservedTime(events.MOST_BETWEEN_TICKS_S)
         self._orders: list[Action] = []
         self._replies: list[Reply] = []
 
@@ -86,6 +88,8 @@ class DecodeCore:
                 self._loaded(attempt_id)
             case events.Tick():
                 self._calibration.tick(now)
+                self._observed.look(now)
+                self._fail_unanswered()
                 self._expire(now)
                 self._retry_growth()
             case storage.StoreUp(num_slots, pages):
@@ -131,6 +135,13 @@ class DecodeCore:
             slots_promised=promised,
             attempt_ids=tuple(self._attempts),
         )
+
+    def signs(self) -> Iterator[tuple[int, node_pb2.AttemptSign]]:
+        """How each attempt gets on, with its session."""
+        for attempt in self._attempts.values():
+            computed = attempt.context_tokens if attempt.has_begun else attempt.computed
+            at_work = attempt.phase in ("reserving", "loading") or attempt.ahead > 0
+            yield attempt.session, node_pb2.AttemptSign(attempt_id=attempt.attempt_id, computed_tokens=computed, waiting=not at_work)
 
     def validate(self) -> None:
         """Asserts the invariants."""
@@ -208,6 +219,7 @@ class DecodeCore:
         if self._holders:
             leave_available += attempt.growth_blocks(self._settings.block_tokens)
         attempt.phase = "reserving"
+        attempt.answer_due_at = self._observed.now + self._settings.answer_s
         last = next(reversed(self._holders.values()), None)
         self._holders[attempt.attempt_id] = attempt
         if last is not None and last.requested_at > attempt.requested_at:
@@ -330,6 +342,7 @@ class DecodeCore:
         """Asks for the next slot while there is still room in the last one, so that no step waits for it."""
         if attempt.growth == "none" and attempt.wants_slot(self._settings.block_tokens):
             attempt.growth = "asked"
+            attempt.answer_due_at = self._observed.now + self._settings.answer_s
             self._orders.append(storage.Grow(attempt.attempt_id, 1))
 
     def _retry_growth(self) -> None:
@@ -370,6 +383,12 @@ class DecodeCore:
             elif attempt.starved_since is not None and now >= attempt.starved_since + self._settings.slot_wait_s:
                 # There may be room elsewhere by now.
                 self._fail(attempt, pb.FAILURE_CODE_POOL_FULL, f"no slot came free within {self._settings.slot_wait_s:g} s")
+
+    def _fail_unanswered(self) -> None:
+        asking = [attempt for attempt in self._holders.values() if attempt.phase == "reserving" or attempt.growth == "asked"]
+        for attempt in asking:
+            if self._observed.now >= attempt.answer_due_at:
+                self._fail(attempt, pb.FAILURE_CODE_PEER_LOST, "the node's store did not answer when it was asked for slots")
 
     def _held_back(self) -> Sequence[str]:
         """The attempts that have ended, but whose slots are in use."""

@@ -14,7 +14,7 @@ class Settings:
     the writer is gone); this bounds what nobody speaks for any more. `slot_wait_s`: how long room is waited for here, until it is looked
     for elsewhere. `overlap`: a step is launched while another runs; without it, which is easier to follow, when that one's tokens are
     known. `inline_tokens`: most tokens of a prompt that a step computes. `loads_ahead`: prompts that were handed over are loaded ahead of
-    the steps that they join."""
+    the steps that they join. `answer_s`: within which a store that lives answers."""
 
     cost: DecodeCost
     block_tokens: int
@@ -25,3 +25,4 @@ class Settings:
     overlap: bool = True
     inline_tokens: int = 0
     loads_ahead: bool = False
+    answer_s: float = 2.5

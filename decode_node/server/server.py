@@ -23,7 +23,7 @@ from node_runtime.events import Tick
 from node_runtime.node import EngineNode
 from node_runtime.process import Kind, Parts
 from node_runtime.requests import Request
-from node_runtime.watchdog import Watchdog, longest_s
+from node_runtime.watchdog import Watchdog, longest_s, stalled_after_s
 from springtide.cost import DecodeCost
 from springtide.process import ProcessArguments, end_process
 from springtide.rpc import common_pb2, node_pb2, node_pb2_grpc
@@ -62,9 +62,10 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
                 overlap=config.decode_node.overlap,
                 inline_tokens=config.decode_node.inline_tokens,
                 loads_ahead=parts.runner.loads_ahead,
+                answer_s=config.silence_s,
             )
         )
-        super().__init__("decode", self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
+        super().__init__("decode", self.core, arguments.model_info, parts.runner, parts.thread, parts.clock, config.silence_s)
         self._arguments = arguments
         self._steps = StepRunner(parts.runner)
         self._watchdog = Watchdog(end_process)
@@ -94,8 +95,8 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
                 if self.runner.keeps_pages:
                     for row in action.rows:
                         self.note_slots(row.attempt_id, row.slots)
-                limit_s = longest_s(self.core.cost.predict_ms(action.num_tokens, action.context_tokens))
-                self.thread.run(self._run_step, action, limit_s).add_done_callback(partial(self._step_ended, action.step_id))
+                predicted_ms = self.core.cost.predict_ms(action.num_tokens, action.context_tokens)
+                self.thread.run(self._run_step, action, predicted_ms).add_done_callback(partial(self._step_ended, action.step_id))
             case LoadAhead():
                 self._load_ahead(action)
             case Reply(session, outputs, prefilled, reserved):
@@ -112,8 +113,9 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
         self.note_slots(load.attempt_id, load.slots)
         self._loads.start(load.attempt_id, load.slots, still_there, lambda: self.tell(Loaded(load.attempt_id)))
 
-    def _run_step(self, run: RunStep, limit_s: float) -> StepDone | StepFailed:
-        with self._watchdog.during(f"step {run.step_id}", limit_s):
+    def _run_step(self, run: RunStep, predicted_ms: float) -> StepDone | StepFailed:
+        stall_s = stalled_after_s(predicted_ms, self._arguments.config.silence_s)
+        with self._watchdog.during(f"step {run.step_id}", longest_s(predicted_ms), stall_s):
             return self._steps.run(run)
 
     async def close(self) -> None:
@@ -147,7 +149,14 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
     def failed_update(self, output: common_pb2.TokenOutput) -> node_pb2.DecodeUpdate:
         return node_pb2.DecodeUpdate(outputs=[output])
 
+    def signs_update(self, signs: node_pb2.AttemptSigns) -> node_pb2.DecodeUpdate:
+        return node_pb2.DecodeUpdate(signs=signs)
+
     # ---- how it is doing ----
+
+    @property
+    def stalled_work(self) -> str:
+        return self._watchdog.stalled
 
     def report(self) -> node_pb2.LoadReport:
         load, cost = self.core.load(), self.core.cost

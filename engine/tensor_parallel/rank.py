@@ -28,11 +28,14 @@ from engine.tensor_parallel.process_group import ProcessRanks
 from engine.tensor_parallel.shard import Shard
 from engine.tensor_parallel.steps import Abandoned, FollowingHooks
 from springtide.kvspec import KVSpec
+from springtide.process import die_with_parent
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def main() -> None:
+    # A rank that is stopped does not see that rank 0's end of the pipe closes, and would keep the arena's slots from everybody.
+    die_with_parent()
     # Signals that end a terminal's or a service's processes are for rank 0, whose end ends this one.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -176,10 +177,12 @@ class Others:
         return [process.pid for process, _ in self._ranks]
 
     def start(self, load: Load) -> None:
+        """The process ends when the calling thread does."""
         ours, theirs = Pipe()
+        environment = {**os.environ, "SPRINGTIDE_PARENT_PID": str(os.getpid())}
         with theirs:
             command = [sys.executable, "-P", "-m", "engine.tensor_parallel.rank", str(theirs.fileno())]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
         self._ranks.append((process, ours))
         ours.send(load)
 

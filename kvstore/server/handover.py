@@ -19,12 +19,14 @@ from kvstore.server.node import Node
 from kvstore.server.peers import CALL_TIMEOUT_S
 from kvstore.server.slabs import Pace, batches, block_slice
 from messenger.base import Connection, DeadlineExceeded
-from springtide.errors import SpringtideError
+from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import AttemptId, Slot
 from springtide.rpc import store_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
+LATE_S = 1.0
+"""A batch is made to take half of it."""
 _REPEAT_S = 0.5
 T = TypeVar("T")
 Notify = Callable[[pb.StoreNotice], None]
@@ -166,7 +168,7 @@ class HandOver:
             await self._write(connection, targets, unit)
         assert self._first_token is not None
         seal = pb.IngestNotice(attempt_id=self._attempt_id, seal=pb.IngestSeal(first_token=self._first_token))
-        await connection.write([], self._node.options.batch_timeout_s, seal.SerializeToString())
+        await self._while_it_answers(connection.write([], self._node.options.batch_timeout_s, seal.SerializeToString()))
         self._written_at = time.perf_counter()
 
     async def _next(self) -> Unit | None:
@@ -196,7 +198,7 @@ class HandOver:
             last = notice if written == len(pieces) else None
             began = time.perf_counter()
             self._first_write_at = began if self._first_write_at is None else self._first_write_at
-            completion = await self._pace.move(connection.write(batch, self._node.options.batch_timeout_s, last))
+            completion = await self._pace.move(self._while_it_answers(connection.write(batch, self._node.options.batch_timeout_s, last)))
             self._writing_s += time.perf_counter() - began
             self._num_bytes += completion.num_bytes
             self._node.bytes_written += completion.num_bytes
@@ -215,6 +217,19 @@ class HandOver:
         except grpc.aio.AioRpcError as error:
             logger.info("ingest at %s not closed: %s", self._address, error.details(), extra={"attempt_id": self._attempt_id})
             return False
+
+    async def _while_it_answers(self, work: Awaitable[T]) -> T:
+        """What is late may be slow: the receiving store is asked whether it lives. Raises PeerLost when it does not say so; then the work
+        is given up, and has ended."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=LATE_S))[0]:
+                if not await self._node.peers.answers(self._address) and not task.done():
+                    raise PeerLost(f"{self._address} does not answer")
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
 
     async def _unless_cancelled(self, work: Awaitable[T]) -> T:
         """Raises TransferCancelled as soon as the hand-over is, and gives up the work."""

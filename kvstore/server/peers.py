@@ -20,6 +20,8 @@ from springtide.rpc.store_pb2_grpc import StoreStub
 
 CALL_TIMEOUT_S = 1.5
 """For a question that a living store answers at once."""
+PROBE_TIMEOUT_S = 1.0
+"""For the same, of a store that keeps others waiting."""
 IDLE_S = 60.0
 """A store that restarts has another address, and nobody says that it left the old one: what is not asked for so long is hung up. Far longer
 than any call, and short of a channel for every store that ever was."""
@@ -46,6 +48,14 @@ class Peers:
     def stub(self, address: str) -> StoreStub:
         """For calls that are begun now and take less than `IDLE_S`."""
         return StoreStub(self._peer(address).channel)
+
+    async def answers(self, address: str) -> bool:
+        """Whether the store there lives, however slow what is asked of it."""
+        try:
+            await self.stub(address).Describe(pb.DescribeRequest(), timeout=PROBE_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
 
     async def connect(self, address: str, incarnation: int) -> Connection:
         """To the Messenger of the store at `address`. Raises PeerLost when that is away or another incarnation."""

@@ -6,6 +6,9 @@ cancelled, and its part is given to the other source once the read has ended, fo
 So hedging needs no scratch memory, moves hardly a byte twice, and cannot overload a network that is slow because it is full. The price: a
 source that has stopped altogether holds its last parts for the second that a cancelled read may take.
 
+A source with a late read is asked whether it lives, again and again; one that does not answer is given up, whoever else there is to read
+from. So who hangs is told from who is slow, which no deadline could without knowing the network.
+
 Replicas of a block are copies of each other or were computed from the same tokens, so a block's layers may come from different sources.
 """
 
@@ -24,7 +27,7 @@ from kvstore.server.node import Node
 from kvstore.server.slabs import block_slice, layer_groups
 from kvstore.server.source import Source
 from messenger.base import Completion
-from springtide.errors import SpringtideError
+from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import Slot
 from springtide.rpc import common_pb2
 
@@ -34,6 +37,8 @@ MAX_PART_BYTES = 8 << 20
 READS_PER_SOURCE = 4
 OPEN_PATIENCE_S = 0.2
 """A store that has not answered after so long is not waited for alone."""
+PROBE_EVERY_S = 1.0
+"""A source with a late read that has done nothing for so long is asked whether it lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class PrefixRead:
         self._opening: set[asyncio.Task[Source]] = set()
         self._sources: list[Source] = []
         self._reads: dict[asyncio.Task[Completion], _Read] = {}
+        self._probes: dict[asyncio.Task[bool], Source] = {}
         self._parts: deque[Part] = deque()
         self._cancelled = False
         self._first = 0
@@ -165,8 +171,9 @@ class PrefixRead:
 
     async def _rest(self) -> None:
         """Ends what is under way."""
-        for task in self._reads:
+        for task in (*self._probes, *self._reads):
             task.cancel()
+        self._probes.clear()
         interrupted: asyncio.CancelledError | None = None
         while under_way := [task for task in self._reads if not task.done()]:
             try:
@@ -227,11 +234,13 @@ class PrefixRead:
 
     async def _step(self) -> None:
         """Until something has happened, or a read is late."""
-        under_way: set[asyncio.Task[Any]] = {*self._reads, *self._opening}
+        under_way: set[asyncio.Task[Any]] = {*self._reads, *self._opening, *self._probes}
         done, _ = await asyncio.wait(under_way, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             if task in self._opening:
                 self._take_in(task)
+            elif task in self._probes:
+                self._probed(self._probes.pop(task), task.result())
             else:
                 self._take(task)
         self._hurry()
@@ -249,6 +258,7 @@ class PrefixRead:
             self._parts.appendleft(read.part)
             self._give_up(read.source, error)
             return
+        read.source.heard_at = _now()
         self._node.bytes_read += completion.num_bytes
         metrics.FETCHED_BYTES.inc(completion.num_bytes)
         self._missing[read.part.group] -= len(read.part.blocks) - len(completion.failed)
@@ -272,15 +282,11 @@ class PrefixRead:
         return [other for other in self._sources if other is not source and not other.given_up]
 
     def _patience(self) -> float | None:
-        """Until the next read is late, or late for as long again."""
-        if not self._unopened and len(self._sources) < 2:
-            return None
+        """Until the next read is late, or late for as long again, or its source is to be asked whether it lives."""
         now = _now()
-        waiting = [
-            read.begins_at + self._node.lateness.limit_s(read.num_bytes) * (2 if read.late else 1) - now
-            for read in self._reads.values()
-            if not read.recalled
-        ]
+        reads = [read for read in self._reads.values() if not read.recalled]
+        waiting = [read.begins_at + self._node.lateness.limit_s(read.num_bytes) * (2 if read.late else 1) - now for read in reads]
+        waiting += [read.source.heard_at + PROBE_EVERY_S - now for read in reads if read.late]
         return min((left for left in waiting if left > 0), default=None)
 
     def _hurry(self) -> None:
@@ -296,12 +302,28 @@ class PrefixRead:
                 metrics.LATE_READS.inc()
             if not read.late:
                 continue
+            self._probe(read.source, now)
             helpers = self._helpers(read.source)
             if not helpers and not self._opening:
                 self._open_next()
             able = any(other.num_blocks > read.part.blocks[-1] and not self._has_late(other) for other in helpers)
             if able and (not self._parts or taken >= 2 * limit):
                 self._recall(task, read)
+
+    def _probe(self, source: Source, now: float) -> None:
+        if source.given_up or source in self._probes.values() or now - source.heard_at < PROBE_EVERY_S:
+            return
+        self._probes[asyncio.create_task(self._node.peers.answers(source.address), name=f"probe {source.address}")] = source
+
+    def _probed(self, source: Source, lives: bool) -> None:
+        if lives:
+            source.heard_at = _now()
+            return
+        self._give_up(source, PeerLost(f"{source.address} does not answer"))
+        for task, read in self._reads.items():
+            if read.source is source:
+                read.recalled = True
+                task.cancel()
 
     def _has_late(self, source: Source) -> bool:
         return any(read.source is source and read.late for read in self._reads.values())

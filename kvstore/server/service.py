@@ -34,6 +34,7 @@ from springtide.rpc.store_pb2_grpc import LocalStoreServicer
 
 logger = logging.getLogger(__name__)
 
+STILL_HERE_EVERY_S = 0.5
 _TIERS = {Tier.DRAM: pb.TIER_DRAM, Tier.SSD: pb.TIER_SSD}
 T = TypeVar("T")
 
@@ -64,9 +65,17 @@ class StoreService(Operations):
         self._node.publish()
         subscription = self._node.watchers.subscribe()
         logger.info("%s watches from event %d on", request.watcher, subscription.sequence)
+        sequence = subscription.sequence
         try:
             while True:
-                yield self._translate(await subscription.next())
+                try:
+                    async with asyncio.timeout(STILL_HERE_EVERY_S):
+                        event = await subscription.next()
+                except TimeoutError:
+                    yield self._event(sequence, still_here=pb.StillHere())
+                else:
+                    sequence = event.sequence
+                    yield self._translate(event)
         except WatcherLags as error:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, error.message)
         finally:
@@ -122,6 +131,7 @@ class StoreService(Operations):
         snapshot: pb.Snapshot | None = None,
         stored: pb.BlocksStored | None = None,
         removed: pb.BlocksRemoved | None = None,
+        still_here: pb.StillHere | None = None,
     ) -> pb.StoreEvent:
         return pb.StoreEvent(
             node_id=self._node.options.node_id,
@@ -130,6 +140,7 @@ class StoreService(Operations):
             snapshot=snapshot,
             stored=stored,
             removed=removed,
+            still_here=still_here,
         )
 
 

@@ -30,6 +30,8 @@ class Source:
         self.pace = Pace()
         self.in_flight = 0
         """Reads."""
+        self.heard_at = asyncio.get_running_loop().time()
+        """When it last did what it was asked for, or said that it lives."""
         self.given_up = False
         """It failed, or was far too slow: it is asked for nothing more."""
 

@@ -41,6 +41,8 @@ from springtide.rpc.store_pb2_grpc import add_LocalStoreServicer_to_server, add_
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
+TICKS_A_SIGN = 5
+"""After so many the engine is told of the load though it is as before: silence means that the store hangs."""
 STOP_GRACE_S = 0.5
 SELF_TEST_BYTES = 64 << 10
 MakeTransport = Callable[[str, SharedMemory], Transport]
@@ -206,7 +208,7 @@ class Store:
 
     async def _tick(self) -> None:
         """For ever: ends leases whose time is over, hangs up peers that are no longer asked, and shows how full the pool is."""
-        looked_up = hit = missed = 0
+        ticks = looked_up = hit = missed = 0
         while True:
             metrics.LEASES_EXPIRED.inc(self.pool.expire_leases(self._clock.now()))
             self.pool.pins.expire(self._clock.now())
@@ -223,7 +225,8 @@ class Store:
                 slots_available=counts.available,
                 ssd_read_us_per_block=0 if self.node.ssd is None else self.node.ssd.read_us_per_block,
             )
-            if load != self._last_load:
+            ticks += 1
+            if load != self._last_load or ticks % TICKS_A_SIGN == 0:
                 self._last_load = load
                 self._notify_engine(pb.StoreNotice(load=load))
             await asyncio.sleep(TICK_S)

@@ -6,11 +6,12 @@ their Release is held back until the last of those has ended in all stages.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from node_runtime import events, storage
 from node_runtime.calibration import Calibration
+from node_runtime.events import MOST_BETWEEN_TICKS_S
 from node_runtime.pages import within
 from node_runtime.slotqueue import SlotQueue
 from prefill_node.core import events as ev
@@ -22,10 +23,14 @@ from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
 from springtide.cost import PrefillCost
 from springtide.rpc import common_pb2 as pb
+from springtide.rpc.node_pb2 import AttemptSign
 from springtide.sampling import SampledToken, token_output
+from springtide.silence import ObservedTime
 
 MIN_SLOT_WAIT_S, MAX_SLOT_WAIT_S = 5.0, 60.0
 """A full pool is waited for as long as the TTFT budget lasts, within these bounds."""
+ANSWERS_WITH_SOURCES = 2
+"""A store that asks other stores for the prefix answers when they have, or have not within its own patience."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,16 @@ class Load:
 
 
 class PrefillCore:
-    def __init__(self, policy: Policy, groups: LayerGroups, block_tokens: int, eos_token_ids: Collection[int], num_stages: int = 1) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        groups: LayerGroups,
+        block_tokens: int,
+        eos_token_ids: Collection[int],
+        num_stages: int = 1,
+        answer_s: float = 2.5,
+    ) -> None:
+        """`answer_s`: within which a store that lives answers by itself."""
         self._policy = policy
         self._calibration: Calibration[PrefillCost] = Calibration(policy.chunking.cost)
         self._groups = groups
@@ -54,6 +68,8 @@ class PrefillCore:
         self._slots_available = 0
         self._flight = Flight(num_stages)
         self._idle = IdleTime()
+        self._answer_s = answer_s
+        self._observed = ObservedTime(MOST_BETWEEN_TICKS_S)
         self._out: list[Action] = []
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
@@ -73,6 +89,8 @@ class PrefillCore:
                 self._pass_ended(event, now)
             case events.Tick():
                 self._calibration.tick(now)
+                self._observed.look(now)
+                self._fail_unanswered()
             case storage.StoreUp(num_slots, pages):
                 self._num_slots = self._slots_available = num_slots
                 self._pages = pages
@@ -106,6 +124,12 @@ class PrefillCore:
             queue_ms += self._policy.occupied_ms(attempt.request.num_tokens, self._out_of_the_way(attempt))
             tokens += attempt.remaining_tokens
         return Load(running, computing - running, tokens, queue_ms, tuple(self._attempts))
+
+    def signs(self) -> Iterator[tuple[int, AttemptSign]]:
+        """How each attempt gets on, with its session."""
+        for attempt_id, attempt in self._attempts.items():
+            at_work = attempt.phase == "acquiring" or attempt.fetching or self._flight.runs(attempt_id)
+            yield attempt.session, AttemptSign(attempt_id=attempt_id, computed_tokens=attempt.computed, waiting=not at_work)
 
     def validate(self) -> None:
         """Asserts the invariants."""
@@ -162,6 +186,7 @@ class PrefillCore:
 
     def _acquire(self, attempt: Attempt, now: float) -> None:
         attempt.phase, attempt.asked_at, attempt.idle_before_s = "acquiring", now, self._idle.until(now)
+        attempt.answer_due_at = self._observed.now + (ANSWERS_WITH_SOURCES if attempt.start.sources else 1) * self._answer_s
         request = attempt.request
         # The last token is always computed: its logits are what is asked for.
         reusable = (request.num_tokens - 1) // self._block_tokens
@@ -183,6 +208,10 @@ class PrefillCore:
             return None
         saved_ms = self._policy.work_ms(num_tokens, 0) - self._policy.work_ms(num_tokens, blocks * self._block_tokens)
         return round(1000 * max(0.0, saved_ms) / blocks)
+
+    def _fail_unanswered(self) -> None:
+        for attempt in [one for one in self._attempts.values() if one.phase == "acquiring" and self._observed.now >= one.answer_due_at]:
+            self._fail(attempt, replies.failure(pb.FAILURE_CODE_PEER_LOST, "the node's store did not answer when it was asked for slots"))
 
     def _notice(self, notice: storage.Notice, now: float) -> None:
         if isinstance(notice, storage.StoreLoad):

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import grpc.aio
@@ -16,11 +17,11 @@ from engine.runner import ModelRunner
 from kvstore.link import StoreLink
 from messenger.base import Endpoint
 from node_runtime.model_thread import ModelThread
-from node_runtime.watchdog import Seen, Watchdog
+from node_runtime.watchdog import Seen, Watchdog, stalled_after_s
 from prefill_node import metrics
 from prefill_node.core.actions import RunPass
 from prefill_node.core.events import PassEnded, PassFailed, PassLeft
-from prefill_node.server.passes import Pushes, conclude, longest_pass_s
+from prefill_node.server.passes import Pushes, conclude, longest_pass_s, waits_for_prefix
 from prefill_node.server.stages import StageProcess
 from prefill_node.stage import wire
 from prefill_node.stage.compute import Hooks, Outcome, Part, Result, compute
@@ -38,7 +39,7 @@ JOIN_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 10.0
 """A stage that is not at rest after so long is killed."""
 
-WATCH_EVERY_S = 1.0
+WATCH_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,8 @@ class Formation:
         self._reading: dict[StageProcess, asyncio.Task[None]] = {}
         self._flying: dict[int, _Flying] = {}
         self._last_end = float("-inf")
+        self.stalled = ""
+        """Which pass is under way for too long; empty: none."""
         self._broken: asyncio.Future[PeerLost] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -204,7 +207,7 @@ class Formation:
 
     def _compute(self, run: RunPass, part: Part, outgoing: torch.Tensor, hooks: Hooks) -> Result:
         """When this stage hangs, the formation ends first, and its attempts with it."""
-        with self._watchdog.during(f"pass {run.pass_id}", self._longest_s(run) + END_TIMEOUT_S):
+        with self._watchdog.during(f"pass {run.pass_id}", self._longest_s(run) + END_TIMEOUT_S, inf):
             return compute(self._runner, part, None, outgoing, hooks)
 
     def _longest_s(self, run: RunPass) -> float:
@@ -249,11 +252,13 @@ class Formation:
 
     async def _watch(self) -> None:
         """A stage may hang in its pass while its process goes on talking. Raises PeerLost when it does."""
-        seen = Seen(WATCH_EVERY_S)
+        seen, at_work = Seen(WATCH_EVERY_S), Seen(WATCH_EVERY_S)
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             oldest = next(iter(self._flying.values()), None)
             taken_s = seen.look(oldest)
+            waits = oldest is not None and waits_for_prefix(oldest.launch.run, oldest.launch.link, self._runner.kv_spec.layers)
+            self.stalled = self._stalled(oldest, at_work.look(None if waits else oldest))
             if oldest is None:
                 continue
             run = oldest.launch.run
@@ -261,6 +266,13 @@ class Formation:
             if taken_s > limit_s:
                 at = ", ".join(str(stage) for stage, result in enumerate(oldest.results) if result is None)
                 raise PeerLost(f"pass {run.pass_id} has not ended within {limit_s:.0f} s; it is not through stage {at}")
+
+    def _stalled(self, oldest: _Flying | None, working_s: float) -> str:
+        if oldest is None:
+            return ""
+        run = oldest.launch.run
+        limit_s = stalled_after_s(run.predicted_ms, self._arguments.config.silence_s)
+        return f"pass {run.pass_id} has not come through the stages within {limit_s:.1f} s" if working_s >= limit_s else ""
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

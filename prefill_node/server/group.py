@@ -117,6 +117,10 @@ class StageGroup(Passes):
         if self._formation is not None:
             self._formation.forget_slots(slots)
 
+    @property
+    def stalled(self) -> str:
+        return self._formation.stalled if self._formation is not None else ""
+
     async def broken(self) -> PeerLost:
         assert self._formation is not None
         return await self._formation.broken()

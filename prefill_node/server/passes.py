@@ -14,13 +14,13 @@ from engine.runner import ModelRunner
 from kvstore.link import StoreLink
 from node_runtime import storage
 from node_runtime.model_thread import ModelThread
-from node_runtime.watchdog import Watchdog, longest_s
+from node_runtime.watchdog import Watchdog, longest_s, stalled_after_s
 from prefill_node.core.actions import RunPass
 from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassInterrupted, PassLeft
 from prefill_node.stage.compute import Hooks, Outcome, Result, compute
 from prefill_node.stage.wire import part_of
 from springtide.errors import PeerLost
-from springtide.ids import Incarnation
+from springtide.ids import AttemptId, Incarnation
 from springtide.process import end_process
 from springtide.rpc import store_pb2
 
@@ -33,6 +33,11 @@ def longest_pass_s(run: RunPass, lease_s: float, layers: int) -> float:
     """After so long, with no other pass before it, a stage hangs. Each layer may wait `lease_s` for its part of a prefix that still
     arrives."""
     return longest_s(run.predicted_ms, lease_s if run.awaits is None else lease_s * layers)
+
+
+def waits_for_prefix(run: RunPass, link: StoreLink | None, layers: int) -> bool:
+    """The store is still at what the pass cannot go on without: it gives up by itself on sources that hang."""
+    return run.awaits is not None and link is not None and link.waits(AttemptId(run.awaits), layers)
 
 
 class Passes(ABC):
@@ -60,6 +65,11 @@ class Passes(ABC):
     def forget_slots(self, slots: Sequence[int]) -> None:
         """No attempt uses them any more (ModelRunner.forget): for runners other than the engine's own."""
 
+    @property
+    @abstractmethod
+    def stalled(self) -> str:
+        """Which pass is under way for too long; empty: none. It may yet end."""
+
     @abstractmethod
     async def broken(self) -> PeerLost:
         """Returns when no pass can be run any more before the next `attach`."""
@@ -75,8 +85,9 @@ class Passes(ABC):
 class OwnPasses(Passes):
     """All layers are computed here, on the model's thread."""
 
-    def __init__(self, runner: ModelRunner, thread: ModelThread, prefix_timeout_s: float) -> None:
+    def __init__(self, runner: ModelRunner, thread: ModelThread, prefix_timeout_s: float, silence_s: float) -> None:
         self._runner = runner
+        self._silence_s = silence_s
         self._thread = thread
         self._prefix_timeout_s = prefix_timeout_s
         self._watchdog = Watchdog(end_process)
@@ -101,7 +112,9 @@ class OwnPasses(Passes):
         pushes = Pushes(run.pushes)
         part = part_of(run, pushes.layer_ends, last=True)
         hooks = Hooks(part, 0, link.wait_layer, self._prefix_timeout_s, lambda layer_end: pushes.send(link, layer_end))
-        with self._watchdog.during(f"pass {run.pass_id}", longest_pass_s(run, self._prefix_timeout_s, self._runner.kv_spec.layers)):
+        layers = self._runner.kv_spec.layers
+        limit_s, stall_s = longest_pass_s(run, self._prefix_timeout_s, layers), stalled_after_s(run.predicted_ms, self._silence_s)
+        with self._watchdog.during(f"pass {run.pass_id}", limit_s, stall_s, lambda: waits_for_prefix(run, link, layers)):
             result = compute(self._runner, part, None, None, hooks)
         return conclude(run, (result,), (time.perf_counter() - began) * 1000)
 
@@ -113,6 +126,10 @@ class OwnPasses(Passes):
 
     def forget_slots(self, slots: Sequence[int]) -> None:
         """There are none."""
+
+    @property
+    def stalled(self) -> str:
+        return self._watchdog.stalled
 
     async def broken(self) -> PeerLost:
         never: asyncio.Future[PeerLost] = asyncio.get_running_loop().create_future()

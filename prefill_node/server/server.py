@@ -50,7 +50,7 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
         """Without a `group` of stages the runner has all layers."""
         arguments, spec = parts.arguments, parts.runner.kv_spec
         config = arguments.config
-        self._passes = group or OwnPasses(parts.runner, parts.thread, config.kv.lease_s)
+        self._passes = group or OwnPasses(parts.runner, parts.thread, config.kv.lease_s, config.silence_s)
         self._passes.tell = self._told
         self.core = PrefillCore(
             Policy(Chunking(cost, config.prefill_node.chunk_tokens, config.prefill_node.chunk_ms)),
@@ -58,8 +58,9 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
             spec.block_tokens,
             arguments.model_info.eos_token_ids,
             config.prefill_node.stages,
+            config.silence_s,
         )
-        super().__init__("prefill", self.core, arguments.model_info, parts.runner, parts.thread, parts.clock)
+        super().__init__("prefill", self.core, arguments.model_info, parts.runner, parts.thread, parts.clock, config.silence_s)
         self._arguments = arguments
         self._transfers = Transfers()
 
@@ -149,7 +150,14 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
     def failed_update(self, output: common_pb2.TokenOutput) -> node_pb2.PrefillUpdate:
         return node_pb2.PrefillUpdate(failed=output)
 
+    def signs_update(self, signs: node_pb2.AttemptSigns) -> node_pb2.PrefillUpdate:
+        return node_pb2.PrefillUpdate(signs=signs)
+
     # ---- how it is doing ----
+
+    @property
+    def stalled_work(self) -> str:
+        return self._passes.stalled
 
     def report(self) -> node_pb2.LoadReport:
         load = self.core.load()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,7 +64,8 @@ class SimGateway:
         """Between the tokens that came last."""
         self._loop, self._conductor = loop, conductor
         self._prefills, self._decodes = prefills, decodes
-        self._core = GatewayCore(Limits())
+        # Simulated nodes do not hang, and send no signs of life.
+        self._core = GatewayCore(Limits(silence_s=math.inf, standstill_s=math.inf))
         self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
         self._retry: Timer | None = None
 

@@ -9,14 +9,21 @@ from springtide.credentials import OPEN, Credentials
 from springtide.rpc.authentication import CredentialedChannel, OnlyOfTheCluster
 
 MAX_MESSAGE_BYTES = 64 << 20
+KEEPALIVE_MS, PING_TIMEOUT_MS = 2_000, 4_000
+"""Whoever has sent nothing for so long is asked by a ping, and lost when the answer takes longer than that. gRPC's own threads answer,
+whatever Python is at: this finds processes that are stopped and networks that are cut. Streams whose silence must be noticed sooner, or
+where a process may live and do no work, have signs of life of their own (`ClusterConfig.silence_s`)."""
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    # The option above bounds only how long data may stay unacknowledged; for the answer to a ping, 60 s are the default.
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # A server hangs up on clients that ask more often.
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),

@@ -264,6 +264,18 @@ class RenewReply(_message.Message):
     ttl_ms: int
     def __init__(self, ttl_ms: _Optional[int] = ...) -> None: ...
 
+class WatchHungRequest(_message.Message):
+    __slots__ = ("gateway_id",)
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    def __init__(self, gateway_id: _Optional[str] = ...) -> None: ...
+
+class HungInstances(_message.Message):
+    __slots__ = ("instances",)
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
+    instances: _containers.RepeatedCompositeFieldContainer[InstanceRef]
+    def __init__(self, instances: _Optional[_Iterable[_Union[InstanceRef, _Mapping]]] = ...) -> None: ...
+
 class GetClusterRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -49,6 +49,11 @@ class ConductorStub:
                 request_serializer=springtide_dot_v1_dot_conductor__pb2.RenewRequest.SerializeToString,
                 response_deserializer=springtide_dot_v1_dot_conductor__pb2.RenewReply.FromString,
                 _registered_method=True)
+        self.WatchHung = channel.unary_stream(
+                '/springtide.v1.Conductor/WatchHung',
+                request_serializer=springtide_dot_v1_dot_conductor__pb2.WatchHungRequest.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_conductor__pb2.HungInstances.FromString,
+                _registered_method=True)
         self.GetCluster = channel.unary_unary(
                 '/springtide.v1.Conductor/GetCluster',
                 request_serializer=springtide_dot_v1_dot_conductor__pb2.GetClusterRequest.SerializeToString,
@@ -80,6 +85,13 @@ class ConductorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchHung(self, request, context):
+        """Which instances hang: at once, and again whenever that changes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetCluster(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -103,6 +115,11 @@ def add_ConductorServicer_to_server(servicer, server):
                     servicer.Renew,
                     request_deserializer=springtide_dot_v1_dot_conductor__pb2.RenewRequest.FromString,
                     response_serializer=springtide_dot_v1_dot_conductor__pb2.RenewReply.SerializeToString,
+            ),
+            'WatchHung': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchHung,
+                    request_deserializer=springtide_dot_v1_dot_conductor__pb2.WatchHungRequest.FromString,
+                    response_serializer=springtide_dot_v1_dot_conductor__pb2.HungInstances.SerializeToString,
             ),
             'GetCluster': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCluster,
@@ -191,6 +208,33 @@ class Conductor:
             '/springtide.v1.Conductor/Renew',
             springtide_dot_v1_dot_conductor__pb2.RenewRequest.SerializeToString,
             springtide_dot_v1_dot_conductor__pb2.RenewReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchHung(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/springtide.v1.Conductor/WatchHung',
+            springtide_dot_v1_dot_conductor__pb2.WatchHungRequest.SerializeToString,
+            springtide_dot_v1_dot_conductor__pb2.HungInstances.FromString,
             options,
             channel_credentials,
             insecure,

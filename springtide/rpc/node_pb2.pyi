@@ -56,12 +56,30 @@ class AbortAttempt(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ...) -> None: ...
 
 class PrefillUpdate(_message.Message):
-    __slots__ = ("done", "failed")
+    __slots__ = ("done", "failed", "signs")
     DONE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    SIGNS_FIELD_NUMBER: _ClassVar[int]
     done: PrefillDone
     failed: _common_pb2.TokenOutput
-    def __init__(self, done: _Optional[_Union[PrefillDone, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ...) -> None: ...
+    signs: AttemptSigns
+    def __init__(self, done: _Optional[_Union[PrefillDone, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ..., signs: _Optional[_Union[AttemptSigns, _Mapping]] = ...) -> None: ...
+
+class AttemptSigns(_message.Message):
+    __slots__ = ("signs",)
+    SIGNS_FIELD_NUMBER: _ClassVar[int]
+    signs: _containers.RepeatedCompositeFieldContainer[AttemptSign]
+    def __init__(self, signs: _Optional[_Iterable[_Union[AttemptSign, _Mapping]]] = ...) -> None: ...
+
+class AttemptSign(_message.Message):
+    __slots__ = ("attempt_id", "computed_tokens", "waiting")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    computed_tokens: int
+    waiting: bool
+    def __init__(self, attempt_id: _Optional[str] = ..., computed_tokens: _Optional[int] = ..., waiting: _Optional[bool] = ...) -> None: ...
 
 class PrefillDone(_message.Message):
     __slots__ = ("output", "cached_tokens", "remote_tokens", "queue_ms", "compute_ms", "fetch_ms", "fetch_wait_ms")
@@ -114,21 +132,23 @@ class DecodeStart(_message.Message):
     def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., tbt_slo_ms: _Optional[float] = ..., inlined: _Optional[bool] = ..., waits: _Optional[bool] = ..., refusable: _Optional[bool] = ..., expected_tokens: _Optional[float] = ...) -> None: ...
 
 class DecodeUpdate(_message.Message):
-    __slots__ = ("outputs", "prefilled", "reserved")
+    __slots__ = ("outputs", "prefilled", "reserved", "signs")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
+    SIGNS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenOutput]
     prefilled: _containers.RepeatedCompositeFieldContainer[PrefillDone]
     reserved: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, outputs: _Optional[_Iterable[_Union[_common_pb2.TokenOutput, _Mapping]]] = ..., prefilled: _Optional[_Iterable[_Union[PrefillDone, _Mapping]]] = ..., reserved: _Optional[_Iterable[str]] = ...) -> None: ...
+    signs: AttemptSigns
+    def __init__(self, outputs: _Optional[_Iterable[_Union[_common_pb2.TokenOutput, _Mapping]]] = ..., prefilled: _Optional[_Iterable[_Union[PrefillDone, _Mapping]]] = ..., reserved: _Optional[_Iterable[str]] = ..., signs: _Optional[_Union[AttemptSigns, _Mapping]] = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("instance_id", "incarnation", "node_id", "running", "waiting", "tokens", "queue_ms", "step_ms", "slots_total", "slots_available", "cost", "max_batch", "attempt_ids", "ssd_read_us_per_block", "slots_promised")
+    __slots__ = ("instance_id", "incarnation", "node_id", "running", "waiting", "tokens", "queue_ms", "step_ms", "slots_total", "slots_available", "cost", "max_batch", "attempt_ids", "ssd_read_us_per_block", "slots_promised", "stalled")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +164,7 @@ class LoadReport(_message.Message):
     ATTEMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     SSD_READ_US_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     SLOTS_PROMISED_FIELD_NUMBER: _ClassVar[int]
+    STALLED_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     incarnation: int
     node_id: str
@@ -159,7 +180,8 @@ class LoadReport(_message.Message):
     attempt_ids: _containers.RepeatedScalarFieldContainer[str]
     ssd_read_us_per_block: int
     slots_promised: int
-    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ..., ssd_read_us_per_block: _Optional[int] = ..., slots_promised: _Optional[int] = ...) -> None: ...
+    stalled: str
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ..., ssd_read_us_per_block: _Optional[int] = ..., slots_promised: _Optional[int] = ..., stalled: _Optional[str] = ...) -> None: ...
 
 class CostModel(_message.Message):
     __slots__ = ("prefill", "decode", "slowest_share")

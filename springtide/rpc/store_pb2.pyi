@@ -47,20 +47,26 @@ class WatchStoreRequest(_message.Message):
     def __init__(self, watcher: _Optional[str] = ...) -> None: ...
 
 class StoreEvent(_message.Message):
-    __slots__ = ("node_id", "incarnation", "sequence", "snapshot", "stored", "removed")
+    __slots__ = ("node_id", "incarnation", "sequence", "snapshot", "stored", "removed", "still_here")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    STILL_HERE_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     sequence: int
     snapshot: Snapshot
     stored: BlocksStored
     removed: BlocksRemoved
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., stored: _Optional[_Union[BlocksStored, _Mapping]] = ..., removed: _Optional[_Union[BlocksRemoved, _Mapping]] = ...) -> None: ...
+    still_here: StillHere
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., stored: _Optional[_Union[BlocksStored, _Mapping]] = ..., removed: _Optional[_Union[BlocksRemoved, _Mapping]] = ..., still_here: _Optional[_Union[StillHere, _Mapping]] = ...) -> None: ...
+
+class StillHere(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Snapshot(_message.Message):
     __slots__ = ("keys", "tier", "complete")

@@ -25,6 +25,7 @@ class Store(store_pb2_grpc.StoreServicer):
         self.incarnation = new_incarnation()
         self.keys: list[bytes] = []
         self.sequence = 0
+        self.silent = False
         self.watches = 0
         self._queues: set[asyncio.Queue[store_pb2.StoreEvent]] = set()
 
@@ -35,7 +36,13 @@ class Store(store_pb2_grpc.StoreServicer):
         yield self._event(snapshot=store_pb2.Snapshot(keys=self.keys, tier=store_pb2.TIER_DRAM, complete=True))
         try:
             while True:
-                yield await queue.get()
+                try:
+                    async with asyncio.timeout(0.2):
+                        event = await queue.get()
+                except TimeoutError:
+                    event = self._event(still_here=store_pb2.StillHere())
+                if not self.silent:
+                    yield event
         finally:
             self._queues.discard(queue)
 
@@ -65,9 +72,13 @@ class Engine(node_pb2_grpc.PrefillNodeServicer):
         self._role = role
         self._instance_id = instance_id
         self._changed = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        """Unset: it hangs."""
+        self.goes_on.set()
 
     async def WatchLoad(self, request: node_pb2.WatchLoadRequest, context: Any) -> AsyncIterator[node_pb2.LoadReport]:
         while True:
+            await self.goes_on.wait()
             yield node_pb2.LoadReport(
                 instance_id=self._instance_id,
                 incarnation=self.incarnation,

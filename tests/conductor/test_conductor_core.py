@@ -9,11 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from conductor.core.conductor import ConductorCore
 from conductor.core.decision import Placement
 from conductor.core.events import (
+    Action,
     Advance,
     Event,
     Forgot,
+    HungChanged,
     InstanceDown,
     InstanceUp,
     LiveAttempt,
@@ -156,6 +159,38 @@ def test_news_of_another_incarnation_is_not_believed() -> None:
     core.handle(LoadReported(InstanceId("p0"), 7, idle(Role.PREFILL, queue_ms=1e6)), 1.0)
     core.handle(InstanceDown(InstanceId("p0"), 7), 1.0)
     assert ask(core, request("a"), now=1.0).alternatives.prefills[0].queue_ms == 0
+
+
+def hung(core: ConductorCore, name: str, now: float = 1.0) -> list[Action]:
+    return core.handle(InstanceDown(InstanceId(name), 1, hung=True), now)
+
+
+def test_gateways_are_told_who_hangs_and_when_it_goes_on() -> None:
+    core = make_core(prefills=["p0", "p1"])
+    assert hung(core, "p0") == [HungChanged((ref("p0", Role.PREFILL),))]
+    assert core.handle(InstanceUp(ref("p0", Role.PREFILL), 1), 2.0) == [HungChanged(())]
+
+
+def test_an_instance_that_left_may_be_ending_its_work_and_does_not_hang() -> None:
+    core = make_core(prefills=["p0", "p1"])
+    assert core.handle(InstanceDown(InstanceId("p0"), 1), 1.0) == []
+
+
+def test_work_is_left_where_it_is_while_nobody_else_could_do_it() -> None:
+    core = make_core(prefills=["p0", "p1"], decodes=["d0"])
+    assert hung(core, "d0") == []
+    assert hung(core, "p0") != []
+    assert hung(core, "p1") == [HungChanged(())], "nobody is left who could take it over"
+    bring_up(core, "p1", Role.PREFILL, now=2.0)
+    core.handle(Tick(), 2.5)
+    assert core.hung == (ref("p0", Role.PREFILL),)
+
+
+def test_who_hangs_for_a_lease_is_forgotten() -> None:
+    core = make_core(prefills=["p0", "p1"])
+    hung(core, "p0")
+    report(core, "p1", Role.PREFILL, now=31.0)
+    assert HungChanged(()) in core.handle(Tick(), 32.0)
 
 
 def test_an_instance_that_stays_away_is_forgotten_after_a_lease() -> None:

@@ -136,7 +136,7 @@ class Cluster:
     def link(self, patience_s: float = 10.0) -> ConductorLink:
         membership = Membership(self.redis_url, self.name, MEMBERSHIP_LEASE_S)
         lease = LeaderLease(self.redis_url, self.name, LEASE_S)
-        link = ConductorLink(GatewayId("gateway-0"), membership, lambda: self.live, lease=lease, patience_s=patience_s)
+        link = ConductorLink(GatewayId("gateway-0"), membership, lambda: self.live, lambda hung: None, lease=lease, patience_s=patience_s)
         link.start()
         self.links.append(link)
         return link

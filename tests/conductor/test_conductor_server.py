@@ -171,6 +171,38 @@ async def test_a_record_of_its_life_replays_to_the_same_answers(cluster: Cluster
         assert reply.assignment.predicted_ttft_ms == answers[reply.attempt_id].assignment.predicted_ttft_ms
 
 
+async def hung_names(stream: AsyncIterator[conductor_pb2.HungInstances]) -> list[str]:
+    async with asyncio.timeout(15):
+        return [instance.instance_id for instance in (await anext(stream)).instances]
+
+
+@pytest.mark.parametrize("how", ["silent", "stalled", "store"])
+async def test_who_hangs_is_told_to_gateways_and_gets_no_more_work(cluster: Cluster, how: str) -> None:
+    hanging = await cluster.add("prefill-0", "prefill")
+    await cluster.add("prefill-1", "prefill")
+    await cluster.add("decode-0", "decode")
+    async with cluster.conductor() as conductor:
+        await until_ready(conductor, "prefill-0", "prefill-1", "decode-0")
+        stream = aiter(conductor.WatchHung(conductor_pb2.WatchHungRequest(gateway_id="gateway-0")))
+        assert await hung_names(stream) == []
+        match how:
+            case "silent":
+                hanging.engine.goes_on.clear()
+            case "stalled":
+                hanging.engine.report(stalled="its store is silent")
+            case "store":
+                hanging.store.silent = True
+        if how != "store":
+            assert await hung_names(stream) == ["prefill-0"]
+        await until_ready(conductor, "prefill-1", "decode-0")
+        hanging.engine.goes_on.set()
+        hanging.engine.report()
+        hanging.store.silent = False
+        if how != "store":
+            assert await hung_names(stream) == []
+        await until_ready(conductor, "prefill-0", "prefill-1", "decode-0")
+
+
 async def test_an_empty_cluster_answers_that_there_is_no_instance(cluster: Cluster) -> None:
     async with cluster.conductor() as conductor:
         assert (await place(conductor, "a")).rejection.reason == conductor_pb2.REJECTION_REASON_NO_PREFILL

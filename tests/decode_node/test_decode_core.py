@@ -40,6 +40,48 @@ def test_a_sequence_continues_after_the_first_token_until_its_limit() -> None:
     assert len(node.store.free) == NUM_SLOTS
 
 
+def ticks(node: Node, seconds: float) -> list[Action]:
+    """What is done while time goes by as it does for an engine that is not held up."""
+    actions = list(node.tell(events.Tick()))
+    for _ in range(round(4 * seconds)):
+        node.now += 0.25
+        actions += node.tell(events.Tick())
+    return actions
+
+
+class SilentStore(Node):
+    """Its store does not answer orders of one kind."""
+
+    def __init__(self, kind: type[storage.Order]) -> None:
+        self._kind = kind
+        super().__init__()
+
+    def answers(self, order: storage.Order) -> list[ev.Event]:
+        return [] if isinstance(order, self._kind) else super().answers(order)
+
+
+def test_a_store_that_does_not_say_what_is_reserved_is_taken_for_hung() -> None:
+    node = SilentStore(Reserve)
+    assert only(node.tell(start("a", 10)), Reserve)
+    assert ticks(node, 2.25) == []
+    assert failures(ticks(node, 0.25)) == [("a", pb.FAILURE_CODE_PEER_LOST)]
+
+
+def test_a_store_that_does_not_let_a_sequence_grow_is_taken_for_hung() -> None:
+    node = SilentStore(Grow)
+    actions = node.join(start("a", 10))
+    assert only(actions, Grow)
+    assert failures(ticks(node, 2.5)) == [("a", pb.FAILURE_CODE_PEER_LOST)]
+
+
+def test_an_engine_that_was_held_up_itself_does_not_blame_its_store() -> None:
+    node = SilentStore(Reserve)
+    node.tell(start("a", 10))
+    node.tell(events.Tick())
+    node.now += 60
+    assert node.tell(events.Tick()) == []
+
+
 def test_an_end_token_ends_the_output_and_is_not_part_of_it() -> None:
     node = Node()
     (output,) = outputs(steps(node, node.join(start("a", 10)), 1, token=EOS))

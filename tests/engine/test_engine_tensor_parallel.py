@@ -6,6 +6,8 @@ import mmap
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -37,6 +40,7 @@ from tests.support.models import demo_gguf, make_tiny_llama, make_tiny_model
 from tests.support.reference import Reference, random_prompt
 
 SLOTS = 60
+WAIT_S = 60.0
 
 
 @contextmanager
@@ -277,3 +281,36 @@ def test_a_rank_ends_with_the_first_one_even_while_it_waits_for_it(tmp_path: Pat
             assert time.monotonic() < deadline, "it has not come to the meeting"
             time.sleep(0.01)
     assert not caplog.records, "it was not killed"
+
+
+def test_a_rank_that_hangs_ends_with_the_first_one(tmp_path: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from engine.files import describe
+from engine.tensor_parallel.orders import Load
+from engine.tensor_parallel.runner import Others
+info = describe(sys.argv[1])
+others = Others(lambda: None)
+others.start(Load(info, "float32", None, "auto", info.kv_spec("float32", 16), 1, 2, sys.argv[2], 60.0, 1, None))
+print(others.pids[0], flush=True)
+sys.stdin.read()
+"""
+    model = make_tiny_llama(tmp_path / "tiny")
+    command = [sys.executable, "-c", script, str(model), str(tmp_path / "meeting")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        rank = psutil.Process(int(first.stdout.readline()))
+        deadline = time.monotonic() + WAIT_S
+        while not _ignores(rank.pid, signal.SIGTERM):
+            assert time.monotonic() < deadline, "the rank does not begin"
+            time.sleep(0.02)
+        os.kill(rank.pid, signal.SIGSTOP)
+        first.kill()
+        psutil.wait_procs([rank], WAIT_S)
+        assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
+
+
+def _ignores(pid: int, number: int) -> bool:
+    (ignored,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigIgn:")]
+    return bool(int(ignored.split()[1], 16) & (1 << (number - 1)))

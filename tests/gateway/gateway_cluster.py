@@ -21,6 +21,7 @@ MODEL = "demo-model"
 EOS = 2
 BLOCK_TOKENS = 64
 WAIT_S = 10.0
+SIGNS_EVERY_S = 0.2
 
 Start = node_pb2.PrefillStart | node_pb2.DecodeStart
 
@@ -101,6 +102,13 @@ class FakeConductor(conductor_pb2_grpc.ConductorServicer):
         self.requests: list[conductor_pb2.ScheduleRequest] = []
         self.advances: list[conductor_pb2.Progress] = []
         self.renewals: list[conductor_pb2.RenewRequest] = []
+        self._hung: list[conductor_pb2.InstanceRef] = []
+        self._hung_changed = asyncio.Event()
+
+    def says_hung(self, *names: str) -> None:
+        """All that hang from now on."""
+        self._hung = [self._ref(name) for name in names]
+        self._hung_changed.set()
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = new_server()
@@ -133,6 +141,9 @@ class FakeConductor(conductor_pb2_grpc.ConductorServicer):
     def _pick(self, role: str, avoid: Sequence[str]) -> conductor_pb2.InstanceRef:
         names = [name for name in self._cluster.nodes if name.startswith(role)]
         name = next((name for name in names if name not in avoid), names[0])
+        return self._ref(name)
+
+    def _ref(self, name: str) -> conductor_pb2.InstanceRef:
         return conductor_pb2.InstanceRef(
             instance_id=name, address=self._cluster.nodes[name].address, node_id=f"node-{name}", store_address=f"store-of-{name}"
         )
@@ -144,6 +155,12 @@ class FakeConductor(conductor_pb2_grpc.ConductorServicer):
     async def Renew(self, request: conductor_pb2.RenewRequest, context: Any) -> conductor_pb2.RenewReply:
         self.renewals.append(request)
         return conductor_pb2.RenewReply(ttl_ms=30_000)
+
+    async def WatchHung(self, request: conductor_pb2.WatchHungRequest, context: Any) -> AsyncIterator[conductor_pb2.HungInstances]:
+        while True:
+            yield conductor_pb2.HungInstances(instances=self._hung)
+            await self._hung_changed.wait()
+            self._hung_changed.clear()
 
     async def GetCluster(self, request: conductor_pb2.GetClusterRequest, context: Any) -> conductor_pb2.ClusterStatus:
         return conductor_pb2.ClusterStatus(ready=self.ready)
@@ -161,6 +178,8 @@ class FakeNode:
         self.patience = asyncio.Event()
         """Unset: attempts stop where `pause_at` says until it is set."""
         self.pause_at: int | None = None
+        self.silent = False
+        """It takes commands and says nothing, of its attempts either."""
         self._cluster = cluster
         self._server = new_server()
 
@@ -180,13 +199,23 @@ class FakeNode:
     async def _run(self, start: Any, out: asyncio.Queue[Any]) -> None:
         raise NotImplementedError
 
+    def _signs(self, signs: node_pb2.AttemptSigns) -> Any:
+        raise NotImplementedError
+
     async def Session(self, commands: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         out: asyncio.Queue[Any] = asyncio.Queue()
         mine: set[str] = set()
         reader = asyncio.create_task(self._read(commands, out, mine))
         try:
             while True:
-                yield await out.get()
+                try:
+                    async with asyncio.timeout(SIGNS_EVERY_S):
+                        update = await out.get()
+                except TimeoutError:
+                    alive = [node_pb2.AttemptSign(attempt_id=attempt_id, waiting=True) for attempt_id in sorted(mine & self.running.keys())]
+                    update = self._signs(node_pb2.AttemptSigns(signs=alive))
+                if not self.silent:
+                    yield update
         finally:
             reader.cancel()
             for attempt_id in mine:
@@ -217,6 +246,9 @@ class FakePrefillNode(FakeNode, node_pb2_grpc.PrefillNodeServicer):
     def _add_to(self, server: Any) -> None:
         node_pb2_grpc.add_PrefillNodeServicer_to_server(self, server)
 
+    def _signs(self, signs: node_pb2.AttemptSigns) -> node_pb2.PrefillUpdate:
+        return node_pb2.PrefillUpdate(signs=signs)
+
     async def _run(self, start: node_pb2.PrefillStart, out: asyncio.Queue[node_pb2.PrefillUpdate]) -> None:
         if self.failure is not None:
             failed = pb.TokenOutput(attempt_id=start.context.attempt_id, failure=self.failure)
@@ -233,6 +265,9 @@ class FakePrefillNode(FakeNode, node_pb2_grpc.PrefillNodeServicer):
 class FakeDecodeNode(FakeNode, node_pb2_grpc.DecodeNodeServicer):
     def _add_to(self, server: Any) -> None:
         node_pb2_grpc.add_DecodeNodeServicer_to_server(self, server)
+
+    def _signs(self, signs: node_pb2.AttemptSigns) -> node_pb2.DecodeUpdate:
+        return node_pb2.DecodeUpdate(signs=signs)
 
     async def _run(self, start: node_pb2.DecodeStart, out: asyncio.Queue[node_pb2.DecodeUpdate]) -> None:
         if self.failure is not None:

@@ -13,7 +13,7 @@ from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2 as conductor_pb
 from springtide.sampling import SampledToken, SamplingParams
 
-LIMITS = Limits(max_attempts=3, capacity_wait_s=5, arrival_wait_s=3, scheduler_wait_s=2, silence_s=20)
+LIMITS = Limits(max_attempts=3, capacity_wait_s=5, arrival_wait_s=3, scheduler_wait_s=2, silence_s=3, standstill_s=10)
 SIDES: tuple[ev.Side, ...] = ("prefill", "decode")
 REASONS = [
     conductor_pb.REJECTION_REASON_TTFT,
@@ -227,6 +227,16 @@ class World:
             attempt.running.discard(side)
         self.feed(ev.SessionLost(side, InstanceId(name), tuple(a.attempt_id for a in lost), self.random.random() < 0.7))
 
+    def hang(self) -> None:
+        """The Conductor finds that an instance hangs. It wakes up later, or not."""
+        name = self.random.choice(("p0", "p1", "d0", "d1"))
+        self.feed(ev.InstancesHung(frozenset({(InstanceId(name), f"{name}:1")})))
+
+    def show_signs(self) -> None:
+        side = self.random.choice(SIDES)
+        signs = [ev.Sign(attempt.attempt_id, attempt.next_position, self.random.random() < 0.5) for attempt in self.working(side)]
+        self.feed(ev.Signs(side, tuple(signs)))
+
     def repeat_something(self) -> None:
         """Sends a message again: of an attempt that goes on, where there is one, else of any."""
         outputs = [event for event in self.sent if isinstance(event, (ev.PrefillDone, ev.DecodeOutput))]
@@ -277,7 +287,8 @@ class World:
             choices += [(self.answer_badly, attempt_id) for attempt_id in self.asked]
             choices += [(self.fail, attempt) for attempt in self.attempts.values() if attempt.running and not attempt.reported_over]
             choices += [
-                (lambda _, act=act: act(), None) for act in (self.lose_session, self.repeat_something, self.repeat_something, self.tick)
+                (lambda _, act=act: act(), None)
+                for act in (self.lose_session, self.hang, self.show_signs, self.repeat_something, self.repeat_something, self.tick)
             ]
             choices += [(self._end_by_client, request_id) for request_id in sorted(self.unfinished())[:1]]
             if len(self.unfinished()) < 4:

@@ -51,7 +51,7 @@ async def hanging() -> AsyncIterator[tuple[HangingConductor, ConductorPeer]]:
     conductor_pb2_grpc.add_ConductorServicer_to_server(conductor, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    peer = ConductorPeer(address, GatewayId("gateway-0"), list)
+    peer = ConductorPeer(address, GatewayId("gateway-0"), list, lambda hung: None)
     yield conductor, peer
     await peer.close(patience_s=0.0)
     await server.stop(None)

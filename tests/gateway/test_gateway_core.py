@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from conductor.gateway import events as ev
 from conductor.gateway.core import GatewayCore
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
-from springtide.ids import AttemptId, RequestId
+from springtide.ids import AttemptId, InstanceId, RequestId
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2 as conductor_pb
 from springtide.sampling import SampledToken
@@ -411,12 +413,86 @@ def test_a_preempted_request_may_come_back_to_the_same_instance() -> None:
     assert course.schedule().avoid == ()
 
 
-def test_silence_is_a_failure_in_the_end() -> None:
+# ---- nodes that hang ----
+
+
+def ticks(course: Course, seconds: float, signs: Callable[[], list[ev.Signs]] = list) -> None:
+    """Time goes by as it does for a gateway that is not held up, until the attempt has failed."""
+    course.feed(ev.Tick())
+    for _ in range(round(2 * seconds)):
+        if not course.core.live_attempts():
+            return
+        course.now += 0.5
+        for event in signs():
+            course.feed(event)
+        course.feed(ev.Tick())
+
+
+def test_a_node_that_does_not_name_the_attempt_has_lost_it() -> None:
     course = Course()
     course.assign()
     course.first_token()
-    course.now += LIMITS.silence_s - 1
-    assert course.feed(ev.Tick()) == []
-    course.now += 1
-    course.feed(ev.Tick())
+    ticks(course, LIMITS.silence_s - 0.5)
+    course.feed(ev.Signs("decode", ()))
+    ticks(course, 0.5)
     assert course.schedule().avoid == ("d0",)
+
+
+def test_before_the_first_token_both_sides_owe_a_sign_and_either_alone_is_not_enough() -> None:
+    course = Course()
+    course.assign()
+    ticks(course, LIMITS.silence_s, lambda: [ev.Signs("decode", (ev.Sign(FIRST, 0, True),))])
+    assert course.schedule().avoid == ("p0",)
+
+
+def test_a_prompt_of_minutes_goes_on_as_long_as_it_gets_on() -> None:
+    course = Course()
+    course.assign()
+    done = itertools.count()
+
+    def computing() -> list[ev.Signs]:
+        return [ev.Signs("prefill", (ev.Sign(FIRST, next(done) // 16, False),)), ev.Signs("decode", (ev.Sign(FIRST, 0, True),))]
+
+    ticks(course, 600, computing)
+    assert course.core.live_attempts()
+
+
+def test_who_waits_for_its_turn_need_not_get_on() -> None:
+    course = Course()
+    course.assign()
+    ticks(course, 600, lambda: [ev.Signs(side, (ev.Sign(FIRST, 0, True),)) for side in ev.SIDES])
+    assert course.core.live_attempts()
+
+
+def test_an_attempt_that_its_node_works_on_without_any_headway_is_stuck() -> None:
+    course = Course()
+    course.assign()
+    course.first_token()
+
+    def stuck() -> list[ev.Signs]:
+        return [ev.Signs("decode", (ev.Sign(FIRST, 4, False),))]
+
+    ticks(course, LIMITS.standstill_s - 1, stuck)
+    assert course.core.live_attempts()
+    ticks(course, 3, stuck)
+    assert course.schedule().avoid == ("d0",)
+
+
+def test_a_gateway_that_was_held_up_itself_blames_no_node() -> None:
+    course = Course()
+    course.assign()
+    course.feed(ev.Tick())
+    course.now += 60
+    course.feed(ev.Tick())
+    assert course.core.live_attempts()
+
+
+def test_attempts_at_an_instance_that_hangs_go_on_elsewhere_at_once() -> None:
+    course = Course()
+    course.assign()
+    course.first_token()
+    course.feed(ev.InstancesHung(frozenset({(InstanceId("d1"), "d1:1"), (InstanceId("d0"), "d0:0")})))
+    assert course.core.live_attempts(), "neither another instance nor an earlier life of this one concerns it"
+    course.feed(ev.InstancesHung(frozenset({(InstanceId("d0"), "d0:1")})))
+    again = course.schedule()
+    assert again.avoid == ("d0",) and again.accepted

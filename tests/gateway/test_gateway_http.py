@@ -17,6 +17,7 @@ from gateway_cluster import MODEL, Cluster, until
 from prometheus_client import REGISTRY
 
 from conductor.gateway.app import GatewayServer
+from conductor.gateway.state import Limits
 from engine.tokenizer import Tokenizer
 from springtide import supervision
 from springtide.config import ServerConfig
@@ -26,6 +27,7 @@ from springtide.process import ProcessArguments
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2
 
+LIMITS = Limits()
 TEXT = "Hello, wörld! One two three four."
 CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
@@ -72,6 +74,37 @@ async def test_too_long_a_request_is_told_both_numbers(http: httpx.AsyncClient) 
         error = (await http.post(PLAIN, json=body)).json()["error"]
         assert error["code"] == "context_length_exceeded" and error["param"] == "prompt"
         assert "2000" in error["message"] and str(len(body["prompt"]) + body.get("max_tokens", 0)) in error["message"]
+
+
+async def text_of(http: httpx.AsyncClient) -> str:
+    return (await http.post(PLAIN, json=plain())).json()["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
+async def test_what_runs_at_an_instance_that_hangs_goes_on_elsewhere(http: httpx.AsyncClient, cluster: Cluster, name: str) -> None:
+    node = cluster.nodes[name]
+    node.pause_at = 3 if name == "decode-0" else 0
+    request = asyncio.create_task(text_of(http))
+    await until(lambda: node.running)
+    cluster.conductor.says_hung(name)
+    assert await request == TEXT
+
+
+@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
+async def test_a_node_that_accepts_and_says_nothing_does_not_hold_a_request(http: httpx.AsyncClient, cluster: Cluster, name: str) -> None:
+    node = cluster.nodes[name]
+    node.silent = True
+    began = asyncio.get_running_loop().time()
+    assert await text_of(http) == TEXT
+    assert asyncio.get_running_loop().time() - began < 5, "the promise for whoever hangs"
+
+
+async def test_a_node_that_only_takes_long_is_waited_for(http: httpx.AsyncClient, cluster: Cluster) -> None:
+    node = cluster.nodes["prefill-0"]
+    node.pause_at = 0
+    asyncio.get_running_loop().call_later(LIMITS.silence_s + 1, node.patience.set)
+    assert await text_of(http) == TEXT
+    assert not cluster.attempts_on("prefill-1")
 
 
 @pytest.mark.parametrize("stream", [False, True])

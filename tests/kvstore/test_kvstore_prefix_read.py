@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kvstore_cluster import ControlProxy
 from kvstore_support import SPEC, WAIT_S, contents, keys_of, until
 
 from kvstore.server.lateness import Lateness
@@ -247,6 +248,30 @@ async def test_a_source_that_hangs_is_left_once_its_reads_are_at_rest(world: Wor
     hung, quick = await world.holder(NUM_BLOCKS, Fault("hang", "read", after=1)), await world.holder()
     assert await world.fetch(hung.source, quick.source) == (NUM_BLOCKS, NUM_BLOCKS, LAYERS_TOLD)
     assert not world.transport.connections[hung.endpoint.addresses["tcp"]].is_open, "a cancelled read that does not end closes it"
+
+
+async def test_a_source_that_hangs_altogether_is_given_up_though_there_is_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.server.prefix_read.PROBE_EVERY_S", 0.1)
+    hung = await world.holder(NUM_BLOCKS, Fault("hang", "read", after=1))
+    control = ControlProxy(hung.store.address)
+    await control.start()
+    source = common_pb2.PrefixSource(store_address=control.address, node_id="hung", num_blocks=NUM_BLOCKS)
+    fetching = asyncio.create_task(world.fetch(source))
+    await until(lambda: world.bytes_from(hung))
+    began = asyncio.get_running_loop().time()
+    freezing = asyncio.create_task(control.freeze(WAIT_S))
+    available, valid, _ = await fetching
+    assert available == NUM_BLOCKS and valid < NUM_BLOCKS
+    assert asyncio.get_running_loop().time() - began < world.reader.options.batch_timeout_s / 2, "its read was waited for"
+    freezing.cancel()
+    await control.close()
+    hung.store.pool.expire_leases(float("inf"))  # that could not be given back
+
+
+async def test_a_source_that_is_only_slow_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.server.prefix_read.PROBE_EVERY_S", 0.01)
+    slow = await world.holder(NUM_BLOCKS, Fault("slow", "read", bytes_per_s=1e6))
+    assert (await world.fetch(slow.source))[1] == NUM_BLOCKS
 
 
 async def test_a_store_that_does_not_answer_is_not_waited_for_alone(world: World) -> None:

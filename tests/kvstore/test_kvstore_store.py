@@ -285,6 +285,9 @@ async def test_a_watcher_knows_exactly_what_is_held_while_it_changes(start: Star
                 held.update(event.snapshot.keys)
                 sequence = event.sequence if event.snapshot.complete else None
                 continue
+            if event.HasField("still_here"):
+                assert event.sequence == sequence
+                continue
             assert sequence is not None and event.sequence == sequence + 1
             sequence = event.sequence
             if event.HasField("stored"):
@@ -312,6 +315,17 @@ async def test_a_watcher_knows_exactly_what_is_held_while_it_changes(start: Star
     assert all(view == views[0] for view in views)
     stat = await engine.stat()
     assert len(views[0][0]) == stat.slots_cached
+
+
+async def test_a_store_that_has_nothing_to_say_says_that_it_is_there(start: Starter) -> None:
+    _, engine = await start("prefill-0")
+    watching = engine.stub.Watch(pb.WatchStoreRequest(watcher="test"))
+    async with asyncio.timeout(WAIT_S):
+        while not (await watching.read()).HasField("still_here"):
+            pass
+        heard = engine.link.heard
+        await until(lambda: engine.link.heard is not heard)
+    watching.cancel()
 
 
 async def test_leases_are_renewed_and_lost_ones_are_told(start: Starter) -> None:

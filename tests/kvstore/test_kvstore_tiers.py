@@ -347,7 +347,7 @@ async def test_events_and_snapshots_say_what_is_in_which_tier(start: Starter, ss
         if event.HasField("removed"):
             assert held[event.removed.tier].issuperset(event.removed.keys)
             held[event.removed.tier].difference_update(event.removed.keys)
-        else:
+        elif not event.HasField("still_here"):
             added = event.stored if event.HasField("stored") else event.snapshot
             held[added.tier].update(added.keys)
     await filling

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from decode_node.server.steps import StepRunner
 from messenger.faults import Fault, FaultPlan
 from messenger.faulty import FaultyTransport
 from messenger.tcp import TcpTransport
@@ -17,13 +19,14 @@ from node_runtime.model_thread import ModelThread
 from node_runtime.process import Parts
 from prefill_node.core.actions import RunPass
 from prefill_node.core.events import PassFailed
+from prefill_node.server import passes
 from prefill_node.server.server import PrefillServer
 from springtide.clock import MonotonicClock
 from springtide.cost import PrefillCost
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import node_pb2
 from springtide.sampling import SamplingParams
-from tests.support.engine_nodes import DirectEngine, EngineNodes, until
+from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes, until
 from tests.support.models import make_tiny_llama
 
 BLOCK_TOKENS = 16
@@ -238,3 +241,53 @@ async def test_a_pool_that_is_too_small_for_all_serves_them_one_after_another(tm
         assert results == [direct.generate(token_ids, greedy(120)) for token_ids in prompts]
         assert preempted > 0
         await nodes.all_slots_given_back()
+
+
+async def reports_until(nodes: EngineNodes, name: str, condition: Callable[[node_pb2.LoadReport], bool]) -> node_pb2.LoadReport:
+    async with asyncio.timeout(WAIT_S):
+        async for report in nodes.gateway.stub(name).WatchLoad(node_pb2.WatchLoadRequest()):
+            if condition(report):
+                return report
+    raise AssertionError("the reports ended")
+
+
+@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
+async def test_an_engine_whose_store_is_silent_offers_nothing_and_fails_what_asks_it(
+    nodes: EngineNodes, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token_ids = prompt(100)
+    session = nodes.stores[name]._session
+    assert session is not None
+    with monkeypatch.context() as hung:
+        hung.setattr(session, "notify", lambda notice: None)
+        attempt_id = await nodes.gateway.start(token_ids, greedy(4))
+        report = await reports_until(nodes, name, lambda report: report.slots_total == 0)
+        assert not report.stalled, "it is not sure yet"
+        await reports_until(nodes, name, lambda report: report.stalled == "its store is silent")
+        outcome = await nodes.gateway.end_of(attempt_id)
+        assert [failure.code for failure in outcome.failures] == [pb.FAILURE_CODE_PEER_LOST]
+        await nodes.gateway.abort(attempt_id)
+    await reports_until(nodes, name, lambda report: not report.stalled and report.slots_total > 0)
+    assert (await nodes.gateway.run(token_ids, greedy(4))).token_ids == DirectEngine(nodes).generate(token_ids, greedy(4))
+    await nodes.all_slots_given_back()
+
+
+@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
+async def test_an_engine_whose_model_thread_is_stuck_says_so_and_that_it_goes_on(
+    nodes: EngineNodes, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token_ids, goes_on = prompt(100), threading.Event()
+    where, what = (passes, "compute") if name == "prefill-0" else (StepRunner, "run")
+    computes = getattr(where, what)
+
+    def stuck(*arguments: Any) -> Any:
+        goes_on.wait(WAIT_S)
+        return computes(*arguments)
+
+    monkeypatch.setattr(where, what, stuck)
+    attempt_id = await nodes.gateway.start(token_ids, greedy(4))
+    await reports_until(nodes, name, lambda report: "has not ended within" in report.stalled)
+    goes_on.set()
+    await reports_until(nodes, name, lambda report: not report.stalled)
+    outcome = await nodes.gateway.end_of(attempt_id)
+    assert outcome.token_ids == DirectEngine(nodes).generate(token_ids, greedy(4)), "a false alarm does no harm here"

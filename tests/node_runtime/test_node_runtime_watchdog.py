@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
+from math import inf
 
 import pytest
 
@@ -24,9 +26,36 @@ def test_work_that_takes_too_long_is_told_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.01)
     told = threading.Semaphore(0)
     dog = Watchdog(told.release)
-    with dog.during("slow work", 0.05):
+    with dog.during("slow work", 0.05, stall_s=inf):
         assert told.acquire(timeout=WAIT_S)
         assert not told.acquire(timeout=0.2)
+    dog.close()
+
+
+def test_work_stalls_before_it_hangs_and_no_longer_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.01)
+    waits, looked = threading.Event(), threading.Semaphore(0)
+    waits.set()
+
+    def waiting() -> bool:
+        looked.release()
+        return waits.is_set()
+
+    def until_stalled() -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not dog.stalled:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    dog = Watchdog(lambda: pytest.fail("it does not hang"))
+    with dog.during("slow work", inf, 0.05, waiting):
+        for _ in range(20):
+            assert looked.acquire(timeout=WAIT_S)
+        assert not dog.stalled, "who waits for others is not at work"
+        waits.clear()
+        until_stalled()
+        assert "slow work" in dog.stalled
+    assert not dog.stalled
     dog.close()
 
 

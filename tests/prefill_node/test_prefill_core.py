@@ -97,6 +97,50 @@ def test_the_cached_prefix_is_pushed_at_once_and_reported() -> None:
     assert (done.cached_tokens, done.remote_tokens, done.fetch_ms) == (24, 0, 0.0)
 
 
+def ticks(node: Node, seconds: float) -> list[Action]:
+    """What is done while time goes by as it does for an engine that is not held up."""
+    actions = node.tell(events.Tick())
+    for _ in range(round(4 * seconds)):
+        node.now += 0.25
+        actions += node.tell(events.Tick())
+    return actions
+
+
+@pytest.mark.parametrize(("source_blocks", "answer_s"), [(0, 2.5), (3, 5.0)])
+def test_a_store_that_does_not_answer_is_taken_for_hung(source_blocks: int, answer_s: float) -> None:
+    node = Node()
+    node.tell(start("a", 37, source_blocks=source_blocks))
+    assert ticks(node, answer_s - 0.25) == []
+    (failed, release) = ticks(node, 0.25)
+    assert isinstance(failed, Reply) and failed.update.failed.failure.code == pb.FAILURE_CODE_PEER_LOST
+    assert release == Release("a")
+    assert node.tell(Acquired("a", slots(5), 0, 0)) == [], "it is too late"
+
+
+def test_an_engine_that_was_held_up_itself_does_not_blame_its_store() -> None:
+    node = Node()
+    node.tell(start("a", 37))
+    node.tell(events.Tick())
+    node.now += 60
+    assert node.tell(events.Tick()) == []
+    assert only(node.tell(Acquired("a", slots(5), 0, 0)), RunPass)
+
+
+def test_signs_tell_how_far_a_prompt_is_and_whether_it_waits() -> None:
+    node = Node()
+    node.tell(start("a", 37))
+    (run,) = only(node.tell(Acquired("a", slots(5), 0, 0)), RunPass)
+    node.tell(start("b", 37, session=2))
+    node.tell(Acquired("b", slots(5), 1, 0))
+
+    def signs() -> list[tuple[int, str, int, bool]]:
+        return [(session, sign.attempt_id, sign.computed_tokens, sign.waiting) for session, sign in node.core.signs()]
+
+    assert signs() == [(1, "a", 0, False), (2, "b", 8, True)]
+    node.run_passes([run])
+    assert signs() == [(1, "a", 37, True), (2, "b", 37, True)], "they are being handed over"
+
+
 def test_what_is_predicted_follows_what_passes_take() -> None:
     node = Node()
     for i in range(8):

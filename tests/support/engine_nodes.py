@@ -217,7 +217,7 @@ class Gateway:
         elif update.HasField("done"):
             self.outcomes[update.done.output.attempt_id].done = update.done
             self.outcomes[update.done.output.attempt_id].take(update.done.output)
-        else:
+        elif update.HasField("failed"):
             self.outcomes[update.failed.attempt_id].take(update.failed)
 
     async def start(

@@ -1,0 +1,219 @@
+"""Whoever hangs in the middle of streams: no stream stands still for longer than docs/reliability.md promises, and no token is wrong."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+
+import psutil
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.generate import generate
+from tests.support.models import make_tiny_llama
+from tests.support.reference import random_prompt
+
+LONGEST_GAP_S = 5.0
+"""The promise."""
+NUM_STREAMS = 4
+OUTPUT_TOKENS = 900
+RESCHEDULES = "springtide_gateway_reschedules_total"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 8, "max_position_embeddings": 8192}
+    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", **shape)
+
+
+def new_cluster(model: Path, *, nodes: int = 2, stages: int = 1, ranks: int = 1) -> Cluster:
+    """`nodes`: of each role. `ranks`: of each decode node."""
+    return Cluster(
+        model=str(model),
+        dtype="float32",
+        prefill=nodes,
+        decode=nodes,
+        server={"separate_gateway": True},
+        prefill_node={"chunk_tokens": 64, "threads": 1, "stages": stages},
+        decode_node={"threads": 1, "tensor_parallel": ranks},
+        kv={"transports": ["tcp"], "arena_size": "256MiB"},
+        conductor={"admission": "baseline"},
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(model: Path) -> Iterator[Cluster]:
+    with new_cluster(model) as cluster:
+        yield cluster
+
+
+@contextmanager
+def hanging(pids: Sequence[int]) -> Iterator[None]:
+    """SIGSTOP; afterwards they go on."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            if psutil.pid_exists(pid):
+                os.kill(pid, signal.SIGCONT)
+
+
+def stream(cluster: Cluster, prompt: Sequence[int], num_tokens: int, on_token: Callable[[int], object]) -> tuple[list[int], float]:
+    """The tokens, and the longest time between two of them."""
+    came_at: list[float] = []
+
+    def note(count: int) -> None:
+        came_at.append(time.monotonic())
+        on_token(count)
+
+    tokens = generate(cluster.grpc_address, cluster.model, prompt, num_tokens, on_token=note).token_ids
+    return tokens, max(later - earlier for earlier, later in itertools.pairwise(came_at))
+
+
+def busiest(cluster: Cluster, role: str) -> str:
+    """The instance that works for the most attempts, once one does."""
+    cluster.wait_until(lambda: any(one.role == role and one.running for one in cluster.status().instances), f"work at a {role} instance")
+    return str(max(cluster.status().instances, key=lambda one: one.running if one.role == role else -1).instance.instance_id)
+
+
+def streams_while_hanging(cluster: Cluster, victims: Callable[[], Sequence[int]], num_tokens: int = OUTPUT_TOKENS) -> list[float]:
+    """The longest gap of each of several streams, in the middle of which these processes stop. Asserts that every token is right."""
+    prompts = [random_prompt(seed, 300, 10, 250) for seed in range(NUM_STREAMS)]
+    under_way = [Event() for _ in prompts]
+
+    def one(number: int) -> tuple[list[int], float]:
+        def on_token(count: int) -> None:
+            if count >= num_tokens // 9:
+                under_way[number].set()
+
+        return stream(cluster, prompts[number], num_tokens, on_token)
+
+    with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as threads:
+        answers = [threads.submit(one, number) for number in range(NUM_STREAMS)]
+        assert all(begun.wait(60) for begun in under_way)
+        with hanging(victims()):
+            ends = [answer.result() for answer in answers]
+        calm = list(threads.map(lambda prompt: generate(cluster.grpc_address, cluster.model, prompt, num_tokens).token_ids, prompts))
+    assert [tokens for tokens, _ in ends] == calm
+    return [gap for _, gap in ends]
+
+
+def pid_of(cluster: Cluster, name: str) -> int:
+    pid = cluster.pid_of(name)
+    assert pid is not None
+    return pid
+
+
+def until_whole(cluster: Cluster) -> None:
+    cluster.wait_ready()
+    for name in cluster.record.processes:
+        if name.endswith("-store"):
+            for state in ("in_use", "quarantined"):
+                cluster.wait_metric(name, "springtide_store_slots", lambda slots: slots == 0, labels={"state": state})
+
+
+@pytest.mark.parametrize("part", ["", "-store"], ids=["engine", "store"])
+def test_streams_go_on_elsewhere_when_what_they_are_at_hangs(cluster: Cluster, part: str) -> None:
+    rescheduled = cluster.metric("gateway-0", RESCHEDULES)
+    gaps = streams_while_hanging(cluster, lambda: [pid_of(cluster, busiest(cluster, "decode") + part)])
+    print(f"decode{part}: longest gaps {[round(gap, 2) for gap in gaps]} s")
+    assert cluster.metric("gateway-0", RESCHEDULES) > rescheduled, "nothing was where it hung"
+    assert max(gaps) <= LONGEST_GAP_S
+    until_whole(cluster)
+
+
+def prompts_while_hanging(cluster: Cluster, victim: Callable[[str], int], seeds: Iterator[int]) -> None:
+    """Long prompts in the middle of which a process of the prefill node with the given name stops, and others later."""
+    prompts = [random_prompt(next(seeds), 7000, 10, 250) for _ in range(2)]
+
+    def ask(prompt: Sequence[int]) -> list[int]:
+        return generate(cluster.grpc_address, cluster.model, prompt, 3).token_ids
+
+    def first_token_s(prompt: Sequence[int]) -> float:
+        began = time.monotonic()
+        ask(prompt)
+        return time.monotonic() - began
+
+    calm_s = first_token_s(random_prompt(next(seeds), 7000, 10, 250))
+    rescheduled = cluster.metric("gateway-0", RESCHEDULES)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        answers = [threads.submit(ask, prompt) for prompt in prompts]
+        with hanging([victim(busiest(cluster, "prefill"))]):
+            began = time.monotonic()
+            tokens = [answer.result() for answer in answers]
+            took_s = time.monotonic() - began
+            later_s = [first_token_s(random_prompt(next(seeds), 300, 10, 250)) for _ in range(6)]
+    print(f"prompts: {took_s:.2f} s (one alone, calmly, {calm_s:.2f} s); later ones {[round(taken, 2) for taken in later_s]} s")
+    assert cluster.metric("gateway-0", RESCHEDULES) > rescheduled, "nothing was where it hung"
+    assert took_s <= LONGEST_GAP_S + 2 * calm_s
+    assert max(later_s) <= LONGEST_GAP_S, "what hangs goes on attracting requests"
+    until_whole(cluster)
+    assert tokens == [ask(prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("part", ["", "-store"], ids=["engine", "store"])
+def test_a_prompt_is_computed_elsewhere_when_what_computes_it_hangs(cluster: Cluster, part: str) -> None:
+    """And later ones are not sent there."""
+    prompts_while_hanging(cluster, lambda name: pid_of(cluster, name + part), itertools.count(1000 if part else 2000))
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_prefix_that_lies_at_stores_which_hang_is_computed(cluster: Cluster, role: str) -> None:
+    """Right after they stopped, before anybody could have noticed."""
+    seeds = itertools.count(3000 if role == "prefill" else 3500)
+    prefix = random_prompt(next(seeds), 5000, 10, 250)
+    began = time.monotonic()
+    generate(cluster.grpc_address, cluster.model, prefix, 1)
+    calm_s = time.monotonic() - began
+    prompt = [*prefix, *random_prompt(next(seeds), 100, 10, 250)]
+    with hanging([pid_of(cluster, f"{role}-0-store")]):
+        began = time.monotonic()
+        tokens = generate(cluster.grpc_address, cluster.model, prompt, 3).token_ids
+        took_s = time.monotonic() - began
+    print(f"a prefix at a store that hangs: {took_s:.2f} s (computed calmly: {calm_s:.2f} s)")
+    assert took_s <= LONGEST_GAP_S + calm_s
+    until_whole(cluster)
+    assert generate(cluster.grpc_address, cluster.model, prompt, 3).token_ids == tokens
+
+
+def child_of(cluster: Cluster, name: str) -> int:
+    """The process of a node's second stage or rank."""
+    (child,) = [one for one in psutil.Process(pid_of(cluster, name)).children() if one.status() != psutil.STATUS_ZOMBIE]
+    return int(child.pid)
+
+
+def test_a_prompt_is_computed_elsewhere_when_a_stage_hangs(model: Path) -> None:
+    with new_cluster(model, stages=2) as cluster:
+        prompts_while_hanging(cluster, lambda name: child_of(cluster, name), itertools.count(4000))
+
+
+def test_streams_go_on_elsewhere_when_a_rank_hangs(model: Path) -> None:
+    with new_cluster(model, ranks=2) as cluster:
+        gaps = streams_while_hanging(cluster, lambda: [child_of(cluster, busiest(cluster, "decode"))], num_tokens=180)
+        print(f"rank: longest gaps {[round(gap, 2) for gap in gaps]} s")
+        assert max(gaps) <= LONGEST_GAP_S
+        until_whole(cluster)
+
+
+@pytest.mark.parametrize("victim", ["decode-0", "decode-0-store"])
+def test_where_there_is_nobody_else_streams_wait_for_what_hangs_and_go_on(model: Path, victim: str) -> None:
+    with new_cluster(model, nodes=1) as cluster:
+        prompt, under_way = random_prompt(1, 300, 10, 250), Event()
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(stream, cluster, prompt, OUTPUT_TOKENS, lambda count: count > OUTPUT_TOKENS // 9 and under_way.set())
+            assert under_way.wait(60)
+            with hanging([pid_of(cluster, victim)]):
+                cluster.wait_until(lambda: not all(one.ready for one in cluster.status().instances), "the Conductor to notice")
+                time.sleep(LONGEST_GAP_S)
+            tokens, _ = answer.result()
+        assert tokens == generate(cluster.grpc_address, cluster.model, prompt, OUTPUT_TOKENS).token_ids
+        until_whole(cluster)
