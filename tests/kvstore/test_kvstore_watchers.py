@@ -108,14 +108,14 @@ asyncio.run(main())
 
 
 async def test_a_stopped_subscriber_is_cut_off_and_resynchronised_while_the_store_goes_on(start: Starter) -> None:
-    """100 000 blocks, and a subscriber that is stopped with SIGSTOP while they are replaced."""
+    """100 000 blocks, and a subscriber that is stopped with SIGSTOP while they are replaced three times over."""
     _, engine = await start("prefill-0", num_slots=100_000)
     with subprocess.Popen([sys.executable, "-c", WATCHER, engine.link.address], stdout=subprocess.PIPE, text=True) as watcher:  # noqa: ASYNC220
         try:
             assert watcher.stdout is not None
             assert await asyncio.to_thread(watcher.stdout.readline) == "snapshot 0 0\n"
             os.kill(watcher.pid, signal.SIGSTOP)
-            await engine.keep(*(keys_of(label, *range(999)) for label in range(250)))
+            await engine.keep(*(keys_of(label, *range(999)) for label in range(400)))
             stat = await engine.stat()
             assert stat.slots_cached == 100_000 - 1
             assert stat.watchers_cut_off == 1, "the store did not wait for it"
