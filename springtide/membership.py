@@ -25,6 +25,9 @@ _READ_AT_ONCE = 100
 _KNOWN_RECORDS = 8192
 """That are not parsed anew each time, for a member's record stays the same."""
 
+UNREACHABLE = (RedisError, OSError, asyncio.TimeoutError, RuntimeError)
+"""What redis-py raises when Valkey cannot be asked. RuntimeError is uvloop's, of a connection that was reset while nobody used it."""
+
 Role = Literal["store", "prefill", "decode", "conductor", "gateway"]
 
 
@@ -68,7 +71,7 @@ class Membership:
         try:
             keys = [key async for key in self._redis.scan_iter(match=self._prefix + "*", count=_READ_AT_ONCE)]
             values = [value for some in _batched(keys) for value in await self._redis.mget(some)]
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
+        except UNREACHABLE as error:
             logger.debug("membership cannot be read: %s", error)
             return None
         if values != self._records:
@@ -83,7 +86,7 @@ class Membership:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._heartbeat
         if self._announced is not None:
-            with contextlib.suppress(RedisError, OSError, asyncio.TimeoutError):
+            with contextlib.suppress(*UNREACHABLE):
                 await self._redis.delete(self._key(self._announced))
         await self._redis.aclose()
 
@@ -94,7 +97,7 @@ class Membership:
     async def _put(self, member: Member) -> None:
         try:
             await self._redis.set(self._key(member), json.dumps(asdict(member)), px=int(self._lease_s * 1000))
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
+        except UNREACHABLE as error:
             logger.warning("membership of %s cannot be renewed: %s", member.member_id, error)
 
     async def _renew(self, member: Member) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 import redis.asyncio as redis
-from redis.exceptions import RedisError
 
 from conductor.server.candidate import Answer, Claim, Free, Granted, Held, Leader
 from springtide.cancellation import heeds_cancellation
+from springtide.membership import UNREACHABLE
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class LeaderLease:
         arguments = [*self._holder, str(claim.floor), str(int(claim.take)), str(int(claim.leads))]
         try:
             answer = await self._claim(keys=self._keys, args=arguments)
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
+        except UNREACHABLE as error:
             logger.debug("the leader's lease cannot be asked for: %s", error)
             return None
         match answer:
@@ -96,7 +95,7 @@ class LeaderLease:
         """Gives it up if it is ours. When Valkey cannot be asked it runs out by itself."""
         try:
             await self._release(keys=self._keys[:1], args=[self._token])
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
+        except UNREACHABLE as error:
             logger.debug("the leader's lease cannot be given up: %s", error)
 
     async def close(self) -> None:
