@@ -55,11 +55,10 @@ def violations(history: History) -> list[Violation]:
 
 def references_are_answers(history: History) -> Iterator[Violation]:
     """A calm cluster answers what is valid, and refuses what is not."""
-    invalid = {exchange.item.key for exchange in history.exchanges if not exchange.item.valid}
-    for key, answer in history.reference.items():
-        refused = 400 <= answer.status < 500
-        if (key in invalid and not refused) or (key not in invalid and not key.endswith("-invalid") and answer.status != 200):
-            yield Violation("calm", f"{key} was answered {answer.status} ({answer.code}) by a calm cluster", 0.0)
+    for item in history.items:
+        answer = history.reference[item.key]
+        if not (answer.status == 200 if item.valid else 400 <= answer.status < 500):
+            yield Violation("calm", f"{item.key} was answered {answer.status} ({answer.code}) by a calm cluster", 0.0)
 
 
 def tokens_are_the_references(history: History) -> Iterator[Violation]:

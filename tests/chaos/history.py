@@ -206,8 +206,9 @@ class Limits:
 class History:
     topology: Topology
     limits: Limits
+    items: tuple[Item, ...]
     reference: dict[str, Answer]
-    """By item."""
+    """By item, as a calm cluster answers it."""
     exchanges: list[Exchange] = field(default_factory=list)
     injections: list[Injection] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)

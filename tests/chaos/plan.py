@@ -94,7 +94,7 @@ def _faults(generator: random.Random, deck: Iterator[Kind], targets: Targets, la
     at_s = LEAD_S
     while at_s < lasts_s - TAIL_S:
         yield _fault(generator, next(deck), targets, at_s, lasts_s - at_s)
-        at_s += generator.uniform(*EASY_S)
+        at_s = round(at_s + generator.uniform(*EASY_S), 1)
 
 
 def _fault(generator: random.Random, kind: Kind, targets: Targets, at_s: float, left_s: float) -> Fault:
@@ -104,7 +104,6 @@ def _fault(generator: random.Random, kind: Kind, targets: Targets, at_s: float, 
         return round(min(generator.uniform(least_s, most_s), left_s), 1)
 
     nodes = targets.engines
-    at_s = round(at_s, 1)
     match kind:
         case "kill" | "end":
             return Fault(at_s, kind, _one_of_each_sort(generator, targets))

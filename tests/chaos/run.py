@@ -44,7 +44,7 @@ class Run:
     async def execute(self) -> History:
         """Raises what shows that this suite itself is at fault; the cluster's faults are in the history."""
         model = make_tiny_llama(self._directory / "model", **MODEL)
-        history = History(self._shape.topology, self._limits, await self._reference(model))
+        history = History(self._shape.topology, self._limits, self._items, await self._reference(model))
         shared_memory = set(os.listdir("/dev/shm"))
         cluster = ClusterUnderTest(self._shape, model, self._directory / "chaos", self._disk())
         with cluster:
