@@ -17,6 +17,7 @@ from tests.chaos.history import (
     merged,
     overlap_s,
 )
+from tests.chaos.plan import Fault
 
 LOGPROB_TOLERANCE = 2e-3
 """Sums of float32 come in another order with other splits."""
@@ -29,7 +30,7 @@ DEADLINE_ANSWER_S = 10.0
 FD_GROWTH, THREAD_GROWTH = 40, 24
 MEMORY_GROWTH_BYTES, MEMORY_GROWTH_SHARE = 96 << 20, 0.3
 """Of one process from its first calm point to its last: what is above both is a leak."""
-_GATEWAY_DEATHS = ("kill", "end", "stop", "suspend", "narrow", "slow")
+_HOLDS_UP_CLIENTS = ("kill", "end", "stop", "suspend", "narrow", "slow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def refusals_have_reasons(history: History) -> Iterator[Violation]:
         if exchange.ended_s is None or exchange.accepted:
             continue
         if exchange.status is None:
-            if not _gateway_died(history, exchange):
+            if not _gateway_away(history, exchange):
                 yield Violation("unreachable", f"no answer: {exchange.broken}", exchange.ended_s, exchange.number)
             continue
         reason = _why_refused_wrongly(history, exchange)
@@ -270,18 +271,29 @@ def _after_finish(exchange: Exchange) -> int | None:
 
 
 def _gateway_died(history: History, exchange: Exchange) -> bool:
-    """Or may have been away: its process was hit, or it was not healthy."""
+    """By what was injected."""
+    return _gateway_hit(history, exchange, lambda fault: fault.kind in ("kill", "end") or fault.then_kill)
+
+
+def _gateway_away(history: History, exchange: Exchange) -> bool:
+    """It could not be reached at some time, for whatever reason."""
     begin, end = exchange.lifetime
-    near: Interval = (begin - 1.0, end + 1.0)
-    hosts = {exchange.gateway, *(("conductor-0",) if history.topology.gateway_in_conductor else ())}
-    hit = any(
+    unhealthy = absent(history, "gateway", exchange.gateway)
+    return overlap_s((begin - 1.0, end + 1.0), unhealthy) > 0 or _gateway_hit(
+        history, exchange, lambda fault: fault.kind in _HOLDS_UP_CLIENTS
+    )
+
+
+def _gateway_hit(history: History, exchange: Exchange, how: Callable[[Fault], bool]) -> bool:
+    begin, end = exchange.lifetime
+    hosts = {exchange.gateway, "all", *(("conductor-0",) if history.topology.gateway_in_conductor else ())}
+    return any(
         injection.not_injected is None
-        and injection.fault.kind in _GATEWAY_DEATHS
-        and injection.fault.target in {*hosts, "all"}
-        and overlap_s(near, [_widened(injection.interval)]) > 0
+        and how(injection.fault)
+        and injection.fault.target in hosts
+        and overlap_s((begin - 1.0, end + 1.0), [_widened(injection.interval)]) > 0
         for injection in history.injections
     )
-    return hit or overlap_s(near, absent(history, "gateway", exchange.gateway)) > 0
 
 
 def _widened(interval: Interval) -> Interval:

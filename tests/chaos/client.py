@@ -35,10 +35,6 @@ class Clients:
     async def close(self) -> None:
         await self._http.aclose()
 
-    @property
-    def under_way(self) -> list[Exchange]:
-        return [exchange for exchange in self.exchanges if exchange.ended_s is None]
-
     async def run(self, name: str, seed: int, number: int, items: tuple[Item, ...], over: asyncio.Event) -> None:
         """One client, until it is over and its last requests have ended."""
         gateways = itertools.cycle(sorted(self._urls)[number % len(self._urls) :] + sorted(self._urls)[: number % len(self._urls)])

@@ -162,6 +162,8 @@ def test_an_accepted_request_that_fails_is_lost() -> None:
     assert kinds(history(broken)) == ["lost"]
     assert kinds(history(broken, injections=[injected("kill", "gateway-0", 4.5)])) == []
     assert kinds(history(broken, injections=[injected("kill", "gateway-0", 60.0)])) == ["lost"]
+    assert kinds(history(broken, injections=[injected("stop", "gateway-0", 2.0, 4.0)])) == ["lost"], "it was woken again"
+    assert kinds(history(broken, injections=[injected("suspend", "all", 2.0, 4.0)])) == ["lost"]
 
 
 def test_a_gateway_that_shares_its_process_dies_with_the_conductor() -> None:
