@@ -9,7 +9,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -45,11 +45,9 @@ class NotInjected(Exception):
 
 
 class Nemesis:
-    """`flood(size)` sends so many long prompts."""
+    """`flood(size)` begins to send so many long prompts."""
 
-    def __init__(
-        self, cluster: ClusterUnderTest, clock: Callable[[], float], flood: Callable[[int], Awaitable[None]], ssd_dir: Path | None
-    ) -> None:
+    def __init__(self, cluster: ClusterUnderTest, clock: Callable[[], float], flood: Callable[[int], None], ssd_dir: Path | None) -> None:
         self._cluster = cluster
         self._clock = clock
         self._flood = flood
@@ -93,7 +91,7 @@ class Nemesis:
             case "disk full":
                 await self._fill_disk(fault)
             case "flood":
-                await self._flood(fault.amount)
+                self._flood(fault.amount)
             case "pause" | "flush" | "malformed record":
                 await self._break_valkey(fault)
 

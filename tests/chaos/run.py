@@ -15,7 +15,7 @@ import psutil
 
 from tests.chaos.client import Clients
 from tests.chaos.cluster import ClusterUnderTest
-from tests.chaos.history import Aftermath, Answer, History, Limits
+from tests.chaos.history import Aftermath, Answer, Exchange, History, Limits
 from tests.chaos.injectors import Nemesis, mount_disk, wake
 from tests.chaos.observe import Observer
 from tests.chaos.plan import Round, plan
@@ -39,6 +39,7 @@ class Run:
         self._rounds = plan(seed, shape.targets, minutes)
         self._limits = limits
         self._floods = 0
+        self._flooding: set[asyncio.Task[Exchange]] = set()
         self._began_at = 0.0
 
     async def execute(self) -> History:
@@ -109,7 +110,8 @@ class Run:
         await asyncio.gather(*faults)
         await asyncio.sleep(begins_at + one.lasts_s - time.monotonic() if cluster.alive else 0.0)
         over.set()
-        await asyncio.gather(*running)
+        await asyncio.gather(*running, *self._flooding)
+        self._flooding.clear()
         if not cluster.alive:
             history.died = f"springtide up ended by itself in round {one.number}"
             return False
@@ -118,11 +120,13 @@ class Run:
         self._say(f"round {one.number + 1}: {len(one.faults)} faults, {len(clients.exchanges)} requests so far, {len(point.leaks)} leaks")
         return True
 
-    async def _flood(self, clients: Clients, cluster: ClusterUnderTest, size: int) -> None:
+    def _flood(self, clients: Clients, cluster: ClusterUnderTest, size: int) -> None:
         self._floods += 1
         items: tuple[Item, ...] = flood(self._seed, self._floods, size)
         gateways = sorted(cluster.urls)
-        await asyncio.gather(*(clients.send("flood", gateways[i % len(gateways)], item) for i, item in enumerate(items)))
+        for index, item in enumerate(items):
+            sending = clients.send("flood", gateways[index % len(gateways)], item)
+            self._flooding.add(asyncio.create_task(sending))
 
 
 @asynccontextmanager
