@@ -14,7 +14,7 @@ from tests.chaos.history import Exchange, Piece, Token
 from tests.chaos.workload import Item, acts
 
 MODEL = "tiny"
-RETRY_S = 0.3
+RETRY_S = 1.0
 """Before the next request when nobody answered the last one."""
 _DATA = "data: "
 _IDS = ("x-request-id", "request-id")
