@@ -13,6 +13,7 @@ from tests.chaos.history import (
     Exchange,
     History,
     Interval,
+    ProcessState,
     absent,
     merged,
     overlap_s,
@@ -29,7 +30,7 @@ DEADLINE_ANSWER_S = 10.0
 """How much later than its deadline a request may be told that it cannot be kept."""
 FD_GROWTH, THREAD_GROWTH = 40, 24
 MEMORY_GROWTH_BYTES, MEMORY_GROWTH_SHARE = 96 << 20, 0.3
-"""Of one process from its first calm point to its last: what is above both is a leak."""
+"""Of one process: what is above both is a leak."""
 _HOLDS_UP_CLIENTS = ("kill", "end", "stop", "suspend", "narrow", "slow")
 
 
@@ -180,22 +181,24 @@ def stores_are_sound(history: History) -> Iterator[Violation]:
 
 
 def processes_do_not_grow(history: History) -> Iterator[Violation]:
-    """Each from its first calm point to its last."""
-    first: dict[int, tuple[int, int, int]] = {}
-    last: dict[int, Violation | None] = {}
+    """Each from its second calm point to its last: until the first, and from there to the second, it warms up."""
+    seen: dict[int, list[tuple[float, ProcessState]]] = {}
     for point in history.calm_points:
         for state in point.processes:
-            now = (state.fds, state.threads, state.private_bytes)
-            was = first.setdefault(state.pid, now)
-            grown = []
-            if now[0] - was[0] > FD_GROWTH:
-                grown.append(f"file descriptors {was[0]} -> {now[0]}")
-            if now[1] - was[1] > THREAD_GROWTH:
-                grown.append(f"threads {was[1]} -> {now[1]}")
-            if now[2] - was[2] > max(MEMORY_GROWTH_BYTES, MEMORY_GROWTH_SHARE * was[2]):
-                grown.append(f"private memory {was[2] >> 20} -> {now[2] >> 20} MiB")
-            last[state.pid] = Violation("growth", f"{state.name}: {', '.join(grown)}", point.at_s) if grown else None
-    yield from (violation for violation in last.values() if violation is not None)
+            seen.setdefault(state.pid, []).append((point.at_s, state))
+    for states in seen.values():
+        if len(states) < 3:
+            continue
+        (_, was), (at_s, now) = states[1], states[-1]
+        grown = []
+        if now.fds - was.fds > FD_GROWTH:
+            grown.append(f"file descriptors {was.fds} -> {now.fds}")
+        if now.threads - was.threads > THREAD_GROWTH:
+            grown.append(f"threads {was.threads} -> {now.threads}")
+        if now.private_bytes - was.private_bytes > max(MEMORY_GROWTH_BYTES, MEMORY_GROWTH_SHARE * was.private_bytes):
+            grown.append(f"private memory {was.private_bytes >> 20} -> {now.private_bytes >> 20} MiB")
+        if grown:
+            yield Violation("growth", f"{now.name}: {', '.join(grown)}", at_s)
 
 
 def nothing_is_left(history: History) -> Iterator[Violation]:

@@ -270,11 +270,12 @@ def test_an_unsound_store_is_found() -> None:
 @pytest.mark.parametrize("grown", [{"fds": 100}, {"threads": 80}, {"private_bytes": 900 << 20}])
 def test_a_process_that_grows_is_found(grown: dict[str, int]) -> None:
     first = ProcessState("gateway-0", 7, 20, 10, 200 << 20)
-    points = [replace(POINT, processes=(first,)), replace(POINT, at_s=120.0, processes=(replace(first, **grown),))]
-    assert kinds(history(calm_points=points)) == ["growth"]
-    another = replace(first, pid=8, **grown)
-    assert kinds(history(calm_points=[points[0], replace(POINT, at_s=120.0, processes=(another,))])) == [], "it began anew"
-    assert kinds(history(calm_points=[*points, points[0]])) == [], "it gave it back"
+    before, after = replace(POINT, processes=(first,)), replace(POINT, processes=(replace(first, **grown),))
+    assert kinds(history(calm_points=[before, before, after])) == ["growth"]
+    assert kinds(history(calm_points=[before, after, after])) == [], "it warmed up"
+    assert kinds(history(calm_points=[before, before, after, before])) == [], "it gave it back"
+    begun_anew = replace(POINT, processes=(replace(first, pid=8, **grown),))
+    assert kinds(history(calm_points=[before, before, begun_anew])) == []
 
 
 def test_what_outlives_the_cluster_is_found() -> None:
