@@ -82,18 +82,17 @@ class Observer:
 
     def _sample(self) -> Sample:
         at_s = self._clock()
-        ready: set[str] = set()
+        statuses = self._statuses()
+        leading = {name: status for name, status in statuses.items() if status.leads}
+        for status in leading.values():
+            self._engines = frozenset(one.instance.instance_id for one in status.instances if one.ready)
+        healthy = {name for name in self._cluster.shape.topology.gateways if self._healthy(name)}
         with contextlib.suppress(AssertionError, psutil.Error):
             self._cluster.note_processes()
-            members = self._cluster.up.members()
-            self._conductors |= {member.member_id: member.address for member in members if member.role == "conductor"}
-        for name, status in self._statuses().items():
-            if status.leads:
-                ready.add(name)
-                self._engines = frozenset(one.instance.instance_id for one in status.instances if one.ready)
-        ready |= self._engines
-        ready |= {name for name in self._cluster.shape.topology.gateways if self._healthy(name)}
-        return Sample(at_s, frozenset(ready))
+            if len(statuses) < len(self._cluster.shape.topology.conductors):
+                members = self._cluster.up.members()
+                self._conductors |= {member.member_id: member.address for member in members if member.role == "conductor"}
+        return Sample(at_s, frozenset({*leading, *self._engines, *healthy}))
 
     def _statuses(self) -> dict[str, pb.ClusterStatus]:
         channels = {name: grpc.insecure_channel(address) for name, address in self._conductors.items()}
