@@ -143,6 +143,11 @@ class Runner:
             logger.warning("not scheduled: %s", error.message, extra=ids)
             self.post(ev.SchedulerUnreachable(action.attempt_id, error.message))
             return
+        except Exception:
+            # Its request would wait for ever.
+            logger.exception("not scheduled", extra=ids)
+            self.post(ev.SchedulerUnreachable(action.attempt_id, "internal error; the gateway's log has more"))
+            return
         answer = wire.schedule_answer(action.attempt_id, reply)
         if isinstance(answer, ev.Assigned):
             assignment = answer.assignment

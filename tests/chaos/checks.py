@@ -23,7 +23,10 @@ from tests.chaos.plan import Fault
 LOGPROB_TOLERANCE = 2e-3
 """Sums of float32 come in another order with other splits."""
 CONDUCTOR_PATIENCE_S = 8.0
-"""A request that has not been accepted is refused with 503 when no Conductor answers for some 10 s."""
+"""A request that has not been accepted is refused with 503 when no Conductor answers for some 10 s, or answers only to say that no node is
+ready."""
+GATEWAY_START_S = 30.0
+"""How long before a request its gateway may have been killed for it not to know the Conductor yet."""
 NODE_PATIENCE_S = 25.0
 """And when there is no node for some 30 s."""
 DEADLINE_ANSWER_S = 10.0
@@ -287,14 +290,14 @@ def _gateway_away(history: History, exchange: Exchange) -> bool:
     )
 
 
-def _gateway_hit(history: History, exchange: Exchange, how: Callable[[Fault], bool]) -> bool:
+def _gateway_hit(history: History, exchange: Exchange, how: Callable[[Fault], bool], before_s: float = 1.0) -> bool:
     begin, end = exchange.lifetime
     hosts = {exchange.gateway, "all", *(("conductor-0",) if history.topology.gateway_in_conductor else ())}
     return any(
         injection.not_injected is None
         and how(injection.fault)
         and injection.fault.target in hosts
-        and overlap_s((begin - 1.0, end + 1.0), [_widened(injection.interval)]) > 0
+        and overlap_s((begin - before_s, end + 1.0), [_widened(injection.interval)]) > 0
         for injection in history.injections
     )
 
@@ -331,14 +334,23 @@ def _why_refused_wrongly(history: History, exchange: Exchange) -> str | None:
             return "nothing is refused for load here"
         return None if exchange.retry_after else "without Retry-After"
     if exchange.status == 503:
-        nobody_decides = overlap_s(lifetime, absent(history, "conductor"))
-        nobody_serves = max(overlap_s(lifetime, absent(history, "prefill")), overlap_s(lifetime, absent(history, "decode")))
-        if nobody_decides >= CONDUCTOR_PATIENCE_S or nobody_serves >= NODE_PATIENCE_S or _gateway_died(history, exchange):
+        undecided, unserved = _undecided(history, exchange), merged([*absent(history, "prefill"), *absent(history, "decode")])
+        nobody_decides, nobody_serves = overlap_s(lifetime, undecided), overlap_s(lifetime, unserved)
+        neither = overlap_s(lifetime, [*undecided, *unserved])
+        if (nobody_decides and neither >= CONDUCTOR_PATIENCE_S) or nobody_serves >= NODE_PATIENCE_S or _gateway_died(history, exchange):
             return None
         return (
             f"nobody to decide for {nobody_decides:.1f} s, nobody to serve for {nobody_serves:.1f} s of {lifetime[1] - lifetime[0]:.1f} s"
         )
     return "no such refusal is foreseen"
+
+
+def _undecided(history: History, exchange: Exchange) -> list[Interval]:
+    """When its gateway knew no Conductor that decides: one that has just been started looks for it in Valkey."""
+    intervals = absent(history, "conductor")
+    if _gateway_hit(history, exchange, lambda fault: fault.kind in ("kill", "end") or fault.then_kill, before_s=GATEWAY_START_S):
+        intervals = merged([*intervals, *absent(history, "valkey")])
+    return intervals
 
 
 def _excuses(history: History) -> dict[str, list[Interval]]:

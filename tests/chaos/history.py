@@ -141,7 +141,7 @@ class Sample:
 
     at_s: float
     ready: frozenset[str]
-    """Engines, Conductors and gateways by name. An engine is, when a Conductor that answers says so."""
+    """Engines, Conductors, gateways and `valkey`. An engine is, when a Conductor that answers says so; a Conductor, when it leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ class History:
         ]
 
 
-Absence = Literal["prefill", "decode", "conductor", "gateway"]
+Absence = Literal["prefill", "decode", "conductor", "gateway", "valkey"]
 
 
 def absent(history: History, role: Absence, gateway: str | None = None) -> list[Interval]:
@@ -243,6 +243,7 @@ def absent(history: History, role: Absence, gateway: str | None = None) -> list[
         "decode": topology.decode,
         "conductor": topology.conductors,
         "gateway": (gateway,) if gateway else topology.gateways,
+        "valkey": ("valkey",),
     }[role]
     each = [merged([*_faulted(history, name), *_unready(history.samples, name)]) for name in names]
     common = each[0] if each else []

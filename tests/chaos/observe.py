@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import httpx
 import psutil
+import redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from springtide.rpc import conductor_pb2 as pb
@@ -87,6 +88,8 @@ class Observer:
         for status in leading.values():
             self._engines = frozenset(one.instance.instance_id for one in status.instances if one.ready)
         healthy = {name for name in self._cluster.shape.topology.gateways if self._healthy(name)}
+        if self._valkey_answers():
+            healthy.add("valkey")
         with contextlib.suppress(AssertionError, psutil.Error):
             self._cluster.note_processes()
             if len(statuses) < len(self._cluster.shape.topology.conductors):
@@ -109,6 +112,14 @@ class Observer:
         finally:
             for channel in channels.values():
                 channel.close()
+
+    def _valkey_answers(self) -> bool:
+        try:
+            url = self._cluster.up.record.redis_url
+            with redis.Redis.from_url(url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S) as valkey:
+                return bool(valkey.ping())
+        except (redis.RedisError, AssertionError):
+            return False
 
     def _healthy(self, gateway: str) -> bool:
         try:

@@ -31,7 +31,7 @@ from tests.chaos.plan import Fault, Kind
 from tests.chaos.workload import Item
 
 TOPOLOGY = Topology(("prefill-0", "prefill-1"), ("decode-0",), ("conductor-0",), ("gateway-0",))
-EVERYBODY = frozenset({"prefill-0", "prefill-1", "decode-0", "conductor-0", "gateway-0"})
+EVERYBODY = frozenset({"prefill-0", "prefill-1", "decode-0", "conductor-0", "gateway-0", "valkey"})
 ITEM = Item("1", "chat", "completions", {"prompt": "x", "stream": True})
 LIMITED = Item("2", "deadline", "completions", {"prompt": "x", "stream": True, "deadline_ms": 4000})
 WRONG = Item("3", "invalid", "completions", {"prompt": []})
@@ -197,6 +197,14 @@ def test_a_refusal_has_to_have_a_reason() -> None:
     assert kinds(history(refused(503, ended_s=40.0), samples=without("prefill-0", 1.0, 35.0))) == ["refused"], "there was another"
     assert kinds(history(refused(503, ended_s=12.0), samples=without("conductor-0", 1.0, 12.0))) == []
     assert kinds(history(refused(503, ended_s=60.0), injections=[injected("cut", "decode-0", 2.0, 30.0)])) == []
+
+
+def test_a_gateway_that_was_just_started_needs_valkey_to_find_the_conductor() -> None:
+    away, started = without("valkey", 22.0, 33.0), [injected("kill", "gateway-0", 20.0)]
+    request = refused(503, sent_s=22.0, ended_s=34.0)
+    assert kinds(history(request, samples=away, injections=started)) == []
+    assert kinds(history(request, samples=away)) == ["refused"]
+    assert kinds(history(request, injections=started)) == ["refused"]
 
 
 def test_load_is_shed_only_where_it_is_configured_and_with_a_time_to_come_back() -> None:
