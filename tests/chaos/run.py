@@ -24,8 +24,6 @@ from tests.chaos.shapes import CALM, MODEL, SSD_BYTES, Shape
 from tests.chaos.workload import Item, catalogue, flood
 from tests.support.models import make_tiny_llama
 
-NUM_CLIENTS = 6
-
 
 class Run:
     """`directory` takes the model, the logs and the sockets, and is left for the caller to remove."""
@@ -99,7 +97,7 @@ class Run:
         """False: the cluster is no more."""
         over = asyncio.Event()
         seed = self._seed * 1000 + one.number
-        running = [asyncio.create_task(clients.run(f"client-{n}", seed, n, self._items, over)) for n in range(NUM_CLIENTS)]
+        running = [asyncio.create_task(clients.run(f"client-{n}", seed, n, self._items, over)) for n in range(self._shape.clients)]
         begins_at = time.monotonic()
         faults = []
         for fault in one.faults:

@@ -20,7 +20,7 @@ MODEL = {"num_hidden_layers": 4, "vocab_size": 272, "max_position_embeddings": C
 BYTES_PER_TOKEN = 4 * 2 * 2 * 16 * 4
 """Layers, K and V, KV heads, their size, float32."""
 _ROOMY_BYTES = 24 * CONTEXT_TOKENS * BYTES_PER_TOKEN
-_TINY_BYTES = 2 * CONTEXT_TOKENS * BYTES_PER_TOKEN
+_TINY_BYTES = 3 * CONTEXT_TOKENS * BYTES_PER_TOKEN // 2
 SSD_BYTES = 8 << 20
 
 
@@ -30,6 +30,7 @@ class Shape:
     settings: Settings = field(default_factory=dict, hash=False)
     """Of the configuration file, laid over `base_settings`."""
     gateways: int = 1
+    clients: int = 6
     ssd: bool = False
     sheds_load: bool = False
     """Its admission refuses what would miss its objectives."""
@@ -112,7 +113,12 @@ SHAPES = (
     Shape("gateways", {"prefill": 1, "server": {"separate_gateway": True}}, gateways=2),
     Shape("ssd", {"prefill": 1, "kv": {"arena_size": 2 * _TINY_BYTES}, "server": {"separate_gateway": True}}, ssd=True, scarce=True),
     Shape("tcp", {"kv": {"transports": ["tcp"], "checksums": True}, "server": {"separate_gateway": True}}),
-    Shape("tiny", {"kv": {"arena_size": _TINY_BYTES}, "server": {"separate_gateway": True}}, scarce=True),
+    Shape(
+        "tiny",
+        {"prefill": 1, "decode": 1, "kv": {"arena_size": _TINY_BYTES}, "server": {"separate_gateway": True}},
+        clients=16,
+        scarce=True,
+    ),
     Shape(
         "shedding",
         {
@@ -155,6 +161,7 @@ def mixed(one: Shape, other: Shape) -> Shape:
         f"{one.name}+{other.name}",
         settings,
         gateways=max(one.gateways, other.gateways),
+        clients=max(one.clients, other.clients),
         ssd=one.ssd or other.ssd,
         sheds_load=one.sheds_load or other.sheds_load,
         scarce=one.scarce or other.scarce,
