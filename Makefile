@@ -6,7 +6,7 @@ PEERS_VLLM := .venv-peers-vllm
 PIP := $(BIN)/pip --disable-pip-version-check install
 .DEFAULT_GOAL := help
 
-.PHONY: help serve test test-rdma lint proto experiments peers performance clean
+.PHONY: help serve test test-rdma chaos lint proto experiments peers performance clean
 
 help: ## what can be made
 	@grep -hE '^[a-z.][a-z%-]*:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -20,6 +20,9 @@ test: $(VENV)/.installed-dev lint ## every check and test
 
 test-rdma: $(VENV)/.installed-dev ## the tests of rdma, in a virtual machine with software devices (QEMU; no KVM, no NIC)
 	$(BIN)/python tests/rdma --timeout 2400 python -m pytest -p no:cacheprovider -m rdma --timeout 600 tests/messenger tests/kvstore $(ARGS)
+
+chaos: $(VENV)/.installed-dev ## a real cluster under faults, checked all the time (ARGS="--minutes 10 --seed N"; docs/chaos.md)
+	@exec $(BIN)/python -m tests.chaos $(ARGS)
 
 lint: $(VENV)/.installed-dev ## style, types, import layers
 	$(BIN)/ruff check .

@@ -48,6 +48,8 @@ for i, key in ipairs(KEYS) do
 end
 return found
 """
+UNREACHABLE = (RedisError, OSError, asyncio.TimeoutError, RuntimeError)
+"""What redis-py raises when Valkey cannot be asked. RuntimeError is uvloop's, of a connection that was reset while nobody used it."""
 
 Role = Literal["store", "prefill", "decode", "conductor", "gateway"]
 Address = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")]
@@ -124,7 +126,7 @@ class Membership:
         try:
             keys = [key async for key in self._redis.scan_iter(match=self._prefix + "*", count=_READ_AT_ONCE)]
             values = [value for some in _batched(keys) for value in await self._fetch(keys=some, args=[MAX_RECORD_BYTES])]
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
+        except UNREACHABLE as error:
             logger.debug("membership cannot be read: %s", error)
             return None
         records = list(zip(keys, values, strict=True))
@@ -140,7 +142,7 @@ class Membership:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._heartbeat
         if self._announced is not None:
-            with contextlib.suppress(RedisError, OSError, asyncio.TimeoutError):
+            with contextlib.suppress(*UNREACHABLE):
                 await self._redis.delete(self._key(self._announced))
         await self._redis.aclose()
 
@@ -151,7 +153,7 @@ class Membership:
     async def _put(self, member: Member) -> None:
         try:
             await self._redis.set(self._key(member), write_record(member, self._credentials), px=int(self._lease_s * 1000))
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
+        except UNREACHABLE as error:
             logger.warning("membership of %s cannot be renewed: %s", member.member_id, error)
 
     async def _renew(self, member: Member) -> None:

@@ -102,14 +102,23 @@ class ConductorPeer:
             if error.code() in _LOST:
                 self._note_reachable(False)
                 self._abandon(channel)
-            raise Unavailable(f"the Conductor at {self.address} did not answer: {error.details()}", code="no_conductor") from None
+            raise self._unanswered(error.details()) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # Its channel was closed: after a pause of this process the grace may be over together with the time for the answer.
+            raise self._unanswered("its connection was given up") from None
         self._note_reachable(True)
         return reply
 
     def _connected(self) -> grpc.aio.Channel:
         if self._channel is None:
-            self._channel = connect(self.address)
+            self._channel = connect(self.address, self._credentials)
         return self._channel
+
+    def _unanswered(self, why: str | None) -> Unavailable:
+        return Unavailable(f"the Conductor at {self.address} did not answer: {why}", code="no_conductor")
 
     def _abandon(self, channel: grpc.aio.Channel) -> None:
         """The next call makes a new channel, which connects at once where an old one waits for its back-off. Calls under way on this one

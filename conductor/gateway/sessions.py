@@ -38,7 +38,8 @@ class Session:
         self._post = post
         self._on_end = on_end
         self._credentials = credentials
-        self._commands: asyncio.Queue[Command] = asyncio.Queue()
+        self._commands: asyncio.Queue[Command | None] = asyncio.Queue()
+        """None ends them."""
         self._connected = False
         self._ended = False
         self._task = asyncio.create_task(self._run(), name=f"session-{instance.instance_id}")
@@ -72,6 +73,8 @@ class Session:
             # ValueError: an update that does not make sense. The node is not what it should be.
             reason = str(error)
         finally:
+            # gRPC goes on reading them after its call has ended, and would wait for ever.
+            self._commands.put_nowait(None)
             self._report(reason)
             await channel.close(grace=None)
 
@@ -81,8 +84,8 @@ class Session:
         return stream
 
     async def _outgoing(self) -> AsyncIterator[Command]:
-        while True:
-            yield await self._commands.get()
+        while (command := await self._commands.get()) is not None:
+            yield command
 
     def _report(self, reason: str) -> None:
         if self._ended:

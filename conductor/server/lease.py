@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
 import redis.asyncio as redis
-from redis.exceptions import RedisError
 
 from conductor.server.candidate import Answer, Claim, Free, Granted, Held, Leader
 from springtide.cancellation import heeds_cancellation
 from springtide.credentials import OPEN, Credentials
+from springtide.membership import UNREACHABLE
 from springtide.telemetry import FewWarnings
 
 logger = logging.getLogger(__name__)
@@ -90,7 +89,7 @@ class LeaderLease:
         try:
             answer = await self._claim(keys=self._keys, args=arguments)
             return self._read(answer)
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
+        except UNREACHABLE as error:
             logger.debug("the leader's lease cannot be asked for: %s", error)
         except ValueError as error:  # no text, no number: nobody of the cluster has written it
             self._warnings.warn("the leader's lease in Valkey makes no sense: %.200s", error)
@@ -123,7 +122,7 @@ class LeaderLease:
         """Gives it up if it is ours. When Valkey cannot be asked it runs out by itself."""
         try:
             await self._release(keys=self._keys[:1], args=[self._token])
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
+        except UNREACHABLE as error:
             logger.debug("the leader's lease cannot be given up: %s", error)
 
     async def close(self) -> None:

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import redis.asyncio as redis
+import uvloop
 
 from conductor.server.candidate import Answer, Claim, Free, Granted, Held, Leader
 from conductor.server.lease import LeaderLease
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import new_id
-from tests.support.valkey import new_valkey
+from tests.support.valkey import new_valkey, resettable
 
 LEASE_S = 0.8
 LOOK = Claim(floor=1, take=False, leads=False)
@@ -158,3 +159,22 @@ async def test_a_lease_that_makes_no_sense_ends_no_reader(contest: Contest, valk
     gateway = LeaderLease(valkey_url, contest.cluster, LEASE_S)
     assert await gateway.read() is None
     await gateway.close()
+
+
+def test_a_lease_can_be_asked_for_again_after_a_reset_connection() -> None:
+    """In uvloop, in which every process runs and which has an error of its own for it."""
+
+    async def reset_while_idle() -> None:
+        with new_valkey() as valkey:
+            async with resettable(valkey) as (url, reset):
+                lease = LeaderLease(url, new_id("cluster"), LEASE_S, "token-a", "conductor-a", "a:1")
+                try:
+                    for _ in range(3):
+                        await answer_of(lease, TAKE)
+                        assert reset() > 0
+                        for _ in range(20):  # turns of the loop, which is to see the reset before the connection is used again
+                            await asyncio.sleep(0)
+                finally:
+                    await lease.close()
+
+    uvloop.run(reset_while_idle())

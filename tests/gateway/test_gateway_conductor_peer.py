@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from gateway_cluster import until
 
+from conductor.gateway import conductor_peer
 from conductor.gateway.conductor_peer import MOST_KEPT, ConductorPeer
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
@@ -65,6 +66,28 @@ async def test_a_call_outlives_the_hanging_up_on_its_conductor_and_fails_as_ever
     await conductor.asked.wait()
     await peer.retire()
     with pytest.raises(Unavailable, match="did not answer"):
+        await call
+
+
+async def test_a_call_that_does_not_outlive_it_fails_as_every_other_too(
+    hanging: tuple[HangingConductor, ConductorPeer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when this process stood still meanwhile, and finds the grace over with the answer's deadline."""
+    monkeypatch.setattr(conductor_peer, "_GRACE_S", 0.0)
+    conductor, peer = hanging
+    call = asyncio.create_task(peer.schedule(conductor_pb2.ScheduleRequest()))
+    await conductor.asked.wait()
+    await peer.retire()
+    with pytest.raises(Unavailable, match="did not answer"):
+        await call
+
+
+async def test_who_asks_can_be_cancelled(hanging: tuple[HangingConductor, ConductorPeer]) -> None:
+    conductor, peer = hanging
+    call = asyncio.create_task(peer.schedule(conductor_pb2.ScheduleRequest()))
+    await conductor.asked.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await call
 
 

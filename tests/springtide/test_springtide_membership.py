@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import redis
+import uvloop
 
 from springtide.credentials import OPEN, Credentials
 from springtide.membership import MAX_RECORD_BYTES, Member, Membership, read_record, write_record
-from tests.support.valkey import new_valkey
+from tests.support.valkey import new_valkey, resettable
 
 OURS = Credentials(b"the secret of this cluster", "springtide")
 THEIRS = Credentials(b"the secret of another one", "springtide")
@@ -138,3 +139,27 @@ async def test_who_lists_the_members_ends_at_the_first_cancellation_whenever_it_
             ended, _ = await asyncio.wait([listing], timeout=5)
             assert ended and listing.cancelled(), f"cancelled after {turns % 50} turns of the loop, it went on"
             await membership.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_member_whose_connection_is_reset_goes_on_renewing(run) -> None:
+    """uvloop, in which every process runs, has an error of its own for it."""
+
+    async def reset_again_and_again() -> None:
+        with new_valkey() as valkey:
+            async with resettable(valkey) as (url, reset):
+                ours, others = Membership(url, "springtide", 0.3), Membership(valkey.connection_url, "springtide", 5.0)
+                try:
+                    await ours.announce(Member("store", "prefill-0", 1, "127.0.0.1:1"))
+                    for _ in range(3):
+                        assert reset() > 0
+                        with redis.Redis.from_url(valkey.connection_url) as forgetful:
+                            forgetful.flushall()
+                        async with asyncio.timeout(10):
+                            while not await others.members():  # noqa: ASYNC110 (nothing signals it)
+                                await asyncio.sleep(0.01)
+                finally:
+                    await ours.close()
+                    await others.close()
+
+    run(reset_again_and_again())

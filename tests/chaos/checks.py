@@ -1,0 +1,359 @@
+"""What has to hold of every run, whatever was injected. Pure: from a history to its violations."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tests.chaos.history import (
+    Answer,
+    Choice,
+    Exchange,
+    History,
+    Interval,
+    ProcessState,
+    absent,
+    merged,
+    overlap_s,
+)
+from tests.chaos.plan import Fault
+
+LOGPROB_TOLERANCE = 2e-3
+"""Sums of float32 come in another order with other splits."""
+CONDUCTOR_PATIENCE_S = 8.0
+"""A request that has not been accepted is refused with 503 when no Conductor answers for some 10 s, or answers only to say that no node is
+ready."""
+GATEWAY_START_S = 30.0
+"""How long before a request its gateway may have been killed for it not to know the Conductor yet."""
+NODE_PATIENCE_S = 25.0
+"""And when there is no node for some 30 s."""
+DEADLINE_ANSWER_S = 10.0
+"""How much later than its deadline a request may be told that it cannot be kept."""
+FD_GROWTH, THREAD_GROWTH = 40, 24
+MEMORY_GROWTH_BYTES, MEMORY_GROWTH_SHARE = 96 << 20, 0.3
+"""Of one process: what is above both is a leak."""
+_HOLDS_UP_CLIENTS = ("kill", "end", "stop", "suspend", "narrow", "slow")
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    kind: str
+    what: str
+    at_s: float
+    exchange: int | None = None
+    """Its number."""
+
+
+Check = Callable[[History], Iterator[Violation]]
+
+
+def violations(history: History) -> list[Violation]:
+    """In order of time."""
+    found = [violation for check in CHECKS for violation in check(history)]
+    return sorted(found, key=lambda violation: (violation.at_s, violation.exchange or 0))
+
+
+# ---- what clients see ----
+
+
+def references_are_answers(history: History) -> Iterator[Violation]:
+    """A calm cluster answers what is valid, and refuses what is not."""
+    for item in history.items:
+        answer = history.reference[item.key]
+        if not (answer.status == 200 if item.valid else 400 <= answer.status < 500):
+            yield Violation("calm", f"{item.key} was answered {answer.status} ({answer.code}) by a calm cluster", 0.0)
+
+
+def tokens_are_the_references(history: History) -> Iterator[Violation]:
+    for exchange in history.exchanges:
+        wanted = history.reference.get(exchange.item.key)
+        if wanted is None or wanted.status != 200 or not exchange.accepted:
+            continue
+        difference = _difference(exchange.answer, wanted, whole=bool(exchange.dones))
+        if difference is not None:
+            yield Violation("wrong output", difference, exchange.sent_s, exchange.number)
+
+
+def one_terminal_reply(history: History) -> Iterator[Violation]:
+    """Of what was accepted: each choice finishes once, then [DONE] once, or there is an error, and nothing after it."""
+    for exchange in history.exchanges:
+        if not exchange.accepted or exchange.ended_s is None:
+            continue
+        finishes = Counter(piece.index for piece in exchange.pieces if piece.finish)
+        if doubled := sorted(index for index, count in finishes.items() if count > 1):
+            yield Violation("terminal replies", f"choices {doubled} finished more than once", exchange.ended_s, exchange.number)
+        late = _after_finish(exchange)
+        if late is not None:
+            yield Violation("terminal replies", f"choice {late} went on after it had finished", exchange.ended_s, exchange.number)
+        if exchange.dones > 1 or (exchange.dones and exchange.errors) or len(exchange.errors) > 1 or exchange.after_the_end:
+            what = f"{exchange.dones} times [DONE], {len(exchange.errors)} errors, {exchange.after_the_end} events after the end"
+            yield Violation("terminal replies", what, exchange.ended_s, exchange.number)
+        if exchange.dones and len(finishes) != exchange.item.num_choices:
+            what = f"{len(finishes)} of {exchange.item.num_choices} choices finished before [DONE]"
+            yield Violation("terminal replies", what, exchange.ended_s, exchange.number)
+        if not exchange.dones and not exchange.errors and not exchange.broken and not exchange.aborted:
+            yield Violation("terminal replies", "the answer ended without [DONE] and without an error", exchange.ended_s, exchange.number)
+
+
+def none_is_lost(history: History) -> Iterator[Violation]:
+    """What was accepted is completed, unless its gateway died or its deadline has passed."""
+    for exchange in history.exchanges:
+        if exchange.ended_s is None:
+            what = f"has not ended: {exchange.broken or 'nothing more came'}"
+            yield Violation("not ended", what, exchange.sent_s, exchange.number)
+        elif exchange.accepted and not exchange.dones and not exchange.aborted:
+            if _gateway_died(history, exchange) or _deadline_passed(exchange):
+                continue
+            how = exchange.broken or "; ".join(str(error.get("message")) for error in exchange.errors) or "nothing more came"
+            yield Violation("lost", f"accepted, then: {how}", exchange.ended_s, exchange.number)
+
+
+def refusals_have_reasons(history: History) -> Iterator[Violation]:
+    for exchange in history.exchanges:
+        if exchange.ended_s is None or exchange.accepted:
+            continue
+        if exchange.status is None:
+            if not _gateway_away(history, exchange):
+                yield Violation("unreachable", f"no answer: {exchange.broken}", exchange.ended_s, exchange.number)
+            continue
+        reason = _why_refused_wrongly(history, exchange)
+        if reason is not None:
+            said = "; ".join(str(error.get("message")) for error in exchange.errors)
+            yield Violation("refused", f"{exchange.status} ({exchange.code}): {reason}: {said}", exchange.ended_s, exchange.number)
+
+
+def refusals_have_ids(history: History) -> Iterator[Violation]:
+    """So that they are found in the log."""
+    for exchange in history.exchanges:
+        if exchange.status in (429, 503, 504) and exchange.request_id is None and exchange.ended_s is not None:
+            yield Violation("no id", f"a refusal with {exchange.status} has no request id", exchange.ended_s, exchange.number)
+
+
+def gaps_are_short(history: History) -> Iterator[Violation]:
+    """Between two pieces of a choice, not counting the time in which nobody could have served it. One a request, its longest."""
+    if history.limits.gap_s == float("inf"):
+        return
+    excused = _excuses(history)
+    for exchange in history.exchanges:
+        worst = max(
+            ((end - begin - overlap_s((begin, end), excused[exchange.gateway]), begin, end) for (begin, end), _ in exchange.gaps()),
+            default=(0.0, 0.0, 0.0),
+        )
+        if worst[0] > history.limits.gap_s:
+            what = f"{worst[2] - worst[1]:.1f} s without a token, {worst[0]:.1f} s of it while others could have served"
+            yield Violation("gap", what, worst[1], exchange.number)
+
+
+def first_tokens_come(history: History) -> Iterator[Violation]:
+    excused = _excuses(history)
+    for exchange in history.exchanges:
+        end = exchange.first_at_s
+        if end is None or not exchange.item.stream:
+            continue
+        waited = end - exchange.sent_s
+        could_have = waited - overlap_s((exchange.sent_s, end), merged([*excused[exchange.gateway], *absent(history, "conductor")]))
+        if could_have > history.limits.first_token_s:
+            what = f"the first token came after {waited:.1f} s, {could_have:.1f} s of them while the cluster could have served"
+            yield Violation("first token", what, exchange.sent_s, exchange.number)
+
+
+# ---- what is left ----
+
+
+def nothing_is_held(history: History) -> Iterator[Violation]:
+    for point in history.calm_points:
+        for name, value in sorted(point.leaks.items()):
+            yield Violation("leak", f"{name} is {value:g} while nothing runs", point.at_s)
+
+
+def cluster_becomes_whole(history: History) -> Iterator[Violation]:
+    if history.died is not None:
+        yield Violation("cluster", history.died, history.samples[-1].at_s if history.samples else 0.0)
+    for point in history.calm_points:
+        if point.not_whole is not None:
+            yield Violation("cluster", point.not_whole, point.at_s)
+
+
+def stores_are_sound(history: History) -> Iterator[Violation]:
+    for point in history.calm_points:
+        for store, verdict in sorted(point.verdicts.items()):
+            if verdict != "sound":
+                yield Violation("verify", f"{store}: {verdict}", point.at_s)
+
+
+def processes_do_not_grow(history: History) -> Iterator[Violation]:
+    """Each from its second calm point to its last: until the first, and from there to the second, it warms up."""
+    seen: dict[int, list[tuple[float, ProcessState]]] = {}
+    for point in history.calm_points:
+        for state in point.processes:
+            seen.setdefault(state.pid, []).append((point.at_s, state))
+    for states in seen.values():
+        if len(states) < 3:
+            continue
+        (_, was), (at_s, now) = states[1], states[-1]
+        grown = []
+        if now.fds - was.fds > FD_GROWTH:
+            grown.append(f"file descriptors {was.fds} -> {now.fds}")
+        if now.threads - was.threads > THREAD_GROWTH:
+            grown.append(f"threads {was.threads} -> {now.threads}")
+        if now.private_bytes - was.private_bytes > max(MEMORY_GROWTH_BYTES, MEMORY_GROWTH_SHARE * was.private_bytes):
+            grown.append(f"private memory {was.private_bytes >> 20} -> {now.private_bytes >> 20} MiB")
+        if grown:
+            yield Violation("growth", f"{now.name}: {', '.join(grown)}", at_s)
+
+
+def nothing_is_left(history: History) -> Iterator[Violation]:
+    after, at_s = history.aftermath, history.samples[-1].at_s if history.samples else 0.0
+    if after is None:
+        return
+    if after.problem is not None:
+        yield Violation("stop", after.problem, at_s)
+    for process in after.left_processes:
+        yield Violation("left over", f"{process} outlives the cluster", at_s)
+    for name in after.left_shared_memory:
+        yield Violation("left over", f"/dev/shm/{name} outlives the cluster", at_s)
+
+
+CHECKS: tuple[Check, ...] = (
+    references_are_answers,
+    tokens_are_the_references,
+    one_terminal_reply,
+    none_is_lost,
+    refusals_have_reasons,
+    refusals_have_ids,
+    gaps_are_short,
+    first_tokens_come,
+    nothing_is_held,
+    cluster_becomes_whole,
+    stores_are_sound,
+    processes_do_not_grow,
+    nothing_is_left,
+)
+
+
+def _difference(answer: Answer, wanted: Answer, whole: bool) -> str | None:
+    """In words; None: the answer is the wanted one, or the beginning of it unless it has to be whole."""
+    if whole and answer.choices.keys() != wanted.choices.keys():
+        return f"{len(answer.choices)} choices, not {len(wanted.choices)}"
+    if whole and len({answer.completion_tokens, wanted.completion_tokens} - {None}) > 1:
+        return f"{answer.completion_tokens} tokens, not {wanted.completion_tokens}"
+    for index, choice in answer.choices.items():
+        if index not in wanted.choices:
+            return f"there is no choice {index}"
+        if (difference := _choice_difference(choice, wanted.choices[index], whole)) is not None:
+            return f"choice {index}: {difference}"
+    return None
+
+
+def _choice_difference(choice: Choice, wanted: Choice, whole: bool) -> str | None:
+    if not wanted.text.startswith(choice.text) or ((whole or choice.finish) and choice.text != wanted.text):
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(choice.text, wanted.text, strict=False))
+        at = sum(1 for _ in same)
+        return f"from character {at} on {choice.text[at : at + 30]!r}, not {wanted.text[at : at + 30]!r}"
+    if choice.finish is not None and choice.finish != wanted.finish:
+        return f"finished by {choice.finish}, not by {wanted.finish}"
+    if whole and len(choice.tokens) != len(wanted.tokens):
+        return f"log-probabilities of {len(choice.tokens)} tokens, not of {len(wanted.tokens)}"
+    for at, ((token, logprob), (other, other_logprob)) in enumerate(zip(choice.tokens, wanted.tokens, strict=False)):
+        if token != other:
+            return f"token {at} is {token!r}, not {other!r}"
+        if (logprob is None) != (other_logprob is None) or (
+            logprob is not None and other_logprob is not None and abs(logprob - other_logprob) > LOGPROB_TOLERANCE
+        ):
+            return f"token {at} ({token!r}) has log-probability {logprob}, not {other_logprob}"
+    return None
+
+
+def _after_finish(exchange: Exchange) -> int | None:
+    finished: set[int] = set()
+    for piece in exchange.pieces:
+        if piece.index in finished and not piece.finish:
+            return piece.index
+        if piece.finish:
+            finished.add(piece.index)
+    return None
+
+
+def _gateway_died(history: History, exchange: Exchange) -> bool:
+    """By what was injected."""
+    return _gateway_hit(history, exchange, lambda fault: fault.kind in ("kill", "end") or fault.then_kill)
+
+
+def _gateway_away(history: History, exchange: Exchange) -> bool:
+    """It could not be reached at some time, for whatever reason."""
+    begin, end = exchange.lifetime
+    unhealthy = absent(history, "gateway", exchange.gateway)
+    return overlap_s((begin - 1.0, end + 1.0), unhealthy) > 0 or _gateway_hit(
+        history, exchange, lambda fault: fault.kind in _HOLDS_UP_CLIENTS
+    )
+
+
+def _gateway_hit(history: History, exchange: Exchange, how: Callable[[Fault], bool], before_s: float = 1.0) -> bool:
+    begin, end = exchange.lifetime
+    hosts = {exchange.gateway, "all", *(("conductor-0",) if history.topology.gateway_in_conductor else ())}
+    return any(
+        injection.not_injected is None
+        and how(injection.fault)
+        and injection.fault.target in hosts
+        and overlap_s((begin - before_s, end + 1.0), [_widened(injection.interval)]) > 0
+        for injection in history.injections
+    )
+
+
+def _widened(interval: Interval) -> Interval:
+    return interval[0] - 0.5, interval[1] + 0.5
+
+
+def _deadline_passed(exchange: Exchange) -> bool:
+    deadline_s = exchange.item.deadline_s
+    return (
+        deadline_s is not None
+        and exchange.code == "deadline"
+        and exchange.ended_s is not None
+        and exchange.ended_s - exchange.sent_s >= 0.9 * deadline_s
+    )
+
+
+def _why_refused_wrongly(history: History, exchange: Exchange) -> str | None:
+    """None: the refusal is explained, by the request itself or by what was injected."""
+    assert exchange.status is not None and exchange.ended_s is not None
+    lifetime = exchange.lifetime
+    wanted = history.reference.get(exchange.item.key)
+    if wanted is not None and wanted.status != 200:
+        if (exchange.status, exchange.code) != (wanted.status, wanted.code):
+            return f"a calm cluster says {wanted.status} ({wanted.code})"
+        return None
+    deadline_s = exchange.item.deadline_s
+    if exchange.status in (429, 504) and deadline_s is not None and exchange.code == "deadline":
+        late_s = exchange.ended_s - exchange.sent_s - deadline_s
+        return f"told {late_s:.1f} s after the deadline" if late_s > DEADLINE_ANSWER_S else None
+    if exchange.status == 429:
+        if not history.limits.sheds_load:
+            return "nothing is refused for load here"
+        return None if exchange.retry_after else "without Retry-After"
+    if exchange.status == 503:
+        undecided, unserved = _undecided(history, exchange), merged([*absent(history, "prefill"), *absent(history, "decode")])
+        nobody_decides, nobody_serves = overlap_s(lifetime, undecided), overlap_s(lifetime, unserved)
+        neither = overlap_s(lifetime, [*undecided, *unserved])
+        if (nobody_decides and neither >= CONDUCTOR_PATIENCE_S) or nobody_serves >= NODE_PATIENCE_S or _gateway_died(history, exchange):
+            return None
+        return (
+            f"nobody to decide for {nobody_decides:.1f} s, nobody to serve for {nobody_serves:.1f} s of {lifetime[1] - lifetime[0]:.1f} s"
+        )
+    return "no such refusal is foreseen"
+
+
+def _undecided(history: History, exchange: Exchange) -> list[Interval]:
+    """When its gateway knew no Conductor that decides: one that has just been started looks for it in Valkey."""
+    intervals = absent(history, "conductor")
+    if _gateway_hit(history, exchange, lambda fault: fault.kind in ("kill", "end") or fault.then_kill, before_s=GATEWAY_START_S):
+        intervals = merged([*intervals, *absent(history, "valkey")])
+    return intervals
+
+
+def _excuses(history: History) -> dict[str, list[Interval]]:
+    """By gateway: when no node of a role could serve, or the gateway itself stood."""
+    roles = [*absent(history, "prefill"), *absent(history, "decode")]
+    return {name: merged([*roles, *absent(history, "gateway", name)]) for name in history.topology.gateways}

@@ -1,0 +1,176 @@
+"""The clusters that faults are let loose on. A seed chooses one, or names one with others mixed in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.history import Topology
+from tests.chaos.plan import Targets
+from tests.chaos.workload import CONTEXT_TOKENS
+
+Settings = Mapping[str, Any]
+
+BLOCK_TOKENS = 16
+MODEL = {"num_hidden_layers": 4, "vocab_size": 272, "max_position_embeddings": CONTEXT_TOKENS}
+"""Fields of `make_tiny_llama`."""
+BYTES_PER_TOKEN = 4 * 2 * 2 * 16 * 4
+"""Layers, K and V, KV heads, their size, float32."""
+_ROOMY_BYTES = 24 * CONTEXT_TOKENS * BYTES_PER_TOKEN
+_TINY_BYTES = 3 * CONTEXT_TOKENS * BYTES_PER_TOKEN // 2
+SSD_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    name: str
+    settings: Settings = field(default_factory=dict, hash=False)
+    """Of the configuration file, laid over `base_settings`."""
+    gateways: int = 1
+    clients: int = 6
+    ssd: bool = False
+    sheds_load: bool = False
+    """Its admission refuses what would miss its objectives."""
+    scarce: bool = False
+    """Requests wait for room in the pool: gaps are not held against it."""
+
+    def configuration(self, model: Path, run_dir: Path, ssd_dir: Path | None) -> dict[str, Any]:
+        settings = merge(base_settings(model, run_dir), self.settings)
+        if self.ssd:
+            tier = {"ssd_dir": str(ssd_dir), "ssd_size": SSD_BYTES // 2, "demote_below": 1.0, "demote_until": 1.0}
+            settings = merge(settings, {"kv": tier})
+        return settings
+
+    @property
+    def topology(self) -> Topology:
+        separate = bool(self._get("server", "separate_gateway", False)) or len(self._conductors) > 1
+        return Topology(
+            prefill=self._nodes("prefill"),
+            decode=self._nodes("decode"),
+            conductors=self._conductors,
+            gateways=tuple(f"gateway-{number}" for number in range(self.gateways)),
+            gateway_in_conductor=not separate,
+        )
+
+    @property
+    def targets(self) -> Targets:
+        topology = self.topology
+        engines = (*topology.prefill, *topology.decode)
+        return Targets(
+            engines=engines,
+            stores=tuple(f"{engine}-store" for engine in engines),
+            children=tuple(f"{name}/{number}" for name in engines for number in range(self._num_children(name))),
+            conductors=topology.conductors,
+            gateways=topology.gateways[1:] if topology.gateway_in_conductor else topology.gateways,
+            disks=engines if self.ssd else (),
+        )
+
+    @property
+    def _conductors(self) -> tuple[str, ...]:
+        return tuple(f"conductor-{number}" for number in range(self._get("conductor", "replicas", 1)))
+
+    def _nodes(self, role: str) -> tuple[str, ...]:
+        return tuple(f"{role}-{number}" for number in range(self.settings.get(role, 2)))
+
+    def _num_children(self, engine: str) -> int:
+        section = f"{engine.partition('-')[0]}_node"
+        return int(self._get(section, "stages", 1)) * int(self._get(section, "tensor_parallel", 1)) - 1
+
+    def _get(self, section: str, name: str, default: Any) -> Any:
+        return self.settings.get(section, {}).get(name, default)
+
+
+def base_settings(model: Path, run_dir: Path) -> dict[str, Any]:
+    """Two nodes of each role, and objectives that a busy machine can keep."""
+    return {
+        "model": str(model),
+        "served_model_name": "tiny",
+        "dtype": "float32",
+        "device": "cpu",
+        "run_dir": str(run_dir),
+        "prefill": 2,
+        "decode": 2,
+        "kv": {"block_tokens": BLOCK_TOKENS, "arena_size": _ROOMY_BYTES},
+        "prefill_node": {"threads": 1, "chunk_tokens": 256},
+        "decode_node": {"threads": 1},
+        "slo": {"ttft_ms": 120_000, "tbt_ms": 60_000},
+        "conductor": {"admission": "baseline"},
+    }
+
+
+CALM = Shape("calm", {"prefill": 1, "decode": 1})
+"""Its answers are the reference."""
+
+SHAPES = (
+    Shape("plain", {"server": {"separate_gateway": True}}),
+    Shape("default", {"prefill": 1, "decode": 1}),
+    Shape("stages", {"prefill": 1, "prefill_node": {"stages": 2}, "server": {"separate_gateway": True}}),
+    Shape("ranks", {"prefill": 1, "decode": 1, "prefill_node": {"tensor_parallel": 2}, "decode_node": {"tensor_parallel": 2}}),
+    Shape("conductors", {"conductor": {"replicas": 2, "leader_lease_s": 2.0}}),
+    Shape("gateways", {"prefill": 1, "server": {"separate_gateway": True}}, gateways=2),
+    Shape("ssd", {"prefill": 1, "kv": {"arena_size": 2 * _TINY_BYTES}, "server": {"separate_gateway": True}}, ssd=True, scarce=True),
+    Shape("tcp", {"kv": {"transports": ["tcp"], "checksums": True}, "server": {"separate_gateway": True}}),
+    Shape(
+        "tiny",
+        {"prefill": 1, "decode": 1, "kv": {"arena_size": _TINY_BYTES}, "server": {"separate_gateway": True}},
+        clients=16,
+        scarce=True,
+    ),
+    Shape(
+        "shedding",
+        {
+            "conductor": {"admission": "early-rejection-predicted"},
+            "slo": {"ttft_ms": 5_000, "tbt_ms": 1_000},
+            "server": {"separate_gateway": True},
+        },
+        sheds_load=True,
+    ),
+)
+
+
+def choose(seed: int) -> Shape:
+    """One of the shapes, or two of them mixed."""
+    generator = random.Random(f"shape {seed}")
+    if generator.random() < 0.6:
+        return generator.choice(SHAPES)
+    return mixed(*generator.sample(SHAPES, 2))
+
+
+def named(name: str) -> Shape:
+    """`tcp`, or `tcp+stages`. Raises ValueError, which says what there is."""
+    known = {shape.name: shape for shape in SHAPES}
+    parts = name.split("+")
+    if unknown := [part for part in parts if part not in known]:
+        raise ValueError(f"--shape {name}: there is no shape {unknown[0]!r}; there are {', '.join(known)}, and any two joined by +")
+    shape = known[parts[0]]
+    for part in parts[1:]:
+        shape = mixed(shape, known[part])
+    return shape
+
+
+def mixed(one: Shape, other: Shape) -> Shape:
+    """Both at once; where they contradict each other, as `other` says, and the larger of two numbers of nodes and processes."""
+    settings = merge(one.settings, other.settings)
+    for role in ("prefill", "decode"):
+        if role in settings:
+            settings[role] = max(one.settings.get(role, 2), other.settings.get(role, 2))
+    return Shape(
+        f"{one.name}+{other.name}",
+        settings,
+        gateways=max(one.gateways, other.gateways),
+        clients=max(one.clients, other.clients),
+        ssd=one.ssd or other.ssd,
+        sheds_load=one.sheds_load or other.sheds_load,
+        scarce=one.scarce or other.scarce,
+    )
+
+
+def merge(under: Settings, over: Settings) -> dict[str, Any]:
+    """Nested mappings, key by key."""
+    result = dict(under)
+    for key, value in over.items():
+        result[key] = merge(result[key], value) if isinstance(value, Mapping) and isinstance(result.get(key), Mapping) else value
+    return result

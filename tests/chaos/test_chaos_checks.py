@@ -1,0 +1,332 @@
+"""Each check finds what it is there for, and passes over what was to be expected. A check that cannot fail is no check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from tests.chaos import report
+from tests.chaos.checks import CHECKS, violations
+from tests.chaos.history import (
+    Aftermath,
+    Answer,
+    CalmPoint,
+    Choice,
+    Exchange,
+    History,
+    Injection,
+    Limits,
+    Piece,
+    ProcessState,
+    Sample,
+    Topology,
+    absent,
+    merged,
+    overlap_s,
+)
+from tests.chaos.plan import Fault, Kind
+from tests.chaos.workload import Item
+
+TOPOLOGY = Topology(("prefill-0", "prefill-1"), ("decode-0",), ("conductor-0",), ("gateway-0",))
+EVERYBODY = frozenset({"prefill-0", "prefill-1", "decode-0", "conductor-0", "gateway-0", "valkey"})
+ITEM = Item("1", "chat", "completions", {"prompt": "x", "stream": True})
+LIMITED = Item("2", "deadline", "completions", {"prompt": "x", "stream": True, "deadline_ms": 4000})
+WRONG = Item("3", "invalid", "completions", {"prompt": []})
+REFERENCE = {
+    "1": Answer(200, None, {0: Choice("one two three", (), "length")}, 3),
+    "2": Answer(200, None, {0: Choice("one two three", (), "length")}, 3),
+    "3": Answer(400, "invalid_value"),
+}
+
+
+def pieces(*texts: str, every_s: float = 1.0, finish: str | None = "length") -> list[Piece]:
+    """A piece each, the first at 1 s."""
+    return [
+        Piece(1.0 + number * every_s, 0, text, finish=finish if number == len(texts) - 1 else None) for number, text in enumerate(texts)
+    ]
+
+
+def exchange(**values: Any) -> Exchange:
+    """Good, unless something else is said."""
+    good = {"status": 200, "pieces": pieces("one ", "two ", "three"), "dones": 1, "completion_tokens": 3, "ended_s": 5.0, "request_id": "r"}
+    return Exchange(**{"number": 1, "client": "client-0", "item": ITEM, "gateway": "gateway-0", "sent_s": 0.0, **good, **values})
+
+
+def refused(status: int, code: str | None = None, **values: Any) -> Exchange:
+    error = {"message": "no", "code": code}
+    return exchange(**{"status": status, "pieces": [], "dones": 0, "completion_tokens": None, "errors": [error], "ended_s": 1.0, **values})
+
+
+def history(*exchanges: Exchange, **values: Any) -> History:
+    samples = [Sample(at_s / 2, EVERYBODY) for at_s in range(400)]
+    return History(
+        **{"topology": TOPOLOGY, "limits": Limits(), "items": (ITEM, LIMITED, WRONG), "reference": REFERENCE, "samples": samples, **values},
+        exchanges=[*exchanges],
+    )
+
+
+def injected(kind: Kind, target: str, at_s: float, until_s: float | None = None) -> Injection:
+    return Injection(Fault(at_s, kind, target), at_s, at_s if until_s is None else until_s)
+
+
+def kinds(past: History) -> list[str]:
+    return [violation.kind for violation in violations(past)]
+
+
+def without(name: str, begin_s: float, end_s: float) -> list[Sample]:
+    return [Sample(at_s / 2, EVERYBODY - {name} if begin_s <= at_s / 2 < end_s else EVERYBODY) for at_s in range(400)]
+
+
+POINT = CalmPoint(60.0, {}, (), {"prefill-0": "sound"})
+
+
+def test_a_good_run_has_no_violations() -> None:
+    past = history(exchange(), refused(400, "invalid_value", item=WRONG), calm_points=[POINT], aftermath=Aftermath())
+    assert violations(past) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"),
+    [
+        (exchange(pieces=pieces("one ", "2 ", "three")), "choice 0: from character 4 on '2 three', not 'two three'"),
+        (exchange(pieces=pieces("one ", "two ")), "choice 0: from character 8 on '', not 'three'"),
+        (exchange(pieces=pieces("one ", "two ", "three", "four")), "choice 0: from character 13 on 'four', not ''"),
+        (exchange(pieces=pieces("one two three", finish="stop")), "choice 0: finished by stop, not by length"),
+        (exchange(completion_tokens=4), "4 tokens, not 3"),
+        (exchange(pieces=[]), "0 choices, not 1"),
+        (exchange(pieces=[*pieces("one two three"), Piece(2.0, 1, "", (), "stop")]), "2 choices, not 1"),
+        (exchange(pieces=pieces("on", "x", finish=None), dones=0, aborted=True), "choice 0: from character 2 on 'x', not 'e two three'"),
+    ],
+)
+def test_a_wrong_output_is_found(bad: Exchange, what: str) -> None:
+    found = [violation for violation in violations(history(bad)) if violation.kind == "wrong output"]
+    assert [violation.what for violation in found] == [what]
+
+
+def test_the_beginning_of_an_aborted_output_is_enough() -> None:
+    assert violations(history(exchange(pieces=pieces("one ", "tw", finish=None), dones=0, aborted=True))) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "what"),
+    [
+        ((("a", -1.0), ("b", -2.0)), None),
+        ((("a", -1.0), ("b", -2.0005)), None),
+        ((("a", -1.0), ("c", -2.0)), "token 1 is 'c', not 'b'"),
+        ((("a", -1.0), ("b", -2.1)), "token 1 ('b') has log-probability -2.1, not -2.0"),
+        ((("a", -1.0),), "log-probabilities of 1 tokens, not of 2"),
+    ],
+)
+def test_log_probabilities_are_compared(tokens: tuple[tuple[str, float], ...], what: str | None) -> None:
+    reference = {**REFERENCE, "1": Answer(200, None, {0: Choice("ab", (("a", -1.0), ("b", -2.0)), "length")}, 2)}
+    past = history(exchange(pieces=[Piece(1.0, 0, "ab", tokens, "length")], completion_tokens=2), reference=reference)
+    assert [violation.what for violation in violations(past)] == ([] if what is None else [f"choice 0: {what}"])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        exchange(dones=2),
+        exchange(errors=[{"message": "lost"}]),
+        exchange(dones=0, errors=[{"message": "lost"}, {"message": "lost"}]),
+        exchange(after_the_end=1),
+        exchange(pieces=[*pieces("one two three"), Piece(2.0, 0, "", finish="length")]),
+        exchange(pieces=[Piece(1.0, 0, "one two ", finish="length"), Piece(2.0, 0, "three")]),
+        exchange(dones=0),
+        exchange(pieces=pieces("one two three", finish=None)),
+        exchange(item=replace(ITEM, body={**ITEM.body, "n": 2})),
+    ],
+    ids=[
+        "two ends",
+        "end and error",
+        "two errors",
+        "after the end",
+        "two finishes",
+        "after finish",
+        "no end",
+        "no finish",
+        "a choice short",
+    ],
+)
+def test_anything_but_one_terminal_reply_is_found(bad: Exchange) -> None:
+    assert "terminal replies" in kinds(history(bad))
+
+
+def test_an_accepted_request_that_fails_is_lost() -> None:
+    failed = exchange(pieces=pieces("one ", finish=None), dones=0, errors=[{"message": "nodes lost beyond retry", "code": "node_lost"}])
+    assert kinds(history(failed, injections=[injected("kill", "decode-0", 2.0)])) == ["lost"]
+    broken = exchange(pieces=pieces("one ", finish=None), dones=0, broken="ReadError")
+    assert kinds(history(broken)) == ["lost"]
+    assert kinds(history(broken, injections=[injected("kill", "gateway-0", 4.5)])) == []
+    assert kinds(history(broken, injections=[injected("kill", "gateway-0", 60.0)])) == ["lost"]
+    assert kinds(history(broken, injections=[injected("stop", "gateway-0", 2.0, 4.0)])) == ["lost"], "it was woken again"
+    assert kinds(history(broken, injections=[injected("suspend", "all", 2.0, 4.0)])) == ["lost"]
+
+
+def test_a_gateway_that_shares_its_process_dies_with_the_conductor() -> None:
+    broken = exchange(pieces=pieces("one ", finish=None), dones=0, broken="ReadError")
+    faults = [injected("kill", "conductor-0", 4.5)]
+    assert kinds(history(broken, injections=faults)) == ["lost"]
+    assert kinds(history(broken, injections=faults, topology=replace(TOPOLOGY, gateway_in_conductor=True))) == []
+
+
+def test_a_request_that_never_ends_is_found() -> None:
+    assert kinds(history(exchange(pieces=[], dones=0, ended_s=None, completion_tokens=None))) == ["not ended"]
+
+
+def test_a_deadline_may_end_a_request_once_it_has_passed() -> None:
+    def late(ended_s: float, code: str) -> Exchange:
+        errors = [{"message": "too late", "code": code}]
+        return exchange(item=LIMITED, pieces=pieces("one ", finish=None), dones=0, errors=errors, ended_s=ended_s)
+
+    assert kinds(history(late(4.5, "deadline"))) == []
+    assert kinds(history(late(3.0, "deadline"))) == ["lost"]
+    assert kinds(history(late(4.5, "other"))) == ["lost"]
+
+
+def test_a_refusal_has_to_have_a_reason() -> None:
+    assert kinds(history(refused(503))) == ["refused"]
+    assert kinds(history(refused(429))) == ["refused"]
+    assert kinds(history(refused(500))) == ["refused"]
+    assert kinds(history(refused(404))) == ["refused"]
+    assert kinds(history(refused(503, ended_s=40.0), samples=without("decode-0", 1.0, 35.0))) == []
+    assert kinds(history(refused(503, ended_s=40.0), samples=without("decode-0", 1.0, 15.0))) == ["refused"]
+    assert kinds(history(refused(503, ended_s=40.0), samples=without("prefill-0", 1.0, 35.0))) == ["refused"], "there was another"
+    assert kinds(history(refused(503, ended_s=12.0), samples=without("conductor-0", 1.0, 12.0))) == []
+    assert kinds(history(refused(503, ended_s=60.0), injections=[injected("cut", "decode-0", 2.0, 30.0)])) == []
+
+
+def test_a_gateway_that_was_just_started_needs_valkey_to_find_the_conductor() -> None:
+    away, started = without("valkey", 22.0, 33.0), [injected("kill", "gateway-0", 20.0)]
+    request = refused(503, sent_s=22.0, ended_s=34.0)
+    assert kinds(history(request, samples=away, injections=started)) == []
+    assert kinds(history(request, samples=away)) == ["refused"]
+    assert kinds(history(request, injections=started)) == ["refused"]
+
+
+def test_load_is_shed_only_where_it_is_configured_and_with_a_time_to_come_back() -> None:
+    shedding = Limits(sheds_load=True)
+    assert kinds(history(refused(429, retry_after="2"), limits=shedding)) == []
+    assert kinds(history(refused(429), limits=shedding)) == ["refused"]
+
+
+def test_an_invalid_request_is_refused_as_ever() -> None:
+    assert kinds(history(refused(400, "other", item=WRONG))) == ["refused"]
+    assert kinds(history(refused(503, item=WRONG))) == ["refused"]
+
+
+def test_a_deadline_that_cannot_be_kept_is_told_in_time() -> None:
+    assert kinds(history(refused(504, "deadline", item=LIMITED, ended_s=5.0))) == []
+    assert kinds(history(refused(504, "deadline", item=LIMITED, ended_s=100.0))) == ["refused"]
+    assert kinds(history(refused(504, "deadline"))) == ["refused"], "it had none"
+
+
+def test_a_refusal_has_an_id() -> None:
+    assert kinds(history(refused(504, "deadline", item=LIMITED, request_id=None))) == ["no id"]
+
+
+def test_nobody_answering_is_explained_by_the_gateway_alone() -> None:
+    unanswered = exchange(status=None, pieces=[], dones=0, completion_tokens=None, broken="ConnectError")
+    assert kinds(history(unanswered)) == ["unreachable"]
+    assert kinds(history(unanswered, injections=[injected("kill", "decode-0", 1.0)])) == ["unreachable"]
+    assert kinds(history(unanswered, injections=[injected("stop", "gateway-0", 1.0, 3.0)])) == []
+    assert kinds(history(unanswered, samples=without("gateway-0", 1.0, 4.0))) == []
+
+
+def test_a_long_gap_is_found_unless_nobody_could_have_served() -> None:
+    slow = exchange(pieces=pieces("one ", "two ", "three", every_s=9.0), ended_s=20.0)
+    assert kinds(history(slow)) == ["gap"]
+    assert kinds(history(slow, limits=Limits(gap_s=9.5))) == []
+    assert kinds(history(slow, limits=Limits(gap_s=inf))) == []
+    stop = injected("stop", "prefill-0", 1.0, 19.0)
+    assert kinds(history(slow, injections=[stop])) == ["gap"], "there was another"
+    assert kinds(history(slow, injections=[injected("stop", "decode-0", 1.0, 19.0)])) == []
+    assert kinds(history(slow, injections=[injected("stop", "decode-0-store", 1.0, 19.0)])) == [], "an engine needs its store"
+    assert kinds(history(slow, injections=[injected("suspend", "all", 1.0, 19.0)])) == []
+    assert kinds(history(slow, samples=without("decode-0", 3.0, 17.0))) == []
+    refrained = Injection(Fault(1.0, "stop", "decode-0"), 1.0, 19.0, not_injected="needs root")
+    assert kinds(history(slow, injections=[refrained])) == ["gap"]
+
+
+def test_the_gap_before_a_stream_fails_counts_too() -> None:
+    hung = exchange(pieces=pieces("one ", finish=None), dones=0, broken="ReadError", ended_s=70.0)
+    assert sorted(kinds(history(hung, injections=[injected("kill", "gateway-0", 70.0)]))) == ["gap"]
+
+
+def test_a_late_first_token_is_found_unless_nobody_could_have_served() -> None:
+    late = exchange(pieces=[Piece(70.0, 0, "one two three", finish="length")], ended_s=71.0)
+    assert kinds(history(late)) == ["first token"]
+    assert kinds(history(late, samples=without("conductor-0", 1.0, 60.0))) == []
+
+
+def test_what_is_held_while_nothing_runs_is_a_leak() -> None:
+    assert kinds(history(calm_points=[replace(POINT, leaks={"decode-0-store springtide_store_slots{in_use}": 3.0})])) == ["leak"]
+
+
+def test_a_cluster_that_is_not_whole_again_is_found() -> None:
+    assert kinds(history(calm_points=[replace(POINT, not_whole="waited 60 s")])) == ["cluster"]
+    assert kinds(history(died="springtide up ended by itself")) == ["cluster"]
+
+
+def test_an_unsound_store_is_found() -> None:
+    assert kinds(history(calm_points=[replace(POINT, verdicts={"prefill-0": "2 blocks are wrong"})])) == ["verify"]
+
+
+@pytest.mark.parametrize("grown", [{"fds": 100}, {"threads": 80}, {"private_bytes": 900 << 20}])
+def test_a_process_that_grows_is_found(grown: dict[str, int]) -> None:
+    first = ProcessState("gateway-0", 7, 20, 10, 200 << 20)
+    before, after = replace(POINT, processes=(first,)), replace(POINT, processes=(replace(first, **grown),))
+    assert kinds(history(calm_points=[before, before, after])) == ["growth"]
+    assert kinds(history(calm_points=[before, after, after])) == [], "it warmed up"
+    assert kinds(history(calm_points=[before, before, after, before])) == [], "it gave it back"
+    begun_anew = replace(POINT, processes=(replace(first, pid=8, **grown),))
+    assert kinds(history(calm_points=[before, before, begun_anew])) == []
+
+
+def test_what_outlives_the_cluster_is_found() -> None:
+    after = Aftermath(("springtide store prefill-0",), ("arena",), "springtide up did not stop within 10 s")
+    assert sorted(kinds(history(aftermath=after))) == ["left over", "left over", "stop"]
+
+
+def test_a_calm_cluster_that_refuses_is_found() -> None:
+    assert kinds(history(reference={**REFERENCE, "1": Answer(429, "no_slots")})) == ["calm"]
+    assert kinds(history(refused(400, item=WRONG), reference={**REFERENCE, "3": Answer(200)})) == ["calm", "refused"]
+
+
+def test_every_check_can_fail() -> None:
+    """Together the histories above violate each; this one names what a check is without."""
+    assert len({check.__name__ for check in CHECKS}) == len(CHECKS) == 13
+
+
+def test_absence_of_a_role_is_the_absence_of_everybody() -> None:
+    both = [injected("stop", "prefill-0", 5.0, 10.0), injected("cut", "prefill-1", 8.0, 12.0)]
+    assert absent(history(injections=both), "prefill") == [(8.0, 10.0)]
+    assert absent(history(injections=both[:1]), "prefill") == []
+
+
+def test_intervals_are_merged_and_measured() -> None:
+    assert merged([(3, 4), (1, 2), (1.5, 3)]) == [(1, 4)]
+    assert overlap_s((0, 10), [(1, 3), (2, 4), (9, 20)]) == 4
+
+
+def test_the_table_says_what_came_of_each_fault() -> None:
+    wrong = exchange(pieces=pieces("one ", "2 ", "three", every_s=2.0))
+    faults = [
+        injected("kill", "decode-0", 1.0),
+        injected("kill", "decode-0", 100.0),
+        Injection(Fault(2.0, "cut", "x"), 2.0, 2.0, "needs root"),
+    ]
+    past = history(wrong, injections=faults)
+    found = violations(past)
+    cut, kill = report.rows(past, found)
+    assert (cut.fault, cut.injected, cut.not_injected) == ("cut", 0, 1)
+    assert (kill.fault, kill.target, kill.injected, kill.requests, kill.tokens) == ("kill", "decode", 2, 1, 3)
+    assert (kill.longest_gap_s, kill.failed, kill.wrong) == (2.0, 0, 1)
+    run = report.Run(3, "plain", 1.0, 'make chaos ARGS="--seed 3"', "/logs", "abc")
+    text = report.text(run, past, found)
+    assert "1 VIOLATIONS: wrong output 1" in text and "fault     1.0 to 1.0 s: kill decode-0" in text
+    assert "not injected, 1 times: cut x: needs root" in text and 'repeat: make chaos ARGS="--seed 3"' in text
+    assert report.document(run, past, found)["violations"][0]["exchange"] == 1

@@ -1,0 +1,115 @@
+"""What is cut off is not heard, and is heard again afterwards: in a network of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.chaos.injectors import Nemesis, mount_disk
+from tests.chaos.isolation import isolating
+from tests.chaos.plan import Fault
+
+PATIENCE_S = 0.5
+_ECHO = """
+import socket, threading
+def echo(client):
+    while data := client.recv(100):
+        client.sendall(data)
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    threading.Thread(target=echo, args=(server.accept()[0],), daemon=True).start()
+"""
+
+
+class OneNode:
+    """As much of a cluster as the nemesis of networks needs: a process that answers."""
+
+    def __init__(self) -> None:
+        self._node = subprocess.Popen((sys.executable, "-c", _ECHO), stdout=subprocess.PIPE)
+        assert self._node.stdout is not None
+        self.port = int(self._node.stdout.readline())
+
+    def processes(self, name: str) -> dict[str, psutil.Process]:
+        return {name: psutil.Process(self._node.pid)}
+
+    def close(self) -> None:
+        self._node.kill()
+
+
+class Client:
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def connect(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+
+    async def hears(self) -> bool:
+        self._writer.write(b"x")
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await self._reader.read(100) != b""
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return False
+
+
+async def in_isolation(ssd_dir: Path) -> None:
+    node = OneNode()
+    try:
+        nemesis = Nemesis(node, time.monotonic, lambda size: None, ssd_dir)  # type: ignore[arg-type]
+        client = Client(node.port)
+        await client.connect()
+        assert await client.hears()
+
+        cut = asyncio.create_task(nemesis.inject(Fault(0.0, "cut", "decode-0", 2.0)))
+        async with asyncio.timeout(2.0):
+            while await client.hears():
+                pass
+        with pytest.raises(TimeoutError):  # new connections fare no better, and are not told why
+            async with asyncio.timeout(PATIENCE_S):
+                await Client(node.port).connect()
+        await cut
+        async with asyncio.timeout(20.0):  # TCP sends again, after growing pauses
+            while not await client.hears():
+                pass
+
+        await nemesis.inject(Fault(0.0, "reset", "decode-0"))
+        assert not await client.hears()
+        await client.connect()
+        assert await client.hears()
+
+        await nemesis.inject(Fault(0.0, "narrow", "all", 0.1, amount=4))
+        assert await client.hears()
+
+        assert mount_disk(ssd_dir, 1 << 20)
+        full = asyncio.create_task(nemesis.inject(Fault(0.0, "disk full", "decode-0", 1.0)))
+        async with asyncio.timeout(10.0):
+            while psutil.disk_usage(str(ssd_dir)).free:  # noqa: ASYNC110 (nothing signals it)
+                await asyncio.sleep(0.01)
+        await full
+        assert psutil.disk_usage(str(ssd_dir)).free
+        print(*(injection.not_injected for injection in nemesis.injections), sep="\n")
+    finally:
+        node.close()
+
+
+def test_networks_are_cut_reset_and_narrowed_and_disks_filled(tmp_path: Path) -> None:
+    command = isolating([sys.executable, "-m", "tests.chaos.test_chaos_networks", str(tmp_path)])
+    if command is None:
+        pytest.skip("no namespaces can be made here")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    not_injected = [reason for reason in result.stdout.splitlines() if reason != "None" and "no token bucket" not in reason]
+    assert not not_injected
+
+
+if __name__ == "__main__":
+    asyncio.run(in_isolation(Path(sys.argv[1])))

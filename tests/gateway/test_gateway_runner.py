@@ -1,0 +1,53 @@
+"""The doer of the gateway's core: whatever goes wrong in what it does, the request gets its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gateway_cluster import until
+from gateway_world import LIMITS, generation
+
+from conductor.gateway import events as ev
+from conductor.gateway.core import GatewayCore
+from conductor.gateway.runner import Runner
+from springtide.blocks import namespace_root
+from springtide.clock import MonotonicClock
+from springtide.errors import Unavailable
+from springtide.ids import GatewayId
+from springtide.sampling import SampledToken
+
+
+class BrokenLink:
+    """Fails in a way that nobody has foreseen."""
+
+    async def schedule(self, request: Any) -> Any:
+        raise ZeroDivisionError
+
+    def report(self, report: Any) -> None:
+        pass
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.ends: list[ev.Finished | ev.Failed | ev.Cancelled] = []
+
+    def emit(self, tokens: Sequence[SampledToken]) -> bool:
+        raise AssertionError("there is no output")
+
+    def end(self, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
+        self.ends.append(reply)
+
+
+async def test_a_request_ends_when_asking_the_conductor_fails_unforeseen() -> None:
+    core, link, sink = GatewayCore(replace(LIMITS, scheduler_wait_s=0)), BrokenLink(), Sink()
+    runner = Runner(core, link, MonotonicClock(), GatewayId("gateway-0"), 16, lambda tenant: namespace_root("model", "float32", 16, tenant))  # type: ignore[arg-type]
+    runner.start()
+    try:
+        runner.launch(generation(1, 4), sink)
+        await until(lambda: sink.ends)
+        (end,) = sink.ends
+        assert isinstance(end, ev.Failed) and isinstance(end.error, Unavailable)
+    finally:
+        await runner.close()
