@@ -34,6 +34,24 @@ def context_tokens(config: ClusterConfig, info: ModelInfo) -> int:
     return min(config.max_context or info.context_length, info.context_length, arena_slots(config.kv, spec) * spec.block_tokens)
 
 
+def quota_slots(kv: KVConfig, spec: KVSpec) -> dict[str, int]:
+    """Of each tenant with a quota, `*` being every other. Raises ConfigError when one may not hold a single block."""
+    quotas = {tenant: num_bytes // spec.bytes_per_slot for tenant, num_bytes in kv.tenant_quotas.items()}
+    for tenant, slots in quotas.items():
+        if slots < 1:
+            raise ConfigError(
+                f"kv.tenant_quotas: {kv.tenant_quotas[tenant]} bytes for {tenant!r} have no room for a block; one of "
+                f"{spec.block_tokens} tokens takes {spec.bytes_per_slot} bytes with this model"
+            )
+    return quotas
+
+
+def quota_tokens(config: ClusterConfig, info: ModelInfo) -> dict[str, int]:
+    """Most tokens of one prompt and its output together that a tenant's quota holds; as `quota_slots`."""
+    spec = info.kv_spec(config.dtype, config.kv.block_tokens)
+    return {tenant: slots * spec.block_tokens for tenant, slots in quota_slots(config.kv, spec).items()}
+
+
 def check_memory(kv: KVConfig, num_nodes: int, machine_bytes: int) -> None:
     """Raises ConfigError when a machine does not have the memory for so many nodes' arenas."""
     if num_nodes * kv.arena_size > machine_bytes:

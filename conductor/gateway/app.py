@@ -26,7 +26,7 @@ from conductor.gateway.wire import instances_hung
 from conductor.server.lease import LeaderLease
 from engine.tokenizer import load_tokenizer
 from springtide.blocks import namespace_root
-from springtide.capacity import context_tokens
+from springtide.capacity import context_tokens, quota_tokens
 from springtide.clock import MonotonicClock
 from springtide.config import ClusterConfig
 from springtide.credentials import credentials_of
@@ -156,7 +156,8 @@ class GatewayServer:
     async def _backend(self) -> Backend:
         config, info = self._arguments.config, self._arguments.model_info
         tokenizer = await asyncio.to_thread(load_tokenizer, info)
-        preparer = Preparer(config.served_model_name or info.name, context_tokens(config, info), info.vocab_size, tokenizer)
+        context_length, quotas = context_tokens(config, info), quota_tokens(config, info)
+        preparer = Preparer(config.served_model_name or info.name, context_length, info.vocab_size, tokenizer, quotas)
         bodies, tenants = Bodies(preparer.bounds.max_body_bytes), Tenants(config.server.api_keys)
         return Backend(preparer, tokenizer, self._runner, self._conductor, tenants, bodies, self._side_thread, self._clock)
 

@@ -124,6 +124,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise InvalidRequest("prompt is required: one of text, tokens and chat", param="prompt")
         sampling = preparer.sampling(
             [tokens],
+            tenant=origin.tenant,
             max_tokens=wanted.max_tokens or None,
             default_max_tokens=preparer.context_length if kind == "chat" else COMPLETION_MAX_TOKENS,
             prompt_field="prompt",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,11 @@ class Origin:
 class Preparer:
     """Thread-safe. All of it takes time in proportion to the request's size, up to a second."""
 
-    def __init__(self, model_name: str, context_length: int, vocab_size: int, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, model_name: str, context_length: int, vocab_size: int, tokenizer: Tokenizer, quota_tokens: Mapping[str, int] | None = None
+    ) -> None:
+        """`quota_tokens`: most tokens of one prompt and its output that a tenant's quota holds, `*` being every other tenant."""
+        self._quota_tokens = dict(quota_tokens or {})
         self.model_name = model_name
         self.context_length = context_length
         self.bounds = Bounds.of(context_length, vocab_size, tokenizer.most_bytes_a_token)
@@ -55,6 +59,7 @@ class Preparer:
         prompt = self.chat_tokens([(message.role, message.content) for message in body.messages])
         sampling = self.sampling(
             [prompt],
+            tenant=origin.tenant,
             max_tokens=body.wanted_tokens,
             default_max_tokens=self.context_length,
             prompt_field="messages",
@@ -78,6 +83,7 @@ class Preparer:
                 raise InvalidRequest(f"prompt: the prompts have more than {self.bounds.max_values} tokens together", param="prompt")
         sampling = self.sampling(
             prompts,
+            tenant=origin.tenant,
             max_tokens=body.max_tokens,
             default_max_tokens=COMPLETION_MAX_TOKENS,
             prompt_field="prompt",
@@ -120,6 +126,7 @@ class Preparer:
         self,
         prompts: Sequence[Sequence[int]],
         *,
+        tenant: str,
         max_tokens: int | None,
         default_max_tokens: int,
         prompt_field: str,
@@ -133,7 +140,7 @@ class Preparer:
         self._check_ids(values["stop_token_ids"], "stop_token_ids")
         self._check_bias(values["logit_bias"])
         seed = secrets.randbits(63) if values["seed"] is None else values["seed"] % SEED_RANGE
-        allowed = self._allowed_tokens(prompts, max_tokens, default_max_tokens, prompt_field)
+        allowed = self._allowed_tokens(prompts, tenant, max_tokens, default_max_tokens, prompt_field)
         try:
             params = SamplingParams(**{**values, "seed": seed, "max_tokens": allowed})
             # What the nodes will see: a value that is in range here but not in single precision is refused here too.
@@ -141,17 +148,22 @@ class Preparer:
         except ValueError as error:
             raise InvalidRequest(str(error), param=str(error).split()[0]) from None
 
-    def _allowed_tokens(self, prompts: Sequence[Sequence[int]], wanted: int | None, default: int, prompt_field: str) -> int:
+    def _allowed_tokens(self, prompts: Sequence[Sequence[int]], tenant: str, wanted: int | None, default: int, prompt_field: str) -> int:
         if not all(prompts):
             raise InvalidRequest(f"{prompt_field} must have at least one token", param=prompt_field)
         longest = max(len(prompt) for prompt in prompts)
-        left = self.context_length - longest
+        quota = self._quota_tokens.get(tenant, self._quota_tokens.get("*"))
+        most = self.context_length if quota is None else min(quota, self.context_length)
+        left = most - longest
         if left >= (wanted or 1):
             return wanted or min(default, left)
         if wanted:
             asked = f"you asked for {longest + wanted} tokens ({longest} in {prompt_field}, {wanted} for the output)"
         else:
             asked = f"{prompt_field} alone takes {longest} tokens, which leaves none for the output"
+        if most < self.context_length:
+            message = f"the quota of tenant {tenant!r} holds {most} tokens at a time (kv.tenant_quotas), but {asked}"
+            raise InvalidRequest(message, param=prompt_field, code="quota_exceeded")
         message = f"this model's maximum context length is {self.context_length} tokens, but {asked}"
         raise InvalidRequest(message, param=prompt_field, code="context_length_exceeded")
 

@@ -13,7 +13,7 @@ from kvstore.ssd.errors import SsdUnavailable
 from messenger.rdma.options import RdmaOptions
 from messenger.rdma.ports import rdma_problem
 from messenger.tcp_options import TcpOptions
-from springtide.capacity import arena_slots, check_memory, memory_bytes
+from springtide.capacity import arena_slots, check_memory, memory_bytes, quota_slots
 from springtide.config import ClusterConfig, KVConfig
 from springtide.credentials import credentials_of, secret_of
 from springtide.errors import ConfigError, NoMemory
@@ -142,15 +142,3 @@ def rdma_options(config: ClusterConfig) -> RdmaOptions:
         secret=secret_of(config),
         open_to_strangers=config.kv.open_to_strangers,
     )
-
-
-def quota_slots(kv: KVConfig, spec: KVSpec) -> dict[str, int]:
-    """Raises ConfigError when a tenant may not hold a single block."""
-    quotas = {tenant: num_bytes // spec.bytes_per_slot for tenant, num_bytes in kv.tenant_quotas.items()}
-    for tenant, slots in quotas.items():
-        if slots < 1:
-            raise ConfigError(
-                f"kv.tenant_quotas: {kv.tenant_quotas[tenant]} bytes for {tenant!r} have no room for a block; one of "
-                f"{spec.block_tokens} tokens takes {spec.bytes_per_slot} bytes with this model"
-            )
-    return quotas

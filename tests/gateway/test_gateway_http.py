@@ -17,6 +17,7 @@ from gateway_cluster import MODEL, Cluster, until
 from prometheus_client import REGISTRY
 
 from conductor.gateway.app import GatewayServer
+from conductor.gateway.tenancy import TENANT_HEADER
 from conductor.gateway.state import Limits
 from engine.tokenizer import Tokenizer
 from springtide import supervision
@@ -354,6 +355,26 @@ async def test_a_context_that_no_node_can_hold_is_refused_before_anything_runs(a
             assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
             assert not cluster.conductor.requests
             assert (await http.post(PLAIN, json=plain(prompt=[5] * 100, max_tokens=holds - 100))).status_code == 200
+    finally:
+        await gateway.close()
+
+
+async def test_what_a_tenants_quota_never_holds_is_refused_before_anything_runs(arguments: ProcessArguments, cluster: Cluster) -> None:
+    spec = arguments.model_info.kv_spec(arguments.config.dtype, arguments.config.kv.block_tokens)
+    kv = arguments.config.kv.model_copy(update={"tenant_quotas": {"small": 4 * spec.bytes_per_slot}})
+    holds = 4 * spec.block_tokens
+    gateway = GatewayServer(replace(arguments, config=arguments.config.model_copy(update={"kv": kv})), cluster.conductor.address)
+    await gateway.start()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20) as http:
+            for tenant, status in (("small", 400), ("other", 200)):
+                asked = await http.post(PLAIN, json=plain(prompt=[5] * 10, max_tokens=holds - 9), headers={TENANT_HEADER: tenant})
+                assert asked.status_code == status
+                if status == 400:
+                    error = asked.json()["error"]
+                    assert error["code"] == "quota_exceeded" and f"'small' holds {holds} tokens" in error["message"]
+            fits = plain(prompt=[5] * 10, max_tokens=holds - 10)
+            assert (await http.post(PLAIN, json=fits, headers={TENANT_HEADER: "small"})).status_code == 200
     finally:
         await gateway.close()
 
