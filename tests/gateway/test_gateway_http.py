@@ -17,8 +17,8 @@ from gateway_cluster import MODEL, Cluster, until
 from prometheus_client import REGISTRY
 
 from conductor.gateway.app import GatewayServer
-from conductor.gateway.tenancy import TENANT_HEADER
 from conductor.gateway.state import Limits
+from conductor.gateway.tenancy import TENANT_HEADER
 from engine.tokenizer import Tokenizer
 from springtide import supervision
 from springtide.config import ServerConfig
