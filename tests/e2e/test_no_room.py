@@ -21,7 +21,6 @@ LONGEST = SLOTS * BLOCK_TOKENS
 MAX_BATCH = 4
 OUTPUT_TOKENS = 400
 """With its prompt, more than half of the arena: of sixteen streams, one or two have room."""
-PREEMPTIONS = "springtide_decode_preemptions_total"
 
 
 @pytest.fixture(scope="module")
