@@ -113,6 +113,8 @@ class Store:
         add_StoreServicer_to_server(service, self._server)
         local = LocalStoreService(self.node, self._transfers, self._ingests, self._departed, self._set_session)
         add_LocalStoreServicer_to_server(local, self._local_server)
+        # Whoever reaches the Unix socket is of this user, and may do there what peers and operators may.
+        add_StoreServicer_to_server(service, self._local_server)
         self.node.address = self._listen()
         await self._server.start()
         await self._local_server.start()

@@ -166,7 +166,7 @@ async def test_a_tenant_over_its_quota_evicts_its_own_blocks_and_no_others(start
     engine.release(strangers.attempt_id)
 
 
-async def test_a_full_quota_is_told_as_overload_and_one_that_never_suffices_as_an_error(start: Starter) -> None:
+async def test_a_full_quota_is_told_as_such_and_one_that_never_suffices_as_an_error(start: Starter) -> None:
     _, engine = await start("prefill-0", tenant_quotas={"*": 3 * SPEC.bytes_per_slot})
 
     async def failure(attempt_id: str) -> common_pb2.Failure:
@@ -174,7 +174,7 @@ async def test_a_full_quota_is_told_as_overload_and_one_that_never_suffices_as_a
 
     running = await engine.acquire([], 3, tenant="anybody")
     engine.send(acquire=pb.Acquire(attempt_id="second", num_blocks=1, tenant="anybody"))
-    assert (await failure("second")).code == common_pb2.FAILURE_CODE_OVERLOADED
+    assert (await failure("second")).code == common_pb2.FAILURE_CODE_QUOTA_USED
     engine.send(reserve=pb.Reserve(attempt_id="large", num_blocks=4, tenant="somebody else"))
     refusal = await failure("large")
     assert refusal.code == common_pb2.FAILURE_CODE_INVALID
