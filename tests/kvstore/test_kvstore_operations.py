@@ -182,7 +182,7 @@ async def test_a_full_quota_is_told_as_such_and_one_that_never_suffices_as_an_er
     engine.release(running.attempt_id)
     one, two = await engine.acquire([], 1, tenant="anybody"), await engine.acquire([], 2, tenant="anybody")
     engine.send(grow=pb.Grow(attempt_id=one.attempt_id, num_blocks=1))
-    assert (await failure(one.attempt_id)).code == common_pb2.FAILURE_CODE_PREEMPTED, "nobody else has to give way"
+    assert (await failure(one.attempt_id)).code == common_pb2.FAILURE_CODE_QUOTA_USED, "what it has, it keeps"
     engine.release(one.attempt_id)
     engine.release(two.attempt_id)
     await engine.stat_until(lambda stat: stat.slots_free == 32)

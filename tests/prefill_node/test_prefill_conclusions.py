@@ -53,7 +53,7 @@ def test_a_last_stage_with_too_few_tokens_fails_the_pass() -> None:
 
 async def test_a_pass_that_cannot_even_begin_fails() -> None:
     thread, told = ModelThread(1), list[PassLeft | PassEnded]()
-    passes = OwnPasses(None, thread, prefix_timeout_s=1.0)  # type: ignore[arg-type]
+    passes = OwnPasses(None, thread, prefix_timeout_s=1.0, silence_s=2.5)  # type: ignore[arg-type]
     passes.tell = lambda run, event: told.append(event)
     passes.launch(RunPass(4, (None,), ()), None)  # type: ignore[arg-type]
     await until(lambda: told)

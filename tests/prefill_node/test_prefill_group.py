@@ -309,5 +309,6 @@ async def test_more_stages_than_layers_are_refused(tmp_path: Path, model: Path) 
 
 
 def _arguments(tmp_path: Path, model: Path, **prefill_node: Any) -> ProcessArguments:
-    config = load_config(overrides={f"prefill_node.{name}": value for name, value in prefill_node.items()}, environ={})
+    overrides = {"kv.open_to_strangers": True, **{f"prefill_node.{name}": value for name, value in prefill_node.items()}}
+    config = load_config(overrides=overrides, environ={})
     return ProcessArguments(config, describe(str(model)), tmp_path, "prefill-0", "prefill-0", "127.0.0.1")
