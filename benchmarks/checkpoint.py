@@ -87,7 +87,7 @@ def _write_tokenizer(directory: Path, file: GGUFFile) -> None:
     gguf_tokenizer(file).save(str(directory / "tokenizer.json"))
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "chat_template": file.require("tokenizer.chat_template"),
+        "chat_template": file.text("tokenizer.chat_template"),
         **gguf_special_tokens(file),
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(described, indent=1))

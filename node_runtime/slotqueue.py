@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 RETRY_S = 1.0
+HEAD_PATIENCE_S = 50.0
+"""By which the first waits longer than its deadline: slots pile up for it, which whoever is behind would take if it left."""
 """A pool that looks too full is asked again after so long: how many slots the reused blocks save, only the store knows."""
 
 
@@ -17,9 +19,15 @@ class _Place:
     requested_at: float
     deadline: float
     asked_at: float
+    tenant: str = ""
     asking: bool = False
     quota_used: bool = False
-    """Its tenant's quota had no room: others need not wait for that."""
+    """Its tenant's quota had no room: other tenants need not wait for that."""
+
+    @property
+    def wanted_blocks(self) -> int:
+        """Of the pool, which has them."""
+        return 0 if self.quota_used else self.num_blocks + self.growth_blocks
 
 
 class SlotQueue:
@@ -30,7 +38,7 @@ class SlotQueue:
         self._places: dict[str, _Place] = {}
         self._order: list[tuple[float, str]] = []
         self.wanted_blocks = 0
-        """Of all that wait, what they are expected to grow by included."""
+        """Of all that wait for the pool, what they are expected to grow by included."""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -41,10 +49,12 @@ class SlotQueue:
     def __iter__(self) -> Iterator[str]:
         return (attempt_id for _, attempt_id in self._order)
 
-    def wait(self, attempt_id: str, num_blocks: int, requested_at: float, deadline: float, *, growth_blocks: int = 0) -> None:
+    def wait(
+        self, attempt_id: str, num_blocks: int, requested_at: float, deadline: float, *, tenant: str = "", growth_blocks: int = 0
+    ) -> None:
         """Takes its place without having asked: others already wait, or there is no place to compute it. `growth_blocks`: that it is
         expected to want later."""
-        self._enter(attempt_id, _Place(num_blocks, growth_blocks, requested_at, deadline, asked_at=float("-inf")))
+        self._enter(attempt_id, _Place(num_blocks, growth_blocks, requested_at, deadline, asked_at=float("-inf"), tenant=tenant))
 
     def refused(
         self,
@@ -54,20 +64,22 @@ class SlotQueue:
         deadline: float,
         now: float,
         *,
+        tenant: str = "",
         growth_blocks: int = 0,
         quota_used: bool = False,
     ) -> None:
         """The store had no room: keeps its place, or takes it."""
-        place = self._places.get(attempt_id)
-        if place is None:
-            place = _Place(num_blocks, growth_blocks, requested_at, deadline, asked_at=now)
-            self._enter(attempt_id, place)
+        if attempt_id not in self._places:
+            self._enter(attempt_id, _Place(num_blocks, growth_blocks, requested_at, deadline, asked_at=now, tenant=tenant))
+        place = self._places[attempt_id]
+        self.wanted_blocks -= place.wanted_blocks
         place.asked_at, place.asking, place.quota_used = now, False, quota_used
+        self.wanted_blocks += place.wanted_blocks
 
     def leave(self, attempt_id: str) -> None:
         place = self._places.pop(attempt_id, None)
         if place is not None:
-            self.wanted_blocks -= place.num_blocks + place.growth_blocks
+            self.wanted_blocks -= place.wanted_blocks
             del self._order[bisect_left(self._order, (place.requested_at, attempt_id))]
 
     def clear(self) -> None:
@@ -75,16 +87,27 @@ class SlotQueue:
         self._order.clear()
         self.wanted_blocks = 0
 
+    def goes_before(self, tenant: str) -> bool:
+        """Whether somebody waits here whom a newcomer of the tenant may not overtake."""
+        return any(not place.quota_used or place.tenant == tenant for place in self._places.values())
+
     def expired(self, now: float) -> list[str]:
-        """Those whose deadline has passed. They stay until they `leave`."""
-        return [attempt_id for attempt_id, place in self._places.items() if now >= place.deadline]
+        """Those whose deadline has passed, by HEAD_PATIENCE_S for the first that waits for the pool. They stay until they `leave`."""
+        head = next((attempt_id for attempt_id in self if not self._places[attempt_id].quota_used), None)
+        patience_s = {head: HEAD_PATIENCE_S}
+        return [name for name, place in self._places.items() if now >= place.deadline + patience_s.get(name, 0.0)]
 
     def next_to_ask(self, slots_available: int, now: float, *, alone: bool = True) -> str | None:
         """The first that has no reason to wait but the pool, when the store may now have slots for it, or one whose tenant may have room by
-        now. It then counts as asking until `refused` or `leave`. Unless it would be `alone`, it waits for what it is to grow by, too."""
+        now: nobody overtakes an older one of the own tenant. It then counts as asking until `refused` or `leave`. Unless it would be
+        `alone`, it waits for what it is to grow by, too."""
+        over_quota: set[str] = set()
         for _, attempt_id in self._order:
             place = self._places[attempt_id]
+            if place.tenant in over_quota:
+                continue
             if place.quota_used and (place.asking or now - place.asked_at < RETRY_S):
+                over_quota.add(place.tenant)
                 continue
             wanted = place.num_blocks + (0 if alone else place.growth_blocks)
             if place.asking or (wanted > slots_available and now - place.asked_at < RETRY_S):
@@ -95,5 +118,5 @@ class SlotQueue:
 
     def _enter(self, attempt_id: str, place: _Place) -> None:
         self._places[attempt_id] = place
-        self.wanted_blocks += place.num_blocks + place.growth_blocks
+        self.wanted_blocks += place.wanted_blocks
         insort(self._order, (place.requested_at, attempt_id))

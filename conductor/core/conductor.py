@@ -59,6 +59,8 @@ _MOST_SOURCES = 3
 """The chosen one and those that take its place when it fails or is slow."""
 _COUNTED_REQUESTS = 1 << 16
 """The latest, which may still be scheduled anew."""
+_HEARD_LATELY_S = 1.2
+"""Two reports."""
 _SWEPT_A_TICK = 50_000
 """Table entries cleaned at a time, some 20 ms."""
 
@@ -138,10 +140,10 @@ class ConductorCore:
                 self._snapshots_asked.discard(node_id)
             case InstanceUp(ref, incarnation):
                 self.state.instance_up(ref, incarnation, now)
-                return self._tell_hung()
+                return self._tell_hung(now)
             case InstanceDown(instance_id, incarnation, hung):
                 self.state.instance_down(instance_id, incarnation, hung, now)
-                return self._tell_hung()
+                return self._tell_hung(now)
             case ReplicationEnded():
                 self.hot_spots.ended(event, now)
             case SwitchFailed(instance_id):
@@ -230,11 +232,14 @@ class ConductorCore:
         """What is too large for the nodes that are ready may fit one that is away for a moment; what was accepted once did fit."""
         if not isinstance(outcome, Rejection) or outcome.reason is not Reason.TOO_LARGE:
             return outcome
-        away = [instance for instance in self.state.instances.values() if not self.scheduler.ready(instance)]
         need = {Role.PREFILL: alternatives.num_blocks, Role.DECODE: alternatives.most_blocks}
-        if not request.accepted and not any(instance.load.slots_total >= need[instance.ref.role] for instance in away):
+        largest = {Role.PREFILL: alternatives.prefills.slots_total.max(), Role.DECODE: alternatives.decodes.slots_total.max()}
+        short = [role for role in Role if largest[role] < need[role]]
+        away = [instance for instance in self.state.instances.values() if not self.scheduler.ready(instance)]
+        roomy = {instance.ref.role for instance in away if instance.most_slots >= need[instance.ref.role]}
+        if not request.accepted and not roomy.issuperset(short):
             return outcome
-        reason = Reason.NO_PREFILL if alternatives.prefills.slots_total.max() < alternatives.num_blocks else Reason.NO_DECODE
+        reason = Reason.NO_PREFILL if Role.PREFILL in short else Reason.NO_DECODE
         return Rejection(reason, f"{outcome.message}; a larger one is away", alternatives.rejoin_s)
 
     def _prediction(self, request: Schedule, placement: Placement, outlook: Outlook | None, now: float) -> Prediction:
@@ -354,11 +359,16 @@ class ConductorCore:
         """Those whose work is to go on elsewhere."""
         return self._hung
 
-    def _tell_hung(self) -> list[Action]:
+    def _tell_hung(self, now: float) -> list[Action]:
         """Where no other instance of the role is ready, work is left where it is: to wait there, for one that may only have been held up,
         is better than to fail and to wait."""
         suspects = [instance for instance in self.state.instances.values() if instance.hung]
-        replaced = {role for role in Role if any(self.scheduler.ready(other) for other in self.state.of_role(role))} if suspects else set()
+        if not suspects and not self._hung:
+            return []
+        # One that has been silent itself for a while is no replacement: where all are, this Conductor is cut off from them, not they from
+        # their gateways.
+        heard = [one for one in self.state.instances.values() if now - one.changed_at <= _HEARD_LATELY_S and self.scheduler.ready(one)]
+        replaced = {instance.ref.role for instance in heard}
         hung = tuple(instance.ref for instance in suspects if instance.ref.role in replaced)
         if hung == self._hung:
             return []
@@ -380,7 +390,7 @@ class ConductorCore:
             self.transfers.end(attempt_id)
         self.index.sweep(_SWEPT_A_TICK)
         actions: list[Action] = [Forgot(tuple(silent))] if silent else []
-        actions += self._tell_hung()
+        actions += self._tell_hung(now)
         actions += self.hot_spots.orders(self._store_addresses, now)
         if self.balance is not None:
             ready = [instance for instance in self.state.instances.values() if self.scheduler.ready(instance)]

@@ -62,6 +62,8 @@ class Instance:
     load: Load = field(default_factory=Load)
     changed_at: float = 0.0
     """When `load` arrived or, while it is down, since when it is."""
+    most_slots: int = 0
+    """That it said it has, when it last had any: it has none while its store is away, nor has one that has just begun."""
     unreported: dict[AttemptId, Attempt] = field(default_factory=dict)
     """Placed here, and in no report yet."""
     arriving: dict[AttemptId, Attempt] = field(default_factory=dict)
@@ -107,6 +109,7 @@ class Instance:
 
     def report(self, load: Load, now: float) -> None:
         self.load, self.changed_at = load, now
+        self.most_slots = load.slots_total or self.most_slots
         for attempt_id in load.attempt_ids & self.unreported.keys():
             del self.unreported[attempt_id]
         for attempt in [attempt for attempt in self.arriving.values() if attempt.phase is not Phase.PREFILL]:
@@ -152,6 +155,7 @@ class ClusterState:
             return
         self.forecast.down(ref.instance_id)
         instance = self.instances[ref.instance_id] = Instance(ref, incarnation, changed_at=now)
+        instance.most_slots = known.most_slots if known is not None else 0
         if known is None:
             for attempt in self.attempts.values():
                 self._count_work(instance, attempt)

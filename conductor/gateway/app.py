@@ -44,6 +44,7 @@ _GRACE_S = 0.5
 """For clients to take their last bytes when the gateway stops."""
 MAX_HTTP_CONNECTIONS, MAX_GRPC_CONNECTIONS = 8192, 4096
 """Where the process may open enough files: half of these are for HTTP, a quarter for gRPC, the rest for the cluster's own connections."""
+_AFTER_CONDUCTOR_S = 0.5
 _TAKE_OVER_S = 1.0
 """By when, after the lease of a leader that died is over, another Conductor leads."""
 
@@ -176,7 +177,8 @@ class GatewayServer:
 
 
 def _limits(config: ClusterConfig) -> Limits:
-    limits = Limits(max_attempts=config.conductor.max_attempts)
+    # The Conductor, which knows more, comes before.
+    limits = Limits(max_attempts=config.conductor.max_attempts, silence_s=config.silence_s + _AFTER_CONDUCTOR_S)
     if config.conductor.replicas > 1:
         # To wait for the next leader is no sign yet that none will come.
         return replace(limits, scheduler_wait_s=limits.scheduler_wait_s + config.conductor.leader_lease_s)

@@ -115,7 +115,8 @@ class Bodies:
             raise self._full()
         oldest.outbid = True
         self._release(oldest)
-        oldest.patience.reschedule(asyncio.get_running_loop().time())
+        if not oldest.patience.expired():
+            oldest.patience.reschedule(asyncio.get_running_loop().time())
 
     def _too_large(self) -> BodyTooLarge:
         message = f"the body is longer than {self._max_bytes} bytes, and so than anything that the model's context could hold"
@@ -171,18 +172,20 @@ _MARKS = tuple(mark.to_bytes() for mark in b",:[{")
 
 def has_more_values(raw: bytes, limit: int) -> bool:
     """Whether a JSON document has more than `limit` separators and openings of lists and objects outside of strings, which is as many as it
-    has values and keys. Nothing is kept of it, and whoever waits for the interpreter gets it between two strings."""
+    has values and keys, or more strings than go with so many. Nothing is kept of it, and whoever waits for the interpreter gets it between
+    two strings."""
     if sum(raw.count(mark) for mark in _MARKS) <= limit:
         return False
-    found = begin = 0
-    while found <= limit:
+    found = begin = strings = 0
+    while max(found, strings - 1) <= limit:
         opening = raw.find(b'"', begin)
         end = len(raw) if opening < 0 else opening
         found += sum(raw.count(mark, begin, end) for mark in _MARKS)
         if opening < 0:
             break
         begin = _end_of_string(raw, opening) + 1
-    return found > limit
+        strings += 1
+    return max(found, strings - 1) > limit
 
 
 def _end_of_string(raw: bytes, opening: int) -> int:

@@ -25,6 +25,8 @@ _NO_ROOM = (
     pb.FAILURE_CODE_OVERLOADED,
 )
 """A healthy node that is full: the request waits, and tries again for as long as its client wants it."""
+_LOOK_EVERY_S = 0.25
+"""At all requests. Ticks come also for the retry of a single one."""
 _MOST_BETWEEN_TICKS_S = 1.0
 """What is more than that between two ticks is a pause of this gateway, not of the nodes."""
 
@@ -39,6 +41,7 @@ class GatewayCore:
         """Those for which the Conductor's answer is awaited."""
         self._retries: dict[RequestId, float] = {}
         self._shut_down = False
+        self._looked_at = float("-inf")
         self._observed = ObservedTime(_MOST_BETWEEN_TICKS_S)
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
@@ -194,6 +197,7 @@ class GatewayCore:
             return []
         state, attempt = running
         attempt.waits, attempt.prefill_open = False, True
+        state.waiting_since = None
         attempt.pulses["prefill"].move(self._observed.now)
         return [self._start_prefill(state, attempt, now)]
 
@@ -326,9 +330,9 @@ class GatewayCore:
         culprit = attempt.instance_of(event.side)
         message = f"{culprit}: {event.message}"
         if event.code == pb.FAILURE_CODE_INVALID and not state.tokens:
-            return self._give_up(state, InvalidRequest(message))
-        if event.code == pb.FAILURE_CODE_OVERLOADED and attempt.assignment.refusable:
-            return self._refused_at_door(state, attempt, message, culprit, now)
+            return self._give_up(state, InvalidRequest(event.message))
+        if event.code == pb.FAILURE_CODE_OVERLOADED and attempt.assignment.refusable and not state.tokens:
+            return self._refused_at_door(state, attempt, event.message, culprit, now)
         if event.code in _NO_ROOM:
             return self._crowd_out(state, attempt, message, culprit, now)
         if event.code == pb.FAILURE_CODE_PEER_LOST and not attempt.assignment.inlined:
@@ -352,7 +356,8 @@ class GatewayCore:
         waited_s = now - attempt.started_at
         actions = self._stop_attempt(state, attempt, "failed", culprit, message)
         state.crowded_out += 1
-        pause_s = min(self._limits.crowded_pause_s * 2 ** (state.crowded_out - 2), self._limits.crowded_pause_max_s)
+        state.waiting_since = None  # somebody is there
+        pause_s = min(self._limits.crowded_pause_s * 2 ** min(state.crowded_out - 2, 10), self._limits.crowded_pause_max_s)
         if state.crowded_out == 1 or waited_s >= pause_s:
             return [*actions, *self._schedule(state, now)]
         return [*actions, *self._retry_at(state, now + pause_s)]
@@ -398,6 +403,9 @@ class GatewayCore:
             state = self._requests[request_id]
             state.retry_at = None
             actions += self._schedule(state, now)
+        if now - self._looked_at < _LOOK_EVERY_S:
+            return actions
+        self._looked_at = now
         for state in [state for state in self._requests.values() if state.generation.deadline_ms and self._left_ms(state, now) <= 0]:
             actions += self._miss_deadline(state)
         self._observed.look(now)

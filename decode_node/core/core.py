@@ -201,11 +201,13 @@ class DecodeCore:
             self._reply_failure(attempt, pb.FAILURE_CODE_INVALID, message)
         elif start.refusable and (why := door.refusal(self.cost, self._holders.values(), attempt, self._settings.max_batch)):
             self._reply_failure(attempt, pb.FAILURE_CODE_OVERLOADED, why)
-        elif self._slot_queue or not self._has_place:
+        elif self._slot_queue.goes_before(request.tenant) or not self._has_place:
             if attempt.waits:
                 self._attempts[attempt_id] = attempt
                 deadline, growth = now + self._settings.slot_wait_s, attempt.growth_blocks(self._settings.block_tokens)
-                self._slot_queue.wait(attempt_id, request.num_blocks, attempt.requested_at, deadline, growth_blocks=growth)
+                self._slot_queue.wait(
+                    attempt_id, request.num_blocks, attempt.requested_at, deadline, tenant=request.tenant, growth_blocks=growth
+                )
             else:
                 self._reply_failure(attempt, pb.FAILURE_CODE_POOL_FULL, "others wait for room here")
         else:
@@ -293,10 +295,20 @@ class DecodeCore:
             self._fail(attempt, failure.code, failure.message)
             return
         quota_used = failure.code == pb.FAILURE_CODE_QUOTA_USED
+        request, growth = attempt.request, attempt.growth_blocks(self._settings.block_tokens)
         if not quota_used:
-            self._slots_available = min(self._slots_available, attempt.request.num_blocks - 1)
-        deadline = attempt.arrived_at + self._settings.slot_wait_s
-        self._slot_queue.refused(attempt.attempt_id, attempt.request.num_blocks, attempt.requested_at, deadline, now, quota_used=quota_used)
+            most = request.num_blocks - 1 + (self._kept_for_growth() + growth if self._holders else 0)
+            self._slots_available = min(self._slots_available, most)
+        self._slot_queue.refused(
+            attempt.attempt_id,
+            request.num_blocks,
+            attempt.requested_at,
+            attempt.arrived_at + self._settings.slot_wait_s,
+            now,
+            tenant=request.tenant,
+            growth_blocks=growth,
+            quota_used=quota_used,
+        )
 
     def _acquired(self, attempt: Attempt, acquired: storage.Acquired) -> None:
         block_tokens, most = self._settings.block_tokens, batching.most_missing(self._settings.inline_tokens)
@@ -356,20 +368,21 @@ class DecodeCore:
         them up, whatever it is at: the gateway schedules it again with what it has generated, and it keeps its age. The oldest is never
         preempted, so work always ends."""
         refused = [attempt for attempt in self._holders.values() if attempt.growth == "refused" and attempt.phase == "running"]
-        starved = next((attempt for attempt in refused if not attempt.ahead and attempt.lacks_slot(self._settings.block_tokens)), None)
-        if starved is None or self._held_back() or now < self._room_awaited_until:
+        starved = [attempt for attempt in refused if not attempt.ahead and attempt.lacks_slot(self._settings.block_tokens)]
+        if not starved or self._held_back() or now < self._room_awaited_until:
             return
-        tenant = starved.request.tenant if starved.quota_used else None
-        holders = [attempt for attempt in self._holders.values() if tenant in (None, attempt.request.tenant)]
-        if len(holders) == 1:
+        for attempt in starved:
+            tenant = attempt.request.tenant if attempt.quota_used else None
+            holders = [one for one in self._holders.values() if tenant in (None, one.request.tenant)]
+            if len(holders) > 1:
+                youngest = holders[-1]
+                if youngest.phase in ("reserving", "ingesting"):
+                    self._room_awaited_until = now + _MOST_ROOM_WAIT_S
+                self._fail(youngest, pb.FAILURE_CODE_PREEMPTED, "its slots were needed by an older request")
+                return
             # Alone: leases, pins, or slots that a peer may still write hold the rest for a while.
-            if starved.starved_since is None:
-                starved.starved_since = now
-            return
-        youngest = holders[-1]
-        if youngest.phase in ("reserving", "ingesting"):
-            self._room_awaited_until = now + _MOST_ROOM_WAIT_S
-        self._fail(youngest, pb.FAILURE_CODE_PREEMPTED, "its slots were needed by an older request")
+            if attempt.starved_since is None:
+                attempt.starved_since = now
 
     def _expire(self, now: float) -> None:
         for attempt_id in self._slot_queue.expired(now):
@@ -378,8 +391,9 @@ class DecodeCore:
             self._fail(attempt, pb.FAILURE_CODE_POOL_FULL, message)
         for attempt in list(self._holders.values()):
             if attempt.phase == "ingesting" and now >= attempt.lease_until:
+                # A prefill side that hangs is found out by its silence: this one has too much to do.
                 message = f"the prompt was not handed over within {self._settings.ingest_lease_s:g} s"
-                self._fail(attempt, pb.FAILURE_CODE_PEER_LOST, message)
+                self._fail(attempt, pb.FAILURE_CODE_POOL_FULL, message)
             elif attempt.starved_since is not None and now >= attempt.starved_since + self._settings.slot_wait_s:
                 # There may be room elsewhere by now.
                 self._fail(attempt, pb.FAILURE_CODE_POOL_FULL, f"no slot came free within {self._settings.slot_wait_s:g} s")

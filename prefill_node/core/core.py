@@ -169,8 +169,8 @@ class PrefillCore:
             )
             return
         attempt = self._attempts[attempt_id] = Attempt(start, arrived_at=now)
-        if self._slot_queue:
-            self._slot_queue.wait(attempt_id, request.num_blocks, attempt.requested_at, _slot_deadline(attempt))
+        if self._slot_queue.goes_before(request.tenant):
+            self._slot_queue.wait(attempt_id, request.num_blocks, attempt.requested_at, _slot_deadline(attempt), tenant=request.tenant)
         else:
             self._acquire(attempt, now)
 
@@ -247,6 +247,7 @@ class PrefillCore:
                     attempt.requested_at,
                     _slot_deadline(attempt),
                     now,
+                    tenant=attempt.request.tenant,
                     quota_used=quota_used,
                 )
             case storage.AttemptFailed(_, failure):

@@ -19,7 +19,6 @@ from prefill_node.core.flight import most_passes
 from prefill_node.stage.ring import RingShape
 from prefill_node.stage.session import Session
 from springtide.config import ClusterConfig
-from springtide.credentials import credentials_of
 from springtide.errors import SpringtideError
 from springtide.process import ProcessArguments
 from springtide.rpc import channels, stage_pb2, stage_pb2_grpc
@@ -47,7 +46,7 @@ def ring_shape(config: ClusterConfig, runner: ModelRunner) -> RingShape:
 async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
     config = arguments.config
     thread = ModelThread(config.prefill_node.threads or default_threads(config.num_engines))
-    server = channels.new_server(credentials_of(config))
+    server = channels.new_server()
     stage = StageServer(arguments, thread)
     stage_pb2_grpc.add_PrefillStageServicer_to_server(stage, server)
     socket = stage_socket(arguments.run_dir, arguments.instance_id)

@@ -233,6 +233,11 @@ class SimGateway:
 
     def _start_prefill(self, action: ev.StartPrefill) -> None:
         assignment = action.assignment
+        instance_id = assignment.prefill.instance_id
+        if instance_id not in self._prefills:
+            # It has left its role while the attempt waited for room at its decode node.
+            self._mailbox.post(ev.SessionLost("prefill", instance_id, (assignment.attempt_id,), connected=False))
+            return
         start = prefill_events.Start(
             session=_SESSION,
             request=self._request(action.generation, assignment.attempt_id, len(action.token_ids), action.age_ms),
@@ -241,7 +246,7 @@ class SimGateway:
             ttft_budget_ms=action.ttft_budget_ms,
             sources=assignment.sources,
         )
-        self._prefills[assignment.prefill.instance_id].tell(start)
+        self._prefills[instance_id].tell(start)
 
     def _advance(self, action: ev.Advance) -> None:
         self._conductor(

@@ -6,7 +6,7 @@ from decode_node.core import events as ev
 from decode_node.core.actions import Action, Reply, RunStep
 from node_runtime import events, storage
 from node_runtime.pages import within
-from node_runtime.slotqueue import RETRY_S
+from node_runtime.slotqueue import HEAD_PATIENCE_S, RETRY_S
 from node_runtime.storage import AttemptFailed, Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
 from springtide.blocks import block_keys
 from springtide.rpc import common_pb2 as pb
@@ -176,7 +176,10 @@ def test_a_full_pool_at_the_reservation_is_waited_for_oldest_first_and_not_for_e
     assert only(node.tell(events.Abort("a")), Reserve) == []
     seen = node.tell(storage.StoreLoad(4, 4))
     assert [reserve.attempt_id for reserve in only(seen, Reserve)] == ["b", "c"] and reserved(seen) == ["b"]
+    node.tell(start("d", 5, max_tokens=2, waits=True))
     node.now = 31.0
+    assert failures(node.tell(events.Tick())) == [("d", pb.FAILURE_CODE_POOL_FULL)]
+    node.now += HEAD_PATIENCE_S
     assert failures(node.tell(events.Tick())) == [("c", pb.FAILURE_CODE_POOL_FULL)]
 
 
@@ -241,6 +244,17 @@ def test_prompts_that_are_still_being_written_give_way_too_one_at_a_time() -> No
     assert [rows_of(run) for run in only(node.tell(storage.StoreLoad(1, 1)), RunStep)] == [["old"]]
 
 
+def test_who_is_alone_at_its_quota_does_not_keep_others_from_making_room() -> None:
+    node = Full(12)
+    small = start("small", 15, max_tokens=26, age_s=9.0, tenant="small")
+    for begin in (start("young", 6, max_tokens=2), small, start("old", 15, age_s=5.0)):
+        node.tell(begin)
+    node.core._attempts["small"].quota_used = True
+    launched = node.tell(Ingested("small", 100))
+    node.tell(Ingested("old", 100))
+    assert failures(steps(node, launched, 2)) == [("young", pb.FAILURE_CODE_PREEMPTED)]
+
+
 def test_who_is_alone_and_lacks_a_slot_waits_and_is_then_scheduled_elsewhere() -> None:
     node = Node(4)
     actions = node.join(start("a", 14, max_tokens=18))
@@ -283,7 +297,7 @@ def test_a_prompt_that_is_never_handed_over_is_given_up() -> None:
     node = Node()
     node.tell(start("a", 10))
     node.now = 300.0
-    assert failures(node.tell(events.Tick())) == [("a", pb.FAILURE_CODE_PEER_LOST)] and len(node.store.free) == NUM_SLOTS
+    assert failures(node.tell(events.Tick())) == [("a", pb.FAILURE_CODE_POOL_FULL)] and len(node.store.free) == NUM_SLOTS
 
 
 def test_a_lost_store_fails_everything_and_a_new_one_starts_afresh() -> None:

@@ -8,6 +8,7 @@ from decode_node.core import events as ev
 from decode_node.core.actions import Reply, RunStep
 from decode_node.core.batching import LEAST_PROMPT_TOKENS
 from node_runtime import events
+from node_runtime.slotqueue import HEAD_PATIENCE_S
 from node_runtime.storage import Acquire, Commit, Release, Reserve
 from springtide.rpc import common_pb2 as pb
 from tests.support.decode_core import INLINE_TOKENS, NUM_SLOTS, Node, failures, only, outputs, prefilled, rows_of, start
@@ -145,5 +146,5 @@ def test_an_inlined_prompt_waits_for_slots_as_any_other() -> None:
     assert failures(waiting) == [] and only(waiting, RunStep) == []
     begun = node.tell(events.Abort("a"))
     assert len(only(begun, Release)) == 1
-    node.now = 31.0
+    node.now = 31.0 + HEAD_PATIENCE_S
     assert failures(node.tell(events.Tick())) == [("b", pb.FAILURE_CODE_POOL_FULL)]

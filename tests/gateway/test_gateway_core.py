@@ -245,7 +245,7 @@ NO_ROOM = [pb.FAILURE_CODE_POOL_FULL, pb.FAILURE_CODE_QUOTA_USED, pb.FAILURE_COD
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_an_accepted_request_waits_for_room_however_often_it_finds_none(side: ev.Side, code: pb.FailureCode) -> None:
     course = Course()
-    for number in range(1, 50):
+    for number in range(1, 1500):
         attempt_id = AttemptId(f"r0.{number}")
         assert course.schedule().accepted == (number > 1) and course.schedule().avoid == ()
         course.assign(attempt_id)
@@ -256,9 +256,33 @@ def test_an_accepted_request_waits_for_room_however_often_it_finds_none(side: ev
             assert course.now < deadline <= course.now + LIMITS.crowded_pause_max_s, "no busy loop, and no long sleep"
             course.now = deadline
             course.feed(ev.Tick())
-    course.assign(AttemptId("r0.50"))
-    course.feed(ev.DecodeReserved(AttemptId("r0.50")))
-    assert emitted(course.first_token(AttemptId("r0.50"))) == [0]
+    course.assign(AttemptId("r0.1500"))
+    course.feed(ev.DecodeReserved(AttemptId("r0.1500")))
+    assert emitted(course.first_token(AttemptId("r0.1500"))) == [0]
+
+
+def test_a_refusal_at_the_door_after_a_token_is_no_refusal_any_more() -> None:
+    """The first token comes over another connection and may overtake it."""
+    course = Course()
+    course.assign(refusable=True)
+    course.first_token()
+    course.fail(pb.FAILURE_CODE_OVERLOADED)
+    assert course.schedule().accepted and course.schedule().token_ids == (0, 0, 0, 0)
+
+
+def test_waiting_for_room_is_not_waiting_for_somebody_to_be_there() -> None:
+    course = Course()
+    course.assign()
+    course.lose("decode")
+    course.reject(conductor_pb.REJECTION_REASON_NO_DECODE, SECOND)
+    course.now = course.core.next_deadline() or 0.0
+    course.feed(ev.Tick())
+    course.assign(SECOND if not course.core._asked else next(iter(course.core._asked)), waits=True)
+    (attempt_id,) = course.core._by_attempt
+    course.now += 10 * LIMITS.capacity_wait_s
+    course.fail(pb.FAILURE_CODE_POOL_FULL, attempt_id=attempt_id)
+    course.reject(conductor_pb.REJECTION_REASON_NO_DECODE, course.schedule().attempt_id)
+    assert not any(isinstance(action, ev.Terminal) for action in course.did)
 
 
 def test_where_there_is_no_room_prefill_begins_when_the_decode_node_has_some() -> None:

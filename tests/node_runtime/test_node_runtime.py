@@ -13,7 +13,7 @@ from node_runtime import storage
 from node_runtime.costs import cost_model
 from node_runtime.requests import parse_request
 from node_runtime.sessions import Sessions
-from node_runtime.slotqueue import RETRY_S, SlotQueue
+from node_runtime.slotqueue import HEAD_PATIENCE_S, RETRY_S, SlotQueue
 from springtide.cost import PrefillCost
 from springtide.errors import ConfigError, InvalidRequest
 from springtide.rpc import common_pb2, node_pb2, store_pb2
@@ -66,7 +66,9 @@ def test_only_the_oldest_asks_for_slots_and_only_when_there_may_be_some() -> Non
     assert queue.next_to_ask(0, 0.5 + RETRY_S) == "old", "reused blocks may save it slots"
     queue.leave("old")
     assert queue.next_to_ask(1, 1.6) == "young"
-    assert queue.expired(59.9) == [] and queue.expired(60.0) == ["young"]
+    queue.wait("younger", 1, requested_at=1.0, deadline=60.0)
+    assert queue.expired(59.9) == [] and queue.expired(60.0) == ["younger"]
+    assert queue.expired(60.0 + HEAD_PATIENCE_S) == ["young", "younger"]
 
 
 def test_whoever_came_to_its_gateway_first_is_asked_for_first() -> None:
@@ -76,12 +78,23 @@ def test_whoever_came_to_its_gateway_first_is_asked_for_first() -> None:
     assert list(queue) == ["first", "second", "third"] and queue.next_to_ask(1, 4.0) == "first"
 
 
-def test_who_waits_for_a_quota_asks_now_and_then_and_holds_nobody_up() -> None:
+def test_who_waits_for_a_quota_asks_now_and_then_and_holds_only_its_own_tenant_up() -> None:
     queue = SlotQueue()
-    queue.refused("over-quota", 1, requested_at=0.0, deadline=60.0, now=1.0, quota_used=True)
-    queue.wait("other", 1, requested_at=0.5, deadline=60.0)
+    queue.refused("over-quota", 1, requested_at=0.0, deadline=60.0, now=1.0, tenant="small", quota_used=True)
+    assert queue.goes_before("small") and not queue.goes_before("other") and queue.wanted_blocks == 0
+    queue.wait("younger", 1, requested_at=0.4, deadline=60.0, tenant="small")
+    queue.wait("other", 1, requested_at=0.5, deadline=60.0, tenant="other")
+    assert queue.goes_before("other") and queue.wanted_blocks == 2
     assert queue.next_to_ask(1, 1.1) == "other"
     assert queue.next_to_ask(1, 1.0 + RETRY_S) == "over-quota"
+    assert queue.next_to_ask(1, 1.1 + RETRY_S) is None, "the younger one does not take what the older of its tenant waits for"
+
+
+def test_what_piles_up_for_a_large_one_is_not_taken_by_those_behind_it() -> None:
+    queue = SlotQueue()
+    queue.refused("large", 80, requested_at=0.0, deadline=10.0, now=0.0)
+    queue.wait("small", 10, requested_at=5.0, deadline=90.0)
+    assert queue.expired(30.0) == [] and queue.next_to_ask(50, 0.5) is None
 
 
 def test_orders_and_notices_are_those_of_the_schema() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node_runtime import events, storage
+from node_runtime.slotqueue import HEAD_PATIENCE_S
 from node_runtime.storage import Acquire, Acquired, AttemptFailed, Commit, FetchProgress, FetchTruncated, OpenHandOver, Push, Release, Seal
 from prefill_node.core import PrefillCore
 from prefill_node.core import events as ev
@@ -241,7 +242,7 @@ def test_a_full_pool_is_asked_again_when_slots_come_free_and_given_up_at_the_bud
     assert only(node.tell(storage.StoreLoad(0, 5)), Acquire) != []
     node.tell(full)
     node.tell(storage.StoreLoad(0, 0))
-    node.now = 10.0
+    node.now = 10.0 + HEAD_PATIENCE_S
     (reply,) = node.tell(events.Tick())
     assert isinstance(reply, Reply) and reply.update.failed.failure.code == pb.FAILURE_CODE_POOL_FULL
 
