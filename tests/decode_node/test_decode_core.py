@@ -244,12 +244,21 @@ def test_prompts_that_are_still_being_written_give_way_too_one_at_a_time() -> No
     assert [rows_of(run) for run in only(node.tell(storage.StoreLoad(1, 1)), RunStep)] == [["old"]]
 
 
+class QuotaUsed(Full):
+    """As Full, but what `small` lacks is room in its quota."""
+
+    def answers(self, order: storage.Order) -> list[ev.Event]:
+        answers = super().answers(order)
+        if isinstance(order, Grow) and order.attempt_id == "small":
+            return [AttemptFailed("small", failure(pb.FAILURE_CODE_QUOTA_USED))]
+        return answers
+
+
 def test_who_is_alone_at_its_quota_does_not_keep_others_from_making_room() -> None:
-    node = Full(12)
+    node = QuotaUsed(12)
     small = start("small", 15, max_tokens=26, age_s=9.0, tenant="small")
-    for begin in (start("young", 6, max_tokens=2), small, start("old", 15, age_s=5.0)):
+    for begin in (start("young", 6, max_tokens=2), small, start("old", 15, max_tokens=26, age_s=5.0)):
         node.tell(begin)
-    node.core._attempts["small"].quota_used = True
     launched = node.tell(Ingested("small", 100))
     node.tell(Ingested("old", 100))
     assert failures(steps(node, launched, 2)) == [("young", pb.FAILURE_CODE_PREEMPTED)]
