@@ -41,6 +41,9 @@ class RandomWeights(Weights):
     def read(self, name: str) -> torch.Tensor:
         raise NotImplementedError("they have no shape of their own")
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        raise NotImplementedError("they have no shape of their own")
+
     def tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         made = torch.randn(*shape, generator=self._random, device=self._random.device, dtype=dtype)
         return made.mul_(DEVIATION) if len(shape) > 1 else made.mul_(DEVIATION).add_(1)
