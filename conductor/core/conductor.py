@@ -250,7 +250,7 @@ class ConductorCore:
             transfer_ms=prefill.transfer_ms,
             prefill_ms=prefill.prefill_ms,
             tbt_ms=outlook.own_tbt_ms if outlook is not None else placement.decode.tbt_ms,
-            output_tokens=self.scheduler.output_tokens(request),
+            output_tokens=self.state.output_tokens(request),
             # What it will have waited for at the decode node says nothing of the queue.
             ahead_ms=0.0 if placement.inlined or placement.waits else self.state.instances[prefill.instance_id].queue_ms(now),
         )

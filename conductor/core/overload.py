@@ -20,7 +20,7 @@ class Overload:
 
     def outlook(self, request: Schedule, alternatives: Alternatives, placement: Placement, now: float) -> Outlook:
         """The request counts as demand by this."""
-        output_tokens = max(self._state.lengths.predict(request.tenant, request.max_new_tokens or float("inf")), request.min_new_tokens)
+        output_tokens = self._state.output_tokens(request)
         limit = self._demand.ask(request.tenant, request.priority, _work_ms(placement, output_tokens), now)
         own_tbt_ms, judged_ms, idle_ms = self._look(request, placement, output_tokens, now)
         share = 1.0

@@ -59,7 +59,7 @@ class Scheduler:
             admission=settings.admission,
             turn=turn,
             num_blocks=blocks_for(request.num_tokens + 1, settings.block_tokens),
-            expected_blocks=blocks_for(request.num_tokens + max(1, round(self.output_tokens(request)) - 1), settings.block_tokens),
+            expected_blocks=blocks_for(request.num_tokens + max(1, round(self._state.output_tokens(request)) - 1), settings.block_tokens),
             # The last token of the output is never fed back.
             most_blocks=blocks_for(request.num_tokens + max(1, request.max_new_tokens - 1), settings.block_tokens),
             accepted=request.accepted,
@@ -73,10 +73,6 @@ class Scheduler:
             holders=holders,
             inlines=self._inlines(request, matches, decodes),
         )
-
-    def output_tokens(self, request: Schedule) -> float:
-        """Predicted."""
-        return max(self._state.lengths.predict(request.tenant, request.max_new_tokens or math.inf), request.min_new_tokens)
 
     def ready(self, instance: Instance) -> bool:
         """Its load is known, with what it takes to predict, and so is what its store holds."""
@@ -214,7 +210,7 @@ def place(alternatives: Alternatives) -> Outcome:
     fit_prefill = (prefills.slots_total >= alternatives.num_blocks).nonzero()[0]
     fit_decode = (decodes.slots_total >= alternatives.most_blocks).nonzero()[0]
     if not len(fit_prefill) or not len(fit_decode):
-        return too_large(alternatives)
+        return _too_large(alternatives)
     policy = POLICIES[alternatives.policy]
     prefill = policy.prefill(alternatives, _avoid(fit_prefill, prefills, alternatives))
     decode = _decode(alternatives, _avoid(fit_decode, decodes, alternatives))
@@ -224,7 +220,7 @@ def place(alternatives: Alternatives) -> Outcome:
     return Placement(prefills[prefill], decode)
 
 
-def too_large(alternatives: Alternatives) -> Rejection:
+def _too_large(alternatives: Alternatives) -> Rejection:
     prefill, decode = (int(estimates.slots_total.max()) for estimates in (alternatives.prefills, alternatives.decodes))
     if prefill < alternatives.num_blocks:
         message = f"the prompt needs {alternatives.num_blocks} KV slots; the largest prefill node has {prefill} (kv.arena_size)"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from conductor.core.decode_forecast import DecodeForecast
-from conductor.core.events import InstanceRef, Load, Phase, Role
+from conductor.core.events import InstanceRef, Load, Phase, Role, Schedule
 from conductor.core.output_lengths import OutputLengths
 from conductor.core.predictions import Prediction, Score
 from conductor.core.queue_bias import QueueBias
@@ -137,6 +137,10 @@ class ClusterState:
     def mean_output_tokens(self) -> float:
         """Of recent requests."""
         return self.lengths.mean_tokens
+
+    def output_tokens(self, request: Schedule) -> float:
+        """Predicted length of its output."""
+        return max(self.lengths.predict(request.tenant, request.max_new_tokens or math.inf), request.min_new_tokens)
 
     def prefill_ms(self, cost: PrefillCost, new_tokens: int, cached_tokens: int) -> float:
         """EstimatePrefillExecutionTime of Algorithm 1, every chunk paying the fixed part of the cost."""
