@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -235,8 +236,13 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
 
     def on_notice(self, notice: store_pb2.StoreNotice) -> None:
         event = storage.from_notice(notice)
-        if isinstance(event, storage.StoreLoad):
-            self.store_load = event
+        match event:
+            case storage.StoreLoad():
+                self.store_load = event
+            case storage.Acquired(slots=slots) | storage.Reserved(slots=slots) | storage.Grown(slots=slots):
+                # Promised until now; the store tells its load a moment later.
+                left = max(0, self.store_load.slots_available - len(slots))
+                self.store_load = replace(self.store_load, slots_available=left)
         if event is not None:
             self.tell(event)
 

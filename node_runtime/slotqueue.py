@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 RETRY_S = 1.0
+"""A pool that looks too full is asked again after so long: how many slots the reused blocks save, only the store knows."""
 HEAD_PATIENCE_S = 50.0
 """By which the first waits longer than its deadline: slots pile up for it, which whoever is behind would take if it left."""
-"""A pool that looks too full is asked again after so long: how many slots the reused blocks save, only the store knows."""
 
 
 @dataclass(slots=True)
@@ -97,11 +97,11 @@ class SlotQueue:
         patience_s = {head: HEAD_PATIENCE_S}
         return [name for name, place in self._places.items() if now >= place.deadline + patience_s.get(name, 0.0)]
 
-    def next_to_ask(self, slots_available: int, now: float, *, alone: bool = True) -> str | None:
+    def next_to_ask(self, slots_available: int, now: float, *, alone: bool = True, held_back: Collection[str] = ()) -> str | None:
         """The first that has no reason to wait but the pool, when the store may now have slots for it, or one whose tenant may have room by
         now: nobody overtakes an older one of the own tenant. It then counts as asking until `refused` or `leave`. Unless it would be
-        `alone`, it waits for what it is to grow by, too."""
-        over_quota: set[str] = set()
+        `alone`, it waits for what it is to grow by, too. `held_back`: tenants that are to have no more."""
+        over_quota = set(held_back)
         for _, attempt_id in self._order:
             place = self._places[attempt_id]
             if place.tenant in over_quota:

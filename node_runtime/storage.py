@@ -21,6 +21,7 @@ class Acquire:
     tenant: str = ""
     recompute_us_per_block: int | None = None
     leave_available: int = 0
+    leave_in_quota: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Reserve:
     num_blocks: int
     tenant: str = ""
     leave_available: int = 0
+    leave_in_quota: int = 0
 
 
 @dataclass(frozen=True, slots=True)

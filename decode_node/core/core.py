@@ -201,7 +201,7 @@ class DecodeCore:
             self._reply_failure(attempt, pb.FAILURE_CODE_INVALID, message)
         elif start.refusable and (why := door.refusal(self.cost, self._holders.values(), attempt, self._settings.max_batch)):
             self._reply_failure(attempt, pb.FAILURE_CODE_OVERLOADED, why)
-        elif self._slot_queue.goes_before(request.tenant) or not self._has_place:
+        elif self._slot_queue.goes_before(request.tenant) or not self._has_place or request.tenant in self._starving_tenants():
             if attempt.waits:
                 self._attempts[attempt_id] = attempt
                 deadline, growth = now + self._settings.slot_wait_s, attempt.growth_blocks(self._settings.block_tokens)
@@ -217,9 +217,7 @@ class DecodeCore:
     # ---- store ----
 
     def _reserve(self, attempt: Attempt) -> None:
-        leave_available = self._kept_for_growth()
-        if self._holders:
-            leave_available += attempt.growth_blocks(self._settings.block_tokens)
+        leave_available, leave_in_quota = self._kept_for_growth(attempt), self._kept_for_growth(attempt, attempt.request.tenant)
         attempt.phase = "reserving"
         attempt.answer_due_at = self._observed.now + self._settings.answer_s
         last = next(reversed(self._holders.values()), None)
@@ -228,7 +226,9 @@ class DecodeCore:
             self._holders = dict(sorted(self._holders.items(), key=lambda entry: entry[1].requested_at))
         request = attempt.request
         if not attempt.inlined:
-            self._orders.append(storage.Reserve(request.attempt_id, request.keys, request.num_blocks, request.tenant, leave_available))
+            self._orders.append(
+                storage.Reserve(request.attempt_id, request.keys, request.num_blocks, request.tenant, leave_available, leave_in_quota)
+            )
             return
         # The last token is always computed. Nothing is waited for: what is not in DRAM is computed.
         reusable = (request.num_tokens - 1) // self._settings.block_tokens
@@ -241,14 +241,16 @@ class DecodeCore:
                 tenant=request.tenant,
                 recompute_us_per_block=0,
                 leave_available=leave_available,
+                leave_in_quota=leave_in_quota,
             )
         )
 
-    def _kept_for_growth(self) -> int:
-        """Slots that have to be available still once another attempt has its own, so that preemption is rare: what those who hold slots are
-        expected to grow by. Alone, an attempt may have everything."""
-        block_tokens = self._settings.block_tokens
-        return sum(attempt.growth_blocks(block_tokens) for attempt in self._holders.values())
+    def _kept_for_growth(self, newcomer: Attempt | None = None, tenant: str | None = None) -> int:
+        """Slots that have to be available still (of the tenant's quota, if one is given) once the newcomer has its own, so that preemption
+        is rare: what those who hold slots, and it, are expected to grow by. Alone, an attempt may have everything."""
+        holders = [one for one in self._holders.values() if tenant in (None, one.request.tenant)]
+        growing = [*holders, newcomer] if holders and newcomer is not None else holders
+        return sum(attempt.growth_blocks(self._settings.block_tokens) for attempt in growing)
 
     @property
     def _has_place(self) -> bool:
@@ -256,6 +258,10 @@ class DecodeCore:
         two tokens. And nobody is taken in while another lacks a slot to go on."""
         starving = any(attempt.growth == "refused" and not attempt.quota_used for attempt in self._holders.values())
         return len(self._holders) < self._settings.max_batch and not starving
+
+    def _starving_tenants(self) -> set[str]:
+        """Those of whom one cannot go on for want of quota: they take in nobody else."""
+        return {attempt.request.tenant for attempt in self._holders.values() if attempt.growth == "refused" and attempt.quota_used}
 
     def _notice(self, notice: storage.Notice, now: float) -> None:
         if isinstance(notice, storage.StoreLoad):
@@ -297,7 +303,7 @@ class DecodeCore:
         quota_used = failure.code == pb.FAILURE_CODE_QUOTA_USED
         request, growth = attempt.request, attempt.growth_blocks(self._settings.block_tokens)
         if not quota_used:
-            most = request.num_blocks - 1 + (self._kept_for_growth() + growth if self._holders else 0)
+            most = request.num_blocks - 1 + self._kept_for_growth(attempt)
             self._slots_available = min(self._slots_available, most)
         self._slot_queue.refused(
             attempt.attempt_id,
@@ -346,7 +352,9 @@ class DecodeCore:
     def _ask_for_waiting(self, now: float) -> None:
         if not self._slot_queue or not self._has_place:
             return
-        head = self._slot_queue.next_to_ask(self._slots_available - self._kept_for_growth(), now, alone=not self._holders)
+        head = self._slot_queue.next_to_ask(
+            self._slots_available - self._kept_for_growth(), now, alone=not self._holders, held_back=self._starving_tenants()
+        )
         if head is not None:
             self._reserve(self._attempts[head])
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
 
 from deploy.local.rundir import ClusterRecord, find_cluster
 from springtide.config import SECRET_VARIABLE
@@ -49,8 +50,14 @@ async def locate(where: Where) -> Located:
     async with _membership(redis_url, cluster, credentials) as membership:
         members = await membership.members()
     if members is None:
-        raise Unavailable(f"Valkey at {redis_url} does not answer")
+        raise Unavailable(f"Valkey at {without_password(redis_url)} does not answer")
     return Located(redis_url, cluster, members, record, credentials)
+
+
+def without_password(redis_url: str) -> str:
+    """As it may be shown."""
+    parts = urlsplit(redis_url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 @asynccontextmanager

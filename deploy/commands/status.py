@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.commands.conductors import View, cluster_status, leadership, views
-from deploy.commands.locate import Where, locate
+from deploy.commands.locate import Where, locate, without_password
 from springtide.errors import Unavailable
 from springtide.membership import Member
 from springtide.rpc import conductor_pb2 as pb
@@ -36,7 +36,7 @@ async def _ask(where: Where) -> tuple[Sequence[Member], Sequence[View]]:
     located = await locate(where)
     found = await views(located.members, located.credentials)
     if not found:
-        raise Unavailable(f"cluster {located.cluster!r} at {located.redis_url} has no Conductor just now")
+        raise Unavailable(f"cluster {located.cluster!r} at {without_password(located.redis_url)} has no Conductor just now")
     return located.members, found
 
 

@@ -75,9 +75,10 @@ class Ledger:
         tenant_name: str,
         owner: Holder,
         leave_available: int = 0,
+        leave_in_quota: int = 0,
     ) -> Attempt:
         """A new attempt with the longest held prefix of `keys` up to `max_reused`, referenced, and private slots for the rest, with so many
-        slots left that are free or evictable.
+        slots left that are free or evictable, and that its tenant could still have.
 
         Raises PoolFull, QuotaExceeded, or InvalidRequest when the attempt was here before, the numbers make no sense or the quota is less.
         """
@@ -90,7 +91,7 @@ class Ledger:
         for block in reused:
             self.index.reference(block)
         try:
-            fresh = self.allocate(num_blocks - len(reused), tenant, num_blocks, leave_available)
+            fresh = self.allocate(num_blocks - len(reused), tenant, num_blocks, leave_available, leave_in_quota)
         except SpringtideError:
             for block in reversed(reused):
                 self.index.dereference(block)
@@ -109,10 +110,10 @@ class Ledger:
         self.attempts[attempt_id] = attempt
         return attempt
 
-    def allocate(self, count: int, tenant: Tenant, num_blocks: int, leave_available: int = 0) -> list[Slot]:
+    def allocate(self, count: int, tenant: Tenant, num_blocks: int, leave_available: int = 0, leave_in_quota: int = 0) -> list[Slot]:
         """Free slots for an attempt of `tenant` that then has `num_blocks`, after evicting as many blocks as it takes: the tenant's own
         until its quota suffices, then anybody's. Raises PoolFull, QuotaExceeded or InvalidRequest, with nothing changed."""
-        own = tenant.own_evictions(count, num_blocks)
+        own = tenant.own_evictions(count, num_blocks, leave_in_quota)
         short = count - own - self.slots.num_free
         if count + leave_available > self.slots.num_free + self.index.num_unreferenced:
             kept = f", {leave_available} of which are kept for others" if leave_available else ""

@@ -84,21 +84,30 @@ class Pool:
         max_reused_blocks: int,
         tenant: str = "",
         leave_available: int = 0,
+        leave_in_quota: int = 0,
     ) -> Acquired:
         """Slots for a prompt of `num_blocks`: the longest held prefix of `keys` up to `max_reused_blocks`, referenced, and private ones.
-        `leave_available` slots have to be available still.
+        `leave_available` slots have to be available still, and `leave_in_quota` to the tenant.
 
         Raises PoolFull, QuotaExceeded, or InvalidRequest when the attempt is known already, the numbers make no sense, or the tenant's
         quota can never hold so many blocks.
         """
-        attempt = self._ledger.admit(attempt_id, keys, num_blocks, max_reused_blocks, tenant, Holder.ENGINE, leave_available)
+        attempt = self._ledger.admit(
+            attempt_id, keys, num_blocks, max_reused_blocks, tenant, Holder.ENGINE, leave_available, leave_in_quota
+        )
         return Acquired(_slots_of(attempt), attempt.complete)
 
     def reserve(
-        self, attempt_id: AttemptId, keys: Sequence[BlockKey], num_blocks: int, tenant: str = "", leave_available: int = 0
+        self,
+        attempt_id: AttemptId,
+        keys: Sequence[BlockKey],
+        num_blocks: int,
+        tenant: str = "",
+        leave_available: int = 0,
+        leave_in_quota: int = 0,
     ) -> Reserved:
         """As `acquire`, for a prompt that a peer will write (`open_ingest`)."""
-        attempt = self._ledger.admit(attempt_id, keys, num_blocks, len(keys), tenant, Holder.ENGINE, leave_available)
+        attempt = self._ledger.admit(attempt_id, keys, num_blocks, len(keys), tenant, Holder.ENGINE, leave_available, leave_in_quota)
         attempt.ingest = Ingest(self._num_layers, num_blocks, attempt.complete)
         return Reserved(_slots_of(attempt), attempt.complete)
 

@@ -34,8 +34,9 @@ class Tenant:
         assert self.quota is not None, "asked of tenants with a quota"
         return self.quota - self.slots + self.spare
 
-    def own_evictions(self, count: int, num_blocks: int) -> int:
-        """How many of its own blocks have to go before an attempt of it, which then has `num_blocks`, may take `count` more slots.
+    def own_evictions(self, count: int, num_blocks: int, leave_in_quota: int = 0) -> int:
+        """How many of its own blocks have to go before an attempt of it, which then has `num_blocks`, may take `count` more slots, with
+        so many left that it could still have.
 
         Raises InvalidRequest when it never may, QuotaExceeded when too many of its blocks are in use.
         """
@@ -43,13 +44,14 @@ class Tenant:
             return 0
         if num_blocks > self.quota:
             raise InvalidRequest(f"{num_blocks} blocks are more than the quota of tenant {self.name!r}: {self.quota} (kv.tenant_quotas)")
-        excess = max(0, self.slots + count - self.quota)
-        if excess > self.unreferenced:
+        in_use = self.slots - self.unreferenced
+        if in_use + count + leave_in_quota > self.quota:
+            kept = f", {leave_in_quota} are kept for others of it" if leave_in_quota else ""
             raise QuotaExceeded(
                 f"tenant {self.name!r} holds {self.slots} of its quota of {self.quota} blocks (kv.tenant_quotas), "
-                f"{self.slots - self.unreferenced} of them in use: no room for {count} more"
+                f"{in_use} of them in use{kept}: no room for {count} more"
             )
-        return excess
+        return max(0, self.slots + count - self.quota)
 
 
 class Tenants:

@@ -126,7 +126,13 @@ class EngineSession:
     def _acquire(self, command: pb.Acquire) -> None:
         attempt_id, keys = AttemptId(command.attempt_id), checked_keys(command.keys)
         acquired = self._node.pool.acquire(
-            attempt_id, keys, command.num_blocks, command.max_reused_blocks, command.tenant, command.leave_available
+            attempt_id,
+            keys,
+            command.num_blocks,
+            command.max_reused_blocks,
+            command.tenant,
+            command.leave_available,
+            command.leave_in_quota,
         )
         elsewhere = [source for source in command.sources if source.node_id != self._node.options.node_id]
         most = min(command.max_reused_blocks, len(keys))
@@ -149,7 +155,7 @@ class EngineSession:
     def _reserve(self, command: pb.Reserve) -> None:
         attempt_id = AttemptId(command.attempt_id)
         reserved = self._node.pool.reserve(
-            attempt_id, checked_keys(command.keys), command.num_blocks, command.tenant, command.leave_available
+            attempt_id, checked_keys(command.keys), command.num_blocks, command.tenant, command.leave_available, command.leave_in_quota
         )
         answer = pb.Reserved(attempt_id=attempt_id, slots=reserved.slots, present_blocks=reserved.present_blocks)
         self.notify(pb.StoreNotice(reserved=answer))

@@ -134,7 +134,9 @@ class SimStore:
     def _acquire(self, order: storage.Acquire) -> None:
         attempt_id = AttemptId(order.attempt_id)
         keys = cast(Sequence[BlockKey], order.keys)
-        acquired = self.pool.acquire(attempt_id, keys, order.num_blocks, order.max_reused_blocks, order.tenant, order.leave_available)
+        acquired = self.pool.acquire(
+            attempt_id, keys, order.num_blocks, order.max_reused_blocks, order.tenant, order.leave_available, order.leave_in_quota
+        )
         self._was_full = False
         local = acquired.local_blocks
         source = next((source for source in order.sources if source.node_id != self.node_id), None)
@@ -169,7 +171,12 @@ class SimStore:
     def _reserve(self, order: storage.Reserve) -> None:
         attempt_id = AttemptId(order.attempt_id)
         reserved = self.pool.reserve(
-            attempt_id, cast(Sequence[BlockKey], order.keys), order.num_blocks, order.tenant, order.leave_available
+            attempt_id,
+            cast(Sequence[BlockKey], order.keys),
+            order.num_blocks,
+            order.tenant,
+            order.leave_available,
+            order.leave_in_quota,
         )
         self._was_full = False
         self.notify(storage.Reserved(order.attempt_id, tuple(reserved.slots), reserved.present_blocks))

@@ -494,7 +494,7 @@ class EngineHello(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class Acquire(_message.Message):
-    __slots__ = ("attempt_id", "keys", "num_blocks", "max_reused_blocks", "sources", "tenant", "recompute_us_per_block", "leave_available")
+    __slots__ = ("attempt_id", "keys", "num_blocks", "max_reused_blocks", "sources", "tenant", "recompute_us_per_block", "leave_available", "leave_in_quota")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -503,6 +503,7 @@ class Acquire(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTE_US_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     LEAVE_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_IN_QUOTA_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     num_blocks: int
@@ -511,21 +512,24 @@ class Acquire(_message.Message):
     tenant: str
     recompute_us_per_block: int
     leave_available: int
-    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ..., max_reused_blocks: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ..., tenant: _Optional[str] = ..., recompute_us_per_block: _Optional[int] = ..., leave_available: _Optional[int] = ...) -> None: ...
+    leave_in_quota: int
+    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ..., max_reused_blocks: _Optional[int] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ..., tenant: _Optional[str] = ..., recompute_us_per_block: _Optional[int] = ..., leave_available: _Optional[int] = ..., leave_in_quota: _Optional[int] = ...) -> None: ...
 
 class Reserve(_message.Message):
-    __slots__ = ("attempt_id", "keys", "num_blocks", "tenant", "leave_available")
+    __slots__ = ("attempt_id", "keys", "num_blocks", "tenant", "leave_available", "leave_in_quota")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     LEAVE_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_IN_QUOTA_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     num_blocks: int
     tenant: str
     leave_available: int
-    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ..., tenant: _Optional[str] = ..., leave_available: _Optional[int] = ...) -> None: ...
+    leave_in_quota: int
+    def __init__(self, attempt_id: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., num_blocks: _Optional[int] = ..., tenant: _Optional[str] = ..., leave_available: _Optional[int] = ..., leave_in_quota: _Optional[int] = ...) -> None: ...
 
 class Grow(_message.Message):
     __slots__ = ("attempt_id", "num_blocks")

@@ -16,6 +16,7 @@ import psutil
 import yaml
 
 from deploy.local.plan import LOOPBACK, free_port
+from springtide.config import SECRET_VARIABLE
 from tests.chaos.shapes import Shape
 from tests.support.cluster import Cluster
 
@@ -126,7 +127,7 @@ class ExtraGateway:
             sys.executable, "-P", "-m", "conductor.gateway", "--config", str(config), "--model-info", str(run_dir / "model.json"),
             "--run-dir", str(run_dir), "--instance-id", name,
         ]  # fmt: skip
-        self._environment = {**first.environ(), "SPRINGTIDE_PARENT_PID": str(os.getpid())}
+        self._environment = {**first.environ(), SECRET_VARIABLE: up.record.cluster_secret, "SPRINGTIDE_PARENT_PID": str(os.getpid())}
         self._log = run_dir / "logs" / f"{name}.log"
         self._process = self._start()
         up.wait_until(self._healthy, f"{name} to serve")

@@ -199,6 +199,15 @@ def test_room_is_kept_for_what_runs_to_grow_into() -> None:
     assert node.core.load().slots_promised == 3, "`b` has that one by now"
 
 
+def test_of_a_quota_room_is_kept_for_what_runs_of_its_tenant() -> None:
+    node = Node(20)
+    node.join(start("a", 2 * BLOCK_TOKENS, max_tokens=64, expected_tokens=5 * BLOCK_TOKENS, tenant="small"))
+    (others,) = only(node.tell(start("b", BLOCK_TOKENS, max_tokens=8, waits=True, expected_tokens=8)), Reserve)
+    assert others.leave_in_quota == 0, "it is the first of its tenant"
+    (same,) = only(node.tell(start("c", BLOCK_TOKENS, max_tokens=8, waits=True, expected_tokens=8, tenant="small")), Reserve)
+    assert same.leave_in_quota == (7 - 4) + 1, "`a` grows on, and it grows itself"
+
+
 def test_what_could_outgrow_the_arena_is_refused_before_it_begins_with_both_numbers() -> None:
     (output,) = outputs(Node().tell(start("a", 8 * NUM_SLOTS - 3, max_tokens=5)))
     assert output.failure.code == pb.FAILURE_CODE_INVALID and "13 blocks" in output.failure.message and "12 slots" in output.failure.message
@@ -252,6 +261,15 @@ class QuotaUsed(Full):
         if isinstance(order, Grow) and order.attempt_id == "small":
             return [AttemptFailed("small", failure(pb.FAILURE_CODE_QUOTA_USED))]
         return answers
+
+
+def test_a_tenant_of_which_one_cannot_go_on_takes_in_nobody_else() -> None:
+    node = QuotaUsed(12)
+    launched = node.join(start("small", 15, max_tokens=26, tenant="small"))
+    steps(node, launched, 1)
+    waiting = node.tell(start("next", 6, max_tokens=2, waits=True, tenant="small"))
+    assert only(waiting, Reserve) == [] and node.core.load().waiting == 1
+    assert [order.attempt_id for order in only(node.tell(start("other", 6, max_tokens=2, waits=True)), Reserve)] == ["other"]
 
 
 def test_who_is_alone_at_its_quota_does_not_keep_others_from_making_room() -> None:

@@ -109,6 +109,17 @@ def test_what_a_tenant_uses_itself_is_not_taken_from_others() -> None:
     assert len(pool.acquire(AttemptId("d"), [], 8, 0).slots) == 8, "others are not held to it"
 
 
+def test_what_others_of_the_tenant_grow_by_is_kept_of_its_quota() -> None:
+    pool = Pool([0] * 10, 1, quotas={"them": 4})
+    cache(pool, "theirs", keys_of(1), tenant="them")
+    pool.reserve(AttemptId("a"), [], 2, "them", leave_available=8, leave_in_quota=2)
+    with pytest.raises(QuotaExceeded, match="2 of them in use, 2 are kept for others of it: no room for 1 more"):
+        pool.reserve(AttemptId("b"), [], 1, "them", leave_in_quota=2)
+    pool.validate()
+    assert len(pool.acquire(AttemptId("c"), [], 1, 0, "them", leave_in_quota=1).slots) == 1
+    assert len(pool.reserve(AttemptId("d"), [], 7, leave_in_quota=100).slots) == 7, "who has no quota keeps nothing of it"
+
+
 def test_a_tenant_within_its_quota_may_push_out_others() -> None:
     pool = Pool([0] * 4, 1, quotas={"them": 3})
     cache(pool, "ours", [*OLD, *keys_of(1, 2, 3, 4)[3:]])

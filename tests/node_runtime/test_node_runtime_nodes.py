@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from decode_node.server.server import DecodeServer
 from decode_node.server.steps import StepRunner
 from messenger.faults import Fault, FaultPlan
 from messenger.faulty import FaultyTransport
@@ -22,9 +23,9 @@ from prefill_node.core.events import PassFailed
 from prefill_node.server import passes
 from prefill_node.server.server import PrefillServer
 from springtide.clock import MonotonicClock
-from springtide.cost import PrefillCost
+from springtide.cost import DecodeCost, PrefillCost
 from springtide.rpc import common_pb2 as pb
-from springtide.rpc import node_pb2
+from springtide.rpc import node_pb2, store_pb2
 from springtide.sampling import SamplingParams
 from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes, until
 from tests.support.models import make_tiny_llama
@@ -198,6 +199,22 @@ async def test_a_pass_that_is_decided_just_when_the_store_is_lost_fails(nodes: E
     server.perform(RunPass(7, (), ()))
     await thread.close()
     assert heard == [PassFailed(7, "the node's store is away")]
+
+
+async def test_slots_that_were_promised_are_taken_before_the_store_tells_of_it(nodes: EngineNodes) -> None:
+    thread = ModelThread(1)
+    server = DecodeServer(
+        Parts(nodes.arguments("decode-0"), DirectEngine(nodes).runner, thread, MonotonicClock()), DecodeCost(1.0, 1.0, 0.0)
+    )
+    server.on_notice(store_pb2.StoreNotice(load=store_pb2.StoreLoad(slots_free=4, slots_available=9)))
+    server.on_notice(store_pb2.StoreNotice(reserved=store_pb2.Reserved(attempt_id="a", slots=[1, 2, 3])))
+    server.on_notice(store_pb2.StoreNotice(grown=store_pb2.Grown(attempt_id="a", slots=[4])))
+    assert server.load_report().slots_available == 5
+    server.on_notice(store_pb2.StoreNotice(acquired=store_pb2.Acquired(attempt_id="b", slots=range(6), local_blocks=2)))
+    assert server.load_report().slots_available == 0
+    server.on_notice(store_pb2.StoreNotice(load=store_pb2.StoreLoad(slots_free=1, slots_available=2)))
+    assert server.load_report().slots_available == 2
+    await thread.close()
 
 
 async def test_load_reports_tell_cost_slots_and_attempts(nodes: EngineNodes) -> None:
