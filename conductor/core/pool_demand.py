@@ -47,7 +47,7 @@ class PoolDemand:
             return
         if self._since is None:
             self._since = now
-        output_tokens = self._state.lengths.predict(request.tenant, request.max_new_tokens or float("inf"))
+        output_tokens = self._state.output_tokens(request)
         load = self._state.instances[placed.decode.instance_id].load
         decode_ms = decode_work_ms(load, request.num_tokens, output_tokens, alternatives.num_blocks, self._tbt_slo_ms)
         self._work_ms.add(Role.DECODE if placed.inlined else Role.PREFILL, placed.prefill.prefill_ms, now)
