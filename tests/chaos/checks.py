@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tests.chaos.history import (
@@ -135,10 +135,10 @@ def gaps_are_short(history: History) -> Iterator[Violation]:
     """Between two pieces of a choice, not counting the time in which nobody could have served it. One a request, its longest."""
     if history.limits.gap_s == float("inf"):
         return
-    excused = _excuses(history)
+    excused = excuses(history)
     for exchange in history.exchanges:
         worst = max(
-            ((end - begin - overlap_s((begin, end), excused[exchange.gateway]), begin, end) for (begin, end), _ in exchange.gaps()),
+            ((unexcused_s((begin, end), excused[exchange.gateway]), begin, end) for (begin, end), _ in exchange.gaps()),
             default=(0.0, 0.0, 0.0),
         )
         if worst[0] > history.limits.gap_s:
@@ -147,7 +147,7 @@ def gaps_are_short(history: History) -> Iterator[Violation]:
 
 
 def first_tokens_come(history: History) -> Iterator[Violation]:
-    excused = _excuses(history)
+    excused = excuses(history)
     for exchange in history.exchanges:
         end = exchange.first_at_s
         if end is None or not exchange.item.stream:
@@ -353,7 +353,13 @@ def _undecided(history: History, exchange: Exchange) -> list[Interval]:
     return intervals
 
 
-def _excuses(history: History) -> dict[str, list[Interval]]:
+def unexcused_s(gap: Interval, excused: Sequence[Interval]) -> float:
+    """What is left of it without the time in which nobody could have served."""
+    begin, end = gap
+    return end - begin - overlap_s(gap, excused)
+
+
+def excuses(history: History) -> dict[str, list[Interval]]:
     """By gateway: when no node of a role could serve, or the gateway itself stood."""
     roles = [*absent(history, "prefill"), *absent(history, "decode")]
     return {name: merged([*roles, *absent(history, "gateway", name)]) for name in history.topology.gateways}

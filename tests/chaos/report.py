@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.chaos.checks import Violation
+from tests.chaos.checks import Violation, excuses, unexcused_s
 from tests.chaos.history import Exchange, History, Injection
 
 SHOWN_OF_A_KIND = 6
@@ -40,6 +40,8 @@ class Row:
     tokens: int
     """Pieces that came."""
     longest_gap_s: float
+    unexcused_gap_s: float
+    """The longest without the time in which nobody could have served: what `gap` bounds."""
     failed: int
     wrong: int
 
@@ -58,12 +60,12 @@ def rows(history: History, violations: Sequence[Violation]) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    header = ("fault", "of", "times", "requests", "pieces", "longest gap", "failed", "wrong")
+    header = ("fault", "of", "times", "requests", "pieces", "longest gap", "of it unexcused", "failed", "wrong")
     lines = [header]
     for row in rows:
         times = f"{row.injected}" + (f" (+{row.not_injected} not)" if row.not_injected else "")
-        gap = f"{row.longest_gap_s:.1f} s"
-        lines.append((row.fault, row.target, times, str(row.requests), str(row.tokens), gap, str(row.failed), str(row.wrong)))
+        gaps = (f"{row.longest_gap_s:.1f} s", f"{row.unexcused_gap_s:.1f} s")
+        lines.append((row.fault, row.target, times, str(row.requests), str(row.tokens), *gaps, str(row.failed), str(row.wrong)))
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
 
@@ -163,12 +165,13 @@ def _row(history: History, key: tuple[str, str], group: list[Injection], wrong: 
         for begin, end in spans
         if exchange.sent_s <= end and exchange.lifetime[1] >= begin
     }
-    tokens, longest = 0, 0.0
+    tokens, longest, unexcused, excused = 0, 0.0, 0.0, excuses(history)
     for exchange in touched.values():
         tokens += sum(any(begin <= piece.at_s <= end for begin, end in spans) for piece in exchange.pieces)
         for (begin, end), _ in exchange.gaps():
             if any(begin <= b and end >= a for a, b in spans):
                 longest = max(longest, end - begin)
+                unexcused = max(unexcused, unexcused_s((begin, end), excused[exchange.gateway]))
     return Row(
         *key,
         injected=len(done),
@@ -176,6 +179,7 @@ def _row(history: History, key: tuple[str, str], group: list[Injection], wrong: 
         requests=len(touched),
         tokens=tokens,
         longest_gap_s=longest,
+        unexcused_gap_s=unexcused,
         failed=len(failed & touched.keys()),
         wrong=len(wrong & touched.keys()),
     )

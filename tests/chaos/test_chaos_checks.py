@@ -324,7 +324,10 @@ def test_the_table_says_what_came_of_each_fault() -> None:
     cut, kill = report.rows(past, found)
     assert (cut.fault, cut.injected, cut.not_injected) == ("cut", 0, 1)
     assert (kill.fault, kill.target, kill.injected, kill.requests, kill.tokens) == ("kill", "decode", 2, 1, 3)
-    assert (kill.longest_gap_s, kill.failed, kill.wrong) == (2.0, 0, 1)
+    assert (kill.longest_gap_s, kill.unexcused_gap_s, kill.failed, kill.wrong) == (2.0, 2.0, 0, 1)
+    both = [injected("stop", f"decode-{number}", 1.5, 2.5) for number in range(2)]
+    (stop,) = report.rows(history(exchange(pieces=pieces("one ", "2 ", every_s=2.0)), injections=both), ())
+    assert (stop.longest_gap_s, stop.unexcused_gap_s) == (2.0, 1.0), "for one second of it nobody could have decoded"
     run = report.Run(3, "plain", 1.0, 'make chaos ARGS="--seed 3"', "/logs", "abc")
     text = report.text(run, past, found)
     assert "1 VIOLATIONS: wrong output 1" in text and "fault     1.0 to 1.0 s: kill decode-0" in text
