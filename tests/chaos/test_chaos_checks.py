@@ -28,6 +28,7 @@ from tests.chaos.history import (
     overlap_s,
 )
 from tests.chaos.plan import Fault, Kind
+from tests.chaos.summary import summary
 from tests.chaos.workload import Item
 
 TOPOLOGY = Topology(("prefill-0", "prefill-1"), ("decode-0",), ("conductor-0",), ("gateway-0",))
@@ -332,4 +333,8 @@ def test_the_table_says_what_came_of_each_fault() -> None:
     text = report.text(run, past, found)
     assert "1 VIOLATIONS: wrong output 1" in text and "fault     1.0 to 1.0 s: kill decode-0" in text
     assert "not injected, 1 times: cut x: needs root" in text and 'repeat: make chaos ARGS="--seed 3"' in text
-    assert report.document(run, past, found)["violations"][0]["exchange"] == 1
+    document = report.document(run, past, found)
+    assert document["violations"][0]["exchange"] == 1
+    together = summary([document, document]).splitlines()
+    assert "| together |  | 2 | 2 | 2 | 0 | 0 | 6 | 4 | 2 |" in together
+    assert together[-2:] == ["| cut | x | 0 | 0 | 0.0 | 0.0 | 0 | 0 |", "| kill | decode | 4 | 2 | 2.0 | 2.0 | 0 | 2 |"]
