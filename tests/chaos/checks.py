@@ -327,7 +327,7 @@ def _why_refused_wrongly(history: History, exchange: Exchange) -> str | None:
         return None
     deadline_s = exchange.item.deadline_s
     if exchange.status in (429, 504) and deadline_s is not None and exchange.code == "deadline":
-        late_s = exchange.ended_s - exchange.sent_s - deadline_s
+        late_s = unexcused_s(lifetime, absent(history, "gateway", exchange.gateway)) - deadline_s
         return f"told {late_s:.1f} s after the deadline" if late_s > DEADLINE_ANSWER_S else None
     if exchange.status == 429:
         if not history.limits.sheds_load:

@@ -82,7 +82,7 @@ def document(run: Run, history: History, violations: Sequence[Violation]) -> dic
         "rows": [asdict(row) for row in rows(history, violations)],
         "violations": [{**asdict(violation), "explanation": list(explanation(history, violation))} for violation in violations],
         "injections": [
-            {"at_s": injection.at_s, "until_s": injection.until_s, "not_injected": injection.not_injected, **asdict(injection.fault)}
+            {**asdict(injection.fault), "at_s": injection.at_s, "until_s": injection.until_s, "not_injected": injection.not_injected}
             for injection in history.injections
         ],
         "calm_points": [asdict(point) for point in history.calm_points],

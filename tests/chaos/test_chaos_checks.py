@@ -223,6 +223,8 @@ def test_a_deadline_that_cannot_be_kept_is_told_in_time() -> None:
     assert kinds(history(refused(504, "deadline", item=LIMITED, ended_s=5.0))) == []
     assert kinds(history(refused(504, "deadline", item=LIMITED, ended_s=100.0))) == ["refused"]
     assert kinds(history(refused(504, "deadline"))) == ["refused"], "it had none"
+    frozen = [injected("stop", "gateway-0", 1.0, 99.0)]
+    assert kinds(history(refused(504, "deadline", item=LIMITED, ended_s=100.0), injections=frozen)) == [], "its gateway could not"
 
 
 def test_a_refusal_has_an_id() -> None:
