@@ -14,6 +14,7 @@ from tests.chaos.history import (
     History,
     Interval,
     ProcessState,
+    absences,
     absent,
     merged,
     overlap_s,
@@ -26,7 +27,9 @@ CONDUCTOR_PATIENCE_S = 8.0
 """A request that has not been accepted is refused with 503 when no Conductor answers for some 10 s, or answers only to say that no node is
 ready."""
 GATEWAY_START_S = 30.0
-"""How long before a request its gateway may have been killed for it not to know the Conductor yet."""
+"""How long before a request its gateway may have been killed or held up for it not to know the Conductor yet, or told to end."""
+REPLACEMENT_S = 5.0
+"""How long after a node's fault its streams may still have to be placed elsewhere."""
 NODE_PATIENCE_S = 25.0
 """And when there is no node for some 30 s."""
 DEADLINE_ANSWER_S = 10.0
@@ -333,6 +336,9 @@ def _why_refused_wrongly(history: History, exchange: Exchange) -> str | None:
         if not history.limits.sheds_load:
             return "nothing is refused for load here"
         return None if exchange.retry_after else "without Retry-After"
+    if exchange.code == "shutting_down":
+        ended = _gateway_hit(history, exchange, lambda fault: fault.kind == "end", before_s=GATEWAY_START_S)
+        return None if ended else "nobody told its gateway to end"
     if exchange.status == 503:
         undecided, unserved = _undecided(history, exchange), merged([*absent(history, "prefill"), *absent(history, "decode")])
         nobody_decides, nobody_serves = overlap_s(lifetime, undecided), overlap_s(lifetime, unserved)
@@ -346,9 +352,9 @@ def _why_refused_wrongly(history: History, exchange: Exchange) -> str | None:
 
 
 def _undecided(history: History, exchange: Exchange) -> list[Interval]:
-    """When its gateway knew no Conductor that decides: one that has just been started looks for it in Valkey."""
+    """When its gateway knew no Conductor that decides: one that has just been started or woken looks for it in Valkey."""
     intervals = absent(history, "conductor")
-    if _gateway_hit(history, exchange, lambda fault: fault.kind in ("kill", "end") or fault.then_kill, before_s=GATEWAY_START_S):
+    if _gateway_hit(history, exchange, lambda fault: fault.disables, before_s=GATEWAY_START_S):
         intervals = merged([*intervals, *absent(history, "valkey")])
     return intervals
 
@@ -360,6 +366,16 @@ def unexcused_s(gap: Interval, excused: Sequence[Interval]) -> float:
 
 
 def excuses(history: History) -> dict[str, list[Interval]]:
-    """By gateway: when no node of a role could serve, or the gateway itself stood."""
-    roles = [*absent(history, "prefill"), *absent(history, "decode")]
-    return {name: merged([*roles, *absent(history, "gateway", name)]) for name in history.topology.gateways}
+    """By gateway: when no node of a role could serve, or the gateway itself stood, or what a node had lost could not be placed anew."""
+    everywhere = [*absent(history, "prefill"), *absent(history, "decode"), *_unplaced(history)]
+    return {name: merged([*everywhere, *absent(history, "gateway", name)]) for name in history.topology.gateways}
+
+
+def _unplaced(history: History) -> Iterator[Interval]:
+    """While no Conductor leads, from when a node was first under a fault: without one, streams go on, but none goes on elsewhere."""
+    nodes = (*history.topology.prefill, *history.topology.decode)
+    lost = [interval for name in nodes for interval in absences(history, name)]
+    for begin, end in absent(history, "conductor"):
+        since = [max(begin, a) for a, b in lost if a <= end and b + REPLACEMENT_S >= begin]
+        if since:
+            yield min(since), end

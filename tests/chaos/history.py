@@ -245,11 +245,16 @@ def absent(history: History, role: Absence, gateway: str | None = None) -> list[
         "gateway": (gateway,) if gateway else topology.gateways,
         "valkey": ("valkey",),
     }[role]
-    each = [merged([*_faulted(history, name), *_unready(history.samples, name)]) for name in names]
+    each = [absences(history, name) for name in names]
     common = each[0] if each else []
     for intervals in each[1:]:
         common = [(max(a, c), min(b, d)) for a, b in common for c, d in intervals if max(a, c) < min(b, d)]
     return merged(common)
+
+
+def absences(history: History, name: str) -> list[Interval]:
+    """When it was under a fault, or not ready as last sampled."""
+    return merged([*_faulted(history, name), *_unready(history.samples, name)])
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:

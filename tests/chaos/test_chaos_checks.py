@@ -202,10 +202,17 @@ def test_a_refusal_has_to_have_a_reason() -> None:
 
 def test_a_gateway_that_was_just_started_needs_valkey_to_find_the_conductor() -> None:
     away, started = without("valkey", 22.0, 33.0), [injected("kill", "gateway-0", 20.0)]
+    woken = [injected("stop", "gateway-0", 6.0, 20.0)]
     request = refused(503, sent_s=22.0, ended_s=34.0)
-    assert kinds(history(request, samples=away, injections=started)) == []
+    assert kinds(history(request, samples=away, injections=started)) == kinds(history(request, samples=away, injections=woken)) == []
     assert kinds(history(request, samples=away)) == ["refused"]
     assert kinds(history(request, injections=started)) == ["refused"]
+
+
+def test_a_gateway_shuts_down_when_it_is_told_to() -> None:
+    request = refused(503, "shutting_down", sent_s=22.0, ended_s=22.1)
+    assert kinds(history(request)) == ["refused"]
+    assert kinds(history(request, injections=[injected("end", "gateway-0", 17.0)])) == []
 
 
 def test_load_is_shed_only_where_it_is_configured_and_with_a_time_to_come_back() -> None:
@@ -252,6 +259,15 @@ def test_a_long_gap_is_found_unless_nobody_could_have_served() -> None:
     assert kinds(history(slow, samples=without("decode-0", 3.0, 17.0))) == []
     refrained = Injection(Fault(1.0, "stop", "decode-0"), 1.0, 19.0, not_injected="needs root")
     assert kinds(history(slow, injections=[refrained])) == ["gap"]
+
+
+def test_who_has_lost_its_node_waits_for_a_conductor_and_others_do_not() -> None:
+    slow = exchange(pieces=pieces("one ", "two ", "three", every_s=9.0), ended_s=20.0)
+    undecided = without("conductor-0", 0.5, 18.0)
+    assert kinds(history(slow, samples=undecided)) == ["gap"], "streams need none"
+    assert kinds(history(slow, samples=undecided, injections=[injected("kill", "prefill-0", 1.0)])) == []
+    assert kinds(history(slow, samples=undecided, injections=[injected("kill", "prefill-0", 14.0)])) == ["gap"], "not yet"
+    assert kinds(history(slow, injections=[injected("kill", "prefill-0", 1.0)])) == ["gap"]
 
 
 def test_the_gap_before_a_stream_fails_counts_too() -> None:
