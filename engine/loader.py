@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -20,6 +21,10 @@ from engine.weights.base import Weights
 from engine.weights.safetensors import SafetensorsWeights
 from springtide.errors import ConfigError
 from springtide.modelinfo import ModelInfo
+
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+"""Read at the first product that oneDNN computes. It keeps a kernel for each shape, of half a megabyte and more; by default 1024 of them,
+which are a process's largest growth where prompts have all lengths."""
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
