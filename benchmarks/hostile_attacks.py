@@ -26,7 +26,7 @@ CLIENTS = 4
 WORK = "n = 32"
 """In the names of what the cluster takes on: one at a time."""
 VOCABULARY = 49_152
-IDLE_CONNECTIONS = 1_200
+HELD_CONNECTIONS = 1_200
 _TIMEOUT_S = 120.0
 PLAIN, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -139,19 +139,26 @@ async def send_bytes(name: str, url: str, until: float, answers: Counter[str]) -
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
 
-async def stay_idle(url: str, until: float, answers: Counter[str]) -> None:
-    """Half of the connections say nothing, half stop in the middle of their heads; who is shut out connects again."""
+_HALF_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+_HALF_BODY = _HALF_HEAD + b"content-type: application/json\r\ncontent-length: 1000\r\n\r\n{"
+HELD: dict[str, tuple[bytes, bytes]] = {
+    "1,200 idle connections": (b"", _HALF_HEAD),
+    "1,200 bodies that stop in the middle": (_HALF_BODY, _HALF_BODY),
+}
+"""What each second connection sends, and what the others do."""
+
+
+async def hold_connections(name: str, url: str, until: float, answers: Counter[str]) -> None:
     where = urlsplit(url)
     print("begins", flush=True)
     held: list[socket.socket] = []
     loop = asyncio.get_running_loop()
-    for number in range(IDLE_CONNECTIONS):
+    for number in range(HELD_CONNECTIONS):
         connection = socket.socket()
         connection.setblocking(False)
         with contextlib.suppress(OSError, TimeoutError):
             await asyncio.wait_for(loop.sock_connect(connection, (where.hostname, where.port)), 1.0)
-            if number % 2:
-                await loop.sock_sendall(connection, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
+            await loop.sock_sendall(connection, HELD[name][number % 2])
             answers["connected"] += 1
         held.append(connection)
     await asyncio.sleep(max(0.0, until - time.monotonic()))
@@ -159,6 +166,7 @@ async def stay_idle(url: str, until: float, answers: Counter[str]) -> None:
         connection.close()
 
 
+AT_ONCE = "gRPC: texts of 1.5 MB, 40 at once"
 MESSAGES: dict[str, Callable[[str], inference_pb2.GenerateRequest]] = {
     "gRPC: 60 MB of ids": lambda model: inference_pb2.GenerateRequest(
         model=model, tokens=inference_pb2.TokenPrompt(token_ids=[1] * 60_000_000)
@@ -167,6 +175,7 @@ MESSAGES: dict[str, Callable[[str], inference_pb2.GenerateRequest]] = {
         model=model, chat=inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage()] * 800_000)
     ),
     "gRPC: a text of 10 MB": lambda model: inference_pb2.GenerateRequest(model=model, text=_words(10_000_000)),
+    AT_ONCE: lambda model: inference_pb2.GenerateRequest(model=model, text=_words(1_500_000)),
 }
 
 
@@ -176,19 +185,20 @@ async def call(name: str, address: str, model: str, until: float, answers: Count
 
     async def client() -> None:
         async with connect(address) as channel:
-            stub = inference_pb2_grpc.InferenceStub(channel)
-            while time.monotonic() < until:
-                try:
-                    [_ async for _ in stub.Generate(request, timeout=_TIMEOUT_S)]
-                    answers["OK"] += 1
-                except grpc.aio.AioRpcError as error:
-                    answers[error.code().name] += 1
+            await asyncio.gather(*(ask(inference_pb2_grpc.InferenceStub(channel)) for _ in range(10 if name == AT_ONCE else 1)))
+
+    async def ask(stub: inference_pb2_grpc.InferenceStub) -> None:
+        while time.monotonic() < until:
+            try:
+                [_ async for _ in stub.Generate(request, timeout=_TIMEOUT_S)]
+                answers["OK"] += 1
+            except grpc.aio.AioRpcError as error:
+                answers[error.code().name] += 1
 
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
 
-IDLE = "1,200 idle connections"
-NAMES = (*BODIES, *STREAMS, *MESSAGES, IDLE)
+NAMES = (*BODIES, *STREAMS, *MESSAGES, *HELD)
 
 
 async def main(name: str, url: str, address: str, model: str, seconds: float) -> None:
@@ -202,7 +212,7 @@ async def main(name: str, url: str, address: str, model: str, seconds: float) ->
     elif name in MESSAGES:
         attack = call(name, address, model, until, answers)
     else:
-        attack = stay_idle(url, until, answers)
+        attack = hold_connections(name, url, until, answers)
     await attack
     print(json.dumps(+answers), flush=True)
 

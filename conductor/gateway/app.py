@@ -14,7 +14,7 @@ from conductor.gateway.backend import Backend
 from conductor.gateway.bodies import Bodies
 from conductor.gateway.conductor_link import ConductorLink
 from conductor.gateway.core import GatewayCore
-from conductor.gateway.grpc_service import add_services
+from conductor.gateway.grpc_service import new_server
 from conductor.gateway.http_app import create_app
 from conductor.gateway.http_server import HttpServer, bind
 from conductor.gateway.prepare import Preparer
@@ -35,7 +35,6 @@ from springtide.ids import GatewayId, new_incarnation
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, raise_file_limit
 from springtide.rpc import conductor_pb2
-from springtide.rpc.channels import new_public_server
 from springtide.telemetry import serve_metrics
 
 logger = logging.getLogger(__name__)
@@ -92,11 +91,9 @@ class GatewayServer:
         http_socket = bind(server.host, server.port, "server.port")
         try:
             backend = await self._backend()
-            max_bytes = backend.preparer.bounds.max_message_bytes
-            grpc_server = self._grpc_server = new_public_server(max_bytes, min(files // 4, MAX_GRPC_CONNECTIONS))
+            grpc_server = self._grpc_server = await new_server(backend, min(files // 4, MAX_GRPC_CONNECTIONS))
             self.grpc_address = f"{server.host}:{_bind_grpc(grpc_server, server.host, server.grpc_port)}"
             self.http_address = f"{server.host}:{http_socket.getsockname()[1]}"
-            await add_services(grpc_server, backend)
             await grpc_server.start()
         except BaseException:
             http_socket.close()

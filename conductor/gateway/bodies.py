@@ -1,11 +1,11 @@
-"""The bodies of HTTP requests: received within bounds of size, time and memory, and read as JSON."""
+"""The bodies of requests: received within bounds of size, time and memory, and those of HTTP read as JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,13 +14,15 @@ from starlette.requests import ClientDisconnect, Request
 
 from conductor.gateway.http_errors import explain
 from conductor.gateway.reply import ClientDisconnected
-from springtide.errors import InvalidRequest, Overloaded
+from springtide.errors import InvalidRequest, Overloaded, SpringtideError
 
 PATIENCE_S = 30.0
 """Within which a body comes, and a second more for each LEAST_BYTES_A_S of it that have come."""
 LEAST_BYTES_A_S = 64 << 10
 SMALL_BYTES = 4096
 """Bodies up to here are not counted among what is held: connections are limited."""
+AT_ONCE_S = 0.02
+"""What has not come as a whole within this time after it was asked for is still being sent."""
 _RETRY_AFTER_S = 1.0
 _HELD_BODIES = 8
 """How many of the largest bodies may be held at once; of smaller ones, more."""
@@ -50,7 +52,7 @@ class Bodies:
     who sends slowly keeps nobody out."""
 
     def __init__(self, max_bytes: int) -> None:
-        """`max_bytes` is of one body."""
+        """`max_bytes` is of one body, however it comes."""
         self._max_bytes = max_bytes
         self._max_held_bytes = _HELD_BODIES * max_bytes
         self._held: dict[_Receiving, None] = {}
@@ -74,6 +76,36 @@ class Bodies:
             yield await self._receive(request, receiving)
         finally:
             self._release(receiving)
+
+    @contextlib.asynccontextmanager
+    async def read(self, read: Callable[[], Awaitable[bytes | None]], max_bytes: int) -> AsyncIterator[bytes | None]:
+        """What `read` returns, of at most `max_bytes`, which counts as held until the context is left. How much of it is there shows only
+        when all of it is: until then it counts, unless it comes at once, as as large as it may be. Raises BodyTimeout and Overloaded."""
+        patience_s = PATIENCE_S + max_bytes / LEAST_BYTES_A_S
+        receiving = _Receiving(asyncio.timeout(patience_s))
+        self._held[receiving] = None
+        expecting = asyncio.get_running_loop().call_later(AT_ONCE_S, self._expect, receiving, max_bytes)
+        try:
+            try:
+                async with receiving.patience:
+                    message = await read()
+            except TimeoutError:
+                if receiving.outbid:
+                    raise self._full() from None
+                raise BodyTimeout(f"the message has not come in {patience_s:.0f} s", code="body_timeout") from None
+            finally:
+                expecting.cancel()
+            receiving.complete = True
+            self._grow(receiving, len(message or b"") - receiving.num_bytes)
+            yield message
+        finally:
+            self._release(receiving)
+
+    def _expect(self, receiving: _Receiving, max_bytes: int) -> None:
+        try:
+            self._grow(receiving, max_bytes)
+        except SpringtideError:
+            self._outbid(receiving)
 
     async def _receive(self, request: Request, receiving: _Receiving) -> bytes:
         chunks = []
@@ -108,15 +140,17 @@ class Bodies:
         self._held_bytes += _counted(receiving.num_bytes)
         if receiving.num_bytes > self._max_bytes:
             raise self._too_large()
-        if self._held_bytes <= self._max_held_bytes:
-            return
-        oldest = next((other for other in self._held if not other.complete and _counted(other.num_bytes)), receiving)
-        if oldest is receiving:
-            raise self._full()
-        oldest.outbid = True
-        self._release(oldest)
-        if not oldest.patience.expired():
-            oldest.patience.reschedule(asyncio.get_running_loop().time())
+        while self._held_bytes > self._max_held_bytes:
+            oldest = next((other for other in self._held if not other.complete and _counted(other.num_bytes)), receiving)
+            if oldest is receiving:
+                raise self._full()
+            self._outbid(oldest)
+
+    def _outbid(self, receiving: _Receiving) -> None:
+        receiving.outbid = True
+        self._release(receiving)
+        if not receiving.patience.expired():
+            receiving.patience.reschedule(asyncio.get_running_loop().time())
 
     def _too_large(self) -> BodyTooLarge:
         message = f"the body is longer than {self._max_bytes} bytes, and so than anything that the model's context could hold"

@@ -3,88 +3,82 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from conductor.gateway import metrics
 from conductor.gateway.backend import Backend
-from conductor.gateway.http_errors import message_for_client
+from conductor.gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
 from conductor.gateway.prepare import COMPLETION_MAX_TOKENS, Origin
 from conductor.gateway.reply import Delta, Usage, Work
 from conductor.gateway.schema import MAX_BIASED_TOKENS, MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
-from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unauthenticated, Unavailable
+from springtide.errors import InvalidRequest, SpringtideError
 from springtide.ids import new_id
 from springtide.rpc import common_pb2 as pb
-from springtide.rpc import inference_pb2, inference_pb2_grpc
+from springtide.rpc import inference_pb2
+from springtide.rpc.channels import new_public_server
 from springtide.rpc.health import add_health_and_reflection
 from springtide.sampling import LogitBias
 
 _ENDPOINT = "grpc/Generate"
 _FINISHES = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
-_CODES: dict[type[SpringtideError], grpc.StatusCode] = {
-    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    ModelNotFound: grpc.StatusCode.NOT_FOUND,
-    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
-    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Unavailable: grpc.StatusCode.UNAVAILABLE,
-}
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
-async def add_services(server: grpc.aio.Server, backend: Backend) -> None:
+async def new_server(backend: Backend, max_connections: int) -> grpc.aio.Server:
     """Inference, with health and reflection beside it."""
-    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(backend), server)
-    await add_health_and_reflection(server, inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name)
+    max_bytes = backend.preparer.bounds.max_message_bytes
+    messages = Messages(backend.bodies, max_bytes)
+    server = new_public_server(max_bytes, max_connections, messages)
+    service, name = InferenceService(backend, messages), inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Generate": grpc.stream_stream_rpc_method_handler(service.generate, None, inference_pb2.GenerateChunk.SerializeToString),
+        "ListModels": grpc.unary_unary_rpc_method_handler(
+            service.list_models, inference_pb2.ListModelsRequest.FromString, inference_pb2.ListModelsReply.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
+    await add_health_and_reflection(server, name)
+    return server
 
 
-class InferenceService(inference_pb2_grpc.InferenceServicer):
-    def __init__(self, backend: Backend) -> None:
+class InferenceService:
+    def __init__(self, backend: Backend, messages: Messages) -> None:
         self._backend = backend
+        self._messages = messages
 
-    async def ListModels(self, request: inference_pb2.ListModelsRequest, context: Context) -> inference_pb2.ListModelsReply:
+    async def list_models(self, request: inference_pb2.ListModelsRequest, context: Context) -> inference_pb2.ListModelsReply:
         try:
             self._backend.tenants.of(_metadata(context, "authorization"), "")
         except SpringtideError as error:
-            await _abort(context, _status(error), error)
+            await abort(context, error)
         preparer = self._backend.preparer
         return inference_pb2.ListModelsReply(
             models=[inference_pb2.ModelCard(id=preparer.model_name, context_length=preparer.context_length)]
         )
 
-    async def Generate(self, request: inference_pb2.GenerateRequest, context: Context) -> AsyncIterator[inference_pb2.GenerateChunk]:
+    async def generate(self, _: Any, context: Context) -> AsyncIterator[inference_pb2.GenerateChunk]:
         status, request_id = grpc.StatusCode.CANCELLED, new_id("gen")
         metrics.IN_FLIGHT.labels(_ENDPOINT).inc()
         try:
-            answer = self._generate(request, context, request_id)
-            # The context keeps the error that ends a call, and that keeps this frame, which keeps the context: a request in it would stay
-            # until the collector comes round, with fifty times the bytes that it came in.
-            del request
-            async with contextlib.aclosing(answer) as chunks:
+            async with contextlib.aclosing(self._generate(context, request_id)) as chunks:
                 async for chunk in chunks:
                     yield chunk
             status = grpc.StatusCode.OK
         except SpringtideError as error:
-            status = _status(error)
-            error.__traceback__ = None
-            await _abort(context, status, error, request_id)
+            status = status_of(error)
+            await abort(context, error, request_id)
         finally:
             metrics.IN_FLIGHT.labels(_ENDPOINT).dec()
             metrics.REQUESTS.labels(_ENDPOINT, status.name).inc()
             if status is grpc.StatusCode.CANCELLED:
                 metrics.DISCONNECTS.labels(_ENDPOINT).inc()
 
-    async def _generate(
-        self, request: inference_pb2.GenerateRequest, context: Context, request_id: str
-    ) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
-        tenant = self._backend.tenants.of(_metadata(context, "authorization"), request.tenant)
-        origin = Origin(request_id, self._backend.clock.now(), tenant, _metadata(context, "traceparent"))
-        reply = self._backend.start(await self._backend.side_thread.run(request.ByteSize(), self._prepare, request, origin))
+    async def _generate(self, context: Context, request_id: str) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
+        reply = self._backend.start(await self._ordered(context, request_id))
         # A cancelled call may leave this generator suspended until it is collected; its slots must not wait for that.
         context.add_done_callback(lambda _: reply.close())  # type: ignore[arg-type]  # the stubs want a class
         try:
@@ -93,6 +87,20 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     yield _chunk(reply.request_id, delta, reply.usage if delta.finish is not None else None)
         finally:
             reply.close()
+
+    async def _ordered(self, context: Context, request_id: str) -> Work:
+        authorization = _metadata(context, "authorization")
+        # Nothing of a stranger's message is read.
+        tenant = self._backend.tenants.of(authorization, "")
+        origin = Origin(request_id, self._backend.clock.now(), tenant, _metadata(context, "traceparent"))
+        async with self._messages.received(context) as raw:
+            if raw is None:
+                raise no_message()
+            return await self._backend.side_thread.run(len(raw), self._parsed, raw, authorization, origin)
+
+    def _parsed(self, raw: bytes, authorization: str, origin: Origin) -> Work:
+        request = parse_request(raw, self._backend.preparer.bounds.max_values)
+        return self._prepare(request, replace(origin, tenant=self._backend.tenants.of(authorization, request.tenant)))
 
     def _prepare(self, request: inference_pb2.GenerateRequest, origin: Origin) -> Work:
         preparer = self._backend.preparer
@@ -186,15 +194,3 @@ def _chunk(request_id: str, delta: Delta, usage: Usage | None) -> inference_pb2.
 def _metadata(context: Context, name: str) -> str:
     """Empty where there is none of the name."""
     return str(dict(context.invocation_metadata() or ()).get(name, ""))
-
-
-def _status(error: SpringtideError) -> grpc.StatusCode:
-    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
-
-
-async def _abort(context: Context, status: grpc.StatusCode, error: SpringtideError, request_id: str = "") -> NoReturn:
-    trailers: tuple[tuple[str, str], ...] = ()
-    if isinstance(error, Overloaded):
-        trailers = (("retry-after", str(max(1, math.ceil(error.retry_after_s)))),)
-    await context.abort(status, message_for_client(error, request_id), trailing_metadata=trailers)
-    raise AssertionError("abort does not return")

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Generic, Literal, TypeVar
 
-Phase = Literal["idle", "draining", "head", "stalled", "busy"]
-"""Between requests; the rest of a body that nobody wants is coming; a request's head is coming; an answer is not being taken; a request is
-being received or answered."""
+Phase = Literal["idle", "draining", "head", "stalled", "receiving", "busy"]
+"""Between requests; the rest of a body that nobody wants is coming; a request's head is coming; an answer is not being taken; a request's
+body is coming; a request is being answered."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 MOST_S: dict[Phase, float] = {"idle": 75.0, "draining": 10.0, "head": 10.0, "stalled": 60.0}
-"""For how long a connection may be in a phase. The phases in which it makes room for a new one, in this order."""
+"""For how long a connection may be in a phase; for bodies, `bodies.py` says."""
+_YIELDING: tuple[Phase, ...] = ("idle", "draining", "head", "stalled", "receiving")
+"""The phases in which a connection makes room for a new one, in this order."""
 
 
 class ConnectionTable(Generic[Key]):
@@ -26,8 +28,8 @@ class ConnectionTable(Generic[Key]):
         return len(self._places)
 
     def opened(self, key: Key, address: str, now: float) -> Key | None:
-        """Takes a new one in, and returns which one is to be closed for it, if any: of those that nothing is done for, the oldest of the
-        address that has the most of them; the new one itself when all are busy."""
+        """Takes a new one in, and returns which one is to be closed for it, if any: of those that nothing is done for yet, the oldest of
+        the address that has the most of them; the new one itself when all are being answered."""
         victim = None
         if len(self._places) >= self._max_connections:
             victim = self._yielding()
@@ -66,7 +68,7 @@ class ConnectionTable(Generic[Key]):
         self._since.setdefault((phase, address), {})[key] = now
 
     def _yielding(self) -> Key | None:
-        for phase in MOST_S:
+        for phase in _YIELDING:
             most: dict[Key, float] = {}
             for (at, _), since in self._since.items():
                 if at == phase and len(since) > len(most):

@@ -163,7 +163,9 @@ class _Connection(HttpToolsProtocol):
 
     def _phase(self) -> Any:
         if self.cycle is not None and not self.cycle.response_complete:
-            return "busy"
+            # With one in the pipeline, what comes is that one, and what is answered another.
+            comes = self._in_message and not self._in_head and not self.cycle.response_started and not self.pipeline
+            return "receiving" if comes else "busy"
         if self._in_message:
             return "head" if self._in_head else "draining"
         return "idle"

@@ -32,6 +32,10 @@ _OPTIONS: list[tuple[str, int]] = [
 
 _PUBLIC_STREAMS = 1024
 """Calls that run at once over one connection; further ones wait in the client."""
+_PUBLIC_CALLS = 1 << 15
+"""Over all connections; each takes some 10 KB. Further ones are refused."""
+_PUBLIC_WINDOW_BYTES = 16 << 10
+"""Of each call, taken in before anybody reads it."""
 _PUBLIC_IDLE_MS, _PUBLIC_HANDSHAKE_MS = 75_000, 10_000
 
 
@@ -47,7 +51,7 @@ def new_server(credentials: Credentials = OPEN) -> grpc.aio.Server:
     return grpc.aio.server(options=_OPTIONS, interceptors=() if credentials.token is None else (OnlyOfTheCluster(credentials),))
 
 
-def new_public_server(max_message_bytes: int, max_connections: int) -> grpc.aio.Server:
+def new_public_server(max_message_bytes: int, max_connections: int, *interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
     """For strangers: with bounds on what one of them can have."""
     bounds: list[tuple[str, int]] = [
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -55,6 +59,10 @@ def new_public_server(max_message_bytes: int, max_connections: int) -> grpc.aio.
         ("grpc.max_concurrent_streams", _PUBLIC_STREAMS),
         ("grpc.max_connection_idle_ms", _PUBLIC_IDLE_MS),
         ("grpc.server_handshake_timeout_ms", _PUBLIC_HANDSHAKE_MS),
+        ("grpc.http2.lookahead_bytes", _PUBLIC_WINDOW_BYTES),
+        # It would widen the windows of a client that is near to megabytes.
+        ("grpc.http2.bdp_probe", 0),
     ]
     names = {name for name, _ in bounds}
-    return grpc.aio.server(options=[*(option for option in _OPTIONS if option[0] not in names), *bounds])
+    options = [*(option for option in _OPTIONS if option[0] not in names), *bounds]
+    return grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=_PUBLIC_CALLS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import string
 import threading
@@ -151,6 +152,59 @@ async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch: pytest.M
     client.send(100)
     with pytest.raises(BodyTimeout):
         await take(bodies, client)
+
+
+class Caller:
+    """Sends a message that comes as a whole, when it is told to."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+
+    async def read(self) -> bytes | None:
+        return await self.sent
+
+
+async def take_message(bodies: Bodies, caller: Caller) -> int:
+    async with bodies.read(caller.read, MAX_BYTES) as raw:
+        return len(raw or b"")
+
+
+async def test_a_message_on_its_way_counts_as_the_largest_and_then_as_it_is() -> None:
+    bodies, caller = Bodies(MAX_BYTES), Caller()
+    taking = asyncio.create_task(take_message(bodies, caller))
+    await until(lambda: bodies.held_bytes == MAX_BYTES)
+    caller.sent.set_result(b"x" * 50_000)
+    assert await taking == 50_000 and bodies.held_bytes == 0
+    async with bodies.read(caller.read, MAX_BYTES):
+        assert bodies.held_bytes == 50_000
+
+
+async def test_messages_that_come_slowly_make_room_and_those_that_are_there_do_not() -> None:
+    bodies = Bodies(MAX_BYTES)
+    slow = [Caller() for _ in range(9)]
+    waiting = [asyncio.create_task(take_message(bodies, caller)) for caller in slow]
+    with pytest.raises(Overloaded):
+        await waiting[0]
+    async with contextlib.AsyncExitStack() as held:
+        for _ in range(8):
+            there = Caller()
+            there.sent.set_result(b"x" * MAX_BYTES)
+            await held.enter_async_context(bodies.read(there.read, MAX_BYTES))
+        late = Client()
+        late.send(MAX_BYTES, more=False)
+        with pytest.raises(Overloaded):
+            await take(bodies, late)
+    assert all(isinstance(error, Overloaded) for error in await asyncio.gather(*waiting[1:], return_exceptions=True))
+    assert bodies.held_bytes == 0
+
+
+async def test_a_message_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies_module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(bodies_module, "LEAST_BYTES_A_S", 1 << 30)
+    bodies = Bodies(MAX_BYTES)
+    with pytest.raises(BodyTimeout):
+        await take_message(bodies, Caller())
+    assert bodies.held_bytes == 0
 
 
 # ---- preparing ----

@@ -24,7 +24,7 @@ from springtide.process import raise_file_limit
 
 # ---- the table ----
 
-PHASES: list[Phase] = ["idle", "draining", "head", "stalled", "busy"]
+PHASES: list[Phase] = ["idle", "draining", "head", "stalled", "receiving", "busy"]
 
 
 def test_the_oldest_idle_connection_of_who_has_most_of_them_makes_room() -> None:
@@ -47,6 +47,20 @@ def test_whoever_is_served_keeps_the_connection() -> None:
     table.moved("a", "busy", 4.0)
     table.closed("a")
     assert len(table) == 2
+
+
+def test_who_sends_bodies_over_most_connections_makes_room_before_who_sends_one() -> None:
+    table: ConnectionTable[str] = ConnectionTable(4)
+    for at, (key, address) in enumerate([("a", "one"), ("b", "many"), ("c", "many"), ("d", "many")]):
+        table.opened(key, address, float(at))
+        table.moved(key, "receiving", float(at))
+    table.moved("b", "busy", 5.0)
+    assert table.opened("e", "one", 6.0) == "c"
+    table.moved("e", "busy", 7.0)
+    table.moved("a", "busy", 7.0)
+    assert table.opened("f", "two", 8.0) == "d"
+    table.moved("f", "busy", 9.0)
+    assert table.opened("g", "many", 10.0) == "g"
 
 
 @pytest.mark.parametrize("phase", MOST_S)
@@ -85,7 +99,13 @@ Address = tuple[str, int]
 
 
 @pytest.fixture
-async def address() -> AsyncIterator[Address]:
+def answering() -> asyncio.Event:
+    """Until it is set, nothing sent to `/waits` is answered."""
+    return asyncio.Event()
+
+
+@pytest.fixture
+async def address(answering: asyncio.Event) -> AsyncIterator[Address]:
     """Of a server that echoes bodies."""
     app = FastAPI()
 
@@ -100,6 +120,12 @@ async def address() -> AsyncIterator[Address]:
     @app.post("/echo")
     async def echo(request: Request) -> Response:
         return Response(await request.body())
+
+    @app.post("/waits")
+    async def waits(request: Request) -> Response:
+        body = await request.body()
+        await answering.wait()
+        return Response(body)
 
     listening = bind("127.0.0.1", 0, "port")
     server = HttpServer(app, CONNECTIONS)
@@ -139,16 +165,38 @@ async def test_idle_connections_and_half_heads_give_way(address: Address) -> Non
         writer.close()
 
 
-async def test_when_all_are_busy_a_new_one_is_told_so(address: Address) -> None:
+async def test_bodies_that_come_slowly_give_way_and_those_that_are_answered_do_not(address: Address, answering: asyncio.Event) -> None:
+    answered = [await connected(address) for _ in range(CONNECTIONS // 2)]
+    for _, writer in answered:
+        writer.write(b"POST /waits HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello")
+    slow = [await connected(address) for _ in range(2 * CONNECTIONS)]
+    for _, writer in slow:
+        writer.write(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\nexpect: 100-continue\r\n\r\n")
+    for reader, _ in slow[-CONNECTIONS // 2 :]:
+        assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")
+    await assert_served(address)
+    assert b"200" not in await ended(slow[-CONNECTIONS // 2][0])
+    slow[-1][1].write(b"hello")
+    assert (await slow[-1][0].readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+    answering.set()
+    for reader, _ in answered:
+        assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+
+
+async def test_when_all_are_being_answered_a_new_one_is_told_so(address: Address, answering: asyncio.Event) -> None:
     busy = [await connected(address) for _ in range(CONNECTIONS)]
     for _, writer in busy:
-        writer.write(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\nexpect: 100-continue\r\n\r\n")
-    for reader, _ in busy:
+        writer.write(b"POST /waits HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\nexpect: 100-continue\r\n\r\n")
+    for reader, writer in busy:
         assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"hello")
+    # What comes behind a request that is being answered changes nothing.
+    busy[0][1].write(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhe")
+    await asyncio.sleep(0.2)
     reader, _ = await connected(address)
     assert (await ended(reader)).startswith(b"HTTP/1.1 503")
-    for reader, writer in busy:
-        writer.write(b"hello")
+    answering.set()
+    for reader, _ in busy:
         assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
     await assert_served(address)
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
+import threading
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 from gateway_cluster import MODEL, Cluster, until
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from hypothesis import given
+from hypothesis import strategies as st
 
+from conductor.gateway import grpc_service
 from conductor.gateway.app import GatewayServer
+from conductor.gateway.bodies import Bodies
+from conductor.gateway.grpc_messages import AT_ONCE, has_more_fields, parse_request, shape_of
 from conductor.gateway.grpc_service import InferenceService
 from conductor.gateway.prepare import Origin
 from conductor.gateway.reply import Work
@@ -24,6 +34,7 @@ from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc
 from springtide.rpc.channels import connect
 from springtide.sampling import LogitBias, SamplingParams
 
+SHAPE = shape_of(inference_pb2.GenerateRequest.DESCRIPTOR)
 TEXT = "Hello, wörld! One two three four."
 
 
@@ -103,6 +114,162 @@ async def test_a_message_larger_than_the_context_could_hold_is_not_read(stub: in
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, text="x" * (8 << 20)))]
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+# ---- messages ----
+
+
+def fields_of(message: Message) -> int:
+    """As many as any serialisation of it has."""
+    count = 0
+    for field, value in message.ListFields():
+        values = (
+            [value]
+            if not field.is_repeated
+            else list(value.items() if field.message_type and field.message_type.GetOptions().map_entry else value)
+        )
+        packed = field.is_repeated and field.cpp_type != FieldDescriptor.CPPTYPE_STRING and not field.message_type
+        count += len(values) + packed
+        count += sum(2 if isinstance(each, tuple) else fields_of(each) for each in values if field.message_type)
+    return count
+
+
+REQUESTS = st.builds(
+    inference_pb2.GenerateRequest,
+    model=st.text(max_size=3),
+    chat=st.none()
+    | st.builds(
+        inference_pb2.ChatPrompt,
+        messages=st.lists(st.builds(inference_pb2.ChatMessage, role=st.text(max_size=200), content=st.text(max_size=3)), max_size=4),
+    ),
+    sampling=st.none()
+    | st.builds(pb.SamplingParams, stop_token_ids=st.lists(st.integers(0, 1 << 31), max_size=5), temperature=st.floats(0, 1, width=32)),
+    stop=st.lists(st.text(max_size=3), max_size=3),
+    priority=st.integers(-(1 << 31), 1 << 31 - 1),
+    deadline_ms=st.floats(0, 9),
+    logit_bias=st.dictionaries(st.integers(0, 1 << 31), st.floats(1, 2, width=32), max_size=3),
+)
+
+
+@given(REQUESTS)
+def test_fields_are_counted_as_they_are_whatever_texts_contain(request_: inference_pb2.GenerateRequest) -> None:
+    raw, count = request_.SerializeToString(), fields_of(request_)
+    assert not has_more_fields(raw, SHAPE, count)
+    assert count == 0 or has_more_fields(raw, SHAPE, count - 1)
+
+
+@given(st.binary(max_size=40) | st.text(alphabet="\x00\x01\x08\x0a\x1a\x22\x2a\x52\x7f", max_size=40).map(str.encode))
+def test_what_is_refused_uncounted_could_not_be_parsed_either(raw: bytes) -> None:
+    try:
+        has_more_fields(raw, SHAPE, 0)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            inference_pb2.GenerateRequest.FromString(raw)
+
+
+async def test_a_message_of_nothing_but_entries_is_not_parsed(
+    stub: inference_pb2_grpc.InferenceStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed_on: list[str] = []
+
+    def parse(raw: bytes, max_fields: int) -> inference_pb2.GenerateRequest:
+        parsed_on.append(threading.current_thread().name)
+        return parse_request(raw, max_fields)
+
+    monkeypatch.setattr(grpc_service, "parse_request", parse)
+    prompt = inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage()] * 400_000)
+    with pytest.raises(grpc.aio.AioRpcError, match=r"more than \d+ fields") as caught:
+        [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, chat=prompt))]
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "gateway-prepare" in parsed_on[0]
+
+
+async def test_large_messages_on_one_connection_wait_for_one_another(
+    stub: inference_pb2_grpc.InferenceStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = spy_on_held_bytes(monkeypatch)
+    large = inference_pb2.GenerateRequest(model=MODEL, text="=" * 900_000)
+
+    async def call() -> grpc.StatusCode:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            [_ async for _ in stub.Generate(large)]
+        return caught.value.code()
+
+    assert set(await asyncio.gather(*(call() for _ in range(40)))) == {grpc.StatusCode.INVALID_ARGUMENT}
+    assert large.ByteSize() <= max(held) < (AT_ONCE + 1) * (1 << 20)
+
+
+async def test_hundreds_of_small_calls_over_one_connection_are_all_answered(stub: inference_pb2_grpc.InferenceStub) -> None:
+    async def call() -> str:
+        return "".join([chunk.text async for chunk in stub.Generate(chat())])
+
+    assert set(await asyncio.gather(*(call() for _ in range(200)))) == {TEXT}
+
+
+def spy_on_held_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes were held whenever they became more."""
+    held: list[int] = []
+    grow = Bodies._grow
+
+    def growing(bodies: Bodies, receiving: Any, num_bytes: int) -> None:
+        grow(bodies, receiving, num_bytes)
+        held.append(bodies.held_bytes)
+
+    monkeypatch.setattr(Bodies, "_grow", growing)
+    return held
+
+
+def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + payload
+
+
+def half_a_call(stream: int, path: bytes) -> bytes:
+    """Headers, and the beginning of a message of 1,000,000 bytes."""
+    names = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": path,
+        b":authority": b"x",
+        b"te": b"trailers",
+        b"content-type": b"application/grpc",
+    }
+    headers = b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in names.items())
+    return http2_frame(1, 4, stream, headers) + http2_frame(0, 0, stream, b"\0" + (1_000_000).to_bytes(4) + b"x" * 5000)
+
+
+@pytest.mark.parametrize(
+    "path", [b"/springtide.v1.Inference/Generate", b"/springtide.v1.Inference/ListModels", b"/grpc.health.v1.Health/Check"]
+)
+async def test_messages_that_stop_in_the_middle_keep_no_other_connection_out(
+    gateway: GatewayServer, stub: inference_pb2_grpc.InferenceStub, monkeypatch: pytest.MonkeyPatch, path: bytes
+) -> None:
+    held = spy_on_held_bytes(monkeypatch)
+    writers = []
+    for _ in range(12):
+        _, writer = await asyncio.open_connection(*gateway.grpc_address.split(":"))
+        calls = b"".join(half_a_call(2 * number + 1, path) for number in range(30))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(4, 0, 0) + calls)
+        writers.append(writer)
+    await until(lambda: len(held) >= 12 * AT_ONCE)
+    # As large as they may become, and no larger than all that may be held.
+    assert max(held) > 12 * (1 << 20)
+    assert "".join([chunk.text async for chunk in stub.Generate(chat())]) == TEXT
+    with pytest.raises(grpc.aio.AioRpcError, match="at least") as caught:
+        [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, text="=" * 900_000))]
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    for writer in writers:
+        writer.close()
+
+
+async def test_other_methods_take_small_messages_only(channel: grpc.aio.Channel) -> None:
+    question = health_pb2.HealthCheckRequest(service="x" * 900_000)
+    for answer in (health_pb2_grpc.HealthStub(channel).Check(question), health_pb2_grpc.HealthStub(channel).Watch(question).read()):
+        with pytest.raises(grpc.aio.AioRpcError, match="may have 4096 bytes") as caught:
+            await answer
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+# ---- what reaches the cluster ----
 
 
 async def test_biases_reach_the_nodes(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
