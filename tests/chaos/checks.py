@@ -340,7 +340,7 @@ def _why_refused_wrongly(history: History, exchange: Exchange) -> str | None:
         ended = _gateway_hit(history, exchange, lambda fault: fault.kind == "end", before_s=GATEWAY_START_S)
         return None if ended else "nobody told its gateway to end"
     if exchange.status == 503:
-        undecided, unserved = _undecided(history, exchange), merged([*absent(history, "prefill"), *absent(history, "decode")])
+        undecided, unserved = _undecided(history, exchange.gateway), merged([*absent(history, "prefill"), *absent(history, "decode")])
         nobody_decides, nobody_serves = overlap_s(lifetime, undecided), overlap_s(lifetime, unserved)
         neither = overlap_s(lifetime, [*undecided, *unserved])
         if (nobody_decides and neither >= CONDUCTOR_PATIENCE_S) or nobody_serves >= NODE_PATIENCE_S or _gateway_died(history, exchange):
@@ -351,12 +351,11 @@ def _why_refused_wrongly(history: History, exchange: Exchange) -> str | None:
     return "no such refusal is foreseen"
 
 
-def _undecided(history: History, exchange: Exchange) -> list[Interval]:
-    """When its gateway knew no Conductor that decides: one that has just been started or woken looks for it in Valkey."""
-    intervals = absent(history, "conductor")
-    if _gateway_hit(history, exchange, lambda fault: fault.disables, before_s=GATEWAY_START_S):
-        intervals = merged([*intervals, *absent(history, "valkey")])
-    return intervals
+def _undecided(history: History, gateway: str) -> list[Interval]:
+    """When it knew no Conductor that decides: a gateway that has just been started or woken looks for it in Valkey."""
+    hit = absent(history, "gateway", gateway)
+    needed = [(a, b) for a, b in absent(history, "valkey") if any(begin <= b and end + GATEWAY_START_S >= a for begin, end in hit)]
+    return merged([*absent(history, "conductor"), *needed])
 
 
 def unexcused_s(gap: Interval, excused: Sequence[Interval]) -> float:
@@ -367,15 +366,15 @@ def unexcused_s(gap: Interval, excused: Sequence[Interval]) -> float:
 
 def excuses(history: History) -> dict[str, list[Interval]]:
     """By gateway: when no node of a role could serve, or the gateway itself stood, or what a node had lost could not be placed anew."""
-    everywhere = [*absent(history, "prefill"), *absent(history, "decode"), *_unplaced(history)]
-    return {name: merged([*everywhere, *absent(history, "gateway", name)]) for name in history.topology.gateways}
+    roles = [*absent(history, "prefill"), *absent(history, "decode")]
+    return {name: merged([*roles, *absent(history, "gateway", name), *_unplaced(history, name)]) for name in history.topology.gateways}
 
 
-def _unplaced(history: History) -> Iterator[Interval]:
-    """While no Conductor leads, from when a node was first under a fault: without one, streams go on, but none goes on elsewhere."""
+def _unplaced(history: History, gateway: str) -> Iterator[Interval]:
+    """While nobody decides, from when a node was first under a fault: without a Conductor streams go on, but none goes on elsewhere."""
     nodes = (*history.topology.prefill, *history.topology.decode)
     lost = [interval for name in nodes for interval in absences(history, name)]
-    for begin, end in absent(history, "conductor"):
+    for begin, end in merged([*_undecided(history, gateway), *absent(history, "gateway", gateway)]):
         since = [max(begin, a) for a, b in lost if a <= end and b + REPLACEMENT_S >= begin]
         if since:
             yield min(since), end

@@ -268,6 +268,8 @@ def test_who_has_lost_its_node_waits_for_a_conductor_and_others_do_not() -> None
     assert kinds(history(slow, samples=undecided, injections=[injected("kill", "prefill-0", 1.0)])) == []
     assert kinds(history(slow, samples=undecided, injections=[injected("kill", "prefill-0", 14.0)])) == ["gap"], "not yet"
     assert kinds(history(slow, injections=[injected("kill", "prefill-0", 1.0)])) == ["gap"]
+    unknown = [injected("stop", "gateway-0", 1.0, 4.0), injected("kill", "prefill-0", 1.0)]
+    assert kinds(history(slow, samples=without("valkey", 3.0, 18.0), injections=unknown)) == [], "its gateway looks for a new Conductor"
 
 
 def test_the_gap_before_a_stream_fails_counts_too() -> None:
