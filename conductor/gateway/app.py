@@ -24,7 +24,7 @@ from conductor.gateway.state import Limits
 from conductor.gateway.tenancy import Tenants
 from conductor.gateway.wire import instances_hung
 from conductor.server.lease import LeaderLease
-from engine.tokenizer import load_tokenizer
+from engine.tokenizer.tokenizer import load_tokenizer
 from springtide.blocks import namespace_root
 from springtide.capacity import context_tokens, quota_tokens
 from springtide.clock import MonotonicClock

@@ -11,7 +11,7 @@ from conductor.gateway.reply import Reply, Work
 from conductor.gateway.runner import Runner
 from conductor.gateway.side_thread import SideThread
 from conductor.gateway.tenancy import Tenants
-from engine.tokenizer import Tokenizer
+from engine.tokenizer.tokenizer import Tokenizer
 from springtide.clock import Clock
 
 

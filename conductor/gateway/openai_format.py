@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from conductor.gateway.events import Finish
 from conductor.gateway.reply import Delta, Usage
 from conductor.gateway.text import PlacedToken
-from engine.tokenizer import Tokenizer
+from engine.tokenizer.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 

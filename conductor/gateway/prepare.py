@@ -10,7 +10,7 @@ from typing import Any
 from conductor.gateway.bounds import Bounds
 from conductor.gateway.reply import SEED_RANGE, Work
 from conductor.gateway.schema import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
-from engine.tokenizer import Tokenizer
+from engine.tokenizer.tokenizer import Tokenizer
 from springtide.errors import InvalidRequest, ModelNotFound
 from springtide.sampling import LogitBias, SamplingParams
 

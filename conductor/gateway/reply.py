@@ -9,7 +9,7 @@ from typing import Protocol
 
 from conductor.gateway import events as ev
 from conductor.gateway.text import PlacedToken, StopStrings, TextAssembler
-from engine.detokenizer import StreamingDetokenizer
+from engine.tokenizer.detokenizer import StreamingDetokenizer
 from springtide.errors import SpringtideError
 from springtide.ids import RequestId
 from springtide.sampling import SampledToken, SamplingParams

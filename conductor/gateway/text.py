@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from engine.detokenizer import StreamingDetokenizer
+from engine.tokenizer.detokenizer import StreamingDetokenizer
 from springtide.sampling import SampledToken
 
 

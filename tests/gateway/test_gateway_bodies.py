@@ -21,7 +21,7 @@ from conductor.gateway.bodies import Bodies, BodyTimeout, BodyTooLarge, has_more
 from conductor.gateway.bounds import Bounds
 from conductor.gateway.schema import MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest
 from conductor.gateway.side_thread import INLINE_BYTES, SideThread
-from engine.tokenizer import Tokenizer
+from engine.tokenizer.tokenizer import Tokenizer
 from springtide.errors import InvalidRequest, Overloaded
 
 MAX_BYTES = 100_000

@@ -27,7 +27,7 @@ from conductor.gateway.grpc_messages import AT_ONCE, has_more_fields, parse_requ
 from conductor.gateway.grpc_service import InferenceService
 from conductor.gateway.prepare import Origin
 from conductor.gateway.reply import Work
-from engine.tokenizer import Tokenizer
+from engine.tokenizer.tokenizer import Tokenizer
 from springtide.blocks import KEY_BYTES
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc

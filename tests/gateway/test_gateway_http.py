@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY
 from conductor.gateway.app import GatewayServer
 from conductor.gateway.state import Limits
 from conductor.gateway.tenancy import TENANT_HEADER
-from engine.tokenizer import Tokenizer
+from engine.tokenizer.tokenizer import Tokenizer
 from springtide import supervision
 from springtide.config import ServerConfig
 from springtide.errors import ConfigError

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.gateway.text import StopStrings, TextAssembler
-from engine.detokenizer import StreamingDetokenizer
+from engine.tokenizer.detokenizer import StreamingDetokenizer
 from springtide.sampling import SampledToken
 
 
