@@ -10,7 +10,7 @@ from prometheus_client import Counter
 
 from conductor import metrics
 from conductor.core.transfer import Fetch, TransferModel
-from conductor.gateway import metrics as gateway_metrics
+from gateway import metrics as gateway_metrics
 from springtide.ids import AttemptId, NodeId
 
 

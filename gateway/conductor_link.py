@@ -13,14 +13,14 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
-from conductor.gateway import metrics, wire
-from conductor.gateway.conductor_peer import RENEW_EVERY_S, ConductorPeer
-from conductor.gateway.leader_view import LeaderView
-from conductor.gateway.state import LiveAttempt
-from conductor.server.lease import LeaderLease
+from gateway import metrics, wire
+from gateway.conductor_peer import RENEW_EVERY_S, ConductorPeer
+from gateway.leader_view import LeaderView
+from gateway.state import LiveAttempt
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
+from springtide.leader_lease import LeaderLease
 from springtide.membership import Membership
 from springtide.rpc import conductor_pb2
 from springtide.supervision import supervised

@@ -9,12 +9,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from conductor.gateway import events as ev
-from conductor.gateway import metrics, wire
-from conductor.gateway.conductor_link import ConductorLink
-from conductor.gateway.core import GatewayCore
-from conductor.gateway.reply import Sink
-from conductor.gateway.sessions import SessionPool
+from gateway import events as ev
+from gateway import metrics, wire
+from gateway.conductor_link import ConductorLink
+from gateway.core import GatewayCore
+from gateway.reply import Sink
+from gateway.sessions import SessionPool
 from springtide.blocks import block_keys
 from springtide.clock import Clock
 from springtide.credentials import OPEN, Credentials

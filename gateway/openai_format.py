@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from conductor.gateway.events import Finish
-from conductor.gateway.reply import Delta, Usage
-from conductor.gateway.text import PlacedToken
 from engine.tokenizer.tokenizer import Tokenizer
+from gateway.events import Finish
+from gateway.reply import Delta, Usage
+from gateway.text import PlacedToken
 
 Json = dict[str, Any]
 

@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from conductor.gateway.http_connections import MOST_S, ConnectionTable
+from gateway.http_connections import MOST_S, ConnectionTable
 from springtide.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conductor.gateway.bounds import Bounds
-from conductor.gateway.reply import SEED_RANGE, Work
-from conductor.gateway.schema import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
 from engine.tokenizer.tokenizer import Tokenizer
+from gateway.bounds import Bounds
+from gateway.reply import SEED_RANGE, Work
+from gateway.schema import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
 from springtide.errors import InvalidRequest, ModelNotFound
 from springtide.sampling import LogitBias, SamplingParams
 

@@ -1,10 +1,10 @@
-"""`python -m conductor.gateway`: a gateway in a process of its own."""
+"""`python -m gateway`: a gateway in a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
 
-from conductor.gateway.app import serve_gateway
+from gateway.app import serve_gateway
 from springtide.process import parse_arguments, run
 
 

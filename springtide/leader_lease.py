@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio as redis
 
-from conductor.server.candidate import Answer, Claim, Free, Granted, Held, Leader
 from springtide.cancellation import heeds_cancellation
 from springtide.credentials import OPEN, Credentials
 from springtide.membership import UNREACHABLE
@@ -54,6 +54,51 @@ if redis.call('HGET', KEYS[1], 'token') == ARGV[1] then
     redis.call('DEL', KEYS[1])
 end
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who holds the lease. `epoch` grows with every leadership."""
+
+    member_id: str
+    address: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Ask Valkey: the lease is extended if it is ours and, with `take`, taken if it is nobody's.
+
+    A Valkey that remembers no leadership as late as `floor` has lost its memory: whoever led may still do so. Then it keeps the lease
+    vacant for its whole length, and only who `leads` may have it.
+    """
+
+    floor: int
+    take: bool
+    leads: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The lease is ours from now on, for its whole length. `epoch` is above every earlier one."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Somebody else's, or kept vacant, for `left_s` more seconds."""
+
+    leader: Leader | None
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Nobody's, and it was not to be taken: its last holder gave it up, or never renewed it."""
+
+
+Answer = Granted | Held | Free
 
 
 class LeaderLease:

@@ -12,8 +12,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from conductor.gateway.http_errors import explain
-from conductor.gateway.reply import ClientDisconnected
+from gateway.http_errors import explain
+from gateway.reply import ClientDisconnected
 from springtide.errors import InvalidRequest, Overloaded, SpringtideError
 
 PATIENCE_S = 30.0

@@ -11,8 +11,8 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from conductor.gateway import metrics, wire
-from conductor.gateway.state import LiveAttempt
+from gateway import metrics, wire
+from gateway.state import LiveAttempt
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId

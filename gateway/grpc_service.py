@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from conductor.gateway import metrics
-from conductor.gateway.backend import Backend
-from conductor.gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
-from conductor.gateway.prepare import COMPLETION_MAX_TOKENS, Origin
-from conductor.gateway.reply import Delta, Usage, Work
-from conductor.gateway.schema import MAX_BIASED_TOKENS, MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from gateway import metrics
+from gateway.backend import Backend
+from gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
+from gateway.prepare import COMPLETION_MAX_TOKENS, Origin
+from gateway.reply import Delta, Usage, Work
+from gateway.schema import MAX_BIASED_TOKENS, MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from springtide.errors import InvalidRequest, SpringtideError
 from springtide.ids import new_id
 from springtide.rpc import common_pb2 as pb

@@ -17,14 +17,14 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 
-from conductor.gateway import http_errors, metrics
-from conductor.gateway.backend import Backend
-from conductor.gateway.bodies import check_media_type, parse_body
-from conductor.gateway.openai_format import ChatFormat, CompletionFormat, Format, dump
-from conductor.gateway.prepare import Origin
-from conductor.gateway.reply import ClientDisconnected, Delta, Reply, Work
-from conductor.gateway.schema import ChatCompletionRequest, CompletionRequest
-from conductor.gateway.tenancy import TenantGuard
+from gateway import http_errors, metrics
+from gateway.backend import Backend
+from gateway.bodies import check_media_type, parse_body
+from gateway.openai_format import ChatFormat, CompletionFormat, Format, dump
+from gateway.prepare import Origin
+from gateway.reply import ClientDisconnected, Delta, Reply, Work
+from gateway.schema import ChatCompletionRequest, CompletionRequest
+from gateway.tenancy import TenantGuard
 from springtide.errors import SpringtideError, Unavailable
 from springtide.ids import new_id
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from conductor.gateway import events as ev
-from conductor.gateway.text import PlacedToken, StopStrings, TextAssembler
 from engine.tokenizer.detokenizer import StreamingDetokenizer
+from gateway import events as ev
+from gateway.text import PlacedToken, StopStrings, TextAssembler
 from springtide.errors import SpringtideError
 from springtide.ids import RequestId
 from springtide.sampling import SampledToken, SamplingParams

@@ -10,21 +10,20 @@ from dataclasses import replace
 
 import grpc.aio
 
-from conductor.gateway.backend import Backend
-from conductor.gateway.bodies import Bodies
-from conductor.gateway.conductor_link import ConductorLink
-from conductor.gateway.core import GatewayCore
-from conductor.gateway.grpc_service import new_server
-from conductor.gateway.http_app import create_app
-from conductor.gateway.http_server import HttpServer, bind
-from conductor.gateway.prepare import Preparer
-from conductor.gateway.runner import Runner
-from conductor.gateway.side_thread import SideThread
-from conductor.gateway.state import Limits
-from conductor.gateway.tenancy import Tenants
-from conductor.gateway.wire import instances_hung
-from conductor.server.lease import LeaderLease
 from engine.tokenizer.tokenizer import load_tokenizer
+from gateway.backend import Backend
+from gateway.bodies import Bodies
+from gateway.conductor_link import ConductorLink
+from gateway.core import GatewayCore
+from gateway.grpc_service import new_server
+from gateway.http_app import create_app
+from gateway.http_server import HttpServer, bind
+from gateway.prepare import Preparer
+from gateway.runner import Runner
+from gateway.side_thread import SideThread
+from gateway.state import Limits
+from gateway.tenancy import Tenants
+from gateway.wire import instances_hung
 from springtide.blocks import namespace_root
 from springtide.capacity import context_tokens, quota_tokens
 from springtide.clock import MonotonicClock
@@ -32,6 +31,7 @@ from springtide.config import ClusterConfig
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError
 from springtide.ids import GatewayId, new_incarnation
+from springtide.leader_lease import LeaderLease
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, raise_file_limit
 from springtide.rpc import conductor_pb2

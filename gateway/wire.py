@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conductor.gateway import events as ev
-from conductor.gateway.state import LiveAttempt
+from gateway import events as ev
+from gateway.state import LiveAttempt
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, node_pb2

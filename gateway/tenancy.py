@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from conductor.gateway import metrics
-from conductor.gateway.http_errors import error_response
+from gateway import metrics
+from gateway.http_errors import error_response
 from springtide.errors import InvalidRequest, SpringtideError, Unauthenticated
 
 TENANT_HEADER = "x-springtide-tenant"

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from conductor.gateway import events as ev
-from conductor.gateway.wire import abort_command, update_events
+from gateway import events as ev
+from gateway.wire import abort_command, update_events
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import AttemptId, InstanceId
 from springtide.rpc import node_pb2, node_pb2_grpc

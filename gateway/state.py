@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from conductor.gateway.events import SIDES, Assignment, Generation, Instance, Output, Phase, Side, Sign
+from gateway.events import SIDES, Assignment, Generation, Instance, Output, Phase, Side, Sign
 from springtide.ids import AttemptId, InstanceId
 from springtide.rpc import conductor_pb2
 

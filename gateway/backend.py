@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conductor.gateway.bodies import Bodies
-from conductor.gateway.conductor_link import ConductorLink
-from conductor.gateway.prepare import Preparer
-from conductor.gateway.reply import Reply, Work
-from conductor.gateway.runner import Runner
-from conductor.gateway.side_thread import SideThread
-from conductor.gateway.tenancy import Tenants
 from engine.tokenizer.tokenizer import Tokenizer
+from gateway.bodies import Bodies
+from gateway.conductor_link import ConductorLink
+from gateway.prepare import Preparer
+from gateway.reply import Reply, Work
+from gateway.runner import Runner
+from gateway.side_thread import SideThread
+from gateway.tenancy import Tenants
 from springtide.clock import Clock
 
 

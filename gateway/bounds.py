@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conductor.gateway.schema import MAX_BIASED_TOKENS
+from gateway.schema import MAX_BIASED_TOKENS
 from springtide.rpc.channels import MAX_MESSAGE_BYTES
 
 _BYTES_A_TOKEN = 256

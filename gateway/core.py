@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from conductor.gateway import events as ev
-from conductor.gateway.state import STEPS_AT_A_STANDSTILL, AttemptState, Limits, LiveAttempt, Pulse, RequestState
+from gateway import events as ev
+from gateway.state import STEPS_AT_A_STANDSTILL, AttemptState, Limits, LiveAttempt, Pulse, RequestState
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
 from springtide.ids import AttemptId, InstanceId, RequestId
 from springtide.rpc import common_pb2 as pb
