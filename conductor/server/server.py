@@ -8,9 +8,9 @@ import os
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Tick
 from conductor.core.recording import Recorder
 from conductor.core.settings import ConductorSettings
+from conductor.core.types.events import Tick
 from conductor.server.cluster import ClusterFollower
 from conductor.server.leadership import Leadership, LeaseClock, OneOfSeveral, OnlyConductor
 from conductor.server.orders import Orders

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from conductor.core import events as ev
 from conductor.core.conductor import ConductorCore
+from conductor.core.types import events as ev
 from decode_node.core.settings import Settings
 from simulator.cluster.decode import SimDecode
 from simulator.cluster.departure import Departure

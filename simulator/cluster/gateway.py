@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from conductor.core import events as conductor_events
-from conductor.core.decision import Reason, Rejection
+from conductor.core.types import events as conductor_events
+from conductor.core.types.decision import Reason, Rejection
 from decode_node.core import events as decode_events
 from gateway import events as ev
 from gateway.core import GatewayCore

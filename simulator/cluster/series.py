@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Role
+from conductor.core.types.events import Role
 from simulator.cluster.records import Records
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from conductor_support import BLOCK_TOKENS, ask, keys_of, make_core, report
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Role
+from conductor.core.types.events import Role
 from conductor.server import wire
 from gateway import events as ev
 from gateway import wire as gateway_wire
