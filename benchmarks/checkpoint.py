@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.driven import CHECKOUT
-from engine.files import demo_model
-from engine.gguf_file import GGUFFile, read_gguf
-from engine.gguf_tokenizer import gguf_special_tokens, gguf_tokenizer
-from engine.models.config import ModelConfig
-from engine.models.gguf_weights import gguf_weights
-from engine.models.registry import for_gguf
+from engine.formats.files import demo_model
+from engine.formats.gguf_file import GGUFFile, read_gguf
+from engine.formats.gguf_weights import gguf_weights
+from engine.formats.registry import for_gguf
+from engine.model_config import ModelConfig
+from engine.tokenizer.gguf_tokenizer import gguf_special_tokens, gguf_tokenizer
 
 CACHE = CHECKOUT / ".cache" / "benchmarks"
 """What benchmarks make for themselves and may be deleted at any time."""

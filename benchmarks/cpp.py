@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.results import Row, show, write
-from engine.files import describe
+from engine.formats.files import describe
 from engine.layer_costs import LayerCosts, measure_layers
 from engine.loader import load_model
 from engine.profiling import measure_prefill

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 
 import psutil
 
-from conductor.core.events import Tier
-from conductor.core.prefix_index import PrefixIndex
+from conductor.core.index.prefix_index import PrefixIndex
+from conductor.core.types.events import Tier
 from springtide.ids import BlockKey, NodeId
 
 STORES, FULL, BLOCKS = 1000, 10_000_000, 128

@@ -20,7 +20,7 @@ from benchmarks.gpu_engine import Engine, Rates, hidden_percent, matrix_flops, r
 from benchmarks.results import Row, show, write
 from engine.device.base import Device, find
 from engine.loader import DTYPES
-from engine.models.config import ModelConfig, RopeConfig
+from engine.model_config import ModelConfig, RopeConfig
 from springtide.blocks import blocks_for
 from springtide.errors import ConfigError
 from springtide.kvspec import KVDtype

@@ -12,16 +12,16 @@ from statistics import median
 import numpy as np
 import torch
 
-from engine import backends
-from engine.base import SequenceChunk
+from engine.backends import choice as backends
+from engine.batch import SequenceChunk
 from engine.device.base import Device
 from engine.device.streams import CopyTimes
+from engine.formats.weights import Weights
 from engine.loader import DTYPES
-from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder
+from engine.model.decoder import Decoder
+from engine.model_config import ModelConfig
 from engine.runner import ModelRunner
-from engine.tensor_parallel.shard import OneRank
-from engine.weights.base import Weights
+from engine.shard import OneRank
 from springtide.blocks import blocks_for
 from springtide.kvspec import KVDtype, KVSpec
 

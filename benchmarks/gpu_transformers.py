@@ -6,7 +6,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.gpu_engine import all_s
-from engine.models.config import ModelConfig
+from engine.model_config import ModelConfig
 
 
 class Transformers:

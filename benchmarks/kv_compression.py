@@ -17,12 +17,12 @@ import torch
 
 from benchmarks.driven import console
 from benchmarks.results import Row, show, write
-from engine.base import SequenceChunk
-from engine.files import demo_model, describe
+from engine.batch import SequenceChunk
+from engine.formats.files import demo_model, describe
 from engine.loader import load_model
-from engine.models.base import Model
+from engine.model.base import Model
 from engine.runner import ModelRunner, arena_tensor
-from engine.tokenizer import load_tokenizer
+from engine.tokenizer.tokenizer import load_tokenizer
 from springtide.kvspec import KVSpec
 
 CHECKOUT = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""`python -m conductor`: the Conductor, with a gateway in the same process unless the configuration separates them."""
+"""`python -m conductor`: the Conductor, in a process of its own."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ import contextlib
 from prometheus_client import Counter, Gauge, Histogram
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.decision import Rejection
-from conductor.core.events import PrefillFinished, Reply, Role, Scored
+from conductor.core.types.decision import Rejection
+from conductor.core.types.events import PrefillFinished, Reply, Role, Scored
 
 DECISIONS = Counter("springtide_conductor_decisions_total", "Requests scheduled or rejected.", ["outcome"])
 REJECTIONS = Counter("springtide_conductor_rejections_total", "Requests rejected, by reason.", ["reason"])

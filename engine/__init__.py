@@ -1,1 +1,1 @@
-"""The engine: runs a model over a paged KV cache. No network. Submodules `files` and `tokenizer` do without torch."""
+"""The engine: runs a model over a paged KV cache. No network. `formats`, but for weights, and `tokenizer` do without torch."""

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.base import SequenceChunk
+from engine.batch import SequenceChunk
 from engine.device.base import Device
-from engine.files import read_config
+from engine.formats.files import read_config
 from engine.loader import load_model
-from engine.models.config import ModelConfig
+from engine.model_config import ModelConfig
 from engine.profiling import fastest_ms
 from engine.runner import ModelRunner
 from springtide.blocks import blocks_for

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import torch
 
-from engine import backends
+from engine.backends import choice as backends
 from engine.device.base import Device
-from engine.files import read_config
-from engine.gguf_file import read_gguf
-from engine.models.base import Model
-from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder
-from engine.models.gguf_weights import gguf_weights
-from engine.models.registry import for_gguf
-from engine.tensor_parallel.shard import OneRank, Ranks, check_degree
-from engine.weights.base import Weights
-from engine.weights.safetensors import SafetensorsWeights
+from engine.formats.files import read_config
+from engine.formats.gguf_file import read_gguf
+from engine.formats.gguf_weights import gguf_weights
+from engine.formats.registry import for_gguf
+from engine.formats.safetensors_weights import SafetensorsWeights
+from engine.formats.weights import Weights
+from engine.model.base import Model
+from engine.model.decoder import Decoder
+from engine.model_config import ModelConfig
+from engine.shard import OneRank, Ranks, check_degree
 from springtide.errors import ConfigError
 from springtide.modelinfo import ModelInfo
 
@@ -38,8 +38,8 @@ def load_model(
     device: Device | None = None,
 ) -> Model:
     """Of `layers` [begin, end) or all of them, its weights and activations in `dtype` ('bfloat16' or 'float32'), computed with `kernels`
-    (engine.backends.Kernels); of these the part of one of several `ranks`. On `device`, which the calling thread uses from then on, or on
-    the CPU.
+    (engine.backends.choice.Kernels); of these the part of one of several `ranks`. On `device`, which the calling thread uses from then
+    on, or on the CPU.
 
     Raises ConfigError when tensors are missing or have wrong shapes, UnsupportedModel as `describe` does.
     """

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from engine.base import SequenceChunk
+from engine.batch import SequenceChunk
 from engine.runner import ModelRunner
 
 _LEAST_SAMPLES = 4

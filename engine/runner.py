@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionPass
-from engine.base import LayerHooks, SequenceChunk
-from engine.cache import ArenaCache, PagedCache
-from engine.device.cache import DeviceCache
-from engine.device.ledger import OutOfPages
+from engine.backends.base import AttentionPass
+from engine.batch import LayerHooks, SequenceChunk
 from engine.device.streams import CopyTimes, Work
 from engine.device.upload import upload
-from engine.models.base import Model
+from engine.kv_cache.cache import ArenaCache, PagedCache
+from engine.kv_cache.device_cache import DeviceCache
+from engine.kv_cache.page_table import OutOfPages
+from engine.model.base import Model
 from springtide.blocks import blocks_for
 from springtide.kvspec import KVSpec
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from engine.base import Int32Array
+from engine.batch import Int32Array
 from engine.runner import ModelRunner
 from kvstore.link import StoreLink
 from node_runtime import load, storage

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from grpc_health.v1 import health_pb2
 
-from engine.base import SequenceChunk
+from engine.batch import SequenceChunk
 from engine.loader import load_model
 from engine.runner import ModelRunner
 from engine.tensor_parallel.runner import Parallel, TensorParallelRunner

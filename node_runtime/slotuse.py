@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from engine.base import Int32Array
+from engine.batch import Int32Array
 
 
 class SlotUse:

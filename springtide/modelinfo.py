@@ -1,4 +1,4 @@
-"""What everybody but the engine needs to know of a model. Read from the model's files by `engine.files.describe`, passed on as JSON."""
+"""What everybody but the engine needs to know of a model: read from its files by `engine.formats.files.describe`, passed on as JSON."""
 
 from __future__ import annotations
 

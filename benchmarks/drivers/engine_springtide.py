@@ -11,11 +11,11 @@ import torch
 
 from benchmarks.drivers.engine_work import FEW, KV_BYTES, LONGEST_PROMPT, PROVEN_TOKENS, STEPS, EngineJob, Settings, TokenIds
 from benchmarks.drivers.protocol import run
-from engine.base import SamplingRow, SequenceChunk
-from engine.files import describe
+from engine.batch import SamplingRow, SequenceChunk
+from engine.formats.files import describe
 from engine.loader import load_model
 from engine.runner import ModelRunner
-from engine.sampler import sample
+from engine.sampling.sampler import sample
 from springtide.blocks import blocks_for
 from springtide.config import ClusterConfig
 from springtide.kvspec import KVDtype

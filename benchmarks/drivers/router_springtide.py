@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from benchmarks.drivers.holdings import RouterIndexJob
 from benchmarks.drivers.protocol import run
-from conductor.core.events import StoreStored, Tier
-from conductor.core.matches import Matches
-from conductor.core.prefix_index import PrefixIndex
+from conductor.core.index.matches import Matches
+from conductor.core.index.prefix_index import PrefixIndex
+from conductor.core.types.events import StoreStored, Tier
 from conductor.server import wire
 from springtide.ids import BlockKey, NodeId
 from springtide.rpc import store_pb2

@@ -13,7 +13,8 @@ from benchmarks.drivers.hashing import BLOCK_TOKENS
 from benchmarks.drivers.holdings import HOT, PROMPTS, Holdings
 from benchmarks.drivers.protocol import run
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import (
+from conductor.core.settings import ConductorSettings
+from conductor.core.types.events import (
     Advance,
     InstanceRef,
     InstanceUp,
@@ -28,7 +29,6 @@ from conductor.core.events import (
     StoreUp,
     Tier,
 )
-from conductor.core.settings import ConductorSettings
 from springtide.config import ClusterConfig
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId

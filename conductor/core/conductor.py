@@ -6,9 +6,20 @@ import math
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 
-from conductor.core.admission import ADMISSIONS
-from conductor.core.decision import Alternatives, Outcome, Placement, Reason, Rejection
-from conductor.core.events import (
+from conductor.core.admission.overload import Overload
+from conductor.core.admission.rules import ADMISSIONS
+from conductor.core.index.prefix_index import PrefixIndex
+from conductor.core.placement.scheduler import Scheduler, admit, place
+from conductor.core.placement.transfer import TransferModel
+from conductor.core.pools.balance import PoolBalance
+from conductor.core.pools.demand import PoolDemand
+from conductor.core.pools.load import PoolLoads, pool_loads
+from conductor.core.replication.hot_spots import HotSpots
+from conductor.core.scoring import Scorekeeper
+from conductor.core.settings import ConductorSettings
+from conductor.core.state import Attempt, ClusterState
+from conductor.core.types.decision import Alternatives, Outcome, Placement, Reason, Rejection
+from conductor.core.types.events import (
     Action,
     Advance,
     Assignment,
@@ -39,19 +50,8 @@ from conductor.core.events import (
     SwitchFailed,
     Tick,
 )
-from conductor.core.hot_spots import HotSpots
-from conductor.core.outlook import Foresight, Outlook
-from conductor.core.overload import Overload
-from conductor.core.pool_balance import PoolBalance
-from conductor.core.pool_demand import PoolDemand
-from conductor.core.pool_load import PoolLoads, pool_loads
-from conductor.core.predictions import Prediction
-from conductor.core.prefix_index import PrefixIndex
-from conductor.core.scheduler import Scheduler, admit, place
-from conductor.core.scoring import Scorekeeper
-from conductor.core.settings import ConductorSettings
-from conductor.core.state import Attempt, ClusterState
-from conductor.core.transfer import TransferModel
+from conductor.core.types.outlook import Foresight, Outlook
+from conductor.core.types.predictions import Prediction
 from springtide.blocks import blocks_for
 from springtide.ids import GatewayId, NodeId, RequestId
 

@@ -15,8 +15,8 @@ from functools import cache
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Action, Event
 from conductor.core.settings import ConductorSettings
+from conductor.core.types.events import Action, Event
 
 _EVENTS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conductor.core.events import Advance
-from conductor.core.predictions import PredictionErrors, Quantity, Score
-from conductor.core.queue_bias import QueueBias
+from conductor.core.forecast.queue_bias import QueueBias
 from conductor.core.state import Attempt
+from conductor.core.types.events import Advance
+from conductor.core.types.predictions import PredictionErrors, Quantity, Score
 
 
 class Scorekeeper:

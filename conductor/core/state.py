@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from conductor.core.decode_forecast import DecodeForecast
-from conductor.core.events import InstanceRef, Load, Phase, Role, Schedule
-from conductor.core.output_lengths import OutputLengths
-from conductor.core.predictions import Prediction, Score
-from conductor.core.queue_bias import QueueBias
+from conductor.core.forecast.decode_forecast import DecodeForecast
+from conductor.core.forecast.output_lengths import OutputLengths
+from conductor.core.forecast.queue_bias import QueueBias
+from conductor.core.types.events import InstanceRef, Load, Phase, Role, Schedule
+from conductor.core.types.predictions import Prediction, Score
 from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId

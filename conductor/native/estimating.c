@@ -1,4 +1,4 @@
-/* Estimates, row by row: conductor/core/plain_estimating.py says what arguments and results mean, and does it column by column. */
+/* Estimates, row by row: conductor/core/kernels/plain_estimating.py says what arguments and results mean, and does it column by column. */
 #include "arrays.h"
 
 #include <math.h>

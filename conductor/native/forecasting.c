@@ -1,4 +1,4 @@
-/* The decode pool at a moment to come, attempt by attempt: conductor/core/plain_forecasting.py says what arguments and results mean. */
+/* The decode pool at a moment to come, attempt by attempt: conductor/core/kernels/plain_forecasting.py says what arguments and results mean. */
 #include "arrays.h"
 
 #include <math.h>

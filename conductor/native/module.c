@@ -1,5 +1,5 @@
-/* The extension module conductor._native. Its twins in Python, which say what its parts are for: conductor/core/plain_estimating.py of
- * `prefill`, `decode` and `spread`, conductor/core/plain_forecasting.py of `pool` and `with_one_more`, conductor/core/plain_table.py of
+/* The extension module conductor._native. Its twins in Python, which say what its parts are for: conductor/core/kernels/plain_estimating.py of
+ * `prefill`, `decode` and `spread`, conductor/core/kernels/plain_forecasting.py of `pool` and `with_one_more`, conductor/core/kernels/plain_table.py of
  * HolderTable. */
 #include "native.h"
 

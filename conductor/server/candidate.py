@@ -6,7 +6,7 @@ as its holder counts, and from after it was seen as everybody else counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from springtide.leader_lease import Answer, Claim, Free, Granted, Held, Leader
 
 _RENEWALS_A_LEASE = 3
 _LOOKS_A_LEASE = 10
@@ -16,51 +16,6 @@ _MARGIN = 0.05
 """Share of a lease that its holder does not use: Valkey counts whole milliseconds, and clocks run at slightly different rates."""
 _EXPIRY_S = 0.002
 """By when a lease that was seen to end is gone in Valkey too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """Who holds the lease. `epoch` grows with every leadership."""
-
-    member_id: str
-    address: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Ask Valkey: the lease is extended if it is ours and, with `take`, taken if it is nobody's.
-
-    A Valkey that remembers no leadership as late as `floor` has lost its memory: whoever led may still do so. Then it keeps the lease
-    vacant for its whole length, and only who `leads` may have it.
-    """
-
-    floor: int
-    take: bool
-    leads: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """The lease is ours from now on, for its whole length. `epoch` is above every earlier one."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Somebody else's, or kept vacant, for `left_s` more seconds."""
-
-    leader: Leader | None
-    left_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """Nobody's, and it was not to be taken: its last holder gave it up, or never renewed it."""
-
-
-Answer = Granted | Held | Free
 
 
 class Candidate:

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from conductor import metrics
 from conductor.server.candidate import Candidate
-from conductor.server.lease import LeaderLease
 from springtide.clock import Clock
+from springtide.leader_lease import LeaderLease
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 
 from conductor import metrics
-from conductor.core.copy_budget import MOST_COPIES
-from conductor.core.events import Action, Replicate, ReplicationEnded, Role, SwitchFailed, SwitchRole
+from conductor.core.replication.copy_budget import MOST_COPIES
+from conductor.core.types.events import Action, Replicate, ReplicationEnded, Role, SwitchFailed, SwitchRole
 from conductor.server.leadership import Leadership
 from conductor.server.service import CoreRunner
 from springtide.credentials import OPEN, Credentials

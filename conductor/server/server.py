@@ -8,12 +8,11 @@ import os
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Tick
 from conductor.core.recording import Recorder
 from conductor.core.settings import ConductorSettings
+from conductor.core.types.events import Tick
 from conductor.server.cluster import ClusterFollower
 from conductor.server.leadership import Leadership, LeaseClock, OneOfSeveral, OnlyConductor
-from conductor.server.lease import LeaderLease
 from conductor.server.orders import Orders
 from conductor.server.record_file import RecordFile
 from conductor.server.service import ConductorService, CoreRunner
@@ -21,6 +20,7 @@ from springtide.clock import Clock, MonotonicClock
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError
 from springtide.ids import new_incarnation
+from springtide.leader_lease import LeaderLease
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc

@@ -12,8 +12,19 @@ import grpc.aio
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Action, Event, Forgot, HungChanged, PrefillFinished, Reply, RequestSnapshot, Schedule, Scored, StoreDown
 from conductor.core.recording import Recorder
+from conductor.core.types.events import (
+    Action,
+    Event,
+    Forgot,
+    HungChanged,
+    PrefillFinished,
+    Reply,
+    RequestSnapshot,
+    Schedule,
+    Scored,
+    StoreDown,
+)
 from conductor.server import wire
 from conductor.server.leadership import Leadership
 from springtide.clock import Clock
@@ -23,7 +34,7 @@ from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 logger = logging.getLogger(__name__)
 decisions = logging.getLogger("conductor.decisions")
 """One line a decision at debug level, every so many (`log.decisions_every`) at info level: `Alternatives` as JSON, from which
-`conductor.core.scheduler.decide` comes to the same outcome."""
+`conductor.core.placement.scheduler.decide` comes to the same outcome."""
 
 predictions = logging.getLogger("conductor.predictions")
 """One line an attempt that ended well, at debug level: of each quantity, what was predicted and what came."""

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 import grpc
 import grpc.aio
 
-from conductor.core.events import InstanceDown, InstanceRef, InstanceUp, LoadReported, RequestSnapshot, Role, StoreDown, StoreUp
+from conductor.core.types.events import InstanceDown, InstanceRef, InstanceUp, LoadReported, RequestSnapshot, Role, StoreDown, StoreUp
 from conductor.server import wire
 from conductor.server.service import CoreRunner
 from springtide.credentials import OPEN, Credentials

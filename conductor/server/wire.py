@@ -8,8 +8,9 @@ from dataclasses import asdict
 from typing import cast
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.decision import Alternatives, Reason, Rejection
-from conductor.core.events import (
+from conductor.core.state import Instance
+from conductor.core.types.decision import Alternatives, Reason, Rejection
+from conductor.core.types.events import (
     Advance,
     Assignment,
     Event,
@@ -27,8 +28,7 @@ from conductor.core.events import (
     StoreStored,
     Tier,
 )
-from conductor.core.predictions import ErrorSummary, Prediction
-from conductor.core.state import Instance
+from conductor.core.types.predictions import ErrorSummary, Prediction
 from conductor.server.leadership import Standing
 from springtide.blocks import PackedKeys
 from springtide.cost import DecodeCost, PrefillCost

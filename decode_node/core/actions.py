@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.base import SamplingRow
+from engine.batch import SamplingRow
 from node_runtime import storage
 from springtide.rpc import common_pb2, node_pb2
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from decode_node.core.actions import Row
-from engine.base import SamplingRow
+from engine.batch import SamplingRow
 from node_runtime.requests import Request
 from springtide.blocks import block_keys, blocks_for
 from springtide.ids import BlockKey

@@ -10,9 +10,9 @@ import numpy as np
 
 from decode_node.core.actions import Row, RunStep
 from decode_node.core.events import StepDone, StepFailed
-from engine.base import Int32Array, SequenceChunk
+from engine.batch import Int32Array, SequenceChunk
 from engine.runner import ModelRunner
-from engine.sampler import sample
+from engine.sampling.sampler import sample
 
 logger = logging.getLogger(__name__)
 

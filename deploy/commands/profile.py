@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import track
 
 from deploy.machine import describe_machine
-from engine.base import SequenceChunk
-from engine.files import describe
+from engine.batch import SequenceChunk
+from engine.formats.files import describe
 from engine.loader import DTYPES, load_model
 from engine.runner import ModelRunner
 from engine.tensor_parallel.runner import Parallel, TensorParallelRunner
@@ -79,8 +79,8 @@ class Profile:
 
 
 def profile(options: ProfileOptions) -> None:
-    """Measures and writes the file. Raises ConfigError and UnsupportedModel as `engine.files.describe` does, ConfigError also, before
-    anything is measured, when the file cannot be written."""
+    """Measures and writes the file. Raises ConfigError and UnsupportedModel as `engine.formats.files.describe` does, ConfigError also,
+    before anything is measured, when the file cannot be written."""
     console = Console()
     if not os.access(options.output if options.output.exists() else options.output.parent, os.W_OK) or options.output.is_dir():
         raise ConfigError(f"--output: cannot write a file {options.output}")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conductor.gateway.prepare import Preparer
 from deploy.commands.locate import Located
 from deploy.local.plan import ClusterPaths
-from engine.tokenizer import load_tokenizer
+from engine.tokenizer.tokenizer import load_tokenizer
+from gateway.prepare import Preparer
 from springtide.blocks import KEY_BYTES, block_keys, namespace_root
 from springtide.errors import ConfigError, Unavailable
 from springtide.ids import BlockKey

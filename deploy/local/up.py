@@ -27,7 +27,7 @@ from deploy.local.plan import ClusterPaths, check_redis, client_host, placed, pr
 from deploy.local.readiness import ReadinessProbe
 from deploy.local.rundir import ClusterRecord, RunDir
 from deploy.local.supervisor import Supervisor
-from engine.files import describe
+from engine.formats.files import describe
 from springtide.capacity import check_memory, context_tokens, memory_bytes
 from springtide.config import ClusterConfig, write_config
 from springtide.modelinfo import ModelInfo

@@ -1,1 +1,1 @@
-"""Several layers of a model in one go, where a backend can do that."""
+"""Parts of layers without weights of their own or a place: products and rotations."""

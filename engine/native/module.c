@@ -1,5 +1,5 @@
 /* The extension module engine._native: kernels for CPUs with AVX-512 and products of bfloat16. What they compute, in torch:
- * engine/ops/plain.py and engine/attention/torch_paged.py. */
+ * engine/backends/plain.py. */
 #include "plan.h"
 #include <omp.h>
 #include <sys/mman.h>

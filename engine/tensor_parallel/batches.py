@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from engine.base import Int32Array, SequenceChunk
+from engine.batch import Int32Array, SequenceChunk
 
 Slots: TypeAlias = "Sequence[int] | Int32Array"
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from engine.device.base import Device
-from engine.tensor_parallel.shard import Ranks, Shard
+from engine.shard import Ranks, Shard
 
 _INTERFACE_VARIABLE, _LOOPBACK = "GLOO_SOCKET_IFNAME", "lo"
 

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.base import SequenceChunk
+from engine.batch import SequenceChunk
 from engine.loader import load_model
 from engine.runner import ModelRunner
+from engine.shard import Shard
 from engine.tensor_parallel.batches import BatchReader
 from engine.tensor_parallel.orders import ComputeLogits, Forget, LeaveArena, Load, RunLayers, UseArena, UseScratch
 from engine.tensor_parallel.process_group import ProcessRanks
-from engine.tensor_parallel.shard import Shard
 from engine.tensor_parallel.steps import Abandoned, FollowingHooks
 from springtide.kvspec import KVSpec
 from springtide.process import die_with_parent

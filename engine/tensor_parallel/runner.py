@@ -17,16 +17,16 @@ from pathlib import Path
 
 import torch
 
-from engine.base import LayerHooks, SequenceChunk
+from engine.batch import LayerHooks, SequenceChunk
 from engine.device.base import Device
 from engine.device.streams import Work
-from engine.files import read_config
+from engine.formats.files import read_config
 from engine.loader import load_model
 from engine.runner import Arena, ModelRunner, SharedArena
+from engine.shard import Shard, check_degree
 from engine.tensor_parallel.batches import BatchWriter
 from engine.tensor_parallel.orders import ComputeLogits, Forget, LeaveArena, Load, Order, RunLayers, UseArena, UseScratch
 from engine.tensor_parallel.process_group import ProcessRanks
-from engine.tensor_parallel.shard import Shard, check_degree
 from engine.tensor_parallel.steps import LeadingHooks
 from springtide.kvspec import KVSpec
 from springtide.modelinfo import ModelInfo

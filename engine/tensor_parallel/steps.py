@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.base import LayerHooks
+from engine.batch import LayerHooks
 from engine.tensor_parallel.process_group import ProcessRanks
 
 _GO, _STOP = 1, 0
@@ -17,7 +17,7 @@ class Abandoned(Exception):
 
 class LeadingHooks:
     """Rank 0's. It is called of a layer whose slabs are final: every rank stores its heads before it takes part in the sum that follows
-    attention. On a device a sum returns before the others have come to it: engine.device.paged_pass waits for it, so that `after` may be
+    attention. On a device a sum returns before the others have come to it: engine.kv_cache.paged_pass waits for it, so that `after` may be
     called of a layer when later ones have begun. `announced` is the error of a hook that the other ranks know of, or need not: they are
     ready for another pass."""
 

@@ -9,15 +9,12 @@ Within a class the longest unused goes first, so that a victim is found among th
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvstore.core.block import Block, BlockHeap
+from kvstore.core.eviction_policy import VictimQueue
 from springtide.ids import BlockKey
-
-if TYPE_CHECKING:
-    from kvstore.core.eviction import VictimQueue
 
 CLASSES = 4
 """Used once, twice, thrice, and more often."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Generator, Iterator, Sequence
 
 from kvstore.core.block import Block, BlockTable
-from kvstore.core.eviction import EvictionPolicy
+from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.history import UseHistory
 from kvstore.core.order import EvictionOrder
 from kvstore.core.tenants import Tenant

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Generator
 
 from kvstore.core.block import Block
-from kvstore.core.eviction import EvictionPolicy, new_policy
+from kvstore.core.eviction import new_policy
+from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.tenants import Tenant
 from springtide.ids import BlockKey
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from kvstore.core.attempt import Attempt, Holder
 from kvstore.core.block import Block
-from kvstore.core.eviction import EvictionPolicy, new_policy
+from kvstore.core.eviction import new_policy
+from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.index import BlockIndex
 from kvstore.core.ingest import Ingest, Unit, Writer
 from kvstore.core.invariants import validate

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvstore.core.block import Block
-from kvstore.core.eviction import EvictionPolicy
+from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.index import BlockIndex
 from kvstore.core.journal import Journal
 from kvstore.core.results import Removed, Stored, Tier

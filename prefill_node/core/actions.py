@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from engine.base import SamplingRow, SequenceChunk
+from engine.batch import SamplingRow, SequenceChunk
 from node_runtime import storage
 from springtide.rpc import node_pb2
 

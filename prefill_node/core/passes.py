@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.base import SamplingRow, SequenceChunk
+from engine.batch import SamplingRow, SequenceChunk
 from prefill_node.core.actions import Row, RunPass
 from prefill_node.core.attempt import Attempt
 from prefill_node.core.pushing import LayerGroups

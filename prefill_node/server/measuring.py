@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.base import SequenceChunk
+from engine.batch import SequenceChunk
 from engine.profiling import prefill_samples
 from node_runtime.process import SCRATCH_TOKENS
 from prefill_node.core.actions import Row, RunPass

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from engine.files import read_config
+from engine.formats.files import read_config
 from engine.layer_costs import measure_layers
 from node_runtime import process
 from node_runtime.costs import cost_model

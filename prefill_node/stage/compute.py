@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.base import SamplingRow, SequenceChunk
+from engine.batch import SamplingRow, SequenceChunk
 from engine.device.sharing import put
 from engine.runner import ModelRunner
-from engine.sampler import sample
+from engine.sampling.sampler import sample
 from messenger.base import DeadlineExceeded
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from engine.base import SamplingRow, SequenceChunk
+from engine.batch import SamplingRow, SequenceChunk
 from prefill_node.core.actions import Row, RunPass
 from prefill_node.stage.compute import Outcome, Part, Result
 from springtide.blocks import blocks_for

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from conductor.core import events as ev
 from conductor.core.conductor import ConductorCore
+from conductor.core.types import events as ev
 from decode_node.core.settings import Settings
 from simulator.cluster.decode import SimDecode
 from simulator.cluster.departure import Departure
@@ -62,7 +62,7 @@ class Cluster:
                 instance_id = InstanceId(f"{role.value}-{number}")
                 self._add_store(instance_id, role)
                 self._begin(instance_id, role)
-        self.series = Series(self)
+        self.series = Series(self.conductor, self.records, options.sample_every_s)
 
     def run(self) -> None:
         """Until every request has ended."""
@@ -75,7 +75,7 @@ class Cluster:
         self._schedule_next(arrivals, arrive)
         self._every(TICK_S, self._tick)
         self._every(RENEW_S, self.gateway.renew)
-        self._every(self.options.sample_every_s, self.series.sample)
+        self._every(self.options.sample_every_s, lambda: self.series.sample(self.loop.now))
         if self.records.requests:
             self.loop.run()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from conductor.core.events import Load
+from conductor.core.types.events import Load
 from decode_node.core import DecodeCore
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, LoadAhead, Reply, RunStep

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from conductor.core import events as conductor_events
-from conductor.core.decision import Reason, Rejection
-from conductor.gateway import events as ev
-from conductor.gateway.core import GatewayCore
-from conductor.gateway.state import Limits
+from conductor.core.types import events as conductor_events
+from conductor.core.types.decision import Reason, Rejection
 from decode_node.core import events as decode_events
+from gateway import events as ev
+from gateway.core import GatewayCore
+from gateway.state import Limits
 from node_runtime import events as node_events
 from node_runtime.requests import Request
 from prefill_node.core import events as prefill_events

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from conductor.core.copy_budget import MOST_COPIES
-from conductor.core.events import Action, Replicate, ReplicationEnded, SwitchRole
+from conductor.core.replication.copy_budget import MOST_COPIES
+from conductor.core.types.events import Action, Replicate, ReplicationEnded, SwitchRole
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
 from simulator.cluster.options import Options

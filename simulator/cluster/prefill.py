@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from conductor.core.events import Load
+from conductor.core.types.events import Load
 from node_runtime import events as node_events
 from node_runtime import storage
 from prefill_node.core import PrefillCore

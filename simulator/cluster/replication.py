@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from conductor.core.events import Replicate
+from conductor.core.types.events import Replicate
 from kvstore.server.lateness import Rate
 from kvstore.server.replication import MAX_AT_ONCE
 from simulator.cluster.loop import Loop

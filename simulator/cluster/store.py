@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from conductor.core import events as conductor_events
-from conductor.core.events import Event as ConductorEvent
+from conductor.core.types import events as conductor_events
+from conductor.core.types.events import Event as ConductorEvent
 from kvstore.core.eviction import PolicyName, new_policy
 from kvstore.core.ingest import Unit, Writer
 from kvstore.core.pool import Pool

@@ -11,13 +11,13 @@ import torch
 from benchmarks import checkpoint
 from benchmarks.driven import OURS, Bench, Driver, Job
 from benchmarks.engine import CONTEXT, SECONDS, SPRINGTIDE, VLLM, rows
-from engine.files import demo_model, describe, read_config
-from engine.gguf_file import read_gguf
+from engine.formats.files import demo_model, describe, read_config
+from engine.formats.gguf_file import read_gguf
+from engine.formats.gguf_weights import gguf_weights
+from engine.formats.registry import for_gguf
+from engine.formats.safetensors_weights import SafetensorsWeights
 from engine.loader import load_model
-from engine.models.gguf_weights import gguf_weights
-from engine.models.registry import for_gguf
-from engine.tokenizer import load_tokenizer
-from engine.weights.safetensors import SafetensorsWeights
+from engine.tokenizer.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")

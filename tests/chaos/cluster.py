@@ -115,7 +115,7 @@ class ExtraGateway:
         assert pid is not None, "a shape with several gateways has them in processes of their own"
         first = psutil.Process(pid)
         with contextlib.suppress(psutil.Error):
-            first = next((child for child in first.children() if "conductor.gateway" in child.cmdline()), first)
+            first = next((child for child in first.children() if "gateway" in child.cmdline()), first)
         run_dir = Path(up.record.run_dir)
         settings = yaml.safe_load((run_dir / "config.yaml").read_text())
         port, grpc_port = free_port("server.port", LOOPBACK, 0), free_port("server.grpc_port", LOOPBACK, 0)
@@ -124,7 +124,7 @@ class ExtraGateway:
         config.write_text(yaml.safe_dump(settings))
         self.url = f"http://{LOOPBACK}:{port}"
         self._command = [
-            sys.executable, "-P", "-m", "conductor.gateway", "--config", str(config), "--model-info", str(run_dir / "model.json"),
+            sys.executable, "-P", "-m", "gateway", "--config", str(config), "--model-info", str(run_dir / "model.json"),
             "--run-dir", str(run_dir), "--instance-id", name,
         ]  # fmt: skip
         self._environment = {**first.environ(), SECRET_VARIABLE: up.record.cluster_secret, "SPRINGTIDE_PARENT_PID": str(os.getpid())}

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import (
+from conductor.core.settings import ConductorSettings
+from conductor.core.types.events import (
     Assignment,
     InstanceRef,
     InstanceUp,
@@ -20,7 +21,6 @@ from conductor.core.events import (
     StoreUp,
     Tier,
 )
-from conductor.core.settings import ConductorSettings
 from springtide.blocks import block_keys, namespace_root
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId

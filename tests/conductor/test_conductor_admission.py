@@ -8,8 +8,8 @@ import pytest
 from conductor_support import ask, assigned, bring_up, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.decision import Placement, Reason, Rejection
-from conductor.core.events import Advance, InstanceDown, Phase, Role, Schedule, StoreDown, Tick
+from conductor.core.types.decision import Placement, Reason, Rejection
+from conductor.core.types.events import Advance, InstanceDown, Phase, Role, Schedule, StoreDown, Tick
 from springtide.ids import AttemptId, InstanceId, NodeId
 
 

@@ -8,9 +8,9 @@ from conductor_support import ask, assigned, hold, keys_of, make_core, request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.core.balancing import AdaptiveThreshold
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Advance, Phase
+from conductor.core.placement.fetch_threshold import AdaptiveThreshold
+from conductor.core.types.events import Advance, Phase
 from springtide.ids import AttemptId
 
 

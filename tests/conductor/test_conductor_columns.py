@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.decision import Alternatives, Placement
-from conductor.core.events import Advance, InstanceDown, Phase, Role, StoreDown, Tick
-from conductor.core.policy import POLICIES
-from conductor.core.scheduler import decide
+from conductor.core.placement.policy import POLICIES
+from conductor.core.placement.scheduler import decide
+from conductor.core.types.decision import Alternatives, Placement
+from conductor.core.types.events import Advance, InstanceDown, Phase, Role, StoreDown, Tick
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import InstanceId, NodeId
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.decision import Placement
-from conductor.core.events import (
+from conductor.core.types.decision import Placement
+from conductor.core.types.events import (
     Action,
     Advance,
     Event,

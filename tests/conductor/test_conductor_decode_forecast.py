@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from conductor_support import DECODE_COST, make_core
 
-from conductor.core.decode_forecast import DecodeForecast
-from conductor.core.events import Advance, LiveAttempt, Phase, Renew, Tick
-from conductor.core.output_lengths import CLUSTER, OutputLengths
+from conductor.core.forecast.decode_forecast import DecodeForecast
+from conductor.core.forecast.output_lengths import CLUSTER, OutputLengths
+from conductor.core.types.events import Advance, LiveAttempt, Phase, Renew, Tick
 from springtide.ids import AttemptId, GatewayId, InstanceId
 
 D0, D1 = InstanceId("d0"), InstanceId("d1")

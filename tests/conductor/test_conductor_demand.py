@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conductor.core.admission.demand import Demand, TenantShares, fair_shares
 from conductor.core.decayed import DecayedSums
-from conductor.core.demand import Demand, LimitedBy, TenantShares, fair_shares
+from conductor.core.types.outlook import LimitedBy
 
 TENANTS = st.sampled_from(["a", "b", "c", "d"])
 

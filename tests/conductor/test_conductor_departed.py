@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client import Counter
 
 from conductor import metrics
-from conductor.core.transfer import Fetch, TransferModel
-from conductor.gateway import metrics as gateway_metrics
+from conductor.core.placement.transfer import Fetch, TransferModel
+from gateway import metrics as gateway_metrics
 from springtide.ids import AttemptId, NodeId
 
 

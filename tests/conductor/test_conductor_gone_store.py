@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conductor_support import assigned, keys_of, make_core, request
 
-from conductor.core.events import StoreDown, StoreSnapshot, Tier
+from conductor.core.types.events import StoreDown, StoreSnapshot, Tier
 from springtide.ids import NodeId
 
 

@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from conductor.server.candidate import Answer, Candidate, Claim, Free, Granted, Held, Leader
+from conductor.server.candidate import Candidate
 from springtide.clock import ManualClock
+from springtide.leader_lease import Answer, Claim, Free, Granted, Held, Leader
 
 LEASE_S = 3.0
 OTHER = Leader("conductor-1", "10.0.0.1:1", 1)

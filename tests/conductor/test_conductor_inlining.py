@@ -8,9 +8,9 @@ import pytest
 from conductor_support import ask, assigned, hold, keys_of, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.decision import Alternatives, Placement
-from conductor.core.events import Advance, Assignment, Phase, Role, StoreStored, Tier
-from conductor.core.scheduler import decide
+from conductor.core.placement.scheduler import decide
+from conductor.core.types.decision import Alternatives, Placement
+from conductor.core.types.events import Advance, Assignment, Phase, Role, StoreStored, Tier
 from conductor.server import wire
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId, InstanceId, NodeId

@@ -10,9 +10,9 @@ from conductor_support import keys_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conductor.core import plain_estimating, plain_forecasting, plain_table
-from conductor.core.estimates import Ints
-from conductor.core.plain_estimating import Asked
+from conductor.core.kernels import plain_estimating, plain_forecasting, plain_table
+from conductor.core.kernels.plain_estimating import Asked
+from conductor.core.types.estimates import Ints
 from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
 

@@ -14,7 +14,7 @@ from conductor_support import SETTINGS, ref
 from conductor_support import keys_of as support_keys
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Action, Event, Replicate, ReplicationEnded, Role, Source, SwitchFailed, SwitchRole
+from conductor.core.types.events import Action, Event, Replicate, ReplicationEnded, Role, Source, SwitchFailed, SwitchRole
 from conductor.server.leadership import OnlyConductor, Standing
 from conductor.server.orders import Orders
 from conductor.server.server import ConductorServer

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from conductor.core.output_lengths import CLUSTER, INITIAL_MEAN_TOKENS, OutputLengths
-from conductor.core.plain_forecasting import share_longer
+from conductor.core.forecast.output_lengths import CLUSTER, INITIAL_MEAN_TOKENS, OutputLengths
+from conductor.core.kernels.plain_forecasting import share_longer
 
 
 def fed(lengths_of: dict[str, list[int]], seed: int = 7) -> OutputLengths:

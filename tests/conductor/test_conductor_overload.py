@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from conductor_support import ask, assigned, make_core, ref, report, request
 
-from conductor.core.admission import ADMISSIONS
+from conductor.core.admission.rules import ADMISSIONS
 from conductor.core.conductor import ConductorCore
-from conductor.core.decision import Alternatives, Placement, Reason, Rejection
-from conductor.core.events import Advance, InstanceDown, InstanceUp, Phase, PrefillFinished, Role, Schedule, Scored
-from conductor.core.predictions import PredictionErrors, Quantity, Score
-from conductor.core.scheduler import decide
+from conductor.core.placement.scheduler import decide
+from conductor.core.types.decision import Alternatives, Placement, Reason, Rejection
+from conductor.core.types.events import Advance, InstanceDown, InstanceUp, Phase, PrefillFinished, Role, Schedule, Scored
+from conductor.core.types.predictions import PredictionErrors, Quantity, Score
 from springtide.ids import AttemptId, InstanceId
 
 PREDICTED = "early-rejection-predicted"

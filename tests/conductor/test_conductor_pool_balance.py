@@ -8,9 +8,9 @@ import pytest
 from conductor_support import ask, bring_up, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Advance, InstanceDown, Load, Phase, Role, SwitchFailed, SwitchRole, Tick
-from conductor.core.pool_demand import PoolWork, decode_work_ms
+from conductor.core.pools.demand import PoolWork, decode_work_ms
 from conductor.core.settings import PoolBalanceSettings
+from conductor.core.types.events import Advance, InstanceDown, Load, Phase, Role, SwitchFailed, SwitchRole, Tick
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId, InstanceId
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from conductor.core.events import Tier
-from conductor.core.matches import Matches, bits
-from conductor.core.prefix_index import PrefixIndex
+from conductor.core.index.matches import Matches, bits
+from conductor.core.index.prefix_index import PrefixIndex
+from conductor.core.types.events import Tier
 from springtide.blocks import block_keys
 from springtide.ids import BlockKey, NodeId
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from conductor_support import ask, assigned, hold, keys_of, make_core, report, request
 
-from conductor.core.events import Advance, Phase, Role
-from conductor.core.queue_bias import QueueBias
+from conductor.core.forecast.queue_bias import QueueBias
+from conductor.core.types.events import Advance, Phase, Role
 from springtide.ids import AttemptId, InstanceId
 
 

@@ -10,10 +10,11 @@ from conductor_support import SETTINGS, idle, keys_of, ref, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conductor.core.admission import ADMISSIONS
+from conductor.core.admission.rules import ADMISSIONS
 from conductor.core.conductor import ConductorCore
-from conductor.core.decision import Placement
-from conductor.core.events import (
+from conductor.core.recording import Recorder, read, replay
+from conductor.core.types.decision import Placement
+from conductor.core.types.events import (
     Action,
     Advance,
     Event,
@@ -35,8 +36,7 @@ from conductor.core.events import (
     Tick,
     Tier,
 )
-from conductor.core.predictions import Prediction
-from conductor.core.recording import Recorder, read, replay
+from conductor.core.types.predictions import Prediction
 from springtide.ids import AttemptId, GatewayId, InstanceId, NodeId
 
 INSTANCES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}

@@ -6,9 +6,9 @@ import pytest
 from conductor_support import ask, assigned, hold, keys_of, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.decision import Alternatives, Placement, PrefillEstimate
-from conductor.core.events import Advance, Phase, Role, Source, StoreDown
-from conductor.core.scheduler import decide
+from conductor.core.placement.scheduler import decide
+from conductor.core.types.decision import Alternatives, Placement, PrefillEstimate
+from conductor.core.types.events import Advance, Phase, Role, Source, StoreDown
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId, InstanceId, NodeId
 

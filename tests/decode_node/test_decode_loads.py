@@ -16,10 +16,10 @@ from decode_node.core.actions import LoadAhead
 from decode_node.core.events import Loaded
 from decode_node.server import loads
 from decode_node.server.server import DecodeServer
-from engine.device import cache as device_cache
 from engine.device.base import Device
 from engine.device.streams import Copy, ImmediateStreams, copy_all
-from engine.files import describe
+from engine.formats.files import describe
+from engine.kv_cache import device_cache
 from engine.loader import load_model
 from engine.runner import ModelRunner
 from node_runtime import devices

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.files import describe
+from engine.formats.files import describe
 from engine.loader import load_model
-from engine.tokenizer import Tokenizer, load_tokenizer
+from engine.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from springtide.modelinfo import ModelInfo
 from tests.engine.sequences import Harness
 from tests.support.models import demo_gguf, make_tiny_llama

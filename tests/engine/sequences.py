@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.base import SequenceChunk
-from engine.models.base import Model
+from engine.batch import SequenceChunk
+from engine.model.base import Model
 from engine.runner import ModelRunner
 from springtide.blocks import blocks_for
 from springtide.kvspec import KVSpec

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from engine.base import Int32Array, SequenceChunk
+from engine.batch import Int32Array, SequenceChunk
 from engine.tensor_parallel.batches import BatchReader, BatchWriter
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.base import SequenceChunk
-from engine.device import cache as device_cache
-from engine.device.cache import DeviceCache
-from engine.device.paged_pass import Slabs
+from engine.batch import SequenceChunk
+from engine.kv_cache import device_cache
+from engine.kv_cache.device_cache import DeviceCache
+from engine.kv_cache.paged_pass import Slabs
 from tests.engine.conftest import tiny_harness
 from tests.engine.sequences import Harness
 from tests.engine.test_engine_device_order import Late, LateStreams

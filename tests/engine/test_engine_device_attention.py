@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from engine import backends
-from engine.attention.flashinfer import FlashInferAttention, try_out, workspace_bytes
-from engine.attention.page_table import page_table
-from engine.attention.torch_paged import TorchAttention
-from engine.base import SequenceChunk
+from engine.backends import choice as backends
+from engine.backends.flashinfer.attention import FlashInferAttention, try_out, workspace_bytes
+from engine.backends.flashinfer.paged_batch import page_table
+from engine.backends.plain import TorchAttention
+from engine.batch import SequenceChunk
 from engine.device.base import Device
-from engine.device.steps import SIZES, StepGraphs, as_it_is, size_for, sizes_up_to
-from engine.files import read_config
-from engine.models.config import RopeConfig
-from engine.models.rope import Rotary
+from engine.formats.files import read_config
+from engine.layers.rope import Rotary
+from engine.model.cuda_graphs import SIZES, StepGraphs, as_it_is, size_for, sizes_up_to
+from engine.model_config import RopeConfig
 from springtide.modelinfo import ModelInfo
 from tests.support import flashinfer_twin
 

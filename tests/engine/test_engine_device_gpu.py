@@ -10,10 +10,10 @@ from contextlib import closing
 import pytest
 import torch
 
-from engine.base import SequenceChunk
+from engine.batch import SequenceChunk
 from engine.device.base import Device
 from engine.loader import load_model
-from engine.sampler import sample
+from engine.sampling.sampler import sample
 from springtide.modelinfo import ModelInfo
 from tests.engine.sequences import Harness
 from tests.engine.test_engine_device_sampling import random_rows

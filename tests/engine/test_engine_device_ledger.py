@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from engine.base import SequenceChunk
-from engine.device.ledger import OutOfPages, PageLedger, Pairs
+from engine.batch import SequenceChunk
+from engine.kv_cache.page_table import OutOfPages, PageLedger, Pairs
 
 SIZE = 16
 NOTHING = Pairs(np.zeros(0, np.int32), np.zeros(0, np.int32))

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.base import SequenceChunk
-from engine.device import cache as device_cache
+from engine.batch import SequenceChunk
 from engine.device.base import Device
 from engine.device.streams import Copy, CopyTimes, Streams, Work, copy_all
-from engine.files import describe
+from engine.formats.files import describe
+from engine.kv_cache import device_cache
 from engine.loader import load_model
 from engine.runner import arena_tensor
-from engine.tensor_parallel.shard import Ranks, Shard
+from engine.shard import Ranks, Shard
 from engine.tensor_parallel.steps import LeadingHooks
 from tests.engine.conftest import tiny_harness
 from tests.engine.sequences import Harness

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine import backends
-from engine.base import SequenceChunk
-from engine.device import cache as device_cache
+from engine.backends import choice as backends
+from engine.batch import SequenceChunk
 from engine.device.base import Device, find
-from engine.device.cache import DeviceCache
-from engine.device.ledger import OutOfPages
 from engine.device.streams import CopyTimes
-from engine.files import describe
+from engine.formats.files import describe
+from engine.kv_cache import device_cache
+from engine.kv_cache.device_cache import DeviceCache
+from engine.kv_cache.page_table import OutOfPages
 from engine.loader import load_model
 from engine.runner import ModelRunner
 from springtide.errors import ConfigError

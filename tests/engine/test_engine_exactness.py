@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.base import SequenceChunk
-from engine.files import describe
+from engine.batch import SequenceChunk
+from engine.formats.files import describe
 from engine.loader import load_model
 from engine.runner import ModelRunner
 from tests.engine.conftest import TinyFactory

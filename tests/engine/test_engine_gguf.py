@@ -18,16 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from engine.end_tokens import gguf_end_tokens
-from engine.files import describe
-from engine.gguf_file import read_gguf
-from engine.gguf_tokenizer import gguf_tokenizer
+from engine.formats.end_tokens import gguf_end_tokens
+from engine.formats.files import describe
+from engine.formats.gguf_config import LLAMA
+from engine.formats.gguf_file import read_gguf
+from engine.formats.registry import for_gguf
+from engine.layers.rope import frequencies
 from engine.loader import load_model
-from engine.models.config import RopeConfig
-from engine.models.gguf_config import LLAMA
-from engine.models.registry import for_gguf
-from engine.models.rope import frequencies
-from engine.tokenizer import load_tokenizer
+from engine.model_config import RopeConfig
+from engine.tokenizer.gguf_tokenizer import gguf_tokenizer
+from engine.tokenizer.tokenizer import load_tokenizer
 from springtide.errors import ConfigError, SpringtideError, UnsupportedModel
 from tests.engine.conftest import tiny_harness
 from tests.engine.sequences import Harness

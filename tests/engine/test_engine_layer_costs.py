@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.files import describe
+from engine.formats.files import describe
 from engine.layer_costs import measure_layers
 from tests.engine.test_engine_native import needs_kernels
 from tests.support.models import make_tiny_llama, make_tiny_model

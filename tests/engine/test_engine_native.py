@@ -14,17 +14,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import backends
-from engine.attention.base import HeadNorms
-from engine.attention.torch_paged import TorchAttention
-from engine.base import SequenceChunk
-from engine.files import describe, read_config
+from engine.backends import choice as backends
+from engine.backends.base import HeadNorms, Norm, Ops
+from engine.backends.plain import PlainOps, TorchAttention
+from engine.batch import SequenceChunk
+from engine.formats.files import describe, read_config
+from engine.layers.rope import Rotary
 from engine.loader import load_model
-from engine.models.config import RopeConfig
-from engine.models.decoder import Decoder
-from engine.models.rope import Rotary
-from engine.ops.base import Norm, Ops
-from engine.ops.plain import PlainOps
+from engine.model.decoder import Decoder
+from engine.model_config import RopeConfig
 from springtide.errors import ConfigError
 from springtide.modelinfo import ModelInfo
 from tests.engine.sequences import Harness
@@ -362,10 +360,10 @@ def test_the_last_layer_is_computed_for_those_alone_who_want_logits(
     harness = Harness(load_model(info, "bfloat16"), info.kv_spec("bfloat16", 16), num_slots=8 * len(lengths))
     prompts = [[token % info.vocab_size for token in random_prompt(seed, length)] for seed, length in enumerate(lengths)]
     batch = [SequenceChunk(prompt, 0, range(8 * i, 8 * i + 8), wants_logits=i != 1) for i, prompt in enumerate(prompts)]
-    monkeypatch.setattr("engine.attention.native_cpu.LEAST_SPARED", 1000)
+    monkeypatch.setattr("engine.backends.native_cpu.attention.LEAST_SPARED", 1000)
     whole, wanted_arena = passes(harness, batch, hooks)
     logits = harness.runner.logits(batch, whole)
-    monkeypatch.setattr("engine.attention.native_cpu.LEAST_SPARED", 64)
+    monkeypatch.setattr("engine.backends.native_cpu.attention.LEAST_SPARED", 64)
     monkeypatch.setattr(Decoder, "_run_last", running_last)
     steps.calls.clear()
     narrow, arena = passes(harness, batch, hooks)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.models.config import RopeConfig
-from engine.models.rope import Rotary
+from engine.layers.rope import Rotary
+from engine.model_config import RopeConfig
 
 
 def test_the_table_has_each_position_s_angles_and_grows_without_moving_what_was_given_out() -> None:

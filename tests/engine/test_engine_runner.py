@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.base import SequenceChunk
+from engine.batch import SequenceChunk
 from engine.profiling import measure_decode, measure_prefill
 from engine.runner import ModelRunner
 from springtide.cost import DecodeCost, PrefillCost

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from engine.files import describe
+from engine.formats.files import describe
+from engine.formats.safetensors_file import read_safetensors
+from engine.formats.safetensors_weights import SafetensorsWeights
 from engine.loader import load_model
-from engine.safetensors_file import read_safetensors
-from engine.weights.safetensors import SafetensorsWeights
 from springtide.errors import ConfigError, SpringtideError
 from tests.support.models import make_tiny_llama
 

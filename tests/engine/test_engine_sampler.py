@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.base import SamplingRow
-from engine.device.sampling import sample_together
-from engine.sampler import sample, uniform
+from engine.batch import SamplingRow
+from engine.sampling.device_sampling import sample_together
+from engine.sampling.sampler import sample, uniform
 from springtide.sampling import REPETITION_PENALTIES, LogitBias, SamplingParams
 
 VOCAB = 5000

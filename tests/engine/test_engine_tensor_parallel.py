@@ -22,16 +22,16 @@ import psutil
 import pytest
 import torch
 
-from engine import backends
-from engine.base import SequenceChunk
+from engine.backends import choice as backends
+from engine.batch import SequenceChunk
 from engine.device.base import Device
-from engine.device.ledger import OutOfPages
-from engine.files import describe, read_config
+from engine.formats.files import describe, read_config
+from engine.kv_cache.page_table import OutOfPages
 from engine.loader import load_model
 from engine.runner import SharedArena
+from engine.shard import Shard
 from engine.tensor_parallel.orders import Load
 from engine.tensor_parallel.runner import Others, Parallel, TensorParallelRunner
-from engine.tensor_parallel.shard import Shard
 from springtide.errors import ConfigError
 from springtide.kvspec import KVDtype
 from tests.engine.sequences import Harness
@@ -287,7 +287,7 @@ def test_a_rank_that_hangs_ends_with_the_first_one(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
-from engine.files import describe
+from engine.formats.files import describe
 from engine.tensor_parallel.orders import Load
 from engine.tensor_parallel.runner import Others
 info = describe(sys.argv[1])

@@ -10,10 +10,10 @@ from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 
-from engine.files import describe
-from engine.gguf_file import GGUFFile, read_gguf
-from engine.gguf_tokenizer import gguf_tokenizer
-from engine.tokenizer import Tokenizer, load_tokenizer
+from engine.formats.files import describe
+from engine.formats.gguf_file import GGUFFile, read_gguf
+from engine.tokenizer.gguf_tokenizer import gguf_tokenizer
+from engine.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from springtide.errors import InvalidRequest, UnsupportedModel
 from springtide.modelinfo import ModelInfo
 from tests.support.models import make_tiny_llama

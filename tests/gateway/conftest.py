@@ -8,9 +8,9 @@ import openai
 import pytest
 from gateway_cluster import Cluster, new_arguments
 
-from conductor.gateway.app import GatewayServer
-from engine.files import describe
-from engine.tokenizer import Tokenizer, load_tokenizer
+from engine.formats.files import describe
+from engine.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from gateway.app import GatewayServer
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
 from tests.support.valkey import new_valkey

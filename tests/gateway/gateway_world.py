@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from conductor.gateway import events as ev
-from conductor.gateway.core import GatewayCore
-from conductor.gateway.state import Limits
+from gateway import events as ev
+from gateway.core import GatewayCore
+from gateway.state import Limits
 from springtide.ids import AttemptId, InstanceId, NodeId, RequestId
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2 as conductor_pb

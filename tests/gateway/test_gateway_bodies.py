@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from conductor.gateway import bodies as bodies_module
-from conductor.gateway.bodies import Bodies, BodyTimeout, BodyTooLarge, has_more_values, parse_body
-from conductor.gateway.bounds import Bounds
-from conductor.gateway.schema import MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest
-from conductor.gateway.side_thread import INLINE_BYTES, SideThread
-from engine.tokenizer import Tokenizer
+from engine.tokenizer.tokenizer import Tokenizer
+from gateway import bodies as bodies_module
+from gateway.bodies import Bodies, BodyTimeout, BodyTooLarge, has_more_values, parse_body
+from gateway.bounds import Bounds
+from gateway.schema import MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest
+from gateway.side_thread import INLINE_BYTES, SideThread
 from springtide.errors import InvalidRequest, Overloaded
 
 MAX_BYTES = 100_000

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from gateway_cluster import MODEL, Cluster, until
 
-from conductor.gateway.app import GatewayServer
+from gateway.app import GatewayServer
 from springtide.client import AsyncClient, Client
 from springtide.errors import InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unavailable
 from springtide.ids import new_incarnation

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from gateway_cluster import until
 
-from conductor.gateway import conductor_peer
-from conductor.gateway.conductor_peer import MOST_KEPT, ConductorPeer
+from gateway import conductor_peer
+from gateway.conductor_peer import MOST_KEPT, ConductorPeer
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc

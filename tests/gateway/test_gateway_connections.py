@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from conductor.gateway import http_connections
-from conductor.gateway.http_connections import MOST_S, ConnectionTable, Phase
-from conductor.gateway.http_server import MAX_HEADERS, HttpServer, bind
+from gateway import http_connections
+from gateway.http_connections import MOST_S, ConnectionTable, Phase
+from gateway.http_server import MAX_HEADERS, HttpServer, bind
 from springtide.process import raise_file_limit
 
 # ---- the table ----

@@ -11,8 +11,8 @@ from gateway_world import LIMITS, World, generation, instance
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conductor.gateway import events as ev
-from conductor.gateway.core import GatewayCore
+from gateway import events as ev
+from gateway.core import GatewayCore
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from springtide.ids import AttemptId, InstanceId, RequestId
 from springtide.rpc import common_pb2 as pb

@@ -11,9 +11,9 @@ import pytest
 from gateway_cluster import MODEL, Cluster, until
 from gateway_world import LIMITS, generation, instance
 
-from conductor.gateway import events as ev
-from conductor.gateway.app import GatewayServer
-from conductor.gateway.core import GatewayCore
+from gateway import events as ev
+from gateway.app import GatewayServer
+from gateway.core import GatewayCore
 from springtide.errors import DeadlineExceeded, Overloaded, SpringtideError
 from springtide.ids import AttemptId
 from springtide.rpc import common_pb2 as pb

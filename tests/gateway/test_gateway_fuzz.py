@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from conductor.gateway.app import GatewayServer
+from gateway.app import GatewayServer
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 LEAST_ANSWERS = 5

@@ -20,14 +20,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.gateway import grpc_service
-from conductor.gateway.app import GatewayServer
-from conductor.gateway.bodies import Bodies
-from conductor.gateway.grpc_messages import AT_ONCE, has_more_fields, parse_request, shape_of
-from conductor.gateway.grpc_service import InferenceService
-from conductor.gateway.prepare import Origin
-from conductor.gateway.reply import Work
-from engine.tokenizer import Tokenizer
+from engine.tokenizer.tokenizer import Tokenizer
+from gateway import grpc_service
+from gateway.app import GatewayServer
+from gateway.bodies import Bodies
+from gateway.grpc_messages import AT_ONCE, has_more_fields, parse_request, shape_of
+from gateway.grpc_service import InferenceService
+from gateway.prepare import Origin
+from gateway.reply import Work
 from springtide.blocks import KEY_BYTES
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc

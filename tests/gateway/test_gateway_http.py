@@ -16,10 +16,10 @@ import pytest
 from gateway_cluster import MODEL, Cluster, until
 from prometheus_client import REGISTRY
 
-from conductor.gateway.app import GatewayServer
-from conductor.gateway.state import Limits
-from conductor.gateway.tenancy import TENANT_HEADER
-from engine.tokenizer import Tokenizer
+from engine.tokenizer.tokenizer import Tokenizer
+from gateway.app import GatewayServer
+from gateway.state import Limits
+from gateway.tenancy import TENANT_HEADER
 from springtide import supervision
 from springtide.config import ServerConfig
 from springtide.errors import ConfigError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conductor.gateway.leader_view import LeaderView
+from gateway.leader_view import LeaderView
 
 
 def test_the_lease_says_who_leads() -> None:

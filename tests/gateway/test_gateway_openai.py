@@ -8,10 +8,10 @@ import openai
 import pytest
 from gateway_cluster import MODEL, Cluster, until
 
-from conductor.gateway.openai_format import ChatFormat, CompletionFormat
-from conductor.gateway.reply import Delta, Usage
-from conductor.gateway.text import PlacedToken
-from engine.tokenizer import Tokenizer
+from engine.tokenizer.tokenizer import Tokenizer
+from gateway.openai_format import ChatFormat, CompletionFormat
+from gateway.reply import Delta, Usage
+from gateway.text import PlacedToken
 from springtide.rpc import conductor_pb2
 from springtide.sampling import LogitBias, SampledToken, SamplingParams
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from gateway_cluster import MODEL, Cluster, new_arguments
 
-from conductor.gateway.app import GatewayServer
+from gateway.app import GatewayServer
 from springtide.modelinfo import ModelInfo
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

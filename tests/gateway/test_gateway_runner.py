@@ -9,9 +9,9 @@ from typing import Any
 from gateway_cluster import until
 from gateway_world import LIMITS, generation
 
-from conductor.gateway import events as ev
-from conductor.gateway.core import GatewayCore
-from conductor.gateway.runner import Runner
+from gateway import events as ev
+from gateway.core import GatewayCore
+from gateway.runner import Runner
 from springtide.blocks import namespace_root
 from springtide.clock import MonotonicClock
 from springtide.errors import Unavailable

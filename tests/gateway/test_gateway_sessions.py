@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 from gateway_cluster import until
 
-from conductor.gateway import events as ev
-from conductor.gateway.sessions import Session
+from gateway import events as ev
+from gateway.sessions import Session
 from springtide.ids import AttemptId, InstanceId
 from springtide.rpc import node_pb2, node_pb2_grpc
 from springtide.rpc.channels import new_server

@@ -14,7 +14,7 @@ import openai
 import pytest
 from gateway_cluster import MODEL, Cluster
 
-from conductor.gateway.app import GatewayServer
+from gateway.app import GatewayServer
 from springtide.blocks import namespace_root
 from springtide.client import AsyncClient
 from springtide.config import load_config

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.device.base import Device
-from engine.device.cache import DeviceCache
+from engine.kv_cache.device_cache import DeviceCache
 from node_runtime import devices
 from node_runtime.devices import devices_of
 from node_runtime.slotuse import SlotUse

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.base import SequenceChunk
+from engine.batch import SequenceChunk
 from engine.device.streams import CopyTimes
 from prefill_node.stage import compute as stage
 from prefill_node.stage.compute import Hooks, Outcome, Part

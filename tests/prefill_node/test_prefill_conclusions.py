@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from engine.base import SamplingRow, SequenceChunk
+from engine.batch import SamplingRow, SequenceChunk
 from node_runtime.model_thread import ModelThread
 from prefill_node.core.actions import Row, RunPass
 from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassInterrupted, PassLeft

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.base import SequenceChunk
-from engine.files import describe
+from engine.batch import SequenceChunk
+from engine.formats.files import describe
 from engine.runner import ModelRunner
 from messenger.faults import Fault, FaultPlan
 from messenger.faulty import FaultyTransport

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conductor.core.events import Event, InstanceRef, Replicate, Role, Source, StoreStored, SwitchRole
+from conductor.core.types.events import Event, InstanceRef, Replicate, Role, Source, StoreStored, SwitchRole
 from simulator.cluster import Cluster
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network

@@ -15,11 +15,11 @@ import numpy as np
 
 import decode_node.server.server as decode
 import prefill_node.server.starting as prefill
-from engine.base import SamplingRow, SequenceChunk
-from engine.files import describe
+from engine.batch import SamplingRow, SequenceChunk
+from engine.formats.files import describe
 from engine.loader import load_model
 from engine.runner import ModelRunner
-from engine.sampler import sample
+from engine.sampling.sampler import sample
 from kvstore.server.process import options_of
 from kvstore.server.store import MakeTransport, Store
 from node_runtime.process import serve

@@ -1,0 +1,1 @@
+"""Who is refused before it begins."""

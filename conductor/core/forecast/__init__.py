@@ -1,0 +1,1 @@
+"""What is learnt and predicted: lengths of outputs, times between tokens, waits in queues."""

@@ -1,0 +1,1 @@
+"""Which store holds which blocks."""

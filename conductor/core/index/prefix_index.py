@@ -1,0 +1,256 @@
+"""Which store holds which block, and how much of a prompt each of them holds.
+
+A block's holders are one integer, a bit for each holder. What a store holds is prefix-closed in each of its tiers (it evicts leaf by leaf,
+and tells of ancestors first when it stores and last when it removes), and a block's key stands for all that comes before it. So along a
+prompt the mask of holders only ever loses bits, and where it does is found by search instead of by a walk: look at the first block and at
+the last, go from the front in doubling steps until the mask is that of the last, and bisect wherever two looks differ. A cold prompt costs
+one look, one that is held whole two, and a match of n blocks some 2 log2(n) for each depth at which holders drop out.
+
+A bit stands for one *view* of a store: what it held since one snapshot. A store's new snapshot is gathered under a fresh bit while the old
+view goes on serving, and forgetting a view is the clearing of one bit in the mask of live ones; the bits it leaves in the table are swept
+away a few at a time and only then used again. So a large store's death costs no pause.
+
+Blocks with equal holders share one int, so a block costs its key and its place in the table whoever holds it (docs/packages/conductor.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from conductor.core.index.matches import Matches, bits
+from conductor.core.kernels.table import HolderTable
+from conductor.core.types.events import Tier
+from springtide.ids import BlockKey, NodeId
+
+_SHARED_MASKS = 1 << 16
+"""Masks of several holders that are kept at hand to be shared. When there are more, they are gathered anew; blocks keep what they have."""
+
+
+@dataclass(slots=True)
+class _View:
+    """What one incarnation of a store held from its snapshot on."""
+
+    node_id: NodeId
+    incarnation: int
+    sequence: int
+    mask: int
+    """The view's bit. The same int object stands in the table for every block that only this store holds."""
+    num_blocks: int = 0
+    gap: bool = False
+    """Events were missed: what follows is ignored until a new snapshot takes this view's place."""
+
+
+class PrefixIndex:
+    def __init__(self) -> None:
+        self._holders = {tier: HolderTable() for tier in Tier}
+        self._live: dict[NodeId, _View] = {}
+        self._gathering: dict[NodeId, _View] = {}
+        self._live_mask = 0
+        self._retired_mask = 0
+        self._node_of_bit: list[NodeId] = []
+        self._shared: dict[int, int] = {}
+        self.version = 0
+        """Counts the times that a store's live view became another, or none."""
+        self._free_bits: list[int] = []
+        self._retired_blocks = 0
+        """Entries, over both tiers, in which bits of the retired mask are still set, a bit each."""
+        self._sweep_mask = self._sweep_left = self._sweep_place = 0
+        self._sweep_tier = Tier.DRAM
+
+    # ---- what stores say ----
+
+    def snapshot(self, node_id: NodeId, incarnation: int, sequence: int, keys: Sequence[BlockKey], tier: Tier, complete: bool) -> None:
+        """One part of a snapshot. With the last part it replaces what was known of the store."""
+        view = self._gathering.get(node_id)
+        if view is None or (view.incarnation, view.sequence) != (incarnation, sequence):
+            self._retire(self._gathering.pop(node_id, None))
+            view = self._gathering[node_id] = _View(node_id, incarnation, sequence, self._take_bit(node_id))
+        self._add(view, keys, tier)
+        if complete:
+            self._retire(self._live.pop(node_id, None))
+            self._live[node_id] = self._gathering.pop(node_id)
+            self._live_mask |= view.mask
+            self.version += 1
+
+    def stored(self, node_id: NodeId, incarnation: int, sequence: int, keys: Sequence[BlockKey], tier: Tier) -> bool:
+        """False when events were missed, so that a new snapshot is needed. An event that was seen before is a no-op."""
+        view, in_order = self._expect(node_id, incarnation, sequence)
+        if view is not None:
+            self._add(view, keys, tier)
+        return in_order
+
+    def removed(self, node_id: NodeId, incarnation: int, sequence: int, keys: Sequence[BlockKey], tier: Tier) -> bool:
+        """Like `stored`."""
+        view, in_order = self._expect(node_id, incarnation, sequence)
+        if view is not None:
+            self._discard(view, keys, tier)
+        return in_order
+
+    def forget(self, node_id: NodeId) -> None:
+        """Nothing that this store holds is found any more."""
+        self.version += 1
+        self._retire(self._live.pop(node_id, None))
+        self._retire(self._gathering.pop(node_id, None))
+
+    def sweep(self, max_blocks: int) -> None:
+        """Clears the bits of retired views out of at most `max_blocks` table entries, going on where it stopped."""
+        if not self._sweep_mask:
+            self._sweep_mask, self._sweep_left = self._retired_mask, self._retired_blocks
+            self._retired_mask = self._retired_blocks = 0
+        for _ in Tier:
+            if self._sweep_left:
+                place, cleared = self._holders[self._sweep_tier].sweep(self._sweep_place, max_blocks, self._sweep_mask, self._share)
+                self._sweep_place, self._sweep_left = place, self._sweep_left - cleared
+                if place:
+                    break
+                self._sweep_tier = Tier.SSD if self._sweep_tier is Tier.DRAM else Tier.DRAM
+        if not self._sweep_left:
+            self._free_bits += map(int, bits(self._sweep_mask))
+            self._sweep_mask = self._sweep_place = 0
+
+    # ---- questions ----
+
+    def match(self, keys: Sequence[BlockKey]) -> Matches:
+        """How many of the first `keys` each store holds, in whichever tier."""
+        if not self.has_ssd:
+            return self.match_in_dram(keys)
+        dram, ssd, live = self._holders[Tier.DRAM].get, self._holders[Tier.SSD].get, self._live_mask
+        return self._matches(lambda block: (dram(keys[block]) | ssd(keys[block])) & live, len(keys))
+
+    def match_in_dram(self, keys: Sequence[BlockKey]) -> Matches:
+        """As `match`, counting only what can be read at once."""
+        dram, live = self._holders[Tier.DRAM].get, self._live_mask
+        return self._matches(lambda block: dram(keys[block]) & live, len(keys))
+
+    @property
+    def has_ssd(self) -> bool:
+        """Some store holds blocks on SSD."""
+        return len(self._holders[Tier.SSD]) > 0
+
+    def _matches(self, holders: Callable[[int], int], num_keys: int) -> Matches:
+        """`holders` says who holds a block of the prompt."""
+        ends = _ends(holders, num_keys) if num_keys else []
+        ends.sort(reverse=True)
+        return Matches(ends, self._node_of_bit)
+
+    def live_bit(self, node_id: NodeId) -> int | None:
+        """The bit of the store's live view, None while there is none."""
+        view = self._live.get(node_id)
+        return None if view is None else view.mask.bit_length() - 1
+
+    def live_nodes(self) -> Iterator[tuple[NodeId, int]]:
+        """Every store with a live view, and its bit."""
+        return ((node_id, view.mask.bit_length() - 1) for node_id, view in self._live.items())
+
+    @property
+    def num_bits(self) -> int:
+        """In a mask of holders."""
+        return len(self._node_of_bit)
+
+    def knows(self, node_id: NodeId) -> bool:
+        """Whether a snapshot of this store is complete."""
+        return node_id in self._live
+
+    def blocks_of(self, node_id: NodeId) -> int:
+        """Blocks that the store holds; one in both tiers counts twice."""
+        view = self._live.get(node_id)
+        return view.num_blocks if view else 0
+
+    def __len__(self) -> int:
+        """Entries in the table, those that are still to be swept included."""
+        return sum(map(len, self._holders.values()))
+
+    def validate(self) -> None:
+        """Asserts what must hold between the views and the table."""
+        views = [*self._live.values(), *self._gathering.values()]
+        counts = dict.fromkeys((view.mask for view in views), 0)
+        known = sum(counts) | self._retired_mask | self._sweep_mask
+        assert len(counts) == len(views), "two views share a bit"
+        assert not sum(counts) & (self._retired_mask | self._sweep_mask), "a view in use is retired"
+        assert self._live_mask == sum(view.mask for view in self._live.values()), "the live mask is not that of the live views"
+        stale, swept = self._retired_mask | self._sweep_mask, 0
+        for table in self._holders.values():
+            for _, holders in table.items():
+                swept += (holders & stale).bit_count()
+                assert holders and not holders & ~known, "an entry names an unknown view"
+                for bit in bits(holders & sum(counts)):
+                    counts[1 << int(bit)] += 1
+        assert swept == self._retired_blocks + self._sweep_left, "what is to be swept is miscounted"
+        assert all(counts[view.mask] == view.num_blocks for view in views), "a view's blocks are miscounted"
+
+    # ---- within ----
+
+    def _expect(self, node_id: NodeId, incarnation: int, sequence: int) -> tuple[_View | None, bool]:
+        """The view to change, if any, and False when a snapshot has to be asked for."""
+        view = self._live.get(node_id)
+        if view is None:
+            return None, node_id in self._gathering
+        if view.incarnation == incarnation and not view.gap:
+            if sequence <= view.sequence:
+                return None, True
+            if sequence == view.sequence + 1:
+                view.sequence = sequence
+                return view, True
+        view.gap = True
+        return None, False
+
+    def _add(self, view: _View, keys: Sequence[BlockKey], tier: Tier) -> None:
+        view.num_blocks += self._holders[tier].add(keys, view.mask, self._share)
+
+    def _discard(self, view: _View, keys: Sequence[BlockKey], tier: Tier) -> None:
+        view.num_blocks -= self._holders[tier].discard(keys, view.mask, self._share)
+
+    def _share(self, holders: int) -> int:
+        """The int that stands in the table for these holders."""
+        if len(self._shared) >= _SHARED_MASKS:
+            self._shared.clear()
+        return self._shared.setdefault(holders, holders)
+
+    def _take_bit(self, node_id: NodeId) -> int:
+        if self._free_bits:
+            bit = self._free_bits.pop()
+            self._node_of_bit[bit] = node_id
+        else:
+            bit = len(self._node_of_bit)
+            self._node_of_bit.append(node_id)
+        return 1 << bit
+
+    def _retire(self, view: _View | None) -> None:
+        if view is not None:
+            self._live_mask &= ~view.mask
+            self._retired_mask |= view.mask
+            self._retired_blocks += view.num_blocks
+
+
+def _ends(holders: Callable[[int], int], num_keys: int) -> list[tuple[int, int]]:
+    """(blocks, those who hold exactly so many) for every depth at which somebody drops out, in no order. `num_keys` is at least 1."""
+    first = holders(0)
+    if not first:
+        return []
+    last = first if num_keys == 1 else holders(num_keys - 1) & first
+    ends = [(num_keys, last)] if last else []
+    block, here, step = 0, first, 1
+    while here != last:
+        further = min(block + step, num_keys - 1)
+        there = holders(further) & here | last if further < num_keys - 1 else last
+        if there != here:
+            _drops(holders, block, here, further, there, ends)
+        block, here, step = further, there, 2 * step
+    return ends
+
+
+def _drops(holders: Callable[[int], int], low: int, at_low: int, high: int, at_high: int, ends: list[tuple[int, int]]) -> None:
+    """Adds who drops out between two blocks whose masks differ. Should a store not be prefix-closed for once, everybody is still counted
+    exactly once, somewhere between."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        at_middle = holders(middle) & at_low | at_high
+        if at_middle == at_low:
+            low = middle
+        elif at_middle == at_high:
+            high = middle
+        else:
+            _drops(holders, low, at_low, middle, at_middle, ends)
+            low, at_low = middle, at_middle
+    ends.append((high, at_low ^ at_high))

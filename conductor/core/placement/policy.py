@@ -1,0 +1,128 @@
+"""Which of the estimated instances serves a request. A policy has no state: what it needs is in the alternatives, as columns."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Protocol
+
+import numpy as np
+
+from conductor.core.types.decision import Alternatives
+from conductor.core.types.estimates import DecodeEstimates, Floats, Ints
+from springtide.ids import AttemptId
+
+
+class Policy(Protocol):
+    fetches: bool
+    """Whether a prefill instance may fetch a prefix from another store."""
+    foresees_wait: bool
+    """Whether queues are what a prompt of this size is expected to wait, which depends on what is cached; else all the work ahead."""
+
+    def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
+        """One of `rows` of `alternatives.prefills`, of which there is at least one."""
+        ...
+
+    def decode(self, alternatives: Alternatives, rows: Ints) -> int:
+        """One of `rows` of `alternatives.decodes`, of which there is at least one."""
+        ...
+
+
+def least(rows: Ints, column: Ints | Floats) -> Ints:
+    """Those of `rows`, which ascend, that are least in this column; there is always one."""
+    values = column if len(rows) == len(column) else column[rows]
+    return _equal(rows, values, int(values.argmin()))
+
+
+def most(rows: Ints, column: Ints | Floats) -> Ints:
+    """Those that are greatest."""
+    if len(rows) == 1:
+        return rows
+    values = column if len(rows) == len(column) else column[rows]
+    return _equal(rows, values, int(values.argmax()))
+
+
+def _equal(rows: Ints, values: Ints | Floats, first: int) -> Ints:
+    """Those whose value is that of the first."""
+    equal = values == values[first]
+    count = np.count_nonzero(equal)
+    if count == 1:
+        return rows[first : first + 1]
+    return rows if count == len(rows) else rows[equal]
+
+
+def least_tbt(decodes: DecodeEstimates, rows: Ints) -> int:
+    """SelectDecodingInstance of Algorithm 1. Among equals, the one that holds more of the prompt already, then more free slots."""
+    return int(most(most(least(rows, decodes.tbt_ms), decodes.prefix_blocks), decodes.slots_free)[0])
+
+
+class KVCacheCentric:
+    """Algorithm 1 (arXiv 2407.00079, section 6): the least predicted TTFT, a prefix being fetched where it is much longer elsewhere."""
+
+    fetches = True
+    foresees_wait = True
+
+    def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
+        prefills = alternatives.prefills
+        return int(most(least(rows, prefills.ttft_ms), prefills.local_blocks)[0])
+
+    def decode(self, alternatives: Alternatives, rows: Ints) -> int:
+        return least_tbt(alternatives.decodes, rows)
+
+
+class CacheAware(KVCacheCentric):
+    """Algorithm 1 without its cache-balancing branch: each instance counts on its own store alone."""
+
+    fetches = False
+
+
+class LoadBalance:
+    """The shortest queue, whatever is cached where."""
+
+    fetches = False
+    foresees_wait = False
+
+    def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
+        return int(least(rows, alternatives.prefills.queue_ms)[0])
+
+    def decode(self, alternatives: Alternatives, rows: Ints) -> int:
+        return int(least(rows, alternatives.decodes.batch)[0])
+
+
+class RoundRobin:
+    """One after the other."""
+
+    fetches = False
+    foresees_wait = False
+
+    def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
+        return int(rows[alternatives.turn % len(rows)])
+
+    def decode(self, alternatives: Alternatives, rows: Ints) -> int:
+        return int(rows[alternatives.turn % len(rows)])
+
+
+class Random:
+    """Any, all alike. What is drawn depends on the attempt's id alone, so a decision stays the same when it is replayed."""
+
+    fetches = False
+    foresees_wait = False
+
+    def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
+        return int(rows[_drawn("prefill", alternatives.attempt_id) % len(rows)])
+
+    def decode(self, alternatives: Alternatives, rows: Ints) -> int:
+        return int(rows[_drawn("decode", alternatives.attempt_id) % len(rows)])
+
+
+def _drawn(role: str, attempt_id: AttemptId) -> int:
+    """64 bits that nobody can tell from chance."""
+    return int.from_bytes(blake2b(attempt_id.encode(), digest_size=8, person=role.encode()).digest(), "little")
+
+
+POLICIES: dict[str, Policy] = {
+    "kvcache-centric": KVCacheCentric(),
+    "cache-aware": CacheAware(),
+    "load-balance": LoadBalance(),
+    "round-robin": RoundRobin(),
+    "random": Random(),
+}

@@ -1,0 +1,276 @@
+"""KVCache-centric scheduling: Algorithm 1 of the Mooncake paper (arXiv 2407.00079, section 6).
+
+Two steps. `Scheduler.estimate` says what the request may expect of every instance; `decide` picks from that alone, so a decision can be
+replayed from its log line. Both work on whole columns, a row an instance: at a thousand instances it is the number of operations that
+costs, hardly the number of instances.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from conductor.core.admission.rules import ADMISSIONS
+from conductor.core.index.matches import Matches, bits
+from conductor.core.index.prefix_index import PrefixIndex
+from conductor.core.kernels import estimating
+from conductor.core.kernels.plain_estimating import Asked
+from conductor.core.placement.columns import DecodeColumns, PrefillColumns
+from conductor.core.placement.inlining import inline_estimates
+from conductor.core.placement.policy import POLICIES
+from conductor.core.placement.transfer import Fetch, TransferModel
+from conductor.core.settings import ConductorSettings
+from conductor.core.state import ClusterState, Instance
+from conductor.core.types.decision import Alternatives, Outcome, Placement, Reason, Rejection
+from conductor.core.types.estimates import DecodeEstimate, DecodeEstimates, InlineEstimate, Ints, PrefillEstimate, PrefillEstimates
+from conductor.core.types.events import Role, Schedule
+from springtide.blocks import blocks_for
+from springtide.ids import InstanceId, NodeId
+
+_MOST_HOLDERS = 5
+
+
+class Scheduler:
+    """Estimates, from what the index, the state and the transfer model know at the moment."""
+
+    def __init__(self, settings: ConductorSettings, index: PrefixIndex, state: ClusterState, transfers: TransferModel) -> None:
+        self._settings = settings
+        self._index = index
+        self._state = state
+        self._transfers = transfers
+        self._policy = POLICIES[settings.policy]
+        self._prefill = PrefillColumns()
+        self._decode = DecodeColumns()
+        self._node_of_bit: Ints = np.zeros(0, np.int64)
+        """Number, in the transfer model, of the node whose live view a bit of the index is."""
+        self._index_version = -1
+
+    def estimate(self, request: Schedule, turn: int, now: float) -> Alternatives:
+        self._follow_state()
+        settings = self._settings
+        matches = self._index.match(request.block_keys)
+        holders = self._holders(matches)
+        decodes = self._decodes(request, matches)
+        return Alternatives(
+            attempt_id=request.attempt_id,
+            policy=settings.policy,
+            admission=settings.admission,
+            turn=turn,
+            num_blocks=blocks_for(request.num_tokens + 1, settings.block_tokens),
+            expected_blocks=blocks_for(request.num_tokens + max(1, round(self._state.output_tokens(request)) - 1), settings.block_tokens),
+            # The last token of the output is never fed back.
+            most_blocks=blocks_for(request.num_tokens + max(1, request.max_new_tokens - 1), settings.block_tokens),
+            accepted=request.accepted,
+            avoid=tuple(sorted(request.avoid)),
+            ttft_slo_ms=request.ttft_slo_ms or settings.ttft_slo_ms,
+            tbt_slo_ms=request.tbt_slo_ms or settings.tbt_slo_ms,
+            mean_output_tokens=self._state.mean_output_tokens,
+            rejoin_s=settings.rejoin_s,
+            prefills=self._prefills(request, matches, holders, now),
+            decodes=decodes,
+            holders=holders,
+            inlines=self._inlines(request, matches, decodes),
+        )
+
+    def ready(self, instance: Instance) -> bool:
+        """Its load is known, with what it takes to predict, and so is what its store holds."""
+        columns = self._prefill if instance.ref.role is Role.PREFILL else self._decode
+        return columns.ready(instance) and self._index.knows(instance.ref.node_id)
+
+    @property
+    def balancing_threshold(self) -> float:
+        """`kvcache_balancing_threshold` at the moment."""
+        configured = self._settings.kvcache_balancing_threshold
+        return self._transfers.threshold.value if configured == "auto" else configured
+
+    def fetch(self, prefill: PrefillEstimate, source: NodeId, destination: NodeId) -> Fetch:
+        """What a placement with a source means for the link."""
+        missing = prefill.source_blocks - prefill.local_blocks
+        ratio = prefill.source_blocks / prefill.local_blocks if prefill.local_blocks else math.inf
+        return Fetch(source, destination, ratio, missing * self._settings.bytes_per_block, prefill.saved_ms)
+
+    def _follow_state(self) -> None:
+        """Brings the columns up to date with the index and the state."""
+        touched, self._state.touched = self._state.touched, set()
+        if self._index.version != self._index_version or not all(map(self._refresh, touched)):
+            self._index_version = self._index.version
+            self._prefill.rebuild(self._state.of_role(Role.PREFILL), self._index, self._transfers)
+            self._decode.rebuild(self._state.of_role(Role.DECODE), self._index, self._transfers)
+            self._node_of_bit = np.zeros(self._index.num_bits, np.int64)
+            for node_id, bit in self._index.live_nodes():
+                self._node_of_bit[bit] = self._transfers.number(node_id)
+
+    def _refresh(self, instance_id: InstanceId) -> bool:
+        """False when all columns have to be made anew."""
+        instance = self._state.instances.get(instance_id)
+        if instance is None:
+            return False
+        prefills = instance.ref.role is Role.PREFILL
+        columns, others = (self._prefill, self._decode) if prefills else (self._decode, self._prefill)
+        # It may have changed its role.
+        return instance_id not in others and columns.refresh(instance, self._index.knows(instance.ref.node_id))
+
+    # ---- holders ----
+
+    def _holders(self, matches: Matches) -> tuple[tuple[NodeId, int], ...]:
+        chosen: list[tuple[NodeId, int]] = []
+        for num_blocks, holders in matches.ends:
+            chosen += [(node_id, num_blocks) for node_id in self._least_busy(matches, holders, _MOST_HOLDERS - len(chosen))]
+            if len(chosen) == _MOST_HOLDERS:
+                break
+        return tuple(chosen)
+
+    def _least_busy(self, matches: Matches, holders: int, count: int) -> list[NodeId]:
+        """So many of the holders, those first that fewer transfers leave now."""
+        if holders.bit_count() == 1:
+            return [matches.node_of_bit[holders.bit_length() - 1]]
+        held = np.asarray(bits(holders))
+        congestion = self._transfers.leaving[self._node_of_bit[held]]
+        return [matches.node_of_bit[bit] for bit in held[np.argsort(congestion, kind="stable")[:count]]]
+
+    # ---- estimates ----
+
+    def _prefills(self, request: Schedule, matches: Matches, holders: tuple[tuple[NodeId, int], ...], now: float) -> PrefillEstimates:
+        settings, columns, transfers = self._settings, self._prefill, self._transfers
+        # The last token is always computed: its logits are what the first output token is drawn from.
+        most_reused = (request.num_tokens - 1) // settings.block_tokens
+        best, having_it = matches.longest(most_reused) if self._policy.fetches else (0, 0)
+        source_id = None
+        if best:
+            # Cut at what can be reused, more than the longest match's holders may have it.
+            source_id = holders[0][0] if best == holders[0][1] else self._least_busy(matches, having_it, 1)[0]
+        source = transfers.number(source_id) if source_id is not None else -1
+        asked = Asked(
+            now=now,
+            num_tokens=request.num_tokens,
+            block_tokens=settings.block_tokens,
+            chunk_tokens=settings.chunk_tokens,
+            chunk_ms=settings.chunk_ms or 0.0,
+            most_reused=most_reused,
+            best=best,
+            source=source,
+            threshold=self.balancing_threshold,
+            bytes_per_block=settings.bytes_per_block,
+            assumed_bytes_per_s=settings.transfer_bytes_per_s,
+        )
+        floats, ints = np.empty((5, len(columns.bits))), np.empty((3, len(columns.bits)), np.int64)
+        in_dram = self._index.match_in_dram(request.block_keys).blocks_by_bit() if self._index.has_ssd else None
+        links = columns.nodes, transfers.leaving, transfers.arriving, transfers.rates_from(source)
+        estimating.prefill(columns.table, columns.bits, matches.blocks_by_bit(), in_dram, *links, floats, ints, asked)
+        queue_ms, transfer_ms, prefill_ms, ttft_ms, saved_ms = floats
+        if self._policy.foresees_wait:
+            queue_ms *= self._state.queue_bias.factors(prefill_ms, queue_ms)
+        np.add(queue_ms, transfer_ms + prefill_ms, out=ttft_ms)
+        local_blocks, slots_total, branch = ints
+        return PrefillEstimates(
+            instance_ids=columns.instance_ids,
+            source_id=source_id,
+            source_blocks=best,
+            local_blocks=local_blocks,
+            queue_ms=queue_ms,
+            transfer_ms=transfer_ms,
+            prefill_ms=prefill_ms,
+            ttft_ms=ttft_ms,
+            saved_ms=saved_ms,
+            slots_total=slots_total,
+            branch=branch,
+        )
+
+    def _decodes(self, request: Schedule, matches: Matches) -> DecodeEstimates:
+        columns = self._decode
+        floats, ints = np.empty((1, len(columns.bits))), np.empty((5, len(columns.bits)), np.int64)
+        estimating.decode(columns.estimated, columns.bits, matches.blocks_by_bit(), floats, ints, request.num_tokens)
+        return DecodeEstimates(columns.instance_ids, ints[0], floats[0], *ints[1:])
+
+    def _inlines(self, request: Schedule, matches: Matches, decodes: DecodeEstimates) -> Sequence[InlineEstimate]:
+        settings, columns = self._settings, self._decode
+        if not settings.inline_tokens or not self._policy.fetches or not len(decodes):
+            return ()
+        if self._index.has_ssd:
+            matches = self._index.match_in_dram(request.block_keys)
+        in_dram = matches.blocks_by_bit()[columns.bits]
+        return inline_estimates(decodes, columns.column, in_dram, request.num_tokens, settings.block_tokens, settings.inline_tokens)
+
+
+def decide(alternatives: Alternatives) -> Outcome:
+    """Where the request runs, or why it does not."""
+    outcome = place(alternatives)
+    return admit(alternatives, outcome) if isinstance(outcome, Placement) else outcome
+
+
+def place(alternatives: Alternatives) -> Outcome:
+    """Where the request would run, or why it cannot. Lines 21 to 24 of Algorithm 1."""
+    prefills, decodes = alternatives.prefills, alternatives.decodes
+    if not len(prefills):
+        return Rejection(Reason.NO_PREFILL, "no prefill instance is ready", alternatives.rejoin_s)
+    if not len(decodes):
+        return Rejection(Reason.NO_DECODE, "no decode node is ready", alternatives.rejoin_s)
+    fit_prefill = (prefills.slots_total >= alternatives.num_blocks).nonzero()[0]
+    fit_decode = (decodes.slots_total >= alternatives.most_blocks).nonzero()[0]
+    if not len(fit_prefill) or not len(fit_decode):
+        return _too_large(alternatives)
+    policy = POLICIES[alternatives.policy]
+    prefill = policy.prefill(alternatives, _avoid(fit_prefill, prefills, alternatives))
+    decode = _decode(alternatives, _avoid(fit_decode, decodes, alternatives))
+    inline = _inline(alternatives, max(prefills.ttft_ms[prefill], decode.wait_ms))
+    if inline is not None:
+        return Placement(inline.as_prefill(int(decodes.slots_total[inline.row])), decodes[inline.row])
+    return Placement(prefills[prefill], decode)
+
+
+def _too_large(alternatives: Alternatives) -> Rejection:
+    prefill, decode = (int(estimates.slots_total.max()) for estimates in (alternatives.prefills, alternatives.decodes))
+    if prefill < alternatives.num_blocks:
+        message = f"the prompt needs {alternatives.num_blocks} KV slots; the largest prefill node has {prefill} (kv.arena_size)"
+    else:
+        message = (
+            f"the prompt and the longest output that was asked for need {alternatives.most_blocks} KV slots; "
+            f"the largest decode node has {decode} (kv.arena_size)"
+        )
+    return Rejection(Reason.TOO_LARGE, message)
+
+
+def _decode(alternatives: Alternatives, rows: Ints) -> DecodeEstimate:
+    """By the policy among those that have a place in their batch, and slots for the prompt and what is expected to follow; where none has,
+    the one that will soonest."""
+    decodes = alternatives.decodes
+    slots_free, batch, max_batch = decodes.slots_free[rows], decodes.batch[rows], decodes.max_batch[rows]
+    lacking = np.maximum(alternatives.expected_blocks - slots_free, 0) / np.maximum(decodes.slots_total[rows], 1)
+    beyond = np.where(max_batch > 0, np.maximum(batch - max_batch, 0) / np.maximum(max_batch, 1), 0.0)
+    share = np.maximum(lacking, beyond)
+    roomy = rows[share <= 0]
+    if len(roomy):
+        return decodes[POLICIES[alternatives.policy].decode(alternatives, roomy)]
+    waits_ms = [alternatives.drain_ms(float(part), float(tbt_ms)) for part, tbt_ms in zip(share, decodes.tbt_ms[rows], strict=True)]
+    soonest = int(np.argmin(waits_ms))
+    return decodes[int(rows[soonest])]._replace(wait_ms=waits_ms[soonest])
+
+
+def _inline(alternatives: Alternatives, ttft_ms: float) -> InlineEstimate | None:
+    """The decode node that has the first token soonest, sooner than in `ttft_ms`, without a step longer than the objective."""
+    decodes, need, most = alternatives.decodes, alternatives.expected_blocks, alternatives.most_blocks
+    for inline in alternatives.inlines:
+        roomy = decodes.slots_free[inline.row] >= need and decodes.slots_total[inline.row] >= most
+        within = inline.step_ms <= alternatives.tbt_slo_ms and inline.ttft_ms < ttft_ms
+        if roomy and within and inline.instance_id not in alternatives.avoid:
+            return inline
+    return None
+
+
+def admit(alternatives: Alternatives, placement: Placement) -> Outcome:
+    """Whether it should run there (lines 25 to 27), by the outlook that it has there. Raises ValueError without one."""
+    if alternatives.accepted:
+        return placement
+    if alternatives.outlook is None:
+        raise ValueError(f"{alternatives.attempt_id} has no outlook to be judged by")
+    return ADMISSIONS[alternatives.admission].refuse(alternatives, placement, alternatives.outlook) or placement
+
+
+def _avoid(rows: Ints, estimates: PrefillEstimates | DecodeEstimates, alternatives: Alternatives) -> Ints:
+    """Without the instances that just failed this request, unless there is no other."""
+    if not alternatives.avoid:
+        return rows
+    others = [row for row in rows.tolist() if estimates.instance_ids[row] not in alternatives.avoid]
+    return np.array(others, np.int64) if others else rows

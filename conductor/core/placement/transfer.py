@@ -1,0 +1,136 @@
+"""How long it takes to move KV blocks from one node to another (EstimateKVCacheTransferTime of Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from conductor.core.placement.fetch_threshold import AdaptiveThreshold
+from conductor.core.types.estimates import Floats, Ints
+from springtide.ids import AttemptId, NodeId
+
+_SMOOTHING = 0.25
+"""Weight of a new measurement in a link's rate."""
+_FIRST_NODES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What an assignment has its prefill node fetch."""
+
+    source: NodeId
+    destination: NodeId
+    ratio: float
+    """Of the source's prefix to the destination's own one, both in blocks; infinite without one of its own."""
+    num_bytes: int
+    saved_ms: float
+    """Predicted time of computing it instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    fetch: Fetch
+    source: int
+    destination: int
+    """Numbers of the two nodes."""
+    sharers: int
+    """How many transfers shared the link's busier end when this one began, itself included."""
+
+
+class TransferModel:
+    """A link's rate is what it was measured to be, or else assumed (by who asks); transfers under way at either end share it equally.
+
+    Nodes have numbers here, so that the links from one source to every other node are columns.
+    """
+
+    def __init__(self) -> None:
+        self.threshold = AdaptiveThreshold()
+        self._number: dict[NodeId, int] = {}
+        self._free: list[int] = []
+        self._gone: set[NodeId] = set()
+        """Those whose numbers transfers under way still name."""
+        self._rates: dict[int, Floats] = {}
+        """Of the links that leave a source, by the destination's number; NaN where none was measured."""
+        self._under_way: dict[AttemptId, _Transfer] = {}
+        self.leaving: Ints = np.zeros(_FIRST_NODES, np.int64)
+        self.arriving: Ints = np.zeros(_FIRST_NODES, np.int64)
+        """[nodes] transfers under way at either end, by the node's number."""
+
+    def number(self, node_id: NodeId) -> int:
+        """The node's number, until it is forgotten."""
+        self._gone.discard(node_id)
+        number = self._number.get(node_id)
+        if number is None:
+            number = self._number[node_id] = self._free.pop() if self._free else len(self._number)
+            if number >= len(self.leaving):
+                self.leaving, self.arriving = (np.append(column, np.zeros_like(column)) for column in (self.leaving, self.arriving))
+                self._rates = {source: np.append(rates, np.full_like(rates, np.nan)) for source, rates in self._rates.items()}
+        return number
+
+    def rates_from(self, source: int) -> Floats | None:
+        """[nodes] measured bytes a second from this node (number) to every other, NaN where none was; None where none at all was."""
+        return self._rates.get(source)
+
+    def begin(self, attempt_id: AttemptId, fetch: Fetch) -> None:
+        self.end(attempt_id)
+        source, destination = self.number(fetch.source), self.number(fetch.destination)
+        sharers = 1 + max(int(self.leaving[source]), int(self.arriving[destination]))
+        self._under_way[attempt_id] = _Transfer(fetch, source, destination, sharers)
+        self.leaving[source] += 1
+        self.arriving[destination] += 1
+
+    def end(self, attempt_id: AttemptId, num_bytes: int = 0, elapsed_ms: float = 0.0) -> None:
+        """The attempt's transfer, if it had one, is over; with both figures it becomes a measurement of its link, and of what fetching
+        gains."""
+        transfer = self._under_way.pop(attempt_id, None)
+        if transfer is None:
+            return
+        self.leaving[transfer.source] -= 1
+        self.arriving[transfer.destination] -= 1
+        is_measured = num_bytes > 0 and elapsed_ms > 0
+        if is_measured and not self._gone & {transfer.fetch.source, transfer.fetch.destination}:
+            self._measured(transfer, 1000.0 * num_bytes * transfer.sharers / elapsed_ms)
+        if is_measured:
+            fetch = transfer.fetch
+            self.threshold.fetched(fetch.ratio, fetch.saved_ms * min(num_bytes / fetch.num_bytes, 1.0), elapsed_ms)
+        for node_id in self._gone & {transfer.fetch.source, transfer.fetch.destination}:
+            self._release(node_id)
+
+    def forget(self, node_id: NodeId) -> None:
+        """The node is gone: so are the rates of its links. Its number is free for another once no transfer names it."""
+        number = self._number.get(node_id)
+        if number is None:
+            return
+        self._rates.pop(number, None)
+        for rates in self._rates.values():
+            rates[number] = np.nan
+        self._gone.add(node_id)
+        self._release(node_id)
+
+    def __contains__(self, attempt_id: AttemptId) -> bool:
+        return attempt_id in self._under_way
+
+    def validate(self, live: set[AttemptId]) -> None:
+        """Asserts that every transfer under way is that of one of `live`, and is counted once at either end, and that no number is lost."""
+        assert sorted([*self._number.values(), *self._free]) == list(range(len(self._number) + len(self._free))), "a number is lost"
+        assert self._under_way.keys() <= live, "a transfer outlived its attempt's prefill"
+        transfers = self._under_way.values()
+        for counts, ends in (
+            (self.leaving, Counter(transfer.source for transfer in transfers)),
+            (self.arriving, Counter(transfer.destination for transfer in transfers)),
+        ):
+            assert {number: count for number, count in enumerate(counts.tolist()) if count} == ends, "transfers are miscounted"
+
+    def _release(self, node_id: NodeId) -> None:
+        number = self._number[node_id]
+        if not self.leaving[number] and not self.arriving[number]:
+            self._gone.discard(node_id)
+            del self._number[node_id]
+            self._free.append(number)
+
+    def _measured(self, transfer: _Transfer, bytes_per_s: float) -> None:
+        rates = self._rates.setdefault(transfer.source, np.full(len(self.leaving), np.nan))
+        known = rates[transfer.destination]
+        rates[transfer.destination] = bytes_per_s if np.isnan(known) else bytes_per_s + (1 - _SMOOTHING) * (known - bytes_per_s)

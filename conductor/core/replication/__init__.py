@@ -1,0 +1,1 @@
+"""Which prefixes are copied to where."""

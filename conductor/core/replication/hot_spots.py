@@ -1,0 +1,215 @@
+"""Copies ahead of what is asked for again and again while those who hold it are congested.
+
+Algorithm 1's fetches replicate a prefix as well, one prefill node after the other, but each of them at the expense of the request that
+needs it first. Here the copy is made before. What it spares a request that comes to the node is the cheapest of what that request could
+do without it: wait at the least loaded holder instead, compute the prefix, or fetch it over links that are shared with the transfers
+under way. Where fetching is quick that is next to nothing, and no copy is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+
+from conductor.core.index.matches import bits
+from conductor.core.index.prefix_index import PrefixIndex
+from conductor.core.placement.policy import POLICIES
+from conductor.core.placement.transfer import TransferModel
+from conductor.core.replication.copy_budget import CopyBudget
+from conductor.core.replication.popularity import Heat, HotPrefix
+from conductor.core.settings import ConductorSettings
+from conductor.core.state import ClusterState, Instance
+from conductor.core.types.decision import Alternatives
+from conductor.core.types.estimates import Floats, Ints
+from conductor.core.types.events import Replicate, ReplicationEnded, Role, Schedule, Source
+from springtide.ids import BlockKey, NodeId
+
+ASKS_A_COPY = 4.0
+"""A copy pays when it can expect so many asks in `heat.TIME_CONSTANT_S`: it costs one transfer, and room that others lose."""
+_MOST_EXAMINED = 32
+"""Prefixes at a time, the hottest."""
+_MOST_TARGETS = 16
+"""Nodes that are looked at for each of them, the least loaded of those that lack it."""
+_MOST_SOURCES = 3
+_ROOM = 4
+"""A prefix is copied to arenas that are at least so many times its size."""
+_LATE_S = 30.0
+"""An order of which nothing has been heard for so long beyond twice its time at the allowed rate is given up for lost."""
+_REST_S = 20.0
+"""Before the same order is given again: what was just copied may have been evicted at once, and would be again."""
+_REFUSED_REST_S = 60.0
+
+
+class Ready(Protocol):
+    """Whether an instance can take requests."""
+
+    def __call__(self, instance: Instance) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefills:
+    """The prefill instances that are ready, the least loaded first, as columns."""
+
+    instances: Sequence[Instance]
+    queue_ms: Floats
+    bits: Ints
+    """Of each one's store in the prefix index."""
+
+
+class HotSpots:
+    """Decides; what it orders is done elsewhere, and told by `ended`."""
+
+    def __init__(
+        self, settings: ConductorSettings, index: PrefixIndex, state: ClusterState, transfers: TransferModel, ready: Ready
+    ) -> None:
+        self._settings = settings
+        self._index = index
+        self._state = state
+        self._transfers = transfers
+        self._ready = ready
+        self._heat = Heat(keep_from=2 * ASKS_A_COPY)
+        self._budget = CopyBudget(max(settings.replication_bytes_per_s, 1.0), settings.replication_node_bytes_per_s)
+        self._under_way: dict[tuple[NodeId, BlockKey], float] = {}
+        """Orders, by where and by their last key: until when they are waited for."""
+        self._rests: dict[tuple[NodeId, BlockKey], float] = {}
+        """Until when an order is not given again."""
+        self._active = settings.replication_bytes_per_s > 0 and POLICIES[settings.policy].fetches
+
+    @property
+    def under_way(self) -> int:
+        """Orders whose end has not been heard of."""
+        return len(self._under_way)
+
+    def ask(self, request: Schedule, alternatives: Alternatives, now: float) -> None:
+        """A new request wants this prompt, whether it is admitted or not."""
+        if self._active and not request.accepted:
+            most_reused = (request.num_tokens - 1) // self._settings.block_tokens
+            depths = {min(blocks, most_reused) for _, blocks in alternatives.holders} - {0}
+            self._heat.ask(request.block_keys, depths, now)
+
+    def ended(self, event: ReplicationEnded, now: float) -> None:
+        order = event.node_id, event.last_key
+        if self._under_way.pop(order, None) is not None:
+            self._rests[order] = now + (_REFUSED_REST_S if event.failed else _REST_S)
+
+    def orders(self, store_addresses: Mapping[NodeId, str], now: float) -> list[Replicate]:
+        """What is to be copied now, the hottest first, at most one prefix to a node."""
+        self._forget_past(now)
+        hot = self._heat.hottest(_MOST_EXAMINED, now)
+        if not hot:
+            return []
+        prefills = self._prefills(now)
+        orders: dict[NodeId, Replicate] = {}
+        for prefix in hot:
+            orders |= {order.node_id: order for order in self._copies(prefix, prefills, store_addresses, orders.keys(), now)}
+        return list(orders.values())
+
+    def validate(self) -> None:
+        """Asserts the bounds."""
+        self._heat.validate()
+        assert not self._under_way.keys() & self._rests.keys(), "an order is under way and rests"
+
+    # ---- within ----
+
+    def _prefills(self, now: float) -> _Prefills:
+        found = [
+            (instance.queue_ms(now), instance, bit)
+            for instance in self._state.of_role(Role.PREFILL)
+            if self._ready(instance) and (bit := self._index.live_bit(instance.ref.node_id)) is not None
+        ]
+        found.sort(key=lambda entry: (entry[0], entry[1].ref.instance_id))
+        return _Prefills(
+            [instance for _, instance, _ in found],
+            np.array([queue_ms for queue_ms, _, _ in found], np.float64),
+            np.array([bit for _, _, bit in found], np.int64),
+        )
+
+    def _copies(
+        self, prefix: HotPrefix, prefills: _Prefills, store_addresses: Mapping[NodeId, str], taken: Set[NodeId], now: float
+    ) -> list[Replicate]:
+        """Those of one prefix that pay, to nodes that are not taken. They at most double those who hold it, each with a source of its
+        own."""
+        matches, depth, last_key = self._index.match(prefix.keys), len(prefix.keys), prefix.keys[-1]
+        longest, holders = matches.longest(depth)
+        if longest < depth:
+            return []
+        held = matches.blocks_by_bit()[prefills.bits]
+        holding = (held >= depth).nonzero()[0]
+        coming = sum(key == last_key for _, key in self._under_way)
+        more = min(int(prefix.asks / ASKS_A_COPY) - len(holding) - coming, holders.bit_count())
+        if more < 1:
+            return []
+        # A request without a copy may wait at the least loaded of those who have one.
+        holder_ms = self._wait_ms(prefix, prefills, int(holding[0])) if len(holding) else math.inf
+        sources: list[NodeId] = []
+        orders: list[Replicate] = []
+        free = (row for row in (held < depth).nonzero()[0].tolist() if prefills.instances[row].ref.node_id not in taken)
+        for row in islice(free, _MOST_TARGETS):
+            target, wait_ms, missing = prefills.instances[row], holder_ms - self._wait_ms(prefix, prefills, row), depth - int(held[row])
+            if len(orders) == more:
+                break
+            if wait_ms < self._settings.replication_gain_ms or not self._has_place(target, last_key, depth, missing):
+                continue
+            # Sorted only now: mostly no copy pays, and the holders may be a thousand.
+            sources = sources or self._least_busy(store_addresses.keys() & {matches.node_of_bit[bit] for bit in bits(holders)})
+            if not sources:
+                break
+            node_id, num_bytes = target.ref.node_id, missing * self._settings.bytes_per_block
+            ends = node_id, sources[0]
+            if not self._budget.allows(ends, now) or not self._pays(target, missing, depth, sources[0]):
+                continue
+            self._budget.spend(ends, num_bytes, now)
+            within_s = 2 * self._budget.seconds(num_bytes) + _LATE_S
+            self._under_way[node_id, last_key] = now + within_s
+            named = tuple(Source(source, store_addresses[source], depth) for source in sources[:_MOST_SOURCES])
+            orders.append(Replicate(node_id, target.ref.store_address, prefix.keys, named, num_bytes, within_s))
+            sources = sources[1:] + sources[:1]
+        return orders
+
+    def _wait_ms(self, prefix: HotPrefix, prefills: _Prefills, row: int) -> float:
+        """How long a request that finds the prefix there would wait, by what prompts with so much left to compute have waited."""
+        cost, block_tokens = prefills.instances[row].load.prefill_cost, self._settings.block_tokens
+        assert cost is not None, f"{prefills.instances[row].ref.instance_id} is ready without a cost"
+        # Of the last, incomplete block, half on average; one token is always left.
+        rest_tokens = max(round((prefix.rest_blocks + 0.5) * block_tokens), 1)
+        own_ms = self._state.prefill_ms(cost, rest_tokens, len(prefix.keys) * block_tokens)
+        return self._state.queue_bias.wait_ms(own_ms, float(prefills.queue_ms[row]))
+
+    def _has_place(self, target: Instance, last_key: BlockKey, depth: int, missing: int) -> bool:
+        """The node has room, and the order was not given to it of late."""
+        order = target.ref.node_id, last_key
+        roomy = target.load.slots_total >= _ROOM * depth and target.load.slots_available >= missing
+        return roomy and order not in self._under_way and order not in self._rests
+
+    def _pays(self, target: Instance, missing: int, depth: int, source_id: NodeId) -> bool:
+        """Whether what a request at this node is spared, without going elsewhere, is worth a copy of the missing blocks."""
+        settings, cost = self._settings, target.load.prefill_cost
+        assert cost is not None, f"{target.ref.instance_id} is ready without a cost"
+        compute_ms = self._state.prefill_ms(cost, missing * settings.block_tokens, (depth - missing) * settings.block_tokens)
+        fetch_ms = self._fetch_ms(source_id, target.ref.node_id, missing * settings.bytes_per_block)
+        return min(compute_ms, fetch_ms) >= settings.replication_gain_ms
+
+    def _fetch_ms(self, source_id: NodeId, node_id: NodeId, num_bytes: int) -> float:
+        """Of a request's own fetch, sharing the source with what leaves it now."""
+        source, destination = self._transfers.number(source_id), self._transfers.number(node_id)
+        rates = self._transfers.rates_from(source)
+        measured = math.nan if rates is None else float(rates[destination])
+        bytes_per_s = self._settings.transfer_bytes_per_s if math.isnan(measured) else measured
+        sharers = 1 + max(int(self._transfers.leaving[source]), int(self._transfers.arriving[destination]))
+        return 1000.0 * num_bytes * sharers / bytes_per_s
+
+    def _least_busy(self, node_ids: Iterable[NodeId]) -> list[NodeId]:
+        """Those first that fewer transfers leave now."""
+        return sorted(node_ids, key=lambda node_id: (int(self._transfers.leaving[self._transfers.number(node_id)]), node_id))
+
+    def _forget_past(self, now: float) -> None:
+        self._budget.forget_past(now)
+        for order in [order for order, until in self._under_way.items() if until <= now]:
+            del self._under_way[order]
+            self._rests[order] = now + _REFUSED_REST_S
+        self._rests = {order: until for order, until in self._rests.items() if until > now}

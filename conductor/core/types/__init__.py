@@ -1,0 +1,1 @@
+"""The words of the core: events in, decisions out, and the figures that they rest on."""

@@ -1,0 +1,198 @@
+"""What a request may expect of every instance, as columns.
+
+One row an instance, one numpy array a figure: estimating and choosing are then a few operations on whole columns, however many instances
+there are. As sequences they yield a row as a named tuple, made when somebody looks at it: a log line, the reply's debug field, a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple, Self, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from springtide.ids import InstanceId, NodeId
+
+Branch = Literal["cache-aware", "fetch", "recompute"]
+"""Of Algorithm 1: `cache-aware` uses the node's own prefix, for the best one is not much longer; else the rest is fetched, or computed
+where that is predicted to be quicker."""
+BRANCHES: tuple[Branch, ...] = ("cache-aware", "fetch", "recompute")
+FETCH = BRANCHES.index("fetch")
+RECOMPUTE = BRANCHES.index("recompute")
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class PrefillEstimate(NamedTuple):
+    """What the request may expect of one prefill instance. Milliseconds."""
+
+    instance_id: InstanceId
+    local_blocks: int
+    source_id: NodeId | None
+    source_blocks: int
+    """The first blocks of the prompt that lie at the source, the local ones included; 0 without a source."""
+    queue_ms: float
+    transfer_ms: float
+    prefill_ms: float
+    saved_ms: float
+    """By which computing would take longer, were nothing fetched; 0 without a source."""
+    slots_total: int
+    branch: Branch
+
+    @property
+    def ttft_ms(self) -> float:
+        return self.queue_ms + self.transfer_ms + self.prefill_ms
+
+
+class DecodeEstimate(NamedTuple):
+    """What the request may expect of one decode node, everything already promised to it included."""
+
+    instance_id: InstanceId
+    prefix_blocks: int
+    tbt_ms: float
+    batch: int
+    """Attempts in its batch with this one."""
+    slots_free: int
+    """Without this request's; negative when more is promised than there is."""
+    slots_total: int
+    max_batch: int
+    """0: not limited."""
+    wait_ms: float = 0.0
+    """Until there is room for it, where there is none now."""
+
+
+_Row = TypeVar("_Row", PrefillEstimate, DecodeEstimate, covariant=True)
+
+
+class _Estimates(Sequence[_Row]):
+    """Base of both: the dataclass fields of a subclass are its columns. They are not to be written once they are here."""
+
+    instance_ids: tuple[InstanceId, ...]
+
+    def row(self, index: int) -> _Row:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.instance_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> _Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[_Row]: ...
+    def __getitem__(self, index: int | slice) -> _Row | Sequence[_Row]:
+        if isinstance(index, slice):
+            return [self.row(row) for row in range(*index.indices(len(self)))]
+        return self.row(range(len(self))[index])
+
+    def __iter__(self) -> Iterator[_Row]:
+        return map(self.row, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def plain(self) -> dict[str, Any]:
+        """The columns as what JSON has, from which `of_plain` makes them again, digit for digit."""
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}  # type: ignore[arg-type]
+        return {name: column.tolist() if isinstance(column, np.ndarray) else column for name, column in columns.items()}
+
+    @classmethod
+    def of_plain(cls, columns: Mapping[str, Any]) -> Self:
+        numbers = {"Ints": np.int64, "Floats": np.float64}
+        types = {column.name: numbers.get(str(column.type)) for column in fields(cls)}  # type: ignore[arg-type]
+        values = {name: columns[name] if kind is None else np.array(columns[name], kind) for name, kind in types.items()}
+        return cls(**{**values, "instance_ids": tuple(columns["instance_ids"])})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefillEstimates(_Estimates[PrefillEstimate]):
+    """Columns of PrefillEstimate. Whoever fetches does so from one source, which has `source_blocks` of the prompt."""
+
+    instance_ids: tuple[InstanceId, ...]
+    source_id: NodeId | None
+    source_blocks: int
+    local_blocks: Ints
+    queue_ms: Floats
+    transfer_ms: Floats
+    prefill_ms: Floats
+    ttft_ms: Floats
+    saved_ms: Floats
+    slots_total: Ints
+    branch: Ints
+    """Index into BRANCHES."""
+
+    def row(self, index: int) -> PrefillEstimate:
+        branch = int(self.branch[index])
+        return PrefillEstimate(
+            self.instance_ids[index],
+            int(self.local_blocks[index]),
+            self.source_id if branch == FETCH else None,
+            self.source_blocks if branch == FETCH else 0,
+            float(self.queue_ms[index]),
+            float(self.transfer_ms[index]),
+            float(self.prefill_ms[index]),
+            float(self.saved_ms[index]),
+            int(self.slots_total[index]),
+            BRANCHES[branch],
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeEstimates(_Estimates[DecodeEstimate]):
+    """Columns of DecodeEstimate."""
+
+    instance_ids: tuple[InstanceId, ...]
+    prefix_blocks: Ints
+    tbt_ms: Floats
+    batch: Ints
+    slots_free: Ints
+    slots_total: Ints
+    max_batch: Ints
+
+    def row(self, index: int) -> DecodeEstimate:
+        return DecodeEstimate(
+            self.instance_ids[index],
+            int(self.prefix_blocks[index]),
+            float(self.tbt_ms[index]),
+            int(self.batch[index]),
+            int(self.slots_free[index]),
+            int(self.slots_total[index]),
+            int(self.max_batch[index]),
+        )
+
+
+class InlineEstimate(NamedTuple):
+    """What the request may expect of one decode node that computes its prompt. Milliseconds."""
+
+    row: int
+    """Of the node among the decode estimates."""
+    instance_id: InstanceId
+    prefix_blocks: int
+    """In its store's DRAM; SSDs are not waited for."""
+    new_tokens: int
+    wait_ms: float
+    step_ms: float
+    """Of the step with the prompt's rest in it."""
+
+    @property
+    def ttft_ms(self) -> float:
+        return self.wait_ms + self.step_ms
+
+    def as_prefill(self, slots_total: int) -> PrefillEstimate:
+        """The decode node in the place of the prefill side."""
+        return PrefillEstimate(
+            self.instance_id,
+            self.prefix_blocks,
+            None,
+            0,
+            self.wait_ms,
+            0.0,
+            self.step_ms,
+            0.0,
+            slots_total=slots_total,
+            branch="cache-aware",
+        )

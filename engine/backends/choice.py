@@ -1,0 +1,120 @@
+"""What a model is computed with: the operators and the attention that go together."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+
+from engine.backends.base import Backend, sizes_up_to
+from engine.backends.plain import PlainOps, TorchAttention
+from engine.device.base import Device
+from engine.model_config import ModelConfig
+from springtide.errors import ConfigError
+
+try:
+    from engine import _native
+except ImportError:  # installed without a C compiler, or for another kind of processor
+    _native = None  # type: ignore[assignment]
+
+logger = logging.getLogger(__name__)
+
+Kernels = Literal["auto", "plain"]
+"""auto: the fastest that this machine has. plain: torch's own operators, to see whether a kernel is at fault."""
+
+
+FLASHINFER_DTYPES = (torch.bfloat16, torch.float16)
+FLASHINFER_HEAD_DIMS = (64, 128, 256)
+
+
+PLAIN = Backend("plain", PlainOps(), TorchAttention)
+
+
+def choose(config: ModelConfig, dtype: torch.dtype, kernels: str = "auto", device: Device | None = None) -> Backend:
+    """For a model whose weights and KV are of `dtype`, on `device` or on a CPU. Raises ConfigError when `kernels` is none of Kernels."""
+    if kernels not in get_args(Kernels):
+        raise ConfigError(f"kernels must be one of {', '.join(get_args(Kernels))}, not {kernels!r}")
+    if device is not None:
+        can = kernels == "auto" and device.is_cuda and flashinfer_can_run(config, dtype)
+        can = can and _flashinfer_runs(_Trial.of(config, dtype, device))
+        return flashinfer(device) if can else replace(PLAIN, device=device)
+    if kernels == "auto" and dtype == torch.bfloat16 and native_can_run(config):
+        return native()
+    return PLAIN
+
+
+def flashinfer_can_run(config: ModelConfig, dtype: torch.dtype) -> bool:
+    """Whether FlashInfer is installed, and has kernels for heads of this shape: not yet whether the machine can build them."""
+    return importlib.util.find_spec("flashinfer") is not None and dtype in FLASHINFER_DTYPES and config.head_dim in FLASHINFER_HEAD_DIMS
+
+
+def flashinfer(device: Device) -> Backend:
+    """See `flashinfer_can_run`."""
+    import flashinfer as library
+
+    from engine.backends.flashinfer.attention import FlashInferAttention, workspace_of
+    from engine.backends.flashinfer.ops import FlashInferOps
+
+    most_fixed = max(sizes_up_to(device.step_graphs), default=0)
+    attention = partial(FlashInferAttention, library, most_fixed)
+    workspace = partial(workspace_of, device.torch_device, most_fixed)
+    return Backend("flashinfer", FlashInferOps(library), attention, workspace_bytes=workspace, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Of the kernels that a model will use."""
+
+    device: torch.device
+    dtype: torch.dtype
+    group: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, config: ModelConfig, dtype: torch.dtype, device: Device) -> _Trial:
+        windows = dict.fromkeys(config.window(layer) for layer in range(config.layers))
+        return cls(device.torch_device, dtype, config.heads // config.kv_heads, config.head_dim, tuple(windows))
+
+
+@functools.cache
+def _flashinfer_runs(trial: _Trial) -> bool:
+    """Kernels are built when they are first used, with a compiler that not every machine has."""
+    try:
+        import flashinfer as library
+
+        from engine.backends.flashinfer.attention import try_out as try_attention
+        from engine.backends.flashinfer.ops import try_out as try_ops
+
+        try_attention(library, trial.device, trial.dtype, trial.group, trial.head_dim, trial.windows)
+        try_ops(library, trial.device, trial.dtype)
+    except Exception as error:
+        logger.warning(
+            "FlashInfer cannot be used, and attention is plain torch, which is slower: it needs the CUDA toolkit's nvcc and ninja, or its "
+            "precompiled packages for this version of CUDA: %r",
+            error,
+        )
+        return False
+    return True
+
+
+def native_can_run(config: ModelConfig) -> bool:
+    """Whether the C kernels were built, this CPU can run them, and they are made for heads of this shape."""
+    if _native is None or not _native.supported():
+        return False
+    group = config.heads // config.kv_heads
+    return config.head_dim % 32 == 0 and config.head_dim <= _native.MOST_HEAD_DIM and group <= _native.MOST_QUERIES
+
+
+def native() -> Backend:
+    """The C kernels, see `native_can_run`."""
+    from engine.backends.native_cpu.attention import NativeAttention
+    from engine.backends.native_cpu.layers import fuse
+    from engine.backends.native_cpu.ops import NativeOps
+
+    return Backend("native", NativeOps(), NativeAttention, fuse)

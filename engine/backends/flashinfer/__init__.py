@@ -1,0 +1,1 @@
+"""FlashInfer's kernels on CUDA."""

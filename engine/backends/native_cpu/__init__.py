@@ -1,0 +1,1 @@
+"""Kernels in C for bfloat16 on a CPU (engine/native)."""

@@ -1,0 +1,1 @@
+"""The decoder, which all families of models are."""

@@ -1,1 +1,0 @@
-"""What is computed between a layer's matrix products: one interface, one module an implementation."""

@@ -1,0 +1,92 @@
+"""From logits to tokens for all rows of a batch together, as a device likes it: what engine.sampling.sampler does row by row on a CPU.
+
+What is in the batch beside a row makes no difference to it: equal tokens are sorted by their ids, where torch's topk would order them by
+how many rows there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.device.upload import upload, upload_floats
+from springtide.sampling import SampledToken, SamplingParams
+
+_LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""What is smaller, a device may take for 0."""
+
+
+def sample_together(logits: torch.Tensor, every: Sequence[SamplingParams], draws: Sequence[float]) -> list[SampledToken]:
+    """One token for each row of `logits`, float32 [rows, vocab], in which bias and penalties are: the likeliest of rows that are greedy, of
+    the others the one at the row's number of `draws` in their cumulative distribution. The host waits for one copy, of all of them."""
+    tokens = torch.argmax(logits, -1)
+    drawn = [index for index, params in enumerate(every) if not params.greedy]
+    if drawn:
+        settings = [(params.temperature, params.top_k, params.top_p, params.min_p) for params in (every[index] for index in drawn)]
+        columns = upload_floats([*zip(*settings, strict=True), [draws[index] for index in drawn]], logits.device)
+        temperature, top_k, top_p, min_p, draw = columns[..., None]
+        (rows,) = upload([drawn], logits.device)
+        probabilities = at_temperature(logits[rows], temperature.float())
+        if any(_has_filters(every[index]) for index in drawn):
+            tokens[rows] = _among_likeliest(probabilities, top_k, top_p, min_p, draw)
+        else:
+            tokens[rows] = _at(probabilities, draw)
+    return _to_host(logits, every, tokens)
+
+
+def at_temperature(logits: torch.Tensor, temperature: torch.Tensor | float) -> torch.Tensor:
+    """The probabilities of `logits` [..., vocab], float32, at any temperature above 0. Towards 0 the likeliest token's becomes 1: what
+    grows beyond all bounds is the others' distance from it, whose exponential is 0, where logits themselves would end in NaN."""
+    distances = logits - logits.max(-1, keepdim=True).values
+    if isinstance(temperature, torch.Tensor):
+        return torch.softmax(distances / temperature.clamp_min(_LEAST_TEMPERATURE), -1)
+    return torch.softmax(distances / max(temperature, _LEAST_TEMPERATURE), -1)
+
+
+def _has_filters(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _among_likeliest(
+    probabilities: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, draw: torch.Tensor
+) -> torch.Tensor:
+    """The tokens at `draw` among those that the filters leave, the likeliest first, of `probabilities` [rows, vocab]; rows without filters
+    keep the order of the vocabulary. The others are [rows, 1], float64; a `top_k` of 0 is none."""
+    vocab = probabilities.shape[1]
+    likeliest, tokens = torch.sort(probabilities, descending=True, stable=True)
+    in_top_k = torch.arange(vocab, device=top_k.device) < torch.where(top_k > 0, top_k, vocab)
+    # top-p is a share of what top-k has left.
+    whole = torch.where(top_k > 0, (likeliest * in_top_k).double().sum(-1, keepdim=True), 1.0)
+    before = likeliest.double().cumsum(-1) - likeliest
+    keep = in_top_k & (before < top_p * whole) & (likeliest >= min_p.float() * likeliest[:, :1])
+    keep[:, 0] = True
+    chosen = tokens.gather(1, _at(likeliest * keep, draw, keep.sum(-1))[:, None])
+    unfiltered = (top_k == 0) & (top_p == 1.0) & (min_p == 0.0)
+    return torch.where(unfiltered, _at(probabilities, draw)[:, None], chosen)[:, 0]
+
+
+def _at(probabilities: torch.Tensor, draw: torch.Tensor, counts: torch.Tensor | None = None) -> torch.Tensor:
+    """Of each row the index at `draw` [rows, 1] of its sum, among the first `counts` [rows], or all."""
+    cumulative = probabilities.double().cumsum(-1)
+    index = torch.searchsorted(cumulative, draw * cumulative[:, -1:], right=True)[:, 0]
+    return torch.minimum(index, (torch.full_like(index, probabilities.shape[1]) if counts is None else counts) - 1)
+
+
+def _to_host(logits: torch.Tensor, every: Sequence[SamplingParams], tokens: torch.Tensor) -> list[SampledToken]:
+    """With the log-probabilities that are asked for, in one copy: ids of tokens are exact in float64."""
+    wanted = [(index, min(params.logprobs, logits.shape[1])) for index, params in enumerate(every) if params.logprobs is not None]
+    if not wanted:
+        return [SampledToken(token) for token in tokens.tolist()]
+    most = max(count for _, count in wanted)
+    (rows,) = upload([[index for index, _ in wanted]], logits.device)
+    logprobs = torch.log_softmax(logits[rows], -1)
+    values, ids = torch.sort(logprobs, descending=True, stable=True)
+    own = logprobs.gather(1, tokens[rows, None])
+    table = torch.cat((own, values[:, :most], ids[:, :most]), 1).double()
+    packed = torch.cat((tokens.double(), table.flatten())).cpu()
+    sampled = [SampledToken(token) for token in packed[: len(every)].long().tolist()]
+    for (index, count), (logprob, *tops) in zip(wanted, packed[len(every) :].view(len(wanted), -1).tolist(), strict=True):
+        top = tuple((int(token), value) for value, token in zip(tops[:count], tops[most : most + count], strict=True))
+        sampled[index] = SampledToken(sampled[index].token_id, logprob, top)
+    return sampled

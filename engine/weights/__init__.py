@@ -1,1 +1,0 @@
-"""Weights by their Hugging Face names, from safetensors directories and GGUF files."""

@@ -1,0 +1,189 @@
+"""The gateway as it runs: HTTP and gRPC in front, the Conductor and the nodes behind, until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+from dataclasses import replace
+
+import grpc.aio
+
+from engine.tokenizer.tokenizer import load_tokenizer
+from gateway.backend import Backend
+from gateway.bodies import Bodies
+from gateway.conductor_link import ConductorLink
+from gateway.core import GatewayCore
+from gateway.grpc_service import new_server
+from gateway.http_app import create_app
+from gateway.http_server import HttpServer, bind
+from gateway.prepare import Preparer
+from gateway.runner import Runner
+from gateway.side_thread import SideThread
+from gateway.state import Limits
+from gateway.tenancy import Tenants
+from gateway.wire import instances_hung
+from springtide.blocks import namespace_root
+from springtide.capacity import context_tokens, quota_tokens
+from springtide.clock import MonotonicClock
+from springtide.config import ClusterConfig
+from springtide.credentials import credentials_of
+from springtide.errors import ConfigError
+from springtide.ids import GatewayId, new_incarnation
+from springtide.leader_lease import LeaderLease
+from springtide.membership import Member, Membership
+from springtide.process import ProcessArguments, raise_file_limit
+from springtide.rpc import conductor_pb2
+from springtide.telemetry import serve_metrics
+
+logger = logging.getLogger(__name__)
+
+_GRACE_S = 0.5
+"""For clients to take their last bytes when the gateway stops."""
+MAX_HTTP_CONNECTIONS, MAX_GRPC_CONNECTIONS = 8192, 4096
+"""Where the process may open enough files: half of these are for HTTP, a quarter for gRPC, the rest for the cluster's own connections."""
+_AFTER_CONDUCTOR_S = 0.5
+_TAKE_OVER_S = 1.0
+"""By when, after the lease of a leader that died is over, another Conductor leads."""
+
+
+async def serve_gateway(arguments: ProcessArguments, stop: asyncio.Event, conductor_address: str | None = None) -> None:
+    """Serves until `stop` is set, then answers what still runs and returns within two seconds.
+
+    `conductor_address` is given by the process that the gateway shares with the Conductor; without it membership says where that is, and
+    the gateway serves metrics on a port of its own. Raises ConfigError when a port cannot be had.
+    """
+    gateway = GatewayServer(arguments, conductor_address)
+    try:
+        await gateway.start()
+        await gateway.run(stop)
+    finally:
+        await gateway.close()
+
+
+class GatewayServer:
+    def __init__(self, arguments: ProcessArguments, conductor_address: str | None = None) -> None:
+        config = arguments.config
+        assert config.redis_url is not None, "the resolved configuration names Valkey"
+        self.http_address = ""
+        self.grpc_address = ""
+        self._arguments = arguments
+        self._standalone = conductor_address is None
+        self._incarnation = new_incarnation()
+        # A restarted gateway is another one: what it ran before is nobody's.
+        self._gateway_id = GatewayId(f"{arguments.instance_id}:{self._incarnation:016x}")
+        self._credentials = credentials_of(config)
+        self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
+        self._core = GatewayCore(_limits(config))
+        self._conductor = self._new_link(config, config.redis_url, conductor_address)
+        self._clock = MonotonicClock()
+        self._runner = self._new_runner()
+        self._side_thread = SideThread()
+        self._grpc_server: grpc.aio.Server | None = None
+        self._http_server: HttpServer | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when both APIs are served. Raises ConfigError when a port cannot be had or the tokenizer cannot be read."""
+        server = self._arguments.config.server
+        files = raise_file_limit()
+        http_socket = bind(server.host, server.port, "server.port")
+        try:
+            backend = await self._backend()
+            grpc_server = self._grpc_server = await new_server(backend, min(files // 4, MAX_GRPC_CONNECTIONS))
+            self.grpc_address = f"{server.host}:{_bind_grpc(grpc_server, server.host, server.grpc_port)}"
+            self.http_address = f"{server.host}:{http_socket.getsockname()[1]}"
+            await grpc_server.start()
+        except BaseException:
+            http_socket.close()
+            raise
+        self._http_server = HttpServer(create_app(backend), min(files // 2, MAX_HTTP_CONNECTIONS))
+        self._serving = asyncio.create_task(self._http_server.serve(sockets=[http_socket]), name="gateway-http")
+        self._conductor.start()
+        self._runner.start()
+        await self._announce()
+        logger.info("gateway serves HTTP on %s and gRPC on %s", self.http_address, self.grpc_address)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`; raises when the HTTP server ends before that. Then every request still running gets its terminal reply."""
+        assert self._serving is not None and self._http_server is not None and self._grpc_server is not None, "run() comes after start()"
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({stopped, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        if self._serving.done():
+            await self._serving
+            raise RuntimeError("the HTTP server has ended by itself")
+        self._runner.shut_down()
+        self._http_server.should_exit = True
+        await asyncio.gather(self._serving, self._grpc_server.stop(_GRACE_S))
+
+    async def close(self) -> None:
+        """Idempotent. Whatever still runs is dropped."""
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+        if self._grpc_server is not None:
+            await self._grpc_server.stop(None)
+        self._side_thread.close()
+        await self._runner.close()
+        await self._conductor.close()
+        await self._membership.close()
+
+    def _new_link(self, config: ClusterConfig, redis_url: str, address: str | None) -> ConductorLink:
+        lease, patience_s = None, 0.0
+        if config.conductor.replicas > 1:
+            lease = LeaderLease(redis_url, config.cluster, config.conductor.leader_lease_s, credentials=self._credentials)
+            patience_s = config.conductor.leader_lease_s + _TAKE_OVER_S
+        return ConductorLink(
+            self._gateway_id, self._membership, self._core.live_attempts, self._on_hung, address, lease, patience_s, self._credentials
+        )
+
+    def _on_hung(self, hung: conductor_pb2.HungInstances) -> None:
+        self._runner.post(instances_hung(hung))
+
+    def _new_runner(self) -> Runner:
+        config = self._arguments.config
+        block_tokens = config.kv.block_tokens
+        root = functools.partial(namespace_root, self._arguments.model_info.fingerprint, config.dtype, block_tokens)
+        namespace = functools.lru_cache(maxsize=4096)(root)
+        return Runner(self._core, self._conductor, self._clock, self._gateway_id, block_tokens, namespace, self._credentials)
+
+    async def _backend(self) -> Backend:
+        config, info = self._arguments.config, self._arguments.model_info
+        tokenizer = await asyncio.to_thread(load_tokenizer, info)
+        context_length, quotas = context_tokens(config, info), quota_tokens(config, info)
+        preparer = Preparer(config.served_model_name or info.name, context_length, info.vocab_size, tokenizer, quotas)
+        bodies, tenants = Bodies(preparer.bounds.max_body_bytes), Tenants(config.server.api_keys)
+        return Backend(preparer, tokenizer, self._runner, self._conductor, tenants, bodies, self._side_thread, self._clock)
+
+    async def _announce(self) -> None:
+        member = Member(
+            role="gateway",
+            member_id=self._arguments.instance_id,
+            incarnation=self._incarnation,
+            address=self.grpc_address,
+            # Beside the Conductor, its metrics address serves this process's registry already.
+            metrics_address=serve_metrics(self._arguments.bind_host) if self._standalone else "",
+            pid=os.getpid(),
+            details={"http": self.http_address, "grpc": self.grpc_address},
+        )
+        await self._membership.announce(member)
+
+
+def _limits(config: ClusterConfig) -> Limits:
+    # The Conductor, which knows more, comes before.
+    limits = Limits(max_attempts=config.conductor.max_attempts, silence_s=config.silence_s + _AFTER_CONDUCTOR_S)
+    if config.conductor.replicas > 1:
+        # To wait for the next leader is no sign yet that none will come.
+        return replace(limits, scheduler_wait_s=limits.scheduler_wait_s + config.conductor.leader_lease_s)
+    return limits
+
+
+def _bind_grpc(server: grpc.aio.Server, host: str, port: int) -> int:
+    try:
+        return server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError:
+        raise ConfigError(f"server.grpc_port: cannot listen on {host}:{port}", param="server.grpc_port") from None

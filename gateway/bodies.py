@@ -1,0 +1,234 @@
+"""The bodies of requests: received within bounds of size, time and memory, and those of HTTP read as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from gateway.http_errors import explain
+from gateway.reply import ClientDisconnected
+from springtide.errors import InvalidRequest, Overloaded, SpringtideError
+
+PATIENCE_S = 30.0
+"""Within which a body comes, and a second more for each LEAST_BYTES_A_S of it that have come."""
+LEAST_BYTES_A_S = 64 << 10
+SMALL_BYTES = 4096
+"""Bodies up to here are not counted among what is held: connections are limited."""
+AT_ONCE_S = 0.02
+"""What has not come as a whole within this time after it was asked for is still being sent."""
+_RETRY_AFTER_S = 1.0
+_HELD_BODIES = 8
+"""How many of the largest bodies may be held at once; of smaller ones, more."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class BodyTooLarge(InvalidRequest):
+    http_status = 413
+
+
+class BodyTimeout(InvalidRequest):
+    http_status = 408
+
+
+@dataclass(slots=True, eq=False)
+class _Receiving:
+    patience: asyncio.Timeout
+    num_bytes: int = 0
+    complete: bool = False
+    outbid: bool = False
+    """Gave its room to another body."""
+
+
+class Bodies:
+    """All that are held at the moment. Those that are still coming in, the longest under way first, make room for others when it is short:
+    who sends slowly keeps nobody out."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes` is of one body, however it comes."""
+        self._max_bytes = max_bytes
+        self._max_held_bytes = _HELD_BODIES * max_bytes
+        self._held: dict[_Receiving, None] = {}
+        """In the order of their arrival."""
+        self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
+
+    @contextlib.asynccontextmanager
+    async def received(self, request: Request) -> AsyncIterator[bytes]:
+        """The body of `request`, which counts as held until the context is left. Raises BodyTooLarge, BodyTimeout, Overloaded and
+        ClientDisconnected."""
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced[:20]) > self._max_bytes:
+            raise self._too_large()
+        receiving = _Receiving(asyncio.timeout(PATIENCE_S))
+        self._held[receiving] = None
+        try:
+            yield await self._receive(request, receiving)
+        finally:
+            self._release(receiving)
+
+    @contextlib.asynccontextmanager
+    async def read(self, read: Callable[[], Awaitable[bytes | None]], max_bytes: int) -> AsyncIterator[bytes | None]:
+        """What `read` returns, of at most `max_bytes`, which counts as held until the context is left. How much of it is there shows only
+        when all of it is: until then it counts, unless it comes at once, as as large as it may be. Raises BodyTimeout and Overloaded."""
+        patience_s = PATIENCE_S + max_bytes / LEAST_BYTES_A_S
+        receiving = _Receiving(asyncio.timeout(patience_s))
+        self._held[receiving] = None
+        expecting = asyncio.get_running_loop().call_later(AT_ONCE_S, self._expect, receiving, max_bytes)
+        try:
+            try:
+                async with receiving.patience:
+                    message = await read()
+            except TimeoutError:
+                if receiving.outbid:
+                    raise self._full() from None
+                raise BodyTimeout(f"the message has not come in {patience_s:.0f} s", code="body_timeout") from None
+            finally:
+                expecting.cancel()
+            receiving.complete = True
+            self._grow(receiving, len(message or b"") - receiving.num_bytes)
+            yield message
+        finally:
+            self._release(receiving)
+
+    def _expect(self, receiving: _Receiving, max_bytes: int) -> None:
+        try:
+            self._grow(receiving, max_bytes)
+        except SpringtideError:
+            self._outbid(receiving)
+
+    async def _receive(self, request: Request, receiving: _Receiving) -> bytes:
+        chunks = []
+        started = asyncio.get_running_loop().time()
+        try:
+            async with receiving.patience:
+                async for chunk in request.stream():
+                    self._grow(receiving, len(chunk))
+                    chunks.append(chunk)
+                    if not receiving.patience.expired():
+                        receiving.patience.reschedule(started + PATIENCE_S + receiving.num_bytes / LEAST_BYTES_A_S)
+        except TimeoutError:
+            if receiving.outbid:
+                raise self._full() from None
+            message = f"{receiving.num_bytes} bytes of the body have come in {PATIENCE_S + receiving.num_bytes / LEAST_BYTES_A_S:.0f} s"
+            raise BodyTimeout(message, code="body_timeout") from None
+        except ClientDisconnect:
+            raise ClientDisconnected("the client has closed the connection") from None
+        receiving.complete = True
+        return b"".join(chunks)
+
+    def _release(self, receiving: _Receiving) -> None:
+        if receiving in self._held:
+            del self._held[receiving]
+            self._held_bytes -= _counted(receiving.num_bytes)
+
+    def _grow(self, receiving: _Receiving, num_bytes: int) -> None:
+        if receiving.outbid:
+            raise self._full()
+        self._held_bytes -= _counted(receiving.num_bytes)
+        receiving.num_bytes += num_bytes
+        self._held_bytes += _counted(receiving.num_bytes)
+        if receiving.num_bytes > self._max_bytes:
+            raise self._too_large()
+        while self._held_bytes > self._max_held_bytes:
+            oldest = next((other for other in self._held if not other.complete and _counted(other.num_bytes)), receiving)
+            if oldest is receiving:
+                raise self._full()
+            self._outbid(oldest)
+
+    def _outbid(self, receiving: _Receiving) -> None:
+        receiving.outbid = True
+        self._release(receiving)
+        if not receiving.patience.expired():
+            receiving.patience.reschedule(asyncio.get_running_loop().time())
+
+    def _too_large(self) -> BodyTooLarge:
+        message = f"the body is longer than {self._max_bytes} bytes, and so than anything that the model's context could hold"
+        return BodyTooLarge(message, code="body_too_large")
+
+    @staticmethod
+    def _full() -> Overloaded:
+        return Overloaded("too many large bodies are being received at once", retry_after_s=_RETRY_AFTER_S, reason="bodies")
+
+
+def _counted(num_bytes: int) -> int:
+    return num_bytes if num_bytes > SMALL_BYTES else 0
+
+
+def check_media_type(request: Request) -> None:
+    """Raises InvalidRequest: a page in a browser can send other types anywhere, without asking the server first."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise _not_an_object()
+
+
+def parse_body(raw: bytes, model: type[Model], max_values: int) -> Model:
+    """Raises InvalidRequest, naming the field."""
+    if not raw:
+        raise _not_an_object()
+    if has_more_values(raw, max_values):
+        raise InvalidRequest(f"the body has more than {max_values} numbers, texts, lists and objects", code="too_many_values")
+    try:
+        document = json.loads(raw.decode())
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: not UTF-8 at byte {error.start}", code="invalid_json") from None
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error.msg} at character {error.pos}", code="invalid_json") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON here: {error}", code="invalid_json") from None
+    if not isinstance(document, dict):
+        raise _not_an_object()
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        invalid = explain(error.errors(include_url=False)[0])
+    # From out here: the original would keep the whole document for as long as this error is known to anybody.
+    document = None
+    raise invalid
+
+
+def _not_an_object() -> InvalidRequest:
+    return InvalidRequest("the body must be a JSON object, sent with content-type application/json", code="invalid_body")
+
+
+_MARKS = tuple(mark.to_bytes() for mark in b",:[{")
+
+
+def has_more_values(raw: bytes, limit: int) -> bool:
+    """Whether a JSON document has more than `limit` separators and openings of lists and objects outside of strings, which is as many as it
+    has values and keys, or more strings than go with so many. Nothing is kept of it, and whoever waits for the interpreter gets it between
+    two strings."""
+    if sum(raw.count(mark) for mark in _MARKS) <= limit:
+        return False
+    found = begin = strings = 0
+    while max(found, strings - 1) <= limit:
+        opening = raw.find(b'"', begin)
+        end = len(raw) if opening < 0 else opening
+        found += sum(raw.count(mark, begin, end) for mark in _MARKS)
+        if opening < 0:
+            break
+        begin = _end_of_string(raw, opening) + 1
+        strings += 1
+    return max(found, strings - 1) > limit
+
+
+def _end_of_string(raw: bytes, opening: int) -> int:
+    """Where its closing quote is; the document's end when it has none."""
+    quote = opening
+    while (quote := raw.find(b'"', quote + 1)) >= 0:
+        before = quote
+        while raw[before - 1] == 0x5C:
+            before -= 1
+        if (quote - before) % 2 == 0:
+            return quote
+    return len(raw)

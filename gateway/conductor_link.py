@@ -1,0 +1,233 @@
+"""The way to the Conductor: found through membership unless its address is given, and found again after it was lost.
+
+Of several Conductors the one that leads is asked; all are told how attempts get on, so that each could lead from one moment to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+from gateway import metrics, wire
+from gateway.conductor_peer import RENEW_EVERY_S, ConductorPeer
+from gateway.leader_view import LeaderView
+from gateway.state import LiveAttempt
+from springtide.credentials import OPEN, Credentials
+from springtide.errors import Unavailable
+from springtide.ids import GatewayId
+from springtide.leader_lease import LeaderLease
+from springtide.membership import Membership
+from springtide.rpc import conductor_pb2
+from springtide.supervision import supervised
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.2
+_PAUSE_S = 0.1
+_CLOSE_S = 0.3
+Reply = TypeVar("Reply")
+
+
+class ConductorLink:
+    def __init__(
+        self,
+        gateway_id: GatewayId,
+        membership: Membership,
+        live_attempts: Callable[[], Sequence[LiveAttempt]],
+        on_hung: Callable[[conductor_pb2.HungInstances], None],
+        address: str | None = None,
+        lease: LeaderLease | None = None,
+        patience_s: float = 0.0,
+        credentials: Credentials = OPEN,
+    ) -> None:
+        """`on_hung` is told which instances hang, by the Conductor that leads. `address` fixes the Conductor's; without it, membership says
+        where it is. With a `lease` there are several, and it says who leads; while nobody does, a request is asked again for
+        `patience_s`."""
+        self._gateway_id = gateway_id
+        self._membership = membership
+        self._live_attempts = live_attempts
+        self._on_hung = on_hung
+        self._fixed = address
+        self._lease = lease
+        self._patience_s = patience_s
+        self._credentials = credentials
+        self._leader = LeaderView(address=address)
+        self._changed = asyncio.Event()
+        """Set, and replaced, when the leader is another."""
+        self._peers: dict[str, ConductorPeer] = {}
+        self._turns = itertools.count()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        if self._fixed is not None:
+            self._follow_exactly([self._fixed])
+            return
+        self._tasks = [supervised(self._follow_members, "conductor-members")]
+        if (lease := self._lease) is not None:
+            self._tasks.append(supervised(lambda: self._follow_lease(lease), "conductor-leader"))
+
+    async def close(self) -> None:
+        """Reports what is still to be reported, if the Conductors take it at once, and hangs up."""
+        ending = [*self._tasks, *self._closing]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        await asyncio.gather(*(peer.close(_CLOSE_S) for peer in self._peers.values()))
+        if self._lease is not None:
+            await self._lease.close()
+
+    async def schedule(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
+        """Raises Unavailable when the Conductor cannot be asked or does not answer, or nobody leads for too long."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._patience_s
+        while True:
+            changed = self._changed
+            try:
+                return await self._schedule(request)
+            except Unavailable:
+                if loop.time() >= give_up_at:
+                    raise
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE_S):
+                    await changed.wait()
+
+    async def cluster(self) -> conductor_pb2.ClusterStatus:
+        """Raises Unavailable."""
+        peer = await self._whom_to_ask()
+        status = await self._or_lost(peer, peer.cluster())
+        if self._lease is not None and not status.leads:
+            self._note(self._leader.hinted(peer.address, status.leader_address, status.epoch))
+            raise _nobody_leads()
+        return status
+
+    def report(self, report: conductor_pb2.AttemptReport) -> None:
+        """To every Conductor, in order, in the background."""
+        for peer in self._peers.values():
+            peer.report(report)
+
+    # ---- asking ----
+
+    async def _schedule(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
+        peer = await self._whom_to_ask()
+        if self._lease is None:
+            return await self._or_lost(peer, peer.schedule(request))
+        request.epoch = self._leader.epoch
+        reply = await self._or_lost(peer, _unless(self._changed, peer.schedule(request)))
+        if reply.HasField("not_leader"):
+            self._note(self._leader.hinted(peer.address, reply.not_leader.leader_address, reply.not_leader.epoch))
+            raise _nobody_leads()
+        if not self._leader.accepts(reply.epoch):
+            metrics.STALE_ANSWERS.inc()
+            message = f"the Conductor at {peer.address} answered under epoch {reply.epoch}, but {self._leader.epoch} has begun"
+            logger.warning("%s: its answer is refused", message)
+            self._leader.lost(peer.address)
+            raise Unavailable(message, code="no_conductor")
+        self._note(self._leader.answered(peer.address, reply.epoch))
+        if reply.HasField("assignment"):
+            self._tell_standbys(peer, wire.placed(request, reply.assignment))
+        return reply
+
+    async def _whom_to_ask(self) -> ConductorPeer:
+        """The leader; while it is not known or in doubt, each of several in turn, for one may know. Raises Unavailable if there is none."""
+        leader = self._leader
+        if leader.address is None or (leader.doubted and self._lease is None):
+            await self._find()
+        if leader.address is not None and not (leader.doubted and self._lease is not None):
+            return self._peer(leader.address)
+        if not self._peers:
+            raise Unavailable("no Conductor has announced itself", code="no_conductor")
+        addresses = list(self._peers)
+        return self._peers[addresses[next(self._turns) % len(addresses)]]
+
+    async def _or_lost(self, peer: ConductorPeer, call: Coroutine[Any, Any, Reply]) -> Reply:
+        try:
+            reply = await call
+        except Unavailable:
+            self._leader.lost(peer.address)
+            raise
+        if self._lease is None:  # whoever answers is the only one
+            self._leader.answered(peer.address, epoch=0)
+        return reply
+
+    def _tell_standbys(self, leader: ConductorPeer, placed: conductor_pb2.AttemptReport) -> None:
+        for peer in self._peers.values():
+            if peer is not leader:
+                peer.report(placed)
+
+    # ---- who there is ----
+
+    async def _follow_members(self) -> None:
+        while True:
+            await self._find()
+            await asyncio.sleep(RENEW_EVERY_S)
+
+    async def _follow_lease(self, lease: LeaderLease) -> None:
+        while True:
+            holder = await lease.read()
+            if holder is not None:
+                self._note(self._leader.read(holder.address, holder.epoch))
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _find(self) -> None:
+        """Nobody is forgotten while membership cannot be read or lists no Conductor; and whose address was given is not looked for."""
+        if self._fixed is not None:
+            return
+        members = await self._membership.members()
+        addresses = [member.address for member in members or [] if member.role == "conductor"]
+        if not addresses:
+            return
+        if self._lease is None:
+            addresses = addresses[:1]
+            self._note(self._leader.read(addresses[0], epoch=0))
+        self._follow_exactly(addresses)
+
+    def _follow_exactly(self, addresses: Iterable[str]) -> None:
+        wanted = {*addresses, *([self._leader.address] if self._leader.address is not None else [])}
+        for address in wanted:
+            self._peer(address)
+        for address in self._peers.keys() - wanted:
+            closing = asyncio.create_task(self._peers.pop(address).retire())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    def _peer(self, address: str) -> ConductorPeer:
+        if address not in self._peers:
+            on_hung = functools.partial(self._take_hung, address)
+            self._peers[address] = ConductorPeer(address, self._gateway_id, self._live_attempts, on_hung, self._credentials)
+        return self._peers[address]
+
+    def _take_hung(self, address: str, hung: conductor_pb2.HungInstances) -> None:
+        """A standby may be cut off where the leader is not: it decides nothing."""
+        if address == self._leader.address:
+            self._on_hung(hung)
+
+    def _note(self, changed: bool) -> None:
+        if not changed:
+            return
+        if self._lease is not None:
+            logger.info("the leading Conductor is at %s (epoch %d)", self._leader.address or "an unknown address", self._leader.epoch)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _unless(changed: asyncio.Event, call: Coroutine[Any, Any, Reply]) -> Reply:
+    """Raises Unavailable when the leader changes first: who was asked may be stopped, and would be waited for in vain."""
+    calling, change = asyncio.ensure_future(call), asyncio.ensure_future(changed.wait())
+    try:
+        await asyncio.wait((calling, change), return_when=asyncio.FIRST_COMPLETED)
+        if calling.done():
+            return calling.result()
+        raise _nobody_leads()
+    finally:
+        calling.cancel()
+        change.cancel()
+
+
+def _nobody_leads() -> Unavailable:
+    return Unavailable("no Conductor leads just now", code="no_conductor")

@@ -1,0 +1,500 @@
+"""The gateway's decisions: what becomes of each request and its attempts. Free of I/O, clock and randomness.
+
+A request is scheduled, runs as an attempt on one (prefill, decode) pair and, when that fails, is scheduled again with the tokens it has
+already received, until it has its one terminal reply. Whatever is late, duplicate or about an attempt that is over changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gateway import events as ev
+from gateway.state import STEPS_AT_A_STANDSTILL, AttemptState, Limits, LiveAttempt, Pulse, RequestState
+from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
+from springtide.ids import AttemptId, InstanceId, RequestId
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import conductor_pb2 as conductor_pb
+from springtide.silence import ObservedTime
+
+_NOBODY_THERE = (conductor_pb.REJECTION_REASON_NO_PREFILL, conductor_pb.REJECTION_REASON_NO_DECODE)
+_DOOR_RETRY_AFTER_S = 1.0
+_NO_ROOM = (
+    pb.FAILURE_CODE_POOL_FULL,
+    pb.FAILURE_CODE_QUOTA_USED,
+    pb.FAILURE_CODE_PREEMPTED,
+    pb.FAILURE_CODE_OVERLOADED,
+)
+"""A healthy node that is full: the request waits, and tries again for as long as its client wants it."""
+_LOOK_EVERY_S = 0.25
+"""At all requests. Ticks come also for the retry of a single one."""
+_MOST_BETWEEN_TICKS_S = 1.0
+"""What is more than that between two ticks is a pause of this gateway, not of the nodes."""
+
+
+class GatewayCore:
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._requests: dict[RequestId, RequestState] = {}
+        self._by_attempt: dict[AttemptId, RequestState] = {}
+        """Those that run."""
+        self._asked: dict[AttemptId, RequestState] = {}
+        """Those for which the Conductor's answer is awaited."""
+        self._retries: dict[RequestId, float] = {}
+        self._shut_down = False
+        self._looked_at = float("-inf")
+        self._observed = ObservedTime(_MOST_BETWEEN_TICKS_S)
+
+    def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
+        match event:
+            case ev.Arrived():
+                return self._on_arrived(event, now)
+            case ev.Assigned():
+                return self._on_assigned(event, now)
+            case ev.Rejected():
+                return self._on_rejected(event, now)
+            case ev.SchedulerUnreachable():
+                return self._on_scheduler_unreachable(event, now)
+            case ev.PrefillDone():
+                return self._on_prefill_done(event, now)
+            case ev.DecodeOutput():
+                return self._on_decode_output(event.output, now)
+            case ev.DecodeReserved(attempt_id):
+                return self._on_decode_reserved(attempt_id, now)
+            case ev.AttemptFailed():
+                return self._on_attempt_failed(event, now)
+            case ev.SessionLost():
+                return self._on_session_lost(event, now)
+            case ev.InstancesHung():
+                return self._on_instances_hung(event, now)
+            case ev.Signs():
+                return self._on_signs(event)
+            case ev.StopStringHit():
+                state = self._requests.get(event.request_id)
+                return [] if state is None else self._finish(state, "stop")
+            case ev.ClientGone():
+                state = self._requests.get(event.request_id)
+                return [] if state is None else self._end(state, ev.Cancelled())
+            case ev.Shutdown():
+                self._shut_down = True
+                return [action for state in list(self._requests.values()) for action in self._end(state, ev.Failed(_shutting_down()))]
+            case ev.Tick():
+                return self._on_tick(now)
+
+    def next_deadline(self) -> float | None:
+        """When the next waiting request wants a Tick."""
+        return min(self._retries.values()) if self._retries else None
+
+    def live_attempts(self) -> list[LiveAttempt]:
+        return [
+            LiveAttempt(
+                attempt_id=attempt.attempt_id,
+                prefill_id=attempt.instance_of("prefill"),
+                decode_id=attempt.instance_of("decode"),
+                phase=attempt.phase,
+                num_tokens=attempt.num_tokens,
+                cached_tokens=attempt.cached_tokens,
+                tenant=state.generation.tenant,
+                max_new_tokens=state.generation.sampling.max_tokens - attempt.base,
+                prediction=attempt.assignment.prediction,
+            )
+            for state in self._by_attempt.values()
+            if (attempt := state.attempt) is not None
+        ]
+
+    def validate(self) -> None:
+        """Asserts the invariants."""
+        for request_id, state in self._requests.items():
+            assert state.generation.request_id == request_id
+            stages = [state.asked is not None, state.retry_at is not None, state.attempt is not None]
+            assert sum(stages) == 1, f"{request_id} is in {sum(stages)} stages at once"
+            assert self._retries.get(request_id) == state.retry_at
+            assert state.asked is None or self._asked.get(state.asked) is state
+            assert len(state.tokens) < state.generation.sampling.max_tokens, f"{request_id} goes on beyond max_tokens"
+            assert state.fruitless < self._limits.max_attempts
+            if state.attempt is not None:
+                assert self._by_attempt.get(state.attempt.attempt_id) is state
+                assert state.attempt.decode_open, f"{request_id} runs on a decode side that has ended it"
+                assert state.attempt.base + state.attempt.first_token_seen <= len(state.tokens)
+        assert len(self._by_attempt) == sum(state.attempt is not None for state in self._requests.values())
+        assert len(self._asked) == sum(state.asked is not None for state in self._requests.values())
+        assert set(self._retries) <= set(self._requests)
+
+    # ---- scheduling ----
+
+    def _on_arrived(self, event: ev.Arrived, now: float) -> list[ev.Action]:
+        generation = event.generation
+        if generation.request_id in self._requests:
+            raise ValueError(f"request id {generation.request_id} is in use")
+        if self._shut_down:
+            return [ev.Terminal(generation.request_id, ev.Failed(_shutting_down()))]
+        state = RequestState(generation, arrived_at=now, accepted=generation.accepted)
+        self._requests[generation.request_id] = state
+        return self._schedule(state, now)
+
+    def _schedule(self, state: RequestState, now: float) -> list[ev.Action]:
+        """Asks for a new attempt, or for the same again when the Conductor may have placed it without our learning of it. When the
+        request's deadline has passed, there is no further attempt."""
+        left_ms = 0.0
+        if state.generation.deadline_ms:
+            left_ms = self._left_ms(state, now)
+            if left_ms <= 0:
+                return self._miss_deadline(state)
+        if not state.unanswered:
+            state.tries += 1
+        state.unanswered = False
+        state.asked = state.attempt_id
+        self._asked[state.asked] = state
+        return [ev.Schedule(state.asked, state.generation, state.token_ids, state.accepted, state.avoid, left_ms)]
+
+    def _left_ms(self, state: RequestState, now: float) -> float:
+        """Until its deadline."""
+        return state.generation.deadline_ms - self._age_ms(state, now)
+
+    def _miss_deadline(self, state: RequestState) -> list[ev.Action]:
+        message = f"the deadline of {state.generation.deadline_ms:.0f} ms has passed with {len(state.tokens)} tokens of output"
+        return self._give_up(state, DeadlineExceeded(message, code="deadline"))
+
+    def _retry_at(self, state: RequestState, when: float) -> list[ev.Action]:
+        state.retry_at = when
+        self._retries[state.generation.request_id] = when
+        return []
+
+    def _answered(self, attempt_id: AttemptId) -> RequestState | None:
+        """The request that waits for this very answer of the Conductor, and now no longer does."""
+        state = self._asked.pop(attempt_id, None)
+        if state is not None:
+            state.asked = None
+        return state
+
+    def _on_assigned(self, event: ev.Assigned, now: float) -> list[ev.Action]:
+        assignment = event.assignment
+        state = self._answered(assignment.attempt_id)
+        if state is None:
+            # Nobody waits for it any more: the Conductor must not count it as load.
+            return [] if assignment.attempt_id in self._by_attempt else [ev.Advance(assignment.attempt_id, "finished")]
+        token_ids = state.token_ids
+        state.accepted = True
+        # Who found a node full before does not take it for roomy again, whatever the Conductor has heard of it by now.
+        waits = not assignment.inlined and (assignment.waits or state.crowded_out > 0)
+        pulses = {side: Pulse(self._observed.now, self._observed.now) for side in ev.SIDES}
+        attempt = AttemptState(assignment, len(state.tokens), len(token_ids), now, pulses, waits)
+        state.attempt = attempt
+        self._by_attempt[assignment.attempt_id] = state
+        actions: list[ev.Action] = [ev.StartDecode(state.generation, token_ids, assignment, self._age_ms(state, now), waits)]
+        if assignment.inlined or waits:
+            attempt.close("prefill")
+        else:
+            actions.append(self._start_prefill(state, attempt, now))
+        return actions
+
+    def _start_prefill(self, state: RequestState, attempt: AttemptState, now: float) -> ev.StartPrefill:
+        budget_ms = self._ttft_budget_ms(state, attempt.assignment, now)
+        return ev.StartPrefill(state.generation, state.token_ids, attempt.assignment, self._age_ms(state, now), budget_ms)
+
+    def _on_decode_reserved(self, attempt_id: AttemptId, now: float) -> list[ev.Action]:
+        running = self._running(attempt_id)
+        if running is None or not running[1].waits:
+            return []
+        state, attempt = running
+        attempt.waits, attempt.prefill_open = False, True
+        state.waiting_since = None
+        attempt.pulses["prefill"].move(self._observed.now)
+        return [self._start_prefill(state, attempt, now)]
+
+    @staticmethod
+    def _age_ms(state: RequestState, now: float) -> float:
+        """Of the API request, whose further choices begin later."""
+        requested_at = state.generation.requested_at
+        return (now - (state.arrived_at if requested_at is None else requested_at)) * 1000
+
+    @staticmethod
+    def _ttft_budget_ms(state: RequestState, assignment: ev.Assignment, now: float) -> float:
+        if state.tokens or not assignment.ttft_slo_ms:
+            # The client of a continuation waits between two tokens: no slack beyond the work itself.
+            return assignment.predicted_ttft_ms
+        return max(0.0, assignment.ttft_slo_ms - (now - state.arrived_at) * 1000)
+
+    def _on_rejected(self, event: ev.Rejected, now: float) -> list[ev.Action]:
+        state = self._answered(event.attempt_id)
+        if state is None:
+            return []
+        if event.reason == conductor_pb.REJECTION_REASON_TOO_LARGE and not state.accepted:
+            return self._give_up(state, InvalidRequest(event.message, code="request_too_large"))
+        if state.accepted or event.reason in _NOBODY_THERE:
+            patience_s = self._limits.capacity_wait_s if state.accepted else self._limits.arrival_wait_s
+            return self._wait_for_capacity(state, patience_s, event.message, now)
+        if event.reason == conductor_pb.REJECTION_REASON_DEADLINE and not event.retry_after_s:
+            return self._give_up(state, DeadlineExceeded(event.message, code="deadline"))
+        if not event.retry_after_s:
+            return self._give_up(state, InvalidRequest(event.message, code="objective_unattainable"))
+        reason = conductor_pb.RejectionReason.Name(event.reason).removeprefix("REJECTION_REASON_").lower()
+        return self._give_up(state, Overloaded(event.message, retry_after_s=event.retry_after_s, reason=reason))
+
+    def _on_scheduler_unreachable(self, event: ev.SchedulerUnreachable, now: float) -> list[ev.Action]:
+        state = self._answered(event.attempt_id)
+        if state is None:
+            return []
+        state.unanswered = True
+        patience_s = self._limits.capacity_wait_s if state.accepted else self._limits.scheduler_wait_s
+        return self._wait_for_capacity(state, patience_s, event.message, now)
+
+    def _wait_for_capacity(self, state: RequestState, patience_s: float, message: str, now: float) -> list[ev.Action]:
+        if state.waiting_since is None:
+            state.waiting_since = now
+        waited_s = now - state.waiting_since
+        if waited_s >= patience_s:
+            return self._give_up(state, Unavailable(f"nobody could run the request for {waited_s:.0f} s: {message}", code="no_capacity"))
+        return self._retry_at(state, now + min(max(waited_s / 4, 0.05), 1.0))
+
+    # ---- running ----
+
+    def _running(self, attempt_id: AttemptId) -> tuple[RequestState, AttemptState] | None:
+        state = self._by_attempt.get(attempt_id)
+        return None if state is None or state.attempt is None else (state, state.attempt)
+
+    def _on_prefill_done(self, event: ev.PrefillDone, now: float) -> list[ev.Action]:
+        running = self._running(event.output.attempt_id)
+        if running is None or running[1].first_token_seen:
+            return []
+        state, attempt = running
+        attempt.pulses["decode"].move(self._observed.now)
+        attempt.first_token_seen = True
+        attempt.cached_tokens = event.cached_tokens
+        state.waiting_since = None
+        if state.cached_tokens is None:
+            state.cached_tokens = event.cached_tokens
+        actions: list[ev.Action] = [
+            ev.Advance(
+                attempt.attempt_id,
+                "decode",
+                cached_tokens=event.cached_tokens,
+                output_tokens=len(event.output.tokens),
+                ttft_ms=(now - attempt.started_at) * 1000,
+                remote_tokens=event.remote_tokens,
+                fetch_ms=event.fetch_ms,
+                queue_ms=event.queue_ms,
+                compute_ms=event.compute_ms,
+            )
+        ]
+        if event.output.finish is not None:
+            attempt.close("decode" if attempt.assignment.inlined else "prefill")
+        actions += self._take(state, attempt, event.output, "prefill", now)
+        for output in attempt.held:
+            # Stops by itself: once the attempt is over, it is no longer known.
+            actions += self._on_decode_output(output, now)
+        return actions
+
+    def _on_decode_output(self, output: ev.Output, now: float) -> list[ev.Action]:
+        running = self._running(output.attempt_id)
+        if running is None:
+            return []
+        state, attempt = running
+        attempt.pulses["decode"].move(self._observed.now)
+        if not attempt.first_token_seen:
+            attempt.held.append(output)
+            return []
+        attempt.prefill_open = False
+        if output.finish is not None:
+            attempt.close("decode")
+        if output.end > len(state.tokens):
+            attempt.progressed = True
+            state.fruitless = state.crowded_out = 0
+            state.avoid = ()
+        return self._take(state, attempt, output, "decode", now)
+
+    def _take(self, state: RequestState, attempt: AttemptState, output: ev.Output, side: ev.Side, now: float) -> list[ev.Action]:
+        """Emits what of `output` is new and ends the request when it says so."""
+        expected = len(state.tokens)
+        if output.position > expected or (output.finish is not None and output.end < expected):
+            message = f"{attempt.instance_of(side)} sent output position {output.position} where {expected} was due"
+            return self._fail(state, attempt, message, [attempt.instance_of(side)], now)
+        actions: list[ev.Action] = []
+        fresh = output.tokens[expected - output.position :]
+        if fresh:
+            state.tokens += [token.token_id for token in fresh]
+            actions.append(ev.Emit(state.generation.request_id, fresh))
+        if output.finish is not None:
+            actions += self._finish(state, output.finish)
+        elif len(state.tokens) >= state.generation.sampling.max_tokens:
+            actions += self._finish(state, "length")
+        return actions
+
+    # ---- failures ----
+
+    def _on_attempt_failed(self, event: ev.AttemptFailed, now: float) -> list[ev.Action]:
+        running = self._running(event.attempt_id)
+        if running is None or (event.side == "prefill" and not running[1].prefill_open):
+            return []
+        state, attempt = running
+        attempt.close(event.side)
+        culprit = attempt.instance_of(event.side)
+        message = f"{culprit}: {event.message}"
+        if event.code == pb.FAILURE_CODE_INVALID and not state.tokens:
+            return self._give_up(state, InvalidRequest(event.message))
+        if event.code == pb.FAILURE_CODE_OVERLOADED and attempt.assignment.refusable and not state.tokens:
+            return self._refused_at_door(state, attempt, event.message, culprit, now)
+        if event.code in _NO_ROOM:
+            return self._crowd_out(state, attempt, message, culprit, now)
+        if event.code == pb.FAILURE_CODE_PEER_LOST and not attempt.assignment.inlined:
+            # Which of the two lost the other cannot be told from here.
+            return self._fail(state, attempt, message, [attempt.instance_of("prefill"), attempt.instance_of("decode")], now)
+        return self._fail(state, attempt, message, [culprit], now)
+
+    def _refused_at_door(
+        self, state: RequestState, attempt: AttemptState, message: str, culprit: InstanceId, now: float
+    ) -> list[ev.Action]:
+        if state.refused_at_door:
+            return self._give_up(state, Overloaded(message, retry_after_s=_DOOR_RETRY_AFTER_S, reason="refused_at_door"))
+        state.refused_at_door = True
+        # The Conductor's acceptance has been overruled; this time it may as well reject.
+        state.accepted = False
+        state.avoid = (*state.avoid, culprit)
+        return [*self._stop_attempt(state, attempt, "failed", culprit, message), *self._schedule(state, now)]
+
+    def _crowd_out(self, state: RequestState, attempt: AttemptState, message: str, culprit: InstanceId, now: float) -> list[ev.Action]:
+        """Schedules it anew, to wait for room. Nobody is avoided for being full: the Conductor knows who is."""
+        waited_s = now - attempt.started_at
+        actions = self._stop_attempt(state, attempt, "failed", culprit, message)
+        state.crowded_out += 1
+        state.waiting_since = None  # somebody is there
+        pause_s = min(self._limits.crowded_pause_s * 2 ** min(state.crowded_out - 2, 10), self._limits.crowded_pause_max_s)
+        if state.crowded_out == 1 or waited_s >= pause_s:
+            return [*actions, *self._schedule(state, now)]
+        return [*actions, *self._retry_at(state, now + pause_s)]
+
+    def _on_session_lost(self, event: ev.SessionLost, now: float) -> list[ev.Action]:
+        actions: list[ev.Action] = []
+        message = f"the connection to {event.instance_id} {'was lost' if event.connected else 'could not be made'}"
+        for attempt_id in event.attempt_ids:
+            running = self._running(attempt_id)
+            if running is None or (event.side == "prefill" and not running[1].prefill_open):
+                continue
+            state, attempt = running
+            attempt.close(event.side)
+            if event.connected:
+                actions += self._fail(state, attempt, message, [event.instance_id], now)
+            else:
+                # It never began: no fruitless attempt, but a lack of instances that the Conductor does not know of yet.
+                state.avoid = _merge(state.avoid, [event.instance_id])
+                actions += self._stop_attempt(state, attempt, "failed", event.instance_id, message)
+                actions += self._wait_for_capacity(state, self._limits.capacity_wait_s, message, now)
+        return actions
+
+    def _fail(
+        self, state: RequestState, attempt: AttemptState, message: str, culprits: Collection[InstanceId], now: float
+    ) -> list[ev.Action]:
+        """Ends the attempt and schedules another, at once or after a pause, unless too many came to nothing."""
+        actions = self._stop_attempt(state, attempt, "failed", next(iter(culprits)) if len(culprits) == 1 else "", message)
+        state.avoid = _merge(state.avoid, culprits)
+        if not attempt.progressed:
+            state.fruitless += 1
+        if state.fruitless >= self._limits.max_attempts:
+            error = Unavailable(f"given up after {state.fruitless} attempts without progress; the last: {message}", code="node_lost")
+            return [*actions, *self._end(state, ev.Failed(error))]
+        if state.fruitless <= 1:
+            return [*actions, *self._schedule(state, now)]
+        pause_s = min(self._limits.retry_base_s * 2 ** (state.fruitless - 2), self._limits.retry_max_s)
+        return [*actions, *self._retry_at(state, now + pause_s)]
+
+    def _on_tick(self, now: float) -> list[ev.Action]:
+        actions: list[ev.Action] = []
+        for request_id in [request_id for request_id, when in self._retries.items() if when <= now]:
+            del self._retries[request_id]
+            state = self._requests[request_id]
+            state.retry_at = None
+            actions += self._schedule(state, now)
+        if now - self._looked_at < _LOOK_EVERY_S:
+            return actions
+        self._looked_at = now
+        for state in [state for state in self._requests.values() if state.generation.deadline_ms and self._left_ms(state, now) <= 0]:
+            actions += self._miss_deadline(state)
+        self._observed.look(now)
+        for state in list(self._by_attempt.values()):
+            if state.attempt is not None and (hung := self._hung_sides(state.attempt)):
+                culprits = [state.attempt.instance_of(side) for side in hung]
+                actions += self._fail(state, state.attempt, "; ".join(hung.values()), culprits, now)
+        return actions
+
+    # ---- nodes that hang ----
+
+    def _on_signs(self, event: ev.Signs) -> list[ev.Action]:
+        for sign in event.signs:
+            running = self._running(sign.attempt_id)
+            if running is not None:
+                running[1].pulses[event.side].take(sign, self._observed.now)
+        return []
+
+    def _hung_sides(self, attempt: AttemptState) -> dict[ev.Side, str]:
+        """And why they are taken for that."""
+        limits, hung = self._limits, dict[ev.Side, str]()
+        for side in attempt.watched:
+            silent_s = self._observed.now - attempt.pulses[side].heard_at
+            still_s = self._observed.now - attempt.pulses[side].moved_at
+            if silent_s >= limits.silence_s:
+                hung[side] = f"{attempt.instance_of(side)} has not been heard of the attempt for {silent_s:.1f} s"
+            elif still_s >= limits.standstill_s + self._longest_work_s(attempt):
+                hung[side] = f"{attempt.instance_of(side)} has not got on with the attempt for {still_s:.0f} s"
+        return hung
+
+    @staticmethod
+    def _longest_work_s(attempt: AttemptState) -> float:
+        """Of a node, from one sign of headway to the next."""
+        prediction = attempt.assignment.prediction
+        tbt_ms = prediction.tbt_ms if prediction is not None else 0.0
+        return (attempt.assignment.predicted_ttft_ms + STEPS_AT_A_STANDSTILL * tbt_ms) / 1000
+
+    def _on_instances_hung(self, event: ev.InstancesHung, now: float) -> list[ev.Action]:
+        actions: list[ev.Action] = []
+        for state in list(self._by_attempt.values()):
+            attempt = state.attempt
+            if attempt is None:
+                continue
+            refs = [attempt.ref_of(side) for side in ev.SIDES if attempt.is_open(side)]
+            culprits = [ref.instance_id for ref in refs if (ref.instance_id, ref.address) in event.addresses]
+            if culprits:
+                actions += self._fail(state, attempt, f"{', '.join(culprits)} hangs, says the Conductor", culprits, now)
+        return actions
+
+    # ---- ends ----
+
+    def _stop_attempt(
+        self, state: RequestState, attempt: AttemptState, phase: ev.Phase, culprit: str = "", why: str = ""
+    ) -> list[ev.Action]:
+        actions: list[ev.Action] = []
+        if attempt.decode_open:
+            actions.append(ev.Abort("decode", attempt.instance_of("decode"), attempt.attempt_id))
+        if attempt.prefill_open:
+            actions.append(ev.Abort("prefill", attempt.instance_of("prefill"), attempt.attempt_id))
+        output_tokens = len(state.tokens) - attempt.base
+        actions.append(ev.Advance(attempt.attempt_id, phase, culprit, attempt.cached_tokens, output_tokens, why=why))
+        del self._by_attempt[attempt.attempt_id]
+        state.attempt = None
+        return actions
+
+    def _finish(self, state: RequestState, reason: ev.Finish) -> list[ev.Action]:
+        return self._end(state, ev.Finished(reason, state.cached_tokens or 0))
+
+    def _give_up(self, state: RequestState, error: SpringtideError) -> list[ev.Action]:
+        return self._end(state, ev.Failed(error))
+
+    def _end(self, state: RequestState, reply: ev.Finished | ev.Failed | ev.Cancelled) -> list[ev.Action]:
+        request_id = state.generation.request_id
+        actions: list[ev.Action] = []
+        if state.attempt is not None:
+            if isinstance(reply, ev.Failed):
+                actions = self._stop_attempt(state, state.attempt, "failed", why=reply.error.message)
+            else:
+                actions = self._stop_attempt(state, state.attempt, "finished")
+        if state.asked is not None:
+            del self._asked[state.asked]
+        self._retries.pop(request_id, None)
+        del self._requests[request_id]
+        return [*actions, ev.Terminal(request_id, reply)]
+
+
+def _shutting_down() -> Unavailable:
+    return Unavailable("this gateway is shutting down; try again", code="shutting_down")
+
+
+def _merge(avoid: tuple[InstanceId, ...], more: Collection[InstanceId]) -> tuple[InstanceId, ...]:
+    return (*avoid, *(instance for instance in more if instance not in avoid))

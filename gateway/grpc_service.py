@@ -1,0 +1,196 @@
+"""The public gRPC API: `springtide.v1.Inference`, over the same path as the HTTP one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from gateway import metrics
+from gateway.backend import Backend
+from gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
+from gateway.prepare import COMPLETION_MAX_TOKENS, Origin
+from gateway.reply import Delta, Usage, Work
+from gateway.schema import MAX_BIASED_TOKENS, MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from springtide.errors import InvalidRequest, SpringtideError
+from springtide.ids import new_id
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import inference_pb2
+from springtide.rpc.channels import new_public_server
+from springtide.rpc.health import add_health_and_reflection
+from springtide.sampling import LogitBias
+
+_ENDPOINT = "grpc/Generate"
+_FINISHES = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
+
+
+async def new_server(backend: Backend, max_connections: int) -> grpc.aio.Server:
+    """Inference, with health and reflection beside it."""
+    max_bytes = backend.preparer.bounds.max_message_bytes
+    messages = Messages(backend.bodies, max_bytes)
+    server = new_public_server(max_bytes, max_connections, messages)
+    service, name = InferenceService(backend, messages), inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Generate": grpc.stream_stream_rpc_method_handler(service.generate, None, inference_pb2.GenerateChunk.SerializeToString),
+        "ListModels": grpc.unary_unary_rpc_method_handler(
+            service.list_models, inference_pb2.ListModelsRequest.FromString, inference_pb2.ListModelsReply.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
+    await add_health_and_reflection(server, name)
+    return server
+
+
+class InferenceService:
+    def __init__(self, backend: Backend, messages: Messages) -> None:
+        self._backend = backend
+        self._messages = messages
+
+    async def list_models(self, request: inference_pb2.ListModelsRequest, context: Context) -> inference_pb2.ListModelsReply:
+        try:
+            self._backend.tenants.of(_metadata(context, "authorization"), "")
+        except SpringtideError as error:
+            await abort(context, error)
+        preparer = self._backend.preparer
+        return inference_pb2.ListModelsReply(
+            models=[inference_pb2.ModelCard(id=preparer.model_name, context_length=preparer.context_length)]
+        )
+
+    async def generate(self, _: Any, context: Context) -> AsyncIterator[inference_pb2.GenerateChunk]:
+        status, request_id = grpc.StatusCode.CANCELLED, new_id("gen")
+        metrics.IN_FLIGHT.labels(_ENDPOINT).inc()
+        try:
+            async with contextlib.aclosing(self._generate(context, request_id)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+            status = grpc.StatusCode.OK
+        except SpringtideError as error:
+            status = status_of(error)
+            await abort(context, error, request_id)
+        finally:
+            metrics.IN_FLIGHT.labels(_ENDPOINT).dec()
+            metrics.REQUESTS.labels(_ENDPOINT, status.name).inc()
+            if status is grpc.StatusCode.CANCELLED:
+                metrics.DISCONNECTS.labels(_ENDPOINT).inc()
+
+    async def _generate(self, context: Context, request_id: str) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
+        reply = self._backend.start(await self._ordered(context, request_id))
+        # A cancelled call may leave this generator suspended until it is collected; its slots must not wait for that.
+        context.add_done_callback(lambda _: reply.close())  # type: ignore[arg-type]  # the stubs want a class
+        try:
+            async for batch in reply.batches():
+                for delta in batch:
+                    yield _chunk(reply.request_id, delta, reply.usage if delta.finish is not None else None)
+        finally:
+            reply.close()
+
+    async def _ordered(self, context: Context, request_id: str) -> Work:
+        authorization = _metadata(context, "authorization")
+        # Nothing of a stranger's message is read.
+        tenant = self._backend.tenants.of(authorization, "")
+        origin = Origin(request_id, self._backend.clock.now(), tenant, _metadata(context, "traceparent"))
+        async with self._messages.received(context) as raw:
+            if raw is None:
+                raise no_message()
+            return await self._backend.side_thread.run(len(raw), self._parsed, raw, authorization, origin)
+
+    def _parsed(self, raw: bytes, authorization: str, origin: Origin) -> Work:
+        request = parse_request(raw, self._backend.preparer.bounds.max_values)
+        return self._prepare(request, replace(origin, tenant=self._backend.tenants.of(authorization, request.tenant)))
+
+    def _prepare(self, request: inference_pb2.GenerateRequest, origin: Origin) -> Work:
+        preparer = self._backend.preparer
+        preparer.check_model(request.model)
+        if len(request.stop) > MAX_STOP_STRINGS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in request.stop):
+            raise InvalidRequest(f"stop may hold at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters", param="stop")
+        wanted = request.sampling
+        if wanted.HasField("logprobs") and wanted.logprobs > MAX_LOGPROBS:
+            raise InvalidRequest(f"sampling.logprobs must be at most {MAX_LOGPROBS}, not {wanted.logprobs}", param="sampling.logprobs")
+        if wanted.HasField("logit_bias"):
+            raise InvalidRequest(
+                "sampling.logit_bias is between nodes; the request's own logit_bias is what you want", param="sampling.logit_bias"
+            )
+        if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
+            raise InvalidRequest(f"deadline_ms must be between 0 and {MAX_DEADLINE_MS:.0f}, not {request.deadline_ms}", param="deadline_ms")
+        # What is too long is found by its length: to look at an entry costs hundreds of times what it takes in the message.
+        preparer.check_count(len(request.chat.messages), "messages")
+        preparer.check_count(len(request.tokens.token_ids), "tokens")
+        if len(wanted.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids")
+        kind = request.WhichOneof("prompt")
+        if kind == "chat":
+            tokens = preparer.chat_tokens([(message.role, message.content) for message in request.chat.messages])
+        elif kind == "text":
+            tokens = preparer.prompt_tokens(request.text, "text")
+        elif kind == "tokens":
+            tokens = preparer.prompt_tokens(tuple(request.tokens.token_ids), "tokens")
+        else:
+            raise InvalidRequest("prompt is required: one of text, tokens and chat", param="prompt")
+        sampling = preparer.sampling(
+            [tokens],
+            tenant=origin.tenant,
+            max_tokens=wanted.max_tokens or None,
+            default_max_tokens=preparer.context_length if kind == "chat" else COMPLETION_MAX_TOKENS,
+            prompt_field="prompt",
+            values=_sampling_values(request),
+        )
+        return Work(
+            request_id=origin.request_id,
+            prompts=(tokens,),
+            n=1,
+            sampling=sampling,
+            stop=tuple(request.stop),
+            tenant=origin.tenant,
+            priority=request.priority,
+            traceparent=origin.traceparent,
+            deadline_ms=request.deadline_ms,
+            requested_at=origin.requested_at,
+        )
+
+
+def _sampling_values(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
+    """Raises InvalidRequest."""
+    wanted = request.sampling
+    if len(request.logit_bias) > MAX_BIASED_TOKENS:
+        raise InvalidRequest(f"logit_bias may name at most {MAX_BIASED_TOKENS} tokens, not {len(request.logit_bias)}", param="logit_bias")
+    if any(token_id >= 1 << 31 for token_id in request.logit_bias):
+        raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias")
+    return {
+        "temperature": wanted.temperature,
+        "top_k": wanted.top_k,
+        "top_p": wanted.top_p or 1.0,
+        "min_p": wanted.min_p,
+        "seed": wanted.seed or None,
+        "repetition_penalty": wanted.repetition_penalty or 1.0,
+        "presence_penalty": wanted.presence_penalty,
+        "frequency_penalty": wanted.frequency_penalty,
+        "stop_token_ids": tuple(wanted.stop_token_ids),
+        "ignore_eos": wanted.ignore_eos,
+        "logprobs": wanted.logprobs if wanted.HasField("logprobs") else None,
+        "logit_bias": LogitBias.of(dict(request.logit_bias)),
+    }
+
+
+def _chunk(request_id: str, delta: Delta, usage: Usage | None) -> inference_pb2.GenerateChunk:
+    chunk = inference_pb2.GenerateChunk(
+        request_id=request_id,
+        text=delta.text,
+        token_ids=[placed.token.token_id for placed in delta.tokens],
+        logprobs=[logprobs for placed in delta.tokens if (logprobs := placed.token.logprobs_proto()) is not None],
+    )
+    if delta.finish is not None:
+        chunk.finish_reason = _FINISHES[delta.finish]
+    if usage is not None:
+        chunk.usage.prompt_tokens = usage.prompt_tokens
+        chunk.usage.completion_tokens = usage.completion_tokens
+        chunk.usage.cached_tokens = usage.cached_tokens
+    return chunk
+
+
+def _metadata(context: Context, name: str) -> str:
+    """Empty where there is none of the name."""
+    return str(dict(context.invocation_metadata() or ()).get(name, ""))

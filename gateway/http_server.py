@@ -1,0 +1,207 @@
+"""uvicorn, run inside a process that minds its own signals, with bounds on what a connection may do."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import socket
+import time
+from collections.abc import Generator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gateway.http_connections import MOST_S, ConnectionTable
+from springtide.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+# That a stranger sends what is no request is no trouble of ours, and must not fill the disk.
+logger.setLevel(logging.ERROR)
+
+STOP_TIMEOUT_S = 1
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request's line and headers, and of the trailers behind its body."""
+MAX_HEADERS = 128
+SPARE_CHUNKS, BYTES_A_CHUNK = 1024, 64
+"""A body may come in so many pieces, and one more for so many bytes of it."""
+MAX_PIPELINED = 4
+"""Requests that wait behind the one that is being answered on their connection."""
+_TICKS_A_SWEEP = 10
+
+
+class HttpServer(uvicorn.Server):
+    def __init__(self, app: FastAPI, max_connections: int) -> None:
+        self._table: ConnectionTable[_Connection] = ConnectionTable(max_connections)
+        settings = uvicorn.Config(
+            app,
+            http=functools.partial(_Connection, self._table),  # type: ignore[arg-type]  # whatever makes a protocol will do
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=int(MOST_S["idle"]),
+            timeout_graceful_shutdown=STOP_TIMEOUT_S,
+        )
+        super().__init__(settings)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leaves signals alone, where uvicorn would take them over."""
+        yield
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS_A_SWEEP == 0:
+            for connection in self._table.overdue(time.monotonic()):
+                connection.drop()
+        return await super().on_tick(counter)
+
+
+class _Connection(HttpToolsProtocol):
+    """uvicorn's, which by itself takes heads of any length, waits for them for ever, and lets any number of requests wait in a row."""
+
+    def __init__(self, table: ConnectionTable[_Connection], *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.logger = logger
+        self._table = table
+        self._in_head = False
+        self._in_message = False
+        self._head_bytes = 0
+        self._num_headers = 0
+        self._num_chunks = 0
+        self._body_bytes = 0
+
+    def drop(self) -> None:
+        """At once, whatever was to be sent: whoever does not take it would keep the connection open."""
+        self.transport.abort()
+
+    # ---- from the transport ----
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        victim = self._table.opened(self, self.client[0] if self.client else "", time.monotonic())
+        if victim is self:
+            self._refuse(503, "too many connections", "too_many_connections")
+        elif victim is not None:
+            victim.drop()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._table.closed(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._in_head:
+            # A header that has not ended yet has not been told of.
+            self._head_bytes += len(data)
+            if self._head_bytes > 2 * MAX_HEAD_BYTES:
+                self.send_400_response("")
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._table.moved(self, "stalled", time.monotonic())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._table.moved(self, self._phase(), time.monotonic())
+
+    # ---- from the parser, in the order of a request's parts ----
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = self._in_message = True
+        self._head_bytes = self._num_headers = self._num_chunks = self._body_bytes = 0
+        self._note()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _Excess
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._num_headers += 1
+        self._count(len(name) + len(value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+        self._note()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_chunks += 1
+        self._body_bytes += len(body)
+        if self._num_chunks > SPARE_CHUNKS + self._body_bytes // BYTES_A_CHUNK:
+            raise _Excess
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_message = False
+        super().on_message_complete()
+        self._note()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._note()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
+            self._refuse(431, f"a request's head may have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers", "head_too_large")
+        else:
+            self._refuse(400, "this is not an HTTP request", "invalid_http")
+
+    def _count(self, num_bytes: int) -> None:
+        self._head_bytes += num_bytes
+        if self._head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
+            raise _Excess
+
+    def _phase(self) -> Any:
+        if self.cycle is not None and not self.cycle.response_complete:
+            # With one in the pipeline, what comes is that one, and what is answered another.
+            comes = self._in_message and not self._in_head and not self.cycle.response_started and not self.pipeline
+            return "receiving" if comes else "busy"
+        if self._in_message:
+            return "head" if self._in_head else "draining"
+        return "idle"
+
+    def _note(self) -> None:
+        if self.flow.write_paused:
+            return
+        self._table.moved(self, self._phase(), time.monotonic())
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Where an answer is under way already, the connection just ends."""
+        if self.cycle is None or self.cycle.response_complete:
+            error = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+            body = json.dumps(error).encode()
+            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
+
+
+class _Excess(Exception):
+    """Ends the parsing of what a connection sends."""
+
+
+def bind(host: str, port: int, name: str) -> socket.socket:
+    """A socket for the server to listen on. Raises ConfigError, calling the port by the setting's `name`."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.socket(family, kind)
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot listen on {host}:{port}: {error.strerror}", param=name) from None
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+        # So that clients are queued, not refused, from here on.
+        bound.listen(2048)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"{name}: cannot listen on {host}:{port}: {error.strerror}", param=name) from None
+    return bound

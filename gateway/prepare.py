@@ -1,0 +1,223 @@
+"""From what a client sent to the work that runs: tokens, sampling parameters, and every check that needs the model."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.tokenizer.tokenizer import Tokenizer
+from gateway.bounds import Bounds
+from gateway.reply import SEED_RANGE, Work
+from gateway.schema import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
+from springtide.errors import InvalidRequest, ModelNotFound
+from springtide.sampling import LogitBias, SamplingParams
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for plain completions."""
+ROLES = ("system", "developer", "user", "assistant")
+MAX_GENERATIONS = 1024
+"""Of one API request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an API request comes from."""
+
+    request_id: str
+    requested_at: float
+    """When it began to come, on the runner's clock."""
+    tenant: str = ""
+    traceparent: str = ""
+
+
+class Preparer:
+    """Thread-safe. All of it takes time in proportion to the request's size, up to a second."""
+
+    def __init__(
+        self, model_name: str, context_length: int, vocab_size: int, tokenizer: Tokenizer, quota_tokens: Mapping[str, int] | None = None
+    ) -> None:
+        """`quota_tokens`: most tokens of one prompt and its output that a tenant's quota holds, `*` being every other tenant."""
+        self._quota_tokens = dict(quota_tokens or {})
+        self.model_name = model_name
+        self.context_length = context_length
+        self.bounds = Bounds.of(context_length, vocab_size, tokenizer.most_bytes_a_token)
+        self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
+
+    def check_model(self, name: str) -> None:
+        """Raises ModelNotFound."""
+        if name != self.model_name:
+            raise ModelNotFound(
+                f"model {name[:100]!r} does not exist; this server has {self.model_name!r}", param="model", code="model_not_found"
+            )
+
+    def chat(self, body: ChatCompletionRequest, origin: Origin) -> Work:
+        """Raises InvalidRequest."""
+        self.check_model(body.model)
+        prompt = self.chat_tokens([(message.role, message.content) for message in body.messages])
+        sampling = self.sampling(
+            [prompt],
+            tenant=origin.tenant,
+            max_tokens=body.wanted_tokens,
+            default_max_tokens=self.context_length,
+            prompt_field="messages",
+            values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
+        )
+        return _work(body, origin, (prompt,), sampling)
+
+    def completion(self, body: CompletionRequest, origin: Origin) -> Work:
+        """Raises InvalidRequest."""
+        self.check_model(body.model)
+        if len(body.prompt) * body.n > MAX_GENERATIONS:
+            raise InvalidRequest(
+                f"prompt: {len(body.prompt)} prompts with n={body.n} are more than {MAX_GENERATIONS} outputs in one request", param="prompt"
+            )
+        prompts = []
+        left = self.bounds.max_values
+        for prompt in body.prompt:
+            prompts.append(self.prompt_tokens(prompt, "prompt"))
+            left -= len(prompts[-1])
+            if left < 0 and len(body.prompt) > 1:
+                raise InvalidRequest(f"prompt: the prompts have more than {self.bounds.max_values} tokens together", param="prompt")
+        sampling = self.sampling(
+            prompts,
+            tenant=origin.tenant,
+            max_tokens=body.max_tokens,
+            default_max_tokens=COMPLETION_MAX_TOKENS,
+            prompt_field="prompt",
+            values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
+        )
+        return _work(body, origin, tuple(prompts), sampling)
+
+    def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+        """Of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""
+        self.check_count(len(messages), "messages")
+        if not messages:
+            raise InvalidRequest("messages must hold at least one message", param="messages")
+        for number, (role, _) in enumerate(messages):
+            if role not in ROLES:
+                raise InvalidRequest(
+                    f"messages[{number}].role must be one of {', '.join(ROLES)}, not {role[:100]!r}", param=f"messages[{number}].role"
+                )
+        # What OpenAI calls a developer's message now is what chat templates know as the system's.
+        conversation = [{"role": "system" if role == "developer" else role, "content": content} for role, content in messages]
+        # Only what is rendered counts: a template may leave out the spaces around a message.
+        text = self._tokenizer.render_chat(conversation)
+        self._check_length(text, "messages")
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def check_count(self, count: int, field: str) -> None:
+        """Of messages, each of which takes at least a token, or of token ids. Raises InvalidRequest when they can never fit."""
+        if count > self.context_length:
+            raise self._too_long(field, f"{field} has {count} entries")
+
+    def prompt_tokens(self, prompt: Prompt, field: str) -> tuple[int, ...]:
+        """Raises InvalidRequest."""
+        if isinstance(prompt, str):
+            self._check_length(prompt, field)
+            return tuple(self._tokenizer.encode(prompt))
+        self.check_count(len(prompt), field)
+        self._check_ids(prompt, field)
+        return prompt
+
+    def sampling(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        tenant: str,
+        max_tokens: int | None,
+        default_max_tokens: int,
+        prompt_field: str,
+        values: dict[str, Any],
+    ) -> SamplingParams:
+        """`values` are SamplingParams' other fields; a seed of None is drawn. Raises InvalidRequest, naming the field."""
+        if len(values["stop_token_ids"]) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(
+                f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids, not {len(values['stop_token_ids'])}", param="stop_token_ids"
+            )
+        self._check_ids(values["stop_token_ids"], "stop_token_ids")
+        self._check_bias(values["logit_bias"])
+        seed = secrets.randbits(63) if values["seed"] is None else values["seed"] % SEED_RANGE
+        allowed = self._allowed_tokens(prompts, tenant, max_tokens, default_max_tokens, prompt_field)
+        try:
+            params = SamplingParams(**{**values, "seed": seed, "max_tokens": allowed})
+            # What the nodes will see: a value that is in range here but not in single precision is refused here too.
+            return SamplingParams.from_proto(params.to_proto())
+        except ValueError as error:
+            raise InvalidRequest(str(error), param=str(error).split()[0]) from None
+
+    def _allowed_tokens(self, prompts: Sequence[Sequence[int]], tenant: str, wanted: int | None, default: int, prompt_field: str) -> int:
+        if not all(prompts):
+            raise InvalidRequest(f"{prompt_field} must have at least one token", param=prompt_field)
+        longest = max(len(prompt) for prompt in prompts)
+        quota = self._quota_tokens.get(tenant, self._quota_tokens.get("*"))
+        most = self.context_length if quota is None else min(quota, self.context_length)
+        left = most - longest
+        if left >= (wanted or 1):
+            return wanted or min(default, left)
+        if wanted:
+            asked = f"you asked for {longest + wanted} tokens ({longest} in {prompt_field}, {wanted} for the output)"
+        else:
+            asked = f"{prompt_field} alone takes {longest} tokens, which leaves none for the output"
+        if most < self.context_length:
+            message = f"the quota of tenant {tenant!r} holds {most} tokens at a time (kv.tenant_quotas), but {asked}"
+            raise InvalidRequest(message, param=prompt_field, code="quota_exceeded")
+        message = f"this model's maximum context length is {self.context_length} tokens, but {asked}"
+        raise InvalidRequest(message, param=prompt_field, code="context_length_exceeded")
+
+    def _check_length(self, text: str, field: str) -> None:
+        """Finds what can never fit without tokenising it."""
+        least = self._tokenizer.least_tokens(text)
+        if least >= self.context_length:
+            raise self._too_long(field, f"a text of {len(text)} characters is at least {least}")
+
+    def _too_long(self, field: str, what: str) -> InvalidRequest:
+        message = f"{field}: this model's maximum context length is {self.context_length} tokens, but {what}"
+        return InvalidRequest(message, param=field, code="context_length_exceeded")
+
+    def _check_ids(self, token_ids: Sequence[int], field: str) -> None:
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
+            raise InvalidRequest(f"{field}: token ids must be between 0 and {self._vocab_size - 1}, not {wrong}", param=field)
+
+    def _check_bias(self, biases: LogitBias) -> None:
+        token_ids, values = biases.columns()
+        if len(biases):
+            self._check_ids((int(token_ids.min()), int(token_ids.max())), "logit_bias")
+            if not (abs(values) <= MAX_LOGIT_BIAS).all():
+                raise InvalidRequest(f"logit_bias values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}", param="logit_bias")
+
+
+def _work(
+    body: ChatCompletionRequest | CompletionRequest, origin: Origin, prompts: tuple[tuple[int, ...], ...], sampling: SamplingParams
+) -> Work:
+    return Work(
+        request_id=origin.request_id,
+        prompts=prompts,
+        n=body.n,
+        sampling=sampling,
+        stop=body.stop,
+        tenant=origin.tenant,
+        priority=body.priority,
+        traceparent=origin.traceparent,
+        deadline_ms=body.deadline_ms or 0.0,
+        requested_at=origin.requested_at,
+    )
+
+
+def _sampling_values(body: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
+    return {
+        "temperature": body.temperature,
+        "top_k": max(body.top_k, 0),
+        "top_p": body.top_p,
+        "min_p": body.min_p,
+        "seed": body.seed,
+        "repetition_penalty": body.repetition_penalty,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "stop_token_ids": tuple(body.stop_token_ids),
+        "ignore_eos": body.ignore_eos,
+        "logit_bias": body.logit_bias,
+    }

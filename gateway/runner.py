@@ -1,0 +1,232 @@
+"""Does what the gateway's core decides: asks the Conductor, commands the nodes, hands tokens to the replies, keeps the time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from gateway import events as ev
+from gateway import metrics, wire
+from gateway.conductor_link import ConductorLink
+from gateway.core import GatewayCore
+from gateway.reply import Sink
+from gateway.sessions import SessionPool
+from springtide.blocks import block_keys
+from springtide.clock import Clock
+from springtide.credentials import OPEN, Credentials
+from springtide.errors import SpringtideError
+from springtide.ids import BlockKey, GatewayId, RequestId
+from springtide.supervision import supervised
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5
+
+
+@dataclass(slots=True)
+class _Served:
+    sink: Sink
+    num_prompt_tokens: int
+    arrived_at: float
+    last_token_at: float | None = None
+    num_output_tokens: int = 0
+    attempts: int = 0
+
+
+class Runner:
+    """The one place where events enter the core and its actions are done. Used from the event loop only."""
+
+    def __init__(
+        self,
+        core: GatewayCore,
+        conductor: ConductorLink,
+        clock: Clock,
+        gateway_id: GatewayId,
+        block_tokens: int,
+        namespace: Callable[[str], BlockKey],
+        credentials: Credentials = OPEN,
+    ) -> None:
+        """`namespace` gives the root of a tenant's block keys."""
+        self._core = core
+        self._conductor = conductor
+        self._clock = clock
+        self._gateway_id = gateway_id
+        self._block_tokens = block_tokens
+        self._namespace = namespace
+        self._sessions = {side: SessionPool(side, self.post, credentials) for side in ev.SIDES}
+        self._served: dict[RequestId, _Served] = {}
+        self._events: deque[ev.Event] = deque()
+        self._draining = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticker: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._ticker = supervised(self._tick, "gateway-tick")
+
+    def shut_down(self) -> None:
+        """Answers everything that still runs; later requests are answered at once."""
+        self.post(ev.Shutdown())
+
+    async def close(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+        tasks = [*self._tasks, *([self._ticker] if self._ticker else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for pool in self._sessions.values():
+            await pool.close()
+
+    def launch(self, generation: ev.Generation, sink: Sink) -> None:
+        self._served[generation.request_id] = _Served(sink, len(generation.prompt_ids), self._clock.now())
+        self.post(ev.Arrived(generation))
+
+    def cancel(self, request_id: RequestId) -> None:
+        self.post(ev.ClientGone(request_id))
+
+    def post(self, event: ev.Event) -> None:
+        """Events that come up while another's actions are done wait their turn."""
+        self._events.append(event)
+        if self._draining:
+            return
+        self._draining = True
+        try:
+            while self._events:
+                for action in self._core.handle(self._events.popleft(), self._clock.now()):
+                    self._do(action)
+        finally:
+            self._draining = False
+        self._set_retry()
+
+    def _do(self, action: ev.Action) -> None:
+        match action:
+            case ev.Schedule():
+                self._spawn(self._schedule(action))
+            case ev.StartDecode(generation=generation, assignment=assignment):
+                self._count_attempt(generation.request_id)
+                command = wire.decode_start(action, self._namespace(generation.tenant))
+                self._sessions["decode"].start(assignment.decode, assignment.attempt_id, command)
+            case ev.StartPrefill(generation=generation, assignment=assignment):
+                order = wire.prefill_start(action, self._namespace(generation.tenant))
+                self._sessions["prefill"].start(assignment.prefill, assignment.attempt_id, order)
+            case ev.Abort(side, instance_id, attempt_id):
+                self._sessions[side].abort(instance_id, attempt_id)
+            case ev.Emit(request_id, tokens):
+                self._emit(request_id, action)
+                metrics.OUTPUT_TOKENS.inc(len(tokens))
+            case ev.Advance():
+                self._advance(action)
+            case ev.Terminal(request_id, reply):
+                self._end(request_id, reply)
+
+    def _count_attempt(self, request_id: RequestId) -> None:
+        served = self._served.get(request_id)
+        if served is not None:
+            served.attempts += 1
+            if served.attempts > 1:
+                metrics.RESCHEDULES.inc()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _schedule(self, action: ev.Schedule) -> None:
+        ids = {"request_id": action.generation.request_id, "attempt_id": action.attempt_id}
+        keys = block_keys(self._namespace(action.generation.tenant), action.token_ids, self._block_tokens)
+        try:
+            reply = await self._conductor.schedule(wire.schedule_request(action, keys, self._gateway_id))
+            answer = wire.schedule_answer(action.attempt_id, reply)
+        except SpringtideError as error:
+            logger.warning("not scheduled: %s", error.message, extra=ids)
+            self.post(ev.SchedulerUnreachable(action.attempt_id, error.message))
+            return
+        except Exception as error:
+            # A request must not wait for ever for an answer that makes no sense.
+            logger.exception("not scheduled", extra=ids)
+            self.post(ev.SchedulerUnreachable(action.attempt_id, f"the Conductor's answer cannot be taken in: {error!r}"))
+            return
+        if isinstance(answer, ev.Assigned):
+            assignment = answer.assignment
+            logger.debug("runs on %s and %s", assignment.prefill.instance_id, assignment.decode.instance_id, extra=ids)
+        else:
+            logger.info("not placed: %s", answer.message, extra=ids)
+        self.post(answer)
+
+    def _advance(self, action: ev.Advance) -> None:
+        if action.phase in ("finished", "failed"):
+            for pool in self._sessions.values():
+                pool.forget(action.attempt_id)
+        if action.phase == "failed":
+            logger.warning("attempt failed after %d tokens: %s", action.output_tokens, action.why, extra={"attempt_id": action.attempt_id})
+            metrics.count_failed_attempt(action.instance_id)
+        self._conductor.report(wire.progress(action))
+
+    def _emit(self, request_id: RequestId, action: ev.Emit) -> None:
+        served = self._served.get(request_id)
+        if served is None:
+            return
+        now = self._clock.now()
+        if served.last_token_at is None:
+            metrics.TTFT_SECONDS.observe(now - served.arrived_at)
+        else:
+            metrics.TBT_SECONDS.observe((now - served.last_token_at) / len(action.tokens))
+        served.last_token_at = now
+        served.num_output_tokens += len(action.tokens)
+        try:
+            stopped = served.sink.emit(action.tokens)
+        except Exception:
+            # Whatever is wrong with one request's text must not hold up the others' events.
+            logger.exception("output cannot be put into words", extra={"request_id": request_id})
+            del self._served[request_id]
+            served.sink.end(ev.Failed(SpringtideError("internal error: the output cannot be put into words")))
+            self.post(ev.ClientGone(request_id))
+            return
+        if stopped:
+            self.post(ev.StopStringHit(request_id))
+
+    def _end(self, request_id: RequestId, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
+        outcome = reply.reason if isinstance(reply, ev.Finished) else type(reply).__name__.lower()
+        metrics.TERMINALS.labels(outcome).inc()
+        if isinstance(reply, ev.Failed):
+            # What the client did, or a refusal under load, is no trouble of ours; there may be very many of them.
+            level = logging.WARNING if reply.error.http_status >= 500 else logging.INFO
+            logger.log(level, "request failed: %s", reply.error.message, extra={"request_id": request_id})
+        served = self._served.pop(request_id, None)
+        if served is None:
+            return
+        if isinstance(reply, ev.Finished):
+            metrics.PROMPT_TOKENS.inc(served.num_prompt_tokens)
+            metrics.CACHED_TOKENS.inc(reply.cached_tokens)
+            logger.info(
+                "request finished (%s): %d prompt tokens, %d of them cached; %d output tokens; %.0f ms; attempts: %d",
+                reply.reason,
+                served.num_prompt_tokens,
+                reply.cached_tokens,
+                served.num_output_tokens,
+                (self._clock.now() - served.arrived_at) * 1000,
+                served.attempts,
+                extra={"request_id": request_id},
+            )
+        served.sink.end(reply)
+
+    # ---- time ----
+
+    def _set_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        deadline = self._core.next_deadline()
+        if deadline is not None:
+            delay_s = max(0.0, deadline - self._clock.now())
+            self._retry = asyncio.get_running_loop().call_later(delay_s, self.post, ev.Tick())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.post(ev.Tick())

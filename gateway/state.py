@@ -1,0 +1,157 @@
+"""What the gateway's core remembers of a request and of the attempt that runs it, and the limits it keeps to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.events import SIDES, Assignment, Generation, Instance, Output, Phase, Side, Sign
+from springtide.ids import AttemptId, InstanceId
+from springtide.rpc import conductor_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_attempts: int = 6
+    """Consecutive attempts that lost a node, without a token from the decode side, after which a request is given up."""
+    capacity_wait_s: float = 60.0
+    """How long an accepted request waits for instances to come back."""
+    arrival_wait_s: float = 30.0
+    """The same for a request that has not been accepted yet."""
+    scheduler_wait_s: float = 10.0
+    """How long a request that has not been accepted yet waits for the Conductor to come back."""
+    crowded_pause_s: float = 0.05
+    """Pause before the third attempt that wants for room and did not have to wait for the answer; doubles with each further one. The
+    second follows at once, and waits at its decode node."""
+    crowded_pause_max_s: float = 1.0
+    retry_base_s: float = 0.3
+    """Pause before the third attempt without progress; doubles with each further one. The second follows at once."""
+    retry_max_s: float = 4.0
+    silence_s: float = 3.0
+    """A node that has not named an attempt of its own among its signs of life for so long is hung, cut off, or has forgotten it."""
+    standstill_s: float = 10.0
+    """An attempt that its node names, that does not wait and of which nothing more is computed for so long is stuck. Beyond it, a pass over
+    the prompt may take as long as its predicted TTFT, and a step STEPS_AT_A_STANDSTILL times the predicted TBT."""
+
+
+STEPS_AT_A_STANDSTILL = 20
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What one side of an attempt has been heard to do, in the observer's time (springtide.silence)."""
+
+    heard_at: float
+    moved_at: float
+    """When more was computed than before, or it had to wait."""
+    computed_tokens: int = -1
+
+    def move(self, now: float) -> None:
+        self.heard_at = self.moved_at = now
+
+    def take(self, sign: Sign, now: float) -> None:
+        self.heard_at = now
+        if sign.waiting or sign.computed_tokens != self.computed_tokens:
+            self.moved_at = now
+        self.computed_tokens = sign.computed_tokens
+
+
+@dataclass(slots=True)
+class AttemptState:
+    assignment: Assignment
+    base: int
+    """Output position of its first token."""
+    num_tokens: int
+    started_at: float
+    pulses: dict[Side, Pulse]
+    waits: bool = False
+    """The decode side has not said yet that it has room; prefill begins then."""
+    prefill_open: bool = True
+    """The prefill side may still fail it: from its begin until the decode side's first token shows that the hand-over is complete."""
+    decode_open: bool = True
+    first_token_seen: bool = False
+    progressed: bool = False
+    """The decode side has delivered."""
+    cached_tokens: int = 0
+    held: list[Output] = field(default_factory=list)
+    """Of the decode side, ahead of the first token: that one comes over another connection and may be overtaken."""
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        return self.assignment.attempt_id
+
+    @property
+    def phase(self) -> Phase:
+        return "decode" if self.first_token_seen else "prefill"
+
+    def ref_of(self, side: Side) -> Instance:
+        return self.assignment.prefill if side == "prefill" else self.assignment.decode
+
+    def instance_of(self, side: Side) -> InstanceId:
+        return self.ref_of(side).instance_id
+
+    def is_open(self, side: Side) -> bool:
+        return self.prefill_open if side == "prefill" else self.decode_open
+
+    @property
+    def watched(self) -> Sequence[Side]:
+        """The sides that owe a sign of life. Once the first token is out, the prefill side may have nothing left to do but hand over, which
+        the stores see to."""
+        return [side for side in SIDES if self.is_open(side) and not (side == "prefill" and self.first_token_seen)]
+
+    def close(self, side: Side) -> None:
+        """That side has ended the attempt by itself: it needs no abort."""
+        if side == "prefill":
+            self.prefill_open = False
+        else:
+            self.decode_open = False
+
+
+@dataclass(slots=True)
+class RequestState:
+    """Exactly one of `asked`, `retry_at` and `attempt` is set: it is being scheduled, waits to be, or runs."""
+
+    generation: Generation
+    arrived_at: float
+    accepted: bool
+    tokens: list[int] = field(default_factory=list)
+    tries: int = 0
+    asked: AttemptId | None = None
+    """The attempt for which the Conductor's answer is awaited."""
+    unanswered: bool = False
+    """The Conductor was asked but not heard: it may have placed the current try."""
+    retry_at: float | None = None
+    attempt: AttemptState | None = None
+    fruitless: int = 0
+    """Consecutive attempts that lost a node and made no progress."""
+    crowded_out: int = 0
+    """Consecutive attempts that ended for want of room and made no progress: no reason to give up, for there will be room."""
+    avoid: tuple[InstanceId, ...] = ()
+    refused_at_door: bool = False
+    waiting_since: float | None = None
+    """When it was first found that there is nobody to run it; None again with the next token."""
+    cached_tokens: int | None = None
+
+    @property
+    def attempt_id(self) -> AttemptId:
+        """Of the current try: unique, as request ids are."""
+        return AttemptId(f"{self.generation.request_id}.{self.tries}")
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        return (*self.generation.prompt_ids, *self.tokens) if self.tokens else self.generation.prompt_ids
+
+
+@dataclass(frozen=True, slots=True)
+class LiveAttempt:
+    """What the Conductor is told of a running attempt when the gateway renews its lease."""
+
+    attempt_id: AttemptId
+    prefill_id: InstanceId
+    decode_id: InstanceId
+    phase: Phase
+    num_tokens: int
+    cached_tokens: int
+    tenant: str = ""
+    max_new_tokens: int = 0
+    prediction: conductor_pb2.Prediction | None = None
