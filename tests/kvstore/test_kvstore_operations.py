@@ -98,10 +98,10 @@ async def held(engine: Engine) -> set[bytes]:
 
 async def test_what_is_pinned_stays_while_the_rest_makes_room(start: Starter) -> None:
     _, engine = await start("prefill-0", num_slots=8)
-    await engine.kv_cache.cache(PROMPT)
+    await engine.cache(PROMPT)
     assert (await pin(engine, "system prompt", PROMPT[1:2])).pin.blocks == 2, "with its ancestor"
-    await engine.kv_cache.cache(keys_of(7, 8, 9, 10, 11))
-    await engine.kv_cache.cache(keys_of(17, 18, 19, 20, 21))
+    await engine.cache(keys_of(7, 8, 9, 10, 11))
+    await engine.cache(keys_of(17, 18, 19, 20, 21))
     assert PROMPT[1] in await held(engine)
     acquired = await engine.acquire(PROMPT, 5)
     assert acquired.local_blocks == 2
@@ -112,7 +112,7 @@ async def test_what_is_pinned_stays_while_the_rest_makes_room(start: Starter) ->
 
 async def test_pins_are_renewed_listed_and_end_by_order_or_in_time(start: Starter) -> None:
     _, engine = await start("prefill-0")
-    await engine.kv_cache.cache(PROMPT)
+    await engine.cache(PROMPT)
     await pin(engine, "soft", PROMPT, pb.PIN_KIND_SOFT)
     await pin(engine, "short", PROMPT[:1], ttl_ms=1000)
     renewed = await engine.stub.RenewPin(pb.RenewPinRequest(pin_id="soft", ttl_ms=3_600_000))
@@ -128,7 +128,7 @@ async def test_pins_are_renewed_listed_and_end_by_order_or_in_time(start: Starte
 
 async def test_a_pin_that_cannot_be_is_refused_by_name(start: Starter) -> None:
     _, engine = await start("prefill-0", num_slots=8, hard_pin_share=0.25)
-    await engine.kv_cache.cache(PROMPT)
+    await engine.cache(PROMPT)
     assert await refused(pin(engine, "p", keys_of(9))) == (grpc.StatusCode.NOT_FOUND, "pin 'p': none of the 1 blocks is held here")
     code, message = await refused(pin(engine, "p", PROMPT))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -150,7 +150,7 @@ async def test_a_pin_that_cannot_be_is_refused_by_name(start: Starter) -> None:
 async def test_a_tenant_over_its_quota_evicts_its_own_blocks_and_no_others(start: Starter) -> None:
     _, engine = await start("prefill-0", num_slots=12, tenant_quotas={"them": 4 * SPEC.bytes_per_slot})
     ours, theirs = PROMPT, block_keys(namespace_root("a model", "bfloat16", 8, "them"), range(6), 1)
-    await engine.kv_cache.cache(ours)
+    await engine.cache(ours)
     for label in range(6):
         attempt = await engine.acquire([theirs[label]], 1, tenant="them")
         engine.commit(attempt.attempt_id, 0, [theirs[label]])
@@ -193,8 +193,8 @@ async def test_a_full_quota_is_told_as_such_and_one_that_never_suffices_as_an_er
 
 async def test_chains_are_listed_with_what_is_theirs_alone(start: Starter) -> None:
     _, engine = await start("prefill-0")
-    await engine.kv_cache.cache(PROMPT)
-    await engine.kv_cache.cache(BRANCH)
+    await engine.cache(PROMPT)
+    await engine.cache(BRANCH)
     await pin(engine, "p", BRANCH, pb.PIN_KIND_SOFT)
     listed = await engine.stub.ListBlocks(pb.ListBlocksRequest(limit=10))
     assert [(chain.key, chain.blocks, chain.own_blocks, chain.pin) for chain in listed.chains] == [
@@ -213,8 +213,8 @@ async def test_chains_are_listed_with_what_is_theirs_alone(start: Starter) -> No
 
 async def test_blocks_are_evicted_by_order_with_what_continues_them_but_never_what_is_used_or_pinned(start: Starter) -> None:
     _, engine = await start("prefill-0")
-    await engine.kv_cache.cache(PROMPT)
-    await engine.kv_cache.cache(BRANCH)
+    await engine.cache(PROMPT)
+    await engine.cache(BRANCH)
     assert await engine.stub.Evict(pb.EvictRequest(keys=PROMPT[2:3])) == pb.EvictReply(blocks=2)
     await pin(engine, "p", BRANCH[:2], pb.PIN_KIND_SOFT)
     assert await engine.stub.Evict(pb.EvictRequest(all=True)) == pb.EvictReply(blocks=1, kept_blocks=2)

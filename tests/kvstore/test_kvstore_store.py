@@ -35,7 +35,7 @@ TRANSPORTS = pytest.mark.parametrize("transports", [("shm",), ("tcp",), pytest.p
 async def test_blocks_of_one_attempt_are_found_by_the_next(start: Starter) -> None:
     _, engine = await start("prefill-0")
     keys = keys_of(1, 2, 3)
-    await engine.kv_cache.cache(keys)
+    await engine.cache(keys)
     again = await engine.acquire(keys, 4)
     assert again.local_blocks == 3
     for key, slot in zip(keys, again.slots, strict=False):
@@ -48,7 +48,7 @@ async def test_blocks_of_one_attempt_are_found_by_the_next(start: Starter) -> No
 
 async def test_a_full_pool_is_said_at_once_and_what_is_cached_makes_room(start: Starter) -> None:
     _, engine = await start("prefill-0", num_slots=4)
-    await engine.kv_cache.cache(keys_of(1, 2, 3))
+    await engine.cache(keys_of(1, 2, 3))
     held = await engine.acquire(keys_of(7), 3)
     engine.send(acquire=pb.Acquire(attempt_id="too much", num_blocks=2))
     failed = await engine.notice("attempt_failed", "too much")
@@ -224,7 +224,7 @@ async def test_an_abort_on_either_side_ends_the_other(start: Starter) -> None:
 
 async def test_an_engine_that_dies_loses_its_attempts_but_not_the_cache(start: Starter) -> None:
     store, engine = await start("prefill-0")
-    await engine.kv_cache.cache(keys_of(1, 2))
+    await engine.cache(keys_of(1, 2))
     await engine.acquire(keys_of(1, 2, 3), 6)
     script = (
         "import asyncio, sys, pathlib\n"
@@ -274,7 +274,7 @@ async def test_what_an_engine_without_a_stream_still_writes_lands_in_nobodys_blo
 
 async def test_a_watcher_knows_exactly_what_is_held_while_it_changes(start: Starter) -> None:
     _, engine = await start("prefill-0", num_slots=12)
-    await engine.kv_cache.cache(keys_of(0, 1, 2))
+    await engine.cache(keys_of(0, 1, 2))
 
     async def watch() -> tuple[set[bytes], int]:
         """Until the block that marks the end."""
@@ -303,8 +303,8 @@ async def test_a_watcher_knows_exactly_what_is_held_while_it_changes(start: Star
 
     async def churn() -> None:
         for i in range(60):
-            await engine.kv_cache.cache(keys_of(i % 7, i, i + 1))
-        await engine.kv_cache.cache(keys_of(99))
+            await engine.cache(keys_of(i % 7, i, i + 1))
+        await engine.cache(keys_of(99))
 
     watching = [asyncio.create_task(watch()) for _ in range(2)]
     churning = asyncio.create_task(churn())
@@ -331,7 +331,7 @@ async def test_a_store_that_has_nothing_to_say_says_that_it_is_there(start: Star
 async def test_leases_are_renewed_and_lost_ones_are_told(start: Starter) -> None:
     _, engine = await start("prefill-0", lease_s=0.3)
     keys = keys_of(1, 2)
-    await engine.kv_cache.cache(keys)
+    await engine.cache(keys)
     lease = await engine.stub.Lease(pb.LeaseRequest(reader="test", keys=keys))
     assert len(lease.handles) == 2
     assert not (await engine.stub.RenewLease(pb.RenewLeaseRequest(lease_ids=[lease.lease_id]))).lost

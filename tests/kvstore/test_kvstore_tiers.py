@@ -45,7 +45,7 @@ async def fill(engine: Engine, numbers: Sequence[int]) -> None:
     """Caches these chains, none of them before there is room that costs nothing."""
     for number in numbers:
         await engine.stat_until(lambda stat: stat.slots_free_or_spare > CHAIN)
-        await engine.kv_cache.cache(chain(number))
+        await engine.cache(chain(number))
 
 
 async def copied(engine: Engine, num_blocks: int) -> pb.StatReply:
@@ -118,7 +118,7 @@ async def test_an_orderly_stop_copies_what_was_only_in_the_arena(
     lazy = ssd | {"demote_below": 0.0, "demote_until": 0.0, "ssd_flush_s": flush_s}
     store, engine = await start("prefill-0", **lazy)
     for number in range(4):
-        await engine.kv_cache.cache(chain(number))
+        await engine.cache(chain(number))
     assert (await engine.stat()).ssd.blocks == 0
     await restart(store, engine, signal.SIGTERM)
     _, engine = await start("prefill-0", **lazy)
@@ -134,7 +134,7 @@ async def test_a_store_killed_while_it_demotes_serves_only_right_bytes_afterward
     print(f"seed {seed}")
     store, engine = await start("prefill-0", **ssd)
     for number in range(rng.randrange(6, 30)):  # without waiting: some are lost, some half written
-        await engine.kv_cache.cache(chain(number))
+        await engine.cache(chain(number))
     await restart(store, engine)
     _, engine = await start("prefill-0", **ssd)
     found = [await fetched(engine, chain(number)) for number in range(30)]
@@ -155,7 +155,7 @@ async def test_flipped_bits_are_never_served_and_what_continues_them_is_computed
     assert stat.ssd.dropped["corrupt"] == 1
     assert stat.ssd.blocks == before - 2, "the block, and the one that continued it"
     assert await fetched(engine, chain(0)) == (2, 2)
-    await engine.kv_cache.cache(chain(0))
+    await engine.cache(chain(0))
     assert await fetched(engine, chain(0)) == (CHAIN, CHAIN)
 
 
@@ -318,7 +318,7 @@ async def test_a_peer_does_not_wait_for_a_disk_that_stalls(start_here: StartHere
 async def test_what_a_quota_pushes_out_is_on_the_ssd(start_here: StartHere) -> None:
     _, engine = await start_here("prefill-0", demote_below=0.5, demote_until=0.5, tenant_quotas={"small": 2 * CHAIN + 1})
     for number in range(6):
-        await engine.kv_cache.cache(chain(number), tenant="small")
+        await engine.cache(chain(number), tenant="small")
         await copied(engine, (number + 1) * CHAIN - CHAIN)
     stat = await engine.stat()
     assert stat.slots_free_or_spare > 0.5 * NUM_SLOTS and stat.ssd.missed == 0
@@ -378,7 +378,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 async def test_with_a_full_disk_serving_goes_on(start: Starter, ssd: dict[str, object], small_disk: Path) -> None:
     store, engine = await start("prefill-0", **{**ssd, "ssd_dir": str(small_disk)})
     for number in range(20):
-        await engine.kv_cache.cache(chain(number))
+        await engine.cache(chain(number))
     assert (await engine.stat_until(lambda stat: stat.ssd.state == "disk_full")).ssd.blocks == 0
     assert await fetched(engine, chain(19)) == (CHAIN, CHAIN)
     assert store.log.read_text().count("grows no more") == 1, "said once"
