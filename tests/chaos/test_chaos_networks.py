@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import sys
 import time
@@ -46,19 +47,23 @@ class OneNode:
 class Client:
     def __init__(self, port: int) -> None:
         self._port = port
+        self._numbers = itertools.count()
 
     async def connect(self) -> None:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
 
     async def hears(self) -> bool:
-        self._writer.write(b"x")
+        """Whether what is sent now comes back: late echoes of what was sent before are not taken for it."""
+        line = b"%d\n" % next(self._numbers)
+        self._writer.write(line)
         try:
             async with asyncio.timeout(PATIENCE_S):
-                return await self._reader.read(100) != b""
-        except TimeoutError:
-            return False
-        except ConnectionError:
-            return False
+                while heard := await self._reader.readline():
+                    if heard == line:
+                        return True
+        except (TimeoutError, ConnectionError):
+            pass
+        return False
 
 
 async def in_isolation(ssd_dir: Path) -> None:
