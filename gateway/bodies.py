@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -70,34 +70,33 @@ class Bodies:
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > self._max_bytes:
             raise self._too_large()
-        receiving = _Receiving(asyncio.timeout(PATIENCE_S))
-        self._held[receiving] = None
-        try:
+        with self._holding(PATIENCE_S) as receiving:
             yield await self._receive(request, receiving)
-        finally:
-            self._release(receiving)
 
     @contextlib.asynccontextmanager
     async def read(self, read: Callable[[], Awaitable[bytes | None]], max_bytes: int) -> AsyncIterator[bytes | None]:
         """What `read` returns, of at most `max_bytes`, which counts as held until the context is left. How much of it is there shows only
         when all of it is: until then it counts, unless it comes at once, as as large as it may be. Raises BodyTimeout and Overloaded."""
         patience_s = PATIENCE_S + max_bytes / LEAST_BYTES_A_S
-        receiving = _Receiving(asyncio.timeout(patience_s))
-        self._held[receiving] = None
-        expecting = asyncio.get_running_loop().call_later(AT_ONCE_S, self._expect, receiving, max_bytes)
-        try:
+        with self._holding(patience_s) as receiving:
+            expecting = asyncio.get_running_loop().call_later(AT_ONCE_S, self._expect, receiving, max_bytes)
             try:
                 async with receiving.patience:
                     message = await read()
             except TimeoutError:
-                if receiving.outbid:
-                    raise self._full() from None
-                raise BodyTimeout(f"the message has not come in {patience_s:.0f} s", code="body_timeout") from None
+                raise self._broken_off(receiving, f"the message has not come in {patience_s:.0f} s") from None
             finally:
                 expecting.cancel()
             receiving.complete = True
             self._grow(receiving, len(message or b"") - receiving.num_bytes)
             yield message
+
+    @contextlib.contextmanager
+    def _holding(self, patience_s: float) -> Iterator[_Receiving]:
+        receiving = _Receiving(asyncio.timeout(patience_s))
+        self._held[receiving] = None
+        try:
+            yield receiving
         finally:
             self._release(receiving)
 
@@ -118,10 +117,8 @@ class Bodies:
                     if not receiving.patience.expired():
                         receiving.patience.reschedule(started + PATIENCE_S + receiving.num_bytes / LEAST_BYTES_A_S)
         except TimeoutError:
-            if receiving.outbid:
-                raise self._full() from None
             message = f"{receiving.num_bytes} bytes of the body have come in {PATIENCE_S + receiving.num_bytes / LEAST_BYTES_A_S:.0f} s"
-            raise BodyTimeout(message, code="body_timeout") from None
+            raise self._broken_off(receiving, message) from None
         except ClientDisconnect:
             raise ClientDisconnected("the client has closed the connection") from None
         receiving.complete = True
@@ -151,6 +148,10 @@ class Bodies:
         self._release(receiving)
         if not receiving.patience.expired():
             receiving.patience.reschedule(asyncio.get_running_loop().time())
+
+    def _broken_off(self, receiving: _Receiving, message: str) -> SpringtideError:
+        """Why no more of it was waited for: others wanted its room, or it took too long."""
+        return self._full() if receiving.outbid else BodyTimeout(message, code="body_timeout")
 
     def _too_large(self) -> BodyTooLarge:
         message = f"the body is longer than {self._max_bytes} bytes, and so than anything that the model's context could hold"

@@ -115,10 +115,10 @@ def processes(config: ClusterConfig, paths: ClusterPaths, embedded_valkey: bool)
                     {"OMP_NUM_THREADS": str(threads), **secret},
                 )
             )
-    head = "conductor" if config.server.separate_gateway else "deploy.head"
+    module = "conductor" if config.server.separate_gateway else "deploy.head"
     for index in range(config.conductor.replicas):
         name = f"conductor-{index}"
-        specs.append(ProcessSpec(name, "conductor", name, _module(head, paths, "--instance-id", name), secret))
+        specs.append(ProcessSpec(name, "conductor", name, _module(module, paths, "--instance-id", name), secret))
     if config.server.separate_gateway:
         specs.append(ProcessSpec("gateway-0", "gateway", "gateway-0", _module("gateway", paths, "--instance-id", "gateway-0"), secret))
     return specs

@@ -150,13 +150,13 @@ def gaps_are_short(history: History) -> Iterator[Violation]:
 
 
 def first_tokens_come(history: History) -> Iterator[Violation]:
-    excused = excuses(history)
+    excused, undecided = excuses(history), absent(history, "conductor")
     for exchange in history.exchanges:
         end = exchange.first_at_s
         if end is None or not exchange.item.stream:
             continue
         waited = end - exchange.sent_s
-        could_have = waited - overlap_s((exchange.sent_s, end), merged([*excused[exchange.gateway], *absent(history, "conductor")]))
+        could_have = unexcused_s((exchange.sent_s, end), [*excused[exchange.gateway], *undecided])
         if could_have > history.limits.first_token_s:
             what = f"the first token came after {waited:.1f} s, {could_have:.1f} s of them while the cluster could have served"
             yield Violation("first token", what, exchange.sent_s, exchange.number)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.chaos.checks import Violation, excuses, unexcused_s
-from tests.chaos.history import Exchange, History, Injection
+from tests.chaos.history import Exchange, History, Injection, Interval
 
 SHOWN_OF_A_KIND = 6
 SHOWN_FAULTS = 6
@@ -56,7 +56,8 @@ def rows(history: History, violations: Sequence[Violation]) -> list[Row]:
     groups: dict[tuple[str, str], list[Injection]] = {}
     for injection in history.injections:
         groups.setdefault((_kind(injection), _sort(injection.fault.target)), []).append(injection)
-    return [_row(history, key, group, wrong, failed) for key, group in sorted(groups.items())]
+    excused = excuses(history)
+    return [_row(history, excused, key, group, wrong, failed) for key, group in sorted(groups.items())]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -156,7 +157,14 @@ def _timeline(exchange: Exchange) -> Iterator[str]:
         yield f"last pieces: {', '.join(last)}"
 
 
-def _row(history: History, key: tuple[str, str], group: list[Injection], wrong: set[int | None], failed: set[int | None]) -> Row:
+def _row(
+    history: History,
+    excused: dict[str, list[Interval]],
+    key: tuple[str, str],
+    group: list[Injection],
+    wrong: set[int | None],
+    failed: set[int | None],
+) -> Row:
     done = [injection for injection in group if injection.not_injected is None]
     spans = [(one.interval[0], one.interval[1] + history.limits.aftereffect_s) for one in done]
     touched = {
@@ -165,7 +173,7 @@ def _row(history: History, key: tuple[str, str], group: list[Injection], wrong: 
         for begin, end in spans
         if exchange.sent_s <= end and exchange.lifetime[1] >= begin
     }
-    tokens, longest, unexcused, excused = 0, 0.0, 0.0, excuses(history)
+    tokens, longest, unexcused = 0, 0.0, 0.0
     for exchange in touched.values():
         tokens += sum(any(begin <= piece.at_s <= end for begin, end in spans) for piece in exchange.pieces)
         for (begin, end), _ in exchange.gaps():
