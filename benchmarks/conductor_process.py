@@ -24,7 +24,7 @@ from benchmarks.fake_nodes import BLOCK_TOKENS, PROMPTS, SECRET, prompt_keys
 from springtide.blocks import KEY_BYTES
 from springtide.credentials import Credentials
 from springtide.membership import Member, Membership
-from springtide.rpc import common_pb2, conductor_pb2
+from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
 
@@ -159,7 +159,8 @@ class _Asker:
         self._number += 1
         keys, name = prompts[self._number % PROMPTS], str(self._number)
         request = conductor_pb2.ScheduleRequest(
-            context=common_pb2.AttemptContext(request_id=name, attempt_id=name),
+            attempt_id=name,
+            request_id=name,
             block_keys=keys,
             num_tokens=len(keys) // KEY_BYTES * BLOCK_TOKENS,
             max_new_tokens=100,
@@ -169,7 +170,7 @@ class _Asker:
         reply = await self._conductor.Schedule(request)
         seconds = time.perf_counter() - started
         assert reply.HasField("assignment"), reply
-        failed = conductor_pb2.Progress(attempt_id=name, phase=conductor_pb2.ATTEMPT_PHASE_FAILED)
+        failed = conductor_pb2.Progress(attempt_id=name, phase=conductor_pb2.PHASE_FAILED)
         reports = [conductor_pb2.AttemptReport(progress=failed)]
         await self._conductor.Advance(conductor_pb2.AdvanceRequest(gateway_id="gateway", reports=reports))
         return seconds

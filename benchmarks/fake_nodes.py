@@ -19,7 +19,7 @@ from typing import Any
 import redis.asyncio as redis
 
 from springtide.credentials import Credentials
-from springtide.membership import Member, Role, write_record
+from springtide.membership import Member, MemberRole, write_record
 from springtide.rpc import node_pb2, node_pb2_grpc, store_pb2, store_pb2_grpc
 from springtide.rpc.channels import new_server
 
@@ -36,7 +36,10 @@ SNAPSHOT_BLOCKS = 4096
 LEASE_S = 3600
 LESS_URGENT = 10
 """Niceness: real nodes report from other machines, and take nothing of the Conductor's cores."""
-COSTS = {"prefill": node_pb2.CostModel(prefill=[5.0, 0.05, 1e-7]), "decode": node_pb2.CostModel(decode=[10.0, 0.1, 1e-5])}
+COSTS = {
+    "prefill": node_pb2.Load(prefill_cost=node_pb2.PrefillCost(fixed_ms=5.0, per_token_ms=0.05, per_pair_ms=1e-7, slowest_share=1.0)),
+    "decode": node_pb2.Load(decode_cost=node_pb2.DecodeCost(fixed_ms=10.0, per_sequence_ms=0.1, per_context_token_ms=1e-5)),
+}
 
 
 def prompt_keys(prompt: int, num_tokens: int) -> list[bytes]:
@@ -86,10 +89,10 @@ class FakeStores(store_pb2_grpc.StoreServicer):
 class FakeEngines(node_pb2_grpc.PrefillNodeServicer):
     """Prefill and decode nodes report alike."""
 
-    def __init__(self, role: Role) -> None:
-        self._report = node_pb2.LoadReport(
-            incarnation=INCARNATION, slots_total=1_000_000, slots_available=1_000_000, max_batch=64, cost=COSTS[role]
-        )
+    def __init__(self, role: MemberRole) -> None:
+        load = node_pb2.Load(slots_total=1_000_000, slots_available=1_000_000, max_batch=64)
+        load.MergeFrom(COSTS[role])
+        self._report = node_pb2.LoadReport(incarnation=INCARNATION, load=load)
 
     async def WatchLoad(self, request: node_pb2.WatchLoadRequest, context: Any) -> AsyncIterator[node_pb2.LoadReport]:
         yield self._report
@@ -100,7 +103,7 @@ class FakeEngines(node_pb2_grpc.PrefillNodeServicer):
 
 
 async def serve(redis_url: str, cluster: str, num_instances: int, lengths: Sequence[int]) -> None:
-    roles: dict[str, Role] = {f"node-{number}": "prefill" if number % 2 else "decode" for number in range(num_instances)}
+    roles: dict[str, MemberRole] = {f"node-{number}": "prefill" if number % 2 else "decode" for number in range(num_instances)}
     credentials = Credentials(SECRET.encode(), cluster)
     server = new_server(credentials)
     store_pb2_grpc.add_StoreServicer_to_server(FakeStores(list(roles), lengths), server)

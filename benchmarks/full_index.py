@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 import psutil
 
 from conductor.core.index.prefix_index import PrefixIndex
-from conductor.core.types.events import Tier
 from springtide.ids import BlockKey, NodeId
+from springtide.protocol.store import Tier
 
 STORES, FULL, BLOCKS = 1000, 10_000_000, 128
 """Stores, blocks in all, blocks of a prompt."""

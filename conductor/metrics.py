@@ -7,8 +7,9 @@ import contextlib
 from prometheus_client import Counter, Gauge, Histogram
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.types.decision import Rejection
-from conductor.core.types.events import PrefillFinished, Reply, Role, Scored
+from conductor.core.types.events import PrefillFinished, Reply, Scored
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import Rejection
 
 DECISIONS = Counter("springtide_conductor_decisions_total", "Requests scheduled or rejected.", ["outcome"])
 REJECTIONS = Counter("springtide_conductor_rejections_total", "Requests rejected, by reason.", ["reason"])

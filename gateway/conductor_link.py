@@ -11,18 +11,21 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from gateway import metrics, wire
+from gateway import metrics
 from gateway.conductor_peer import RENEW_EVERY_S, ConductorPeer
 from gateway.leader_view import LeaderView
-from gateway.state import LiveAttempt
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
 from springtide.leader_lease import LeaderLease
 from springtide.membership import Membership
-from springtide.rpc import conductor_pb2
+from springtide.protocol.attempts import AttemptReport, LiveAttempt, Phase
+from springtide.protocol.instances import HungInstances
+from springtide.protocol.scheduling import Assignment, Schedule, ScheduleReply
+from springtide.protocol.status import ClusterStatus
 from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
@@ -39,7 +42,7 @@ class ConductorLink:
         gateway_id: GatewayId,
         membership: Membership,
         live_attempts: Callable[[], Sequence[LiveAttempt]],
-        on_hung: Callable[[conductor_pb2.HungInstances], None],
+        on_hung: Callable[[HungInstances], None],
         address: str | None = None,
         lease: LeaderLease | None = None,
         patience_s: float = 0.0,
@@ -82,7 +85,7 @@ class ConductorLink:
         if self._lease is not None:
             await self._lease.close()
 
-    async def schedule(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
+    async def schedule(self, request: Schedule) -> ScheduleReply:
         """Raises Unavailable when the Conductor cannot be asked or does not answer, or nobody leads for too long."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._patience_s
@@ -97,7 +100,7 @@ class ConductorLink:
                 async with asyncio.timeout(_PAUSE_S):
                     await changed.wait()
 
-    async def cluster(self) -> conductor_pb2.ClusterStatus:
+    async def cluster(self) -> ClusterStatus:
         """Raises Unavailable."""
         peer = await self._whom_to_ask()
         status = await self._or_lost(peer, peer.cluster())
@@ -106,20 +109,20 @@ class ConductorLink:
             raise _nobody_leads()
         return status
 
-    def report(self, report: conductor_pb2.AttemptReport) -> None:
+    def report(self, report: AttemptReport) -> None:
         """To every Conductor, in order, in the background."""
         for peer in self._peers.values():
             peer.report(report)
 
     # ---- asking ----
 
-    async def _schedule(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
+    async def _schedule(self, request: Schedule) -> ScheduleReply:
         peer = await self._whom_to_ask()
         if self._lease is None:
             return await self._or_lost(peer, peer.schedule(request))
-        request.epoch = self._leader.epoch
+        request = replace(request, epoch=self._leader.epoch)
         reply = await self._or_lost(peer, _unless(self._changed, peer.schedule(request)))
-        if reply.HasField("not_leader"):
+        if reply.not_leader is not None:
             self._note(self._leader.hinted(peer.address, reply.not_leader.leader_address, reply.not_leader.epoch))
             raise _nobody_leads()
         if not self._leader.accepts(reply.epoch):
@@ -129,8 +132,8 @@ class ConductorLink:
             self._leader.lost(peer.address)
             raise Unavailable(message, code="no_conductor")
         self._note(self._leader.answered(peer.address, reply.epoch))
-        if reply.HasField("assignment"):
-            self._tell_standbys(peer, wire.placed(request, reply.assignment))
+        if reply.assignment is not None:
+            self._tell_standbys(peer, placed(request, reply.assignment))
         return reply
 
     async def _whom_to_ask(self) -> ConductorPeer:
@@ -155,7 +158,7 @@ class ConductorLink:
             self._leader.answered(peer.address, epoch=0)
         return reply
 
-    def _tell_standbys(self, leader: ConductorPeer, placed: conductor_pb2.AttemptReport) -> None:
+    def _tell_standbys(self, leader: ConductorPeer, placed: LiveAttempt) -> None:
         for peer in self._peers.values():
             if peer is not leader:
                 peer.report(placed)
@@ -202,7 +205,7 @@ class ConductorLink:
             self._peers[address] = ConductorPeer(address, self._gateway_id, self._live_attempts, on_hung, self._credentials)
         return self._peers[address]
 
-    def _take_hung(self, address: str, hung: conductor_pb2.HungInstances) -> None:
+    def _take_hung(self, address: str, hung: HungInstances) -> None:
         """A standby may be cut off where the leader is not: it decides nothing."""
         if address == self._leader.address:
             self._on_hung(hung)
@@ -227,6 +230,20 @@ async def _unless(changed: asyncio.Event, call: Coroutine[Any, Any, Reply]) -> R
     finally:
         calling.cancel()
         change.cancel()
+
+
+def placed(request: Schedule, assignment: Assignment) -> LiveAttempt:
+    """What a Conductor that did not place it is told of a new attempt."""
+    return LiveAttempt(
+        attempt_id=assignment.attempt_id,
+        prefill_id=assignment.prefill.instance_id,
+        decode_id=assignment.decode.instance_id,
+        phase=Phase.PREFILL,
+        num_tokens=request.num_tokens,
+        tenant=request.tenant,
+        max_new_tokens=request.max_new_tokens,
+        prediction=assignment.prediction,
+    )
 
 
 def _nobody_leads() -> Unavailable:

@@ -11,11 +11,15 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 
-from gateway import metrics, wire
-from gateway.state import LiveAttempt
+from gateway import metrics
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
+from springtide.protocol import wire
+from springtide.protocol.attempts import AttemptReport, LiveAttempt, Renew
+from springtide.protocol.instances import HungInstances
+from springtide.protocol.scheduling import Schedule, ScheduleReply
+from springtide.protocol.status import ClusterStatus
 from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
@@ -42,7 +46,7 @@ class ConductorPeer:
         address: str,
         gateway_id: GatewayId,
         live_attempts: Callable[[], Sequence[LiveAttempt]],
-        on_hung: Callable[[conductor_pb2.HungInstances], None],
+        on_hung: Callable[[HungInstances], None],
         credentials: Credentials = OPEN,
     ) -> None:
         """Needs a running event loop. `on_hung` is told of all that hang, whenever that changes."""
@@ -52,7 +56,7 @@ class ConductorPeer:
         self._live_attempts = live_attempts
         self._on_hung = on_hung
         self._channel: grpc.aio.Channel | None = None
-        self._reports: asyncio.Queue[conductor_pb2.AttemptReport] = asyncio.Queue(MOST_KEPT)
+        self._reports: asyncio.Queue[AttemptReport] = asyncio.Queue(MOST_KEPT)
         self._closing: set[asyncio.Task[None]] = set()
         self._reachable = True
         self._tasks = [
@@ -61,15 +65,17 @@ class ConductorPeer:
             supervised(self._follow_hung, f"conductor-hung-{address}"),
         ]
 
-    async def schedule(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
-        """Raises Unavailable when it cannot be asked or does not answer."""
-        return await self._ask(lambda stub: stub.Schedule(request, timeout=CALL_TIMEOUT_S))
+    async def schedule(self, request: Schedule) -> ScheduleReply:
+        """Raises Unavailable when it cannot be asked or does not answer; ValueError when its answer makes no sense."""
+        message = wire.SCHEDULE.encode(request)
+        return wire.SCHEDULE_REPLY.decode(await self._ask(lambda stub: stub.Schedule(message, timeout=CALL_TIMEOUT_S)))
 
-    async def cluster(self) -> conductor_pb2.ClusterStatus:
+    async def cluster(self) -> ClusterStatus:
         """Raises Unavailable."""
-        return await self._ask(lambda stub: stub.GetCluster(conductor_pb2.GetClusterRequest(), timeout=CALL_TIMEOUT_S))
+        request = conductor_pb2.GetClusterRequest()
+        return wire.CLUSTER_STATUS.decode(await self._ask(lambda stub: stub.GetCluster(request, timeout=CALL_TIMEOUT_S)))
 
-    def report(self, report: conductor_pb2.AttemptReport) -> None:
+    def report(self, report: AttemptReport) -> None:
         """Sent in order, in the background, with all that has gathered meanwhile. Lost when the Conductor is away, or too slow for so many:
         what runs and what has ended, the next two renewals teach it; what it would have learnt for its predictions stays lost."""
         if self._reports.full():
@@ -140,7 +146,7 @@ class ConductorPeer:
             gathered = [await self._reports.get()]
             while len(gathered) < _MOST_SENT and not self._reports.empty():
                 gathered.append(self._reports.get_nowait())
-            request = conductor_pb2.AdvanceRequest(gateway_id=self._gateway_id, reports=gathered)
+            request = conductor_pb2.AdvanceRequest(gateway_id=self._gateway_id, reports=map(wire.ATTEMPT_REPORT.encode, gathered))
             try:
                 await self._advance(request)
             except Unavailable:
@@ -158,9 +164,9 @@ class ConductorPeer:
 
     async def _renew(self) -> None:
         while True:
-            attempts = [wire.live_attempt(attempt) for attempt in self._live_attempts()]
+            renew = Renew(self._gateway_id, tuple(self._live_attempts()))
             with contextlib.suppress(Unavailable):
-                await self._renewal(conductor_pb2.RenewRequest(gateway_id=self._gateway_id, attempts=attempts))
+                await self._renewal(wire.RENEW.encode(renew))
             await asyncio.sleep(RENEW_EVERY_S)
 
     async def _follow_hung(self) -> None:
@@ -168,7 +174,7 @@ class ConductorPeer:
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):  # that it is lost, the renewals find out
                 async for hung in ConductorStub(self._connected()).WatchHung(conductor_pb2.WatchHungRequest(gateway_id=self._gateway_id)):
-                    self._on_hung(hung)
+                    self._on_hung(wire.HUNG_INSTANCES.decode(hung))
             await asyncio.sleep(_FOLLOW_AGAIN_S)
 
     async def _advance(self, request: conductor_pb2.AdvanceRequest) -> None:

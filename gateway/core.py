@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gateway import events as ev
-from gateway.state import STEPS_AT_A_STANDSTILL, AttemptState, Limits, LiveAttempt, Pulse, RequestState
+from gateway.state import STEPS_AT_A_STANDSTILL, AttemptState, Limits, Pulse, RequestState
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
-from springtide.ids import AttemptId, InstanceId, RequestId
+from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
+from springtide.protocol.attempts import LiveAttempt, Phase, Progress
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import Assignment, Reason, Schedule
 from springtide.rpc import common_pb2 as pb
-from springtide.rpc import conductor_pb2 as conductor_pb
 from springtide.silence import ObservedTime
 
-_NOBODY_THERE = (conductor_pb.REJECTION_REASON_NO_PREFILL, conductor_pb.REJECTION_REASON_NO_DECODE)
+_NOBODY_THERE = (Reason.NO_PREFILL, Reason.NO_DECODE)
 _DOOR_RETRY_AFTER_S = 1.0
 _NO_ROOM = (
     pb.FAILURE_CODE_POOL_FULL,
@@ -32,8 +34,10 @@ _MOST_BETWEEN_TICKS_S = 1.0
 
 
 class GatewayCore:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, gateway_id: GatewayId, keys_of: ev.KeysOf) -> None:
         self._limits = limits
+        self._gateway_id = gateway_id
+        self._keys_of = keys_of
         self._requests: dict[RequestId, RequestState] = {}
         self._by_attempt: dict[AttemptId, RequestState] = {}
         """Those that run."""
@@ -88,11 +92,12 @@ class GatewayCore:
         return [
             LiveAttempt(
                 attempt_id=attempt.attempt_id,
-                prefill_id=attempt.instance_of("prefill"),
-                decode_id=attempt.instance_of("decode"),
+                prefill_id=attempt.instance_of(Role.PREFILL),
+                decode_id=attempt.instance_of(Role.DECODE),
                 phase=attempt.phase,
                 num_tokens=attempt.num_tokens,
-                cached_tokens=attempt.cached_tokens,
+                # Whatever the node says: the last token is always computed.
+                cached_tokens=min(attempt.cached_tokens, attempt.num_tokens - 1),
                 tenant=state.generation.tenant,
                 max_new_tokens=state.generation.sampling.max_tokens - attempt.base,
                 prediction=attempt.assignment.prediction,
@@ -144,7 +149,25 @@ class GatewayCore:
         state.unanswered = False
         state.asked = state.attempt_id
         self._asked[state.asked] = state
-        return [ev.Schedule(state.asked, state.generation, state.token_ids, state.accepted, state.avoid, left_ms)]
+        generation, token_ids = state.generation, state.token_ids
+        max_new_tokens = generation.sampling.max_tokens - len(state.tokens)
+        return [
+            Schedule(
+                attempt_id=state.asked,
+                request_id=generation.request_id,
+                gateway_id=self._gateway_id,
+                block_keys=self._keys_of(generation, token_ids),
+                num_tokens=len(token_ids),
+                max_new_tokens=max_new_tokens,
+                # Nothing ends an output before its limit whose end tokens are ignored, unless a stop string or the client does.
+                min_new_tokens=max_new_tokens if generation.sampling.ignore_eos else 1,
+                accepted=state.accepted,
+                avoid=frozenset(state.avoid),
+                tenant=generation.tenant,
+                priority=generation.priority,
+                deadline_ms=left_ms,
+            )
+        ]
 
     def _left_ms(self, state: RequestState, now: float) -> float:
         """Until its deadline."""
@@ -171,18 +194,18 @@ class GatewayCore:
         state = self._answered(assignment.attempt_id)
         if state is None:
             # Nobody waits for it any more: the Conductor must not count it as load.
-            return [] if assignment.attempt_id in self._by_attempt else [ev.Advance(assignment.attempt_id, "finished")]
+            return [] if assignment.attempt_id in self._by_attempt else [ev.Report(Progress(assignment.attempt_id, Phase.FINISHED))]
         token_ids = state.token_ids
         state.accepted = True
         # Who found a node full before does not take it for roomy again, whatever the Conductor has heard of it by now.
         waits = not assignment.inlined and (assignment.waits or state.crowded_out > 0)
-        pulses = {side: Pulse(self._observed.now, self._observed.now) for side in ev.SIDES}
+        pulses = {side: Pulse(self._observed.now, self._observed.now) for side in Role}
         attempt = AttemptState(assignment, len(state.tokens), len(token_ids), now, pulses, waits)
         state.attempt = attempt
         self._by_attempt[assignment.attempt_id] = state
         actions: list[ev.Action] = [ev.StartDecode(state.generation, token_ids, assignment, self._age_ms(state, now), waits)]
         if assignment.inlined or waits:
-            attempt.close("prefill")
+            attempt.close(Role.PREFILL)
         else:
             actions.append(self._start_prefill(state, attempt, now))
         return actions
@@ -198,7 +221,7 @@ class GatewayCore:
         state, attempt = running
         attempt.waits, attempt.prefill_open = False, True
         state.waiting_since = None
-        attempt.pulses["prefill"].move(self._observed.now)
+        attempt.pulses[Role.PREFILL].move(self._observed.now)
         return [self._start_prefill(state, attempt, now)]
 
     @staticmethod
@@ -208,7 +231,7 @@ class GatewayCore:
         return (now - (state.arrived_at if requested_at is None else requested_at)) * 1000
 
     @staticmethod
-    def _ttft_budget_ms(state: RequestState, assignment: ev.Assignment, now: float) -> float:
+    def _ttft_budget_ms(state: RequestState, assignment: Assignment, now: float) -> float:
         if state.tokens or not assignment.ttft_slo_ms:
             # The client of a continuation waits between two tokens: no slack beyond the work itself.
             return assignment.predicted_ttft_ms
@@ -218,17 +241,17 @@ class GatewayCore:
         state = self._answered(event.attempt_id)
         if state is None:
             return []
-        if event.reason == conductor_pb.REJECTION_REASON_TOO_LARGE and not state.accepted:
-            return self._give_up(state, InvalidRequest(event.message, code="request_too_large"))
-        if state.accepted or event.reason in _NOBODY_THERE:
+        reason, message, retry_after_s = event.rejection.reason, event.rejection.message, event.rejection.retry_after_s
+        if reason is Reason.TOO_LARGE and not state.accepted:
+            return self._give_up(state, InvalidRequest(message, code="request_too_large"))
+        if state.accepted or reason in _NOBODY_THERE:
             patience_s = self._limits.capacity_wait_s if state.accepted else self._limits.arrival_wait_s
-            return self._wait_for_capacity(state, patience_s, event.message, now)
-        if event.reason == conductor_pb.REJECTION_REASON_DEADLINE and not event.retry_after_s:
-            return self._give_up(state, DeadlineExceeded(event.message, code="deadline"))
-        if not event.retry_after_s:
-            return self._give_up(state, InvalidRequest(event.message, code="objective_unattainable"))
-        reason = conductor_pb.RejectionReason.Name(event.reason).removeprefix("REJECTION_REASON_").lower()
-        return self._give_up(state, Overloaded(event.message, retry_after_s=event.retry_after_s, reason=reason))
+            return self._wait_for_capacity(state, patience_s, message, now)
+        if reason is Reason.DEADLINE and not retry_after_s:
+            return self._give_up(state, DeadlineExceeded(message, code="deadline"))
+        if not retry_after_s:
+            return self._give_up(state, InvalidRequest(message, code="objective_unattainable"))
+        return self._give_up(state, Overloaded(message, retry_after_s=retry_after_s, reason=reason.value))
 
     def _on_scheduler_unreachable(self, event: ev.SchedulerUnreachable, now: float) -> list[ev.Action]:
         state = self._answered(event.attempt_id)
@@ -257,28 +280,30 @@ class GatewayCore:
         if running is None or running[1].first_token_seen:
             return []
         state, attempt = running
-        attempt.pulses["decode"].move(self._observed.now)
+        attempt.pulses[Role.DECODE].move(self._observed.now)
         attempt.first_token_seen = True
         attempt.cached_tokens = event.cached_tokens
         state.waiting_since = None
         if state.cached_tokens is None:
             state.cached_tokens = event.cached_tokens
         actions: list[ev.Action] = [
-            ev.Advance(
-                attempt.attempt_id,
-                "decode",
-                cached_tokens=event.cached_tokens,
-                output_tokens=len(event.output.tokens),
-                ttft_ms=(now - attempt.started_at) * 1000,
-                remote_tokens=event.remote_tokens,
-                fetch_ms=event.fetch_ms,
-                queue_ms=event.queue_ms,
-                compute_ms=event.compute_ms,
+            ev.Report(
+                Progress(
+                    attempt.attempt_id,
+                    Phase.DECODE,
+                    cached_tokens=event.cached_tokens,
+                    output_tokens=len(event.output.tokens),
+                    ttft_ms=(now - attempt.started_at) * 1000,
+                    remote_tokens=event.remote_tokens,
+                    fetch_ms=event.fetch_ms,
+                    queue_ms=event.queue_ms,
+                    compute_ms=event.compute_ms,
+                )
             )
         ]
         if event.output.finish is not None:
-            attempt.close("decode" if attempt.assignment.inlined else "prefill")
-        actions += self._take(state, attempt, event.output, "prefill", now)
+            attempt.close(Role.DECODE if attempt.assignment.inlined else Role.PREFILL)
+        actions += self._take(state, attempt, event.output, Role.PREFILL, now)
         for output in attempt.held:
             # Stops by itself: once the attempt is over, it is no longer known.
             actions += self._on_decode_output(output, now)
@@ -289,20 +314,20 @@ class GatewayCore:
         if running is None:
             return []
         state, attempt = running
-        attempt.pulses["decode"].move(self._observed.now)
+        attempt.pulses[Role.DECODE].move(self._observed.now)
         if not attempt.first_token_seen:
             attempt.held.append(output)
             return []
         attempt.prefill_open = False
         if output.finish is not None:
-            attempt.close("decode")
+            attempt.close(Role.DECODE)
         if output.end > len(state.tokens):
             attempt.progressed = True
             state.fruitless = state.crowded_out = 0
             state.avoid = ()
-        return self._take(state, attempt, output, "decode", now)
+        return self._take(state, attempt, output, Role.DECODE, now)
 
-    def _take(self, state: RequestState, attempt: AttemptState, output: ev.Output, side: ev.Side, now: float) -> list[ev.Action]:
+    def _take(self, state: RequestState, attempt: AttemptState, output: ev.Output, side: Role, now: float) -> list[ev.Action]:
         """Emits what of `output` is new and ends the request when it says so."""
         expected = len(state.tokens)
         if output.position > expected or (output.finish is not None and output.end < expected):
@@ -323,7 +348,7 @@ class GatewayCore:
 
     def _on_attempt_failed(self, event: ev.AttemptFailed, now: float) -> list[ev.Action]:
         running = self._running(event.attempt_id)
-        if running is None or (event.side == "prefill" and not running[1].prefill_open):
+        if running is None or (event.side is Role.PREFILL and not running[1].prefill_open):
             return []
         state, attempt = running
         attempt.close(event.side)
@@ -337,7 +362,7 @@ class GatewayCore:
             return self._crowd_out(state, attempt, message, culprit, now)
         if event.code == pb.FAILURE_CODE_PEER_LOST and not attempt.assignment.inlined:
             # Which of the two lost the other cannot be told from here.
-            return self._fail(state, attempt, message, [attempt.instance_of("prefill"), attempt.instance_of("decode")], now)
+            return self._fail(state, attempt, message, [attempt.instance_of(Role.PREFILL), attempt.instance_of(Role.DECODE)], now)
         return self._fail(state, attempt, message, [culprit], now)
 
     def _refused_at_door(
@@ -349,12 +374,12 @@ class GatewayCore:
         # The Conductor's acceptance has been overruled; this time it may as well reject.
         state.accepted = False
         state.avoid = (*state.avoid, culprit)
-        return [*self._stop_attempt(state, attempt, "failed", culprit, message), *self._schedule(state, now)]
+        return [*self._stop_attempt(state, attempt, Phase.FAILED, culprit, message), *self._schedule(state, now)]
 
     def _crowd_out(self, state: RequestState, attempt: AttemptState, message: str, culprit: InstanceId, now: float) -> list[ev.Action]:
         """Schedules it anew, to wait for room. Nobody is avoided for being full: the Conductor knows who is."""
         waited_s = now - attempt.started_at
-        actions = self._stop_attempt(state, attempt, "failed", culprit, message)
+        actions = self._stop_attempt(state, attempt, Phase.FAILED, culprit, message)
         state.crowded_out += 1
         state.waiting_since = None  # somebody is there
         pause_s = min(self._limits.crowded_pause_s * 2 ** min(state.crowded_out - 2, 10), self._limits.crowded_pause_max_s)
@@ -367,7 +392,7 @@ class GatewayCore:
         message = f"the connection to {event.instance_id} {'was lost' if event.connected else 'could not be made'}"
         for attempt_id in event.attempt_ids:
             running = self._running(attempt_id)
-            if running is None or (event.side == "prefill" and not running[1].prefill_open):
+            if running is None or (event.side is Role.PREFILL and not running[1].prefill_open):
                 continue
             state, attempt = running
             attempt.close(event.side)
@@ -376,7 +401,7 @@ class GatewayCore:
             else:
                 # It never began: no fruitless attempt, but a lack of instances that the Conductor does not know of yet.
                 state.avoid = _merge(state.avoid, [event.instance_id])
-                actions += self._stop_attempt(state, attempt, "failed", event.instance_id, message)
+                actions += self._stop_attempt(state, attempt, Phase.FAILED, event.instance_id, message)
                 actions += self._wait_for_capacity(state, self._limits.capacity_wait_s, message, now)
         return actions
 
@@ -384,7 +409,7 @@ class GatewayCore:
         self, state: RequestState, attempt: AttemptState, message: str, culprits: Collection[InstanceId], now: float
     ) -> list[ev.Action]:
         """Ends the attempt and schedules another, at once or after a pause, unless too many came to nothing."""
-        actions = self._stop_attempt(state, attempt, "failed", next(iter(culprits)) if len(culprits) == 1 else "", message)
+        actions = self._stop_attempt(state, attempt, Phase.FAILED, next(iter(culprits)) if len(culprits) == 1 else "", message)
         state.avoid = _merge(state.avoid, culprits)
         if not attempt.progressed:
             state.fruitless += 1
@@ -424,9 +449,9 @@ class GatewayCore:
                 running[1].pulses[event.side].take(sign, self._observed.now)
         return []
 
-    def _hung_sides(self, attempt: AttemptState) -> dict[ev.Side, str]:
+    def _hung_sides(self, attempt: AttemptState) -> dict[Role, str]:
         """And why they are taken for that."""
-        limits, hung = self._limits, dict[ev.Side, str]()
+        limits, hung = self._limits, dict[Role, str]()
         for side in attempt.watched:
             silent_s = self._observed.now - attempt.pulses[side].heard_at
             still_s = self._observed.now - attempt.pulses[side].moved_at
@@ -439,9 +464,8 @@ class GatewayCore:
     @staticmethod
     def _longest_work_s(attempt: AttemptState) -> float:
         """Of a node, from one sign of headway to the next."""
-        prediction = attempt.assignment.prediction
-        tbt_ms = prediction.tbt_ms if prediction is not None else 0.0
-        return (attempt.assignment.predicted_ttft_ms + STEPS_AT_A_STANDSTILL * tbt_ms) / 1000
+        assignment = attempt.assignment
+        return (assignment.predicted_ttft_ms + STEPS_AT_A_STANDSTILL * assignment.prediction.tbt_ms) / 1000
 
     def _on_instances_hung(self, event: ev.InstancesHung, now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
@@ -449,7 +473,7 @@ class GatewayCore:
             attempt = state.attempt
             if attempt is None:
                 continue
-            refs = [attempt.ref_of(side) for side in ev.SIDES if attempt.is_open(side)]
+            refs = [attempt.ref_of(side) for side in Role if attempt.is_open(side)]
             culprits = [ref.instance_id for ref in refs if (ref.instance_id, ref.address) in event.addresses]
             if culprits:
                 actions += self._fail(state, attempt, f"{', '.join(culprits)} hangs, says the Conductor", culprits, now)
@@ -457,16 +481,15 @@ class GatewayCore:
 
     # ---- ends ----
 
-    def _stop_attempt(
-        self, state: RequestState, attempt: AttemptState, phase: ev.Phase, culprit: str = "", why: str = ""
-    ) -> list[ev.Action]:
+    def _stop_attempt(self, state: RequestState, attempt: AttemptState, phase: Phase, culprit: str = "", why: str = "") -> list[ev.Action]:
         actions: list[ev.Action] = []
         if attempt.decode_open:
-            actions.append(ev.Abort("decode", attempt.instance_of("decode"), attempt.attempt_id))
+            actions.append(ev.Abort(Role.DECODE, attempt.instance_of(Role.DECODE), attempt.attempt_id))
         if attempt.prefill_open:
-            actions.append(ev.Abort("prefill", attempt.instance_of("prefill"), attempt.attempt_id))
+            actions.append(ev.Abort(Role.PREFILL, attempt.instance_of(Role.PREFILL), attempt.attempt_id))
         output_tokens = len(state.tokens) - attempt.base
-        actions.append(ev.Advance(attempt.attempt_id, phase, culprit, attempt.cached_tokens, output_tokens, why=why))
+        progress = Progress(attempt.attempt_id, phase, cached_tokens=attempt.cached_tokens, output_tokens=output_tokens)
+        actions.append(ev.Report(progress, culprit, why))
         del self._by_attempt[attempt.attempt_id]
         state.attempt = None
         return actions
@@ -482,9 +505,9 @@ class GatewayCore:
         actions: list[ev.Action] = []
         if state.attempt is not None:
             if isinstance(reply, ev.Failed):
-                actions = self._stop_attempt(state, state.attempt, "failed", why=reply.error.message)
+                actions = self._stop_attempt(state, state.attempt, Phase.FAILED, why=reply.error.message)
             else:
-                actions = self._stop_attempt(state, state.attempt, "finished")
+                actions = self._stop_attempt(state, state.attempt, Phase.FINISHED)
         if state.asked is not None:
             del self._asked[state.asked]
         self._retries.pop(request_id, None)

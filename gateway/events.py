@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from springtide.errors import SpringtideError
-from springtide.ids import AttemptId, InstanceId, NodeId, RequestId
+from springtide.ids import AttemptId, BlockKey, InstanceId, RequestId
+from springtide.protocol.attempts import Progress
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import Assignment, Rejection, Schedule
 from springtide.rpc import common_pb2 as pb
-from springtide.rpc import conductor_pb2 as conductor_pb
 from springtide.sampling import SampledToken, SamplingParams
 
-Side = Literal["prefill", "decode"]
-SIDES: tuple[Side, ...] = ("prefill", "decode")
 Finish = Literal["stop", "length"]
-Phase = Literal["prefill", "decode", "finished", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,43 +42,11 @@ class Generation:
             raise ValueError(f"Generation.deadline_ms must be finite and not negative, not {self.deadline_ms}")
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
-    instance_id: InstanceId
-    address: str
-    node_id: NodeId
-    store_address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Where an attempt runs; fields as in `proto/springtide/v1/conductor.proto`."""
-
-    attempt_id: AttemptId
-    prefill: Instance
-    decode: Instance
-    sources: tuple[pb.PrefixSource, ...] = ()
-    predicted_ttft_ms: float = 0.0
-    ttft_slo_ms: float = 0.0
-    tbt_slo_ms: float = 0.0
-    prediction: conductor_pb.Prediction | None = None
-    waits: bool = False
-    """No decode node had room: this one is asked first, and prefill begins when it has reserved."""
-    refusable: bool = False
-    """The decode node's door may refuse it."""
-
-    @property
-    def expected_tokens(self) -> float:
-        """Predicted length of the output still to come; 0: not known."""
-        return self.prediction.output_tokens if self.prediction is not None else 0.0
-
-    @property
-    def inlined(self) -> bool:
-        """The decode node computes the prompt: there is no prefill side."""
-        return self.prefill.instance_id == self.decode.instance_id
-
-
 # ---- events ----
+
+
+KeysOf = Callable[[Generation, Sequence[int]], Sequence[BlockKey]]
+"""The keys of every full block of so many tokens of a generation's prompt and output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +64,7 @@ class Assigned:
 @dataclass(frozen=True, slots=True)
 class Rejected:
     attempt_id: AttemptId
-    reason: conductor_pb.RejectionReason
-    message: str
-    retry_after_s: float
+    rejection: Rejection
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +113,7 @@ class DecodeReserved:
 @dataclass(frozen=True, slots=True)
 class AttemptFailed:
     attempt_id: AttemptId
-    side: Side
+    side: Role
     code: pb.FailureCode
     message: str
 
@@ -157,7 +122,7 @@ class AttemptFailed:
 class SessionLost:
     """The session with an instance is over, and with it these attempts there. `connected` is False when it never came to be."""
 
-    side: Side
+    side: Role
     instance_id: InstanceId
     attempt_ids: tuple[AttemptId, ...]
     connected: bool
@@ -183,7 +148,7 @@ class Sign:
 class Signs:
     """Of all attempts that a node runs for this gateway."""
 
-    side: Side
+    side: Role
     signs: tuple[Sign, ...]
 
 
@@ -229,29 +194,6 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """Ask the Conductor where this attempt is to run. Asking again for the same attempt replaces what it answered before."""
-
-    attempt_id: AttemptId
-    generation: Generation
-    token_ids: Sequence[int]
-    """The prompt and every output token received so far."""
-    accepted: bool
-    avoid: tuple[InstanceId, ...]
-    deadline_ms: float = 0.0
-    """Of the request's deadline, what is left of it; 0 without one."""
-
-    @property
-    def max_new_tokens(self) -> int:
-        return self.generation.sampling.max_tokens - (len(self.token_ids) - len(self.generation.prompt_ids))
-
-    @property
-    def min_new_tokens(self) -> int:
-        """Nothing ends an output before its limit whose end tokens are ignored, unless a stop string or the client does."""
-        return self.max_new_tokens if self.generation.sampling.ignore_eos else 1
-
-
-@dataclass(frozen=True, slots=True)
 class StartDecode:
     generation: Generation
     token_ids: Sequence[int]
@@ -275,7 +217,7 @@ class StartPrefill:
 class Abort:
     """Whatever this side still does or holds for the attempt is to be given up."""
 
-    side: Side
+    side: Role
     instance_id: InstanceId
     attempt_id: AttemptId
 
@@ -289,20 +231,12 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
-    """Tell the Conductor. After `finished` or `failed` nothing of the attempt is of interest any more."""
+class Report:
+    """Tell the Conductor. Once the attempt is over nothing of it is of interest any more."""
 
-    attempt_id: AttemptId
-    phase: Phase
-    instance_id: str = ""
+    progress: Progress
+    culprit: str = ""
     """Who failed, if known."""
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    ttft_ms: float = 0.0
-    remote_tokens: int = 0
-    fetch_ms: float = 0.0
-    queue_ms: float = 0.0
-    compute_ms: float = 0.0
     why: str = ""
     """Of a failed one, for the log."""
 
@@ -330,4 +264,4 @@ class Terminal:
     reply: Finished | Failed | Cancelled
 
 
-Action = Schedule | StartDecode | StartPrefill | Abort | Emit | Advance | Terminal
+Action = Schedule | StartDecode | StartPrefill | Abort | Emit | Report | Terminal

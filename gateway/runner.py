@@ -15,11 +15,13 @@ from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
 from gateway.reply import Sink
 from gateway.sessions import SessionPool
-from springtide.blocks import block_keys
 from springtide.clock import Clock
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import SpringtideError
-from springtide.ids import BlockKey, GatewayId, RequestId
+from springtide.ids import BlockKey, RequestId
+from springtide.protocol.attempts import Phase
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import Schedule, ScheduleReply
 from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
@@ -45,8 +47,6 @@ class Runner:
         core: GatewayCore,
         conductor: ConductorLink,
         clock: Clock,
-        gateway_id: GatewayId,
-        block_tokens: int,
         namespace: Callable[[str], BlockKey],
         credentials: Credentials = OPEN,
     ) -> None:
@@ -54,10 +54,8 @@ class Runner:
         self._core = core
         self._conductor = conductor
         self._clock = clock
-        self._gateway_id = gateway_id
-        self._block_tokens = block_tokens
         self._namespace = namespace
-        self._sessions = {side: SessionPool(side, self.post, credentials) for side in ev.SIDES}
+        self._sessions = {side: SessionPool(side, self.post, credentials) for side in Role}
         self._served: dict[RequestId, _Served] = {}
         self._events: deque[ev.Event] = deque()
         self._draining = False
@@ -105,22 +103,22 @@ class Runner:
 
     def _do(self, action: ev.Action) -> None:
         match action:
-            case ev.Schedule():
+            case Schedule():
                 self._spawn(self._schedule(action))
             case ev.StartDecode(generation=generation, assignment=assignment):
                 self._count_attempt(generation.request_id)
                 command = wire.decode_start(action, self._namespace(generation.tenant))
-                self._sessions["decode"].start(assignment.decode, assignment.attempt_id, command)
+                self._sessions[Role.DECODE].start(assignment.decode, assignment.attempt_id, command)
             case ev.StartPrefill(generation=generation, assignment=assignment):
                 order = wire.prefill_start(action, self._namespace(generation.tenant))
-                self._sessions["prefill"].start(assignment.prefill, assignment.attempt_id, order)
+                self._sessions[Role.PREFILL].start(assignment.prefill, assignment.attempt_id, order)
             case ev.Abort(side, instance_id, attempt_id):
                 self._sessions[side].abort(instance_id, attempt_id)
             case ev.Emit(request_id, tokens):
                 self._emit(request_id, action)
                 metrics.OUTPUT_TOKENS.inc(len(tokens))
-            case ev.Advance():
-                self._advance(action)
+            case ev.Report():
+                self._report(action)
             case ev.Terminal(request_id, reply):
                 self._end(request_id, reply)
 
@@ -136,36 +134,42 @@ class Runner:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _schedule(self, action: ev.Schedule) -> None:
-        ids = {"request_id": action.generation.request_id, "attempt_id": action.attempt_id}
-        keys = block_keys(self._namespace(action.generation.tenant), action.token_ids, self._block_tokens)
+    async def _schedule(self, action: Schedule) -> None:
+        ids = {"request_id": action.request_id, "attempt_id": action.attempt_id}
         try:
-            reply = await self._conductor.schedule(wire.schedule_request(action, keys, self._gateway_id))
-            answer = wire.schedule_answer(action.attempt_id, reply)
+            reply = await self._conductor.schedule(action)
         except SpringtideError as error:
             logger.warning("not scheduled: %s", error.message, extra=ids)
             self.post(ev.SchedulerUnreachable(action.attempt_id, error.message))
-            return
         except Exception as error:
             # A request must not wait for ever for an answer that makes no sense.
             logger.exception("not scheduled", extra=ids)
             self.post(ev.SchedulerUnreachable(action.attempt_id, f"the Conductor's answer cannot be taken in: {error!r}"))
-            return
-        if isinstance(answer, ev.Assigned):
-            assignment = answer.assignment
-            logger.debug("runs on %s and %s", assignment.prefill.instance_id, assignment.decode.instance_id, extra=ids)
         else:
-            logger.info("not placed: %s", answer.message, extra=ids)
-        self.post(answer)
+            self._answered(action, reply)
 
-    def _advance(self, action: ev.Advance) -> None:
-        if action.phase in ("finished", "failed"):
+    def _answered(self, action: Schedule, reply: ScheduleReply) -> None:
+        ids = {"request_id": action.request_id, "attempt_id": action.attempt_id}
+        if (assignment := reply.assignment) is not None:
+            logger.debug("runs on %s and %s", assignment.prefill.instance_id, assignment.decode.instance_id, extra=ids)
+            self.post(ev.Assigned(assignment))
+        elif reply.rejection is not None:
+            logger.info("not placed: %s", reply.rejection.message, extra=ids)
+            self.post(ev.Rejected(action.attempt_id, reply.rejection))
+        else:
+            logger.error("the Conductor's answer is empty", extra=ids)
+            self.post(ev.SchedulerUnreachable(action.attempt_id, "the Conductor's answer is empty"))
+
+    def _report(self, action: ev.Report) -> None:
+        progress = action.progress
+        if progress.phase.over:
             for pool in self._sessions.values():
-                pool.forget(action.attempt_id)
-        if action.phase == "failed":
-            logger.warning("attempt failed after %d tokens: %s", action.output_tokens, action.why, extra={"attempt_id": action.attempt_id})
-            metrics.count_failed_attempt(action.instance_id)
-        self._conductor.report(wire.progress(action))
+                pool.forget(progress.attempt_id)
+        if progress.phase is Phase.FAILED:
+            ids = {"attempt_id": progress.attempt_id}
+            logger.warning("attempt failed after %d tokens: %s", progress.output_tokens, action.why, extra=ids)
+            metrics.count_failed_attempt(action.culprit)
+        self._conductor.report(progress)
 
     def _emit(self, request_id: RequestId, action: ev.Emit) -> None:
         served = self._served.get(request_id)

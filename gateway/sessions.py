@@ -15,6 +15,7 @@ from gateway import events as ev
 from gateway.wire import abort_command, update_events
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import AttemptId, InstanceId
+from springtide.protocol.instances import InstanceRef, Role
 from springtide.rpc import node_pb2, node_pb2_grpc
 from springtide.rpc.channels import connect
 
@@ -30,7 +31,7 @@ class Session:
     """One stream with one process. Ends with that process or its connection; reports so once, with the attempts that ran over it."""
 
     def __init__(
-        self, side: ev.Side, instance: ev.Instance, post: Post, on_end: Callable[[Session], None], credentials: Credentials = OPEN
+        self, side: Role, instance: InstanceRef, post: Post, on_end: Callable[[Session], None], credentials: Credentials = OPEN
     ) -> None:
         self.side = side
         self.instance = instance
@@ -79,7 +80,7 @@ class Session:
             await channel.close(grace=None)
 
     def _stream(self, channel: grpc.aio.Channel) -> AsyncIterator[Any]:
-        stub = node_pb2_grpc.PrefillNodeStub(channel) if self.side == "prefill" else node_pb2_grpc.DecodeNodeStub(channel)
+        stub = node_pb2_grpc.PrefillNodeStub(channel) if self.side is Role.PREFILL else node_pb2_grpc.DecodeNodeStub(channel)
         stream: AsyncIterator[Any] = stub.Session(self._outgoing())
         return stream
 
@@ -112,13 +113,13 @@ async def _connected(channel: grpc.aio.Channel) -> None:
 class SessionPool:
     """The sessions of one side, by instance."""
 
-    def __init__(self, side: ev.Side, post: Post, credentials: Credentials = OPEN) -> None:
+    def __init__(self, side: Role, post: Post, credentials: Credentials = OPEN) -> None:
         self._side = side
         self._credentials = credentials
         self._post = post
         self._sessions: dict[InstanceId, Session] = {}
 
-    def start(self, instance: ev.Instance, attempt_id: AttemptId, command: Command) -> None:
+    def start(self, instance: InstanceRef, attempt_id: AttemptId, command: Command) -> None:
         session = self._sessions.get(instance.instance_id)
         if session is not None and session.instance.address != instance.address:
             # The instance has been started anew elsewhere: nobody is left at the old address.

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.events import SIDES, Assignment, Generation, Instance, Output, Phase, Side, Sign
+from gateway.events import Generation, Output, Sign
 from springtide.ids import AttemptId, InstanceId
-from springtide.rpc import conductor_pb2
+from springtide.protocol.attempts import Phase
+from springtide.protocol.instances import InstanceRef, Role
+from springtide.protocol.scheduling import Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class AttemptState:
     """Output position of its first token."""
     num_tokens: int
     started_at: float
-    pulses: dict[Side, Pulse]
+    pulses: dict[Role, Pulse]
     waits: bool = False
     """The decode side has not said yet that it has room; prefill begins then."""
     prefill_open: bool = True
@@ -82,26 +84,26 @@ class AttemptState:
 
     @property
     def phase(self) -> Phase:
-        return "decode" if self.first_token_seen else "prefill"
+        return Phase.DECODE if self.first_token_seen else Phase.PREFILL
 
-    def ref_of(self, side: Side) -> Instance:
-        return self.assignment.prefill if side == "prefill" else self.assignment.decode
+    def ref_of(self, side: Role) -> InstanceRef:
+        return self.assignment.prefill if side is Role.PREFILL else self.assignment.decode
 
-    def instance_of(self, side: Side) -> InstanceId:
+    def instance_of(self, side: Role) -> InstanceId:
         return self.ref_of(side).instance_id
 
-    def is_open(self, side: Side) -> bool:
-        return self.prefill_open if side == "prefill" else self.decode_open
+    def is_open(self, side: Role) -> bool:
+        return self.prefill_open if side is Role.PREFILL else self.decode_open
 
     @property
-    def watched(self) -> Sequence[Side]:
+    def watched(self) -> Sequence[Role]:
         """The sides that owe a sign of life. Once the first token is out, the prefill side may have nothing left to do but hand over, which
         the stores see to."""
-        return [side for side in SIDES if self.is_open(side) and not (side == "prefill" and self.first_token_seen)]
+        return [side for side in Role if self.is_open(side) and not (side is Role.PREFILL and self.first_token_seen)]
 
-    def close(self, side: Side) -> None:
+    def close(self, side: Role) -> None:
         """That side has ended the attempt by itself: it needs no abort."""
-        if side == "prefill":
+        if side is Role.PREFILL:
             self.prefill_open = False
         else:
             self.decode_open = False
@@ -140,18 +142,3 @@ class RequestState:
     @property
     def token_ids(self) -> Sequence[int]:
         return (*self.generation.prompt_ids, *self.tokens) if self.tokens else self.generation.prompt_ids
-
-
-@dataclass(frozen=True, slots=True)
-class LiveAttempt:
-    """What the Conductor is told of a running attempt when the gateway renews its lease."""
-
-    attempt_id: AttemptId
-    prefill_id: InstanceId
-    decode_id: InstanceId
-    phase: Phase
-    num_tokens: int
-    cached_tokens: int
-    tenant: str = ""
-    max_new_tokens: int = 0
-    prediction: conductor_pb2.Prediction | None = None

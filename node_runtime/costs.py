@@ -6,15 +6,16 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar
 
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.errors import ConfigError
+from springtide.protocol.instances import Role
 
 CostT = TypeVar("CostT", PrefillCost, DecodeCost)
 
 
-def cost_model(kind: type[CostT], phase: Literal["prefill", "decode"], profile: Path | None, measure: Callable[[], CostT]) -> CostT:
+def cost_model(kind: type[CostT], phase: Role, profile: Path | None, measure: Callable[[], CostT]) -> CostT:
     """`profile`, a JSON object, has a list of three coefficients for each phase. Raises ConfigError when it does not."""
     if profile is None:
         return measure()
@@ -26,7 +27,7 @@ def cost_model(kind: type[CostT], phase: Literal["prefill", "decode"], profile: 
         raise ConfigError(f"profile: {profile} is not JSON: {error}") from None
     coefficients = document.get(phase) if isinstance(document, dict) else None
     if not _are_coefficients(coefficients):
-        raise ConfigError(f"profile: {phase!r} in {profile} must be a list of 3 numbers >= 0, not {coefficients!r}")
+        raise ConfigError(f"profile: {phase.value!r} in {profile} must be a list of 3 numbers >= 0, not {coefficients!r}")
     return kind(*map(float, coefficients))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from engine.device.base import Device, count_cards, find
-from node_runtime.departure import Role
 from springtide.config import ClusterConfig
 from springtide.errors import ConfigError
 from springtide.process import ProcessArguments
+from springtide.protocol.instances import Role
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def devices_of(arguments: ProcessArguments, role: Role) -> list[Device | None]:
     config = arguments.config
     named = _INSTANCE.fullmatch(arguments.instance_id)
     assert named is not None, "the pattern matches everything"
-    own = _Engine(cast(Role, named["kind"] or role), int(named["number"] or 0))
+    own = _Engine(Role(named["kind"] or role), int(named["number"] or 0))
     total = count_cards(config.device)
     cards = _cards(config, own, role, total or 1)[int(named["stage"] or 0)]
     if total and len(set(cards)) < len(cards):
@@ -41,7 +41,7 @@ def devices_of(arguments: ProcessArguments, role: Role) -> list[Device | None]:
     if not total:
         return [None] * len(cards)
     users = _users(config, own, role, total)
-    step_graphs = config.decode_node.max_batch if role == "decode" and config.decode_node.cuda_graphs else 0
+    step_graphs = config.decode_node.max_batch if role is Role.DECODE and config.decode_node.cuda_graphs else 0
     return [find(config.device, card, config.device_memory / users[card], step_graphs) for card in cards]
 
 
@@ -55,17 +55,17 @@ class _Engine(NamedTuple):
 def _cards(config: ClusterConfig, engine: _Engine, role: Role, total: int) -> list[list[int]]:
     """Of each process of an engine that has `role`, of each rank: which of the `total` cards. It keeps to those that it was started on."""
     prefill, decode = config.prefill_node, config.decode_node
-    sizes = {"prefill": prefill.stages * prefill.tensor_parallel, "decode": decode.tensor_parallel}
-    before, chosen = (0, prefill.devices) if engine.kind == "prefill" else (config.prefill * sizes["prefill"], decode.devices)
+    sizes = {Role.PREFILL: prefill.stages * prefill.tensor_parallel, Role.DECODE: decode.tensor_parallel}
+    before, chosen = (0, prefill.devices) if engine.kind is Role.PREFILL else (config.prefill * sizes[Role.PREFILL], decode.devices)
     size = sizes[engine.kind]
     places = range(engine.number * size, (engine.number + 1) * size)
     own = [before + place if chosen is None else chosen[place % len(chosen)] for place in places]
-    stages, degree = (prefill.stages, prefill.tensor_parallel) if role == "prefill" else (1, decode.tensor_parallel)
+    stages, degree = (prefill.stages, prefill.tensor_parallel) if role is Role.PREFILL else (1, decode.tensor_parallel)
     return [[own[(stage * degree + rank) % size] % total for rank in range(degree)] for stage in range(stages)]
 
 
 def _users(config: ClusterConfig, own: _Engine, role: Role, total: int) -> Counter[int]:
     """How many processes each card has, where all engines but this one, which has `role`, have the roles that they were started in."""
-    engines: dict[_Engine, Role] = {_Engine("prefill", number): "prefill" for number in range(config.prefill)}
-    engines |= {_Engine("decode", number): "decode" for number in range(config.decode)}
+    engines: dict[_Engine, Role] = {_Engine(Role.PREFILL, number): Role.PREFILL for number in range(config.prefill)}
+    engines |= {_Engine(Role.DECODE, number): Role.DECODE for number in range(config.decode)}
     return Counter(card for engine, its in {**engines, own: role}.items() for ranks in _cards(config, engine, its, total) for card in ranks)

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
 from springtide.clock import Clock
+from springtide.protocol import wire
+from springtide.protocol.instances import LoadReport
 from springtide.rpc import node_pb2
 
 REST_S = 0.05
@@ -31,9 +33,9 @@ class Changes:
         return self._next
 
 
-async def watch(report: Callable[[], node_pb2.LoadReport | None], changes: Changes, clock: Clock) -> AsyncIterator[node_pb2.LoadReport]:
+async def watch(report: Callable[[], LoadReport | None], changes: Changes, clock: Clock) -> AsyncIterator[node_pb2.LoadReport]:
     """Yields the report when it has changed, and twice a second, until there is none."""
-    said: node_pb2.LoadReport | None = None
+    said: LoadReport | None = None
     said_at = clock.now()
     while True:
         changed = changes.next
@@ -41,7 +43,7 @@ async def watch(report: Callable[[], node_pb2.LoadReport | None], changes: Chang
             return
         if current != said or clock.now() - said_at >= SAY_EVERY_S:
             said, said_at = current, clock.now()
-            yield current
+            yield wire.LOAD_REPORT.encode(current)
         await asyncio.sleep(REST_S)
         with suppress(TimeoutError):
             async with asyncio.timeout(said_at + SAY_EVERY_S - clock.now()):

@@ -18,17 +18,19 @@ from engine.runner import ModelRunner
 from kvstore.link import StoreLink
 from node_runtime import load, storage
 from node_runtime.arenas import shared_arena
-from node_runtime.departure import Departure, Role
 from node_runtime.events import Abort, SessionEnded, Tick
 from node_runtime.model_thread import ModelThread
 from node_runtime.requests import Request, parse_request
+from node_runtime.role_switch import PendingSwitch
 from node_runtime.sessions import Sessions
 from node_runtime.slotuse import SlotUse
 from node_runtime.watchdog import Seen
 from springtide.clock import Clock
 from springtide.errors import InvalidRequest, PeerLost
-from springtide.ids import Incarnation
-from springtide.modelinfo import ModelInfo
+from springtide.ids import Incarnation, InstanceId
+from springtide.process import ProcessArguments
+from springtide.protocol import wire
+from springtide.protocol.instances import Load, LoadReport, Role
 from springtide.rpc import common_pb2, node_pb2, store_pb2
 from springtide.supervision import supervised
 
@@ -60,15 +62,13 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
     def __init__(
         self,
         role: Role,
+        arguments: ProcessArguments,
         core: Core[ActionT],
-        info: ModelInfo,
         runner: ModelRunner,
         thread: ModelThread,
         clock: Clock,
-        silence_s: float,
     ) -> None:
-        """`silence_s`: of the configuration."""
-        self.departure = Departure(role)
+        self.pending_switch = PendingSwitch(role)
         self.link: StoreLink | None = None
         self.incarnation = Incarnation(0)
         self.store_load = storage.StoreLoad(0, 0)
@@ -76,12 +76,14 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         self.thread = thread
         self.sessions: Sessions[Any, UpdateT] = Sessions(self._on_command, lambda session: self.tell(SessionEnded(session)))
         self._core = core
-        self._info = info
+        self._arguments = arguments
+        self._instance_id = InstanceId(arguments.instance_id)
+        self._info = arguments.model_info
         self._clock = clock
         self._inbox: asyncio.Queue[Any] = asyncio.Queue()
         self._slot_use = SlotUse()
         self._changes = load.Changes()
-        self._silence_s = silence_s
+        self._silence_s = arguments.config.silence_s
         self._store_seen = Seen(TICK_S)
         self._store_silent_s = 0.0
         self._ticks = 0
@@ -175,8 +177,8 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
     def signs_update(self, signs: node_pb2.AttemptSigns) -> UpdateT: ...
 
     @abstractmethod
-    def report(self) -> node_pb2.LoadReport:
-        """Without what `load_report` fills in."""
+    def work(self) -> Load:
+        """Without what only the store knows."""
 
     # ---- gateways and watchers ----
 
@@ -185,32 +187,32 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
 
     def watch_load(self) -> AsyncIterator[node_pb2.LoadReport]:
         """While the engine takes work."""
-        return load.watch(lambda: None if self.departure.order is not None else self.load_report(), self._changes, self._clock)
+        return load.watch(lambda: None if self.pending_switch.order is not None else self.load_report(), self._changes, self._clock)
 
     async def switch_role(
         self, request: node_pb2.SwitchRoleRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> node_pb2.SwitchRoleReply:
         try:
-            self.departure.take(request)
+            self.pending_switch.take(wire.ROLE_SWITCH.decode(request))
             self._changes.note()
-        except InvalidRequest as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        except (ValueError, InvalidRequest) as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return node_pb2.SwitchRoleReply()
 
     @property
     def has_work(self) -> bool:
         """Attempts are here, or what they computed is still on its way elsewhere."""
-        return len(self.report().attempt_ids) > 0
+        return len(self.work().attempt_ids) > 0
 
-    def load_report(self) -> node_pb2.LoadReport:
-        report = self.report()
-        report.incarnation = self.incarnation
-        report.stalled = self.stalled
+    def load_report(self) -> LoadReport:
         offers = self.link is not None and self._store_silent_s < OFFERS_UNTIL * self._silence_s
-        report.slots_total = self.link.num_slots if self.link is not None and offers else 0
-        report.slots_available = self.store_load.slots_available
-        report.ssd_read_us_per_block = self.store_load.ssd_read_us_per_block
-        return report
+        doing = replace(
+            self.work(),
+            slots_total=self.link.num_slots if self.link is not None and offers else 0,
+            slots_available=self.store_load.slots_available,
+            ssd_read_us_per_block=self.store_load.ssd_read_us_per_block,
+        )
+        return LoadReport(self._instance_id, self.incarnation, doing, self.stalled)
 
     def _on_command(self, session: int, command: node_pb2.PrefillCommand | node_pb2.DecodeCommand) -> None:
         match command.WhichOneof("command"):

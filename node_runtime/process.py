@@ -21,10 +21,10 @@ from engine.runner import ModelRunner
 from engine.tensor_parallel.runner import Parallel, TensorParallelRunner
 from kvstore.link import StoreLink
 from node_runtime.costs import cost_model
-from node_runtime.departure import Role, become, drained
 from node_runtime.devices import devices_of
 from node_runtime.model_thread import ModelThread, default_threads
 from node_runtime.node import EngineNode
+from node_runtime.role_switch import become, drained
 from springtide.blocks import blocks_for
 from springtide.clock import Clock, MonotonicClock
 from springtide.cost import DecodeCost, PrefillCost
@@ -33,6 +33,7 @@ from springtide.errors import ConfigError, NoMemory, PeerLost
 from springtide.ids import new_incarnation
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, end_process
+from springtide.protocol.instances import Role
 from springtide.rpc import channels, store_pb2
 from springtide.rpc.health import add_health
 from springtide.telemetry import serve_metrics
@@ -104,15 +105,15 @@ async def serve_node(arguments: ProcessArguments, role: Role, threads: int | Non
         address = f"{arguments.bind_host}:{port}"
         member = _Announcement(arguments, role, address, serve_metrics(arguments.bind_host), ready)
         try:
-            await _first_of(stop, node.run(), _stay_connected(arguments, node, member), _depart(node, member, clock))
+            await _first_of(stop, node.run(), _stay_connected(arguments, node, member), _leave(node, member, clock))
         finally:
             await server.stop(STOP_GRACE_S)
     finally:
         if node is not None:
             await node.close()
         await thread.close()
-    if node.departure.order is not None and not stop.is_set():
-        become(node.departure.order.role)
+    if node.pending_switch.order is not None and not stop.is_set():
+        become(node.pending_switch.order.to)
 
 
 def load_runner(arguments: ProcessArguments, role: Role, layers: tuple[int, int] | None = None) -> ModelRunner:
@@ -206,7 +207,7 @@ class _Announcement:
         self.membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, credentials_of(config))
         await self.membership.announce(
             Member(
-                role=self.role,
+                role="prefill" if self.role is Role.PREFILL else "decode",
                 member_id=arguments.instance_id,
                 incarnation=incarnation,
                 address=self.address,
@@ -224,10 +225,10 @@ class _Announcement:
             self.membership = None
 
 
-async def _depart(node: EngineNode[Any, Any, Any], announcement: _Announcement, clock: Clock) -> None:
+async def _leave(node: EngineNode[Any, Any, Any], announcement: _Announcement, clock: Clock) -> None:
     """Waits for an order to switch the role; returns when nothing is left to do here, or no time for it."""
-    order = await node.departure.ordered()
-    logger.info("is to become a %s engine: takes no more work, and ends what it has within %.1f s", order.role, order.drain_s)
+    order = await node.pending_switch.ordered()
+    logger.info("is to become a %s engine: takes no more work, and ends what it has within %.1f s", order.to, order.drain_s)
     announcement.over = True
     await announcement.withdraw()
     if not await drained(lambda: node.has_work, order.drain_s, clock):

@@ -72,10 +72,18 @@ class PackedKeys(Sequence[BlockKey]):
         start = range(0, len(self._packed), KEY_BYTES)[index]
         return BlockKey(self._packed[start : start + KEY_BYTES])
 
+    def __bytes__(self) -> bytes:
+        return self._packed
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def packed(keys: Sequence[BlockKey]) -> bytes:
+    """End to end."""
+    return bytes(keys) if isinstance(keys, PackedKeys) else b"".join(keys)
 
 
 def checked_keys(keys: Sequence[bytes]) -> list[BlockKey]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ _MOST_ROUNDS = 50
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
     """`fixed + per_token * new + per_pair * pairs`, where pairs = new * (cached + new / 2) counts the attention of every new token
-    to all before it. Milliseconds."""
+    to all before it. Milliseconds. Raises ValueError, naming the field, when one is no amount."""
 
     fixed_ms: float
     per_token_ms: float
@@ -23,13 +24,9 @@ class PrefillCost:
     """Of a pass's time, in the slowest of the stages that it goes through one after another; 1 where there is one."""
 
     def __post_init__(self) -> None:
+        _check_amounts(self)
         if not 0 < self.slowest_share <= 1:
-            raise ValueError(f"slowest_share must be above 0 and at most 1, not {self.slowest_share}")
-
-    @property
-    def coefficients(self) -> tuple[float, float, float]:
-        """As they travel."""
-        return self.fixed_ms, self.per_token_ms, self.per_pair_ms
+            raise ValueError(f"PrefillCost.slowest_share must be above 0 and at most 1, not {self.slowest_share}")
 
     def predict_ms(self, new_tokens: int, cached_tokens: int = 0) -> float:
         """Of one pass, through all stages."""
@@ -49,11 +46,15 @@ class PrefillCost:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCost:
-    """Time of a decode step: `fixed + per_sequence * batch + per_context_token * context`, context summed over the batch. Milliseconds."""
+    """Time of a decode step: `fixed + per_sequence * batch + per_context_token * context`, context summed over the batch. Milliseconds.
+    Raises ValueError, naming the field, when one is no amount."""
 
     fixed_ms: float
     per_sequence_ms: float
     per_context_token_ms: float
+
+    def __post_init__(self) -> None:
+        _check_amounts(self)
 
     def predict_ms(self, batch: int, context_tokens: int) -> float:
         return self.fixed_ms + self.per_sequence_ms * batch + self.per_context_token_ms * context_tokens
@@ -66,6 +67,12 @@ class DecodeCost:
         """From (batch, context tokens in the batch, milliseconds); see `_fit`."""
         rows = [(1.0, float(batch), float(context)) for batch, context, _ in samples]
         return cls(*_fit(rows, [ms for *_, ms in samples]))
+
+
+def _check_amounts(cost: PrefillCost | DecodeCost) -> None:
+    for field in fields(cost):
+        if not 0 <= getattr(cost, field.name) < math.inf:
+            raise ValueError(f"{type(cost).__name__}.{field.name} must be finite and not negative, not {getattr(cost, field.name)}")
 
 
 def pairs(new_tokens: int, cached_tokens: int) -> float:

@@ -51,7 +51,7 @@ return found
 UNREACHABLE = (RedisError, OSError, asyncio.TimeoutError, RuntimeError)
 """What redis-py raises when Valkey cannot be asked. RuntimeError is uvloop's, of a connection that was reset while nobody used it."""
 
-Role = Literal["store", "prefill", "decode", "conductor", "gateway"]
+MemberRole = Literal["store", "prefill", "decode", "conductor", "gateway"]
 Address = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")]
 
 
@@ -61,7 +61,7 @@ class Member:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
-    role: Role
+    role: MemberRole
     member_id: Annotated[str, Field(min_length=1, max_length=256)]
     incarnation: Annotated[int, Field(ge=0, lt=1 << 64)]
     address: Address

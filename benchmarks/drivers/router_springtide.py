@@ -9,9 +9,10 @@ from benchmarks.drivers.holdings import RouterIndexJob
 from benchmarks.drivers.protocol import run
 from conductor.core.index.matches import Matches
 from conductor.core.index.prefix_index import PrefixIndex
-from conductor.core.types.events import StoreStored, Tier
-from conductor.server import wire
+from conductor.core.types.events import StoreStored
+from conductor.server.watch import store_event
 from springtide.ids import BlockKey, NodeId
+from springtide.protocol.store import Tier
 from springtide.rpc import store_pb2
 
 
@@ -29,7 +30,7 @@ class SpringtideRouterIndex(RouterIndexJob):
         return store_pb2.StoreEvent(node_id=str(worker), incarnation=1, sequence=self._sequence[worker], stored=stored).SerializeToString()
 
     def take_in(self, event: bytes) -> None:
-        stored = wire.store_event(store_pb2.StoreEvent.FromString(event))
+        stored = store_event(store_pb2.StoreEvent.FromString(event))
         assert isinstance(stored, StoreStored)
         self._index.stored(stored.node_id, stored.incarnation, stored.sequence, stored.keys, stored.tier)
 

@@ -14,25 +14,15 @@ from benchmarks.drivers.holdings import HOT, PROMPTS, Holdings
 from benchmarks.drivers.protocol import run
 from conductor.core.conductor import ConductorCore
 from conductor.core.settings import ConductorSettings
-from conductor.core.types.events import (
-    Advance,
-    InstanceRef,
-    InstanceUp,
-    Load,
-    LoadReported,
-    Phase,
-    Reply,
-    Role,
-    Schedule,
-    StoreSnapshot,
-    StoreStored,
-    StoreUp,
-    Tier,
-)
+from conductor.core.types.events import InstanceUp, LoadReported, Reply, StoreSnapshot, StoreStored, StoreUp
 from springtide.config import ClusterConfig
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
 from springtide.modelinfo import ModelInfo
+from springtide.protocol.attempts import Phase, Progress
+from springtide.protocol.instances import InstanceRef, Load, Role
+from springtide.protocol.scheduling import Schedule
+from springtide.protocol.store import Tier
 
 MODEL = ModelInfo("/model", "model", "llama", "fingerprint", 1 << 20, 32, 8, 128, 128_000, (0,))
 LOADS = {
@@ -82,7 +72,7 @@ class SpringtideSelect:
         seconds = time.perf_counter() - started
         assert isinstance(reply, Reply)
         assert reply.assignment is not None
-        self._core.handle(Advance(attempt_id, Phase.FAILED), now)
+        self._core.handle(Progress(attempt_id, Phase.FAILED), now)
         return seconds
 
     def close(self) -> None:

@@ -18,30 +18,21 @@ from conductor.core.replication.hot_spots import HotSpots
 from conductor.core.scoring import Scorekeeper
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import Attempt, ClusterState
-from conductor.core.types.decision import Alternatives, Outcome, Placement, Reason, Rejection
+from conductor.core.types.decision import Alternatives, Outcome, Placement
 from conductor.core.types.events import (
     Action,
-    Advance,
-    Assignment,
     Event,
     Forgot,
     HungChanged,
     InstanceDown,
-    InstanceRef,
     InstanceUp,
-    LiveAttempt,
     LoadReported,
-    Phase,
     Placed,
     PrefillFinished,
-    Renew,
     ReplicationEnded,
     Reply,
     RequestSnapshot,
-    Role,
-    Schedule,
     Scored,
-    Source,
     StoreDown,
     StoreRemoved,
     StoreSnapshot,
@@ -51,9 +42,11 @@ from conductor.core.types.events import (
     Tick,
 )
 from conductor.core.types.outlook import Foresight, Outlook
-from conductor.core.types.predictions import Prediction
 from springtide.blocks import blocks_for
 from springtide.ids import GatewayId, NodeId, RequestId
+from springtide.protocol.attempts import LiveAttempt, Phase, Prediction, Progress, Renew
+from springtide.protocol.instances import InstanceRef, Role
+from springtide.protocol.scheduling import Assignment, PrefixSource, Reason, Rejection, Schedule
 
 _MOST_SOURCES = 3
 """The chosen one and those that take its place when it fails or is slow."""
@@ -115,7 +108,7 @@ class ConductorCore:
         match event:
             case Schedule():
                 return [self._schedule(event, now)]
-            case Advance():
+            case Progress():
                 return self._advance(event, now)
             case Placed(gateway_id, attempt):
                 self._learn(attempt, gateway_id, now)
@@ -255,7 +248,7 @@ class ConductorCore:
             ahead_ms=0.0 if placement.inlined or placement.waits else self.state.instances[prefill.instance_id].queue_ms(now),
         )
 
-    def _sources(self, placement: Placement, alternatives: Alternatives) -> tuple[Source, ...]:
+    def _sources(self, placement: Placement, alternatives: Alternatives) -> tuple[PrefixSource, ...]:
         """The one that was chosen, then others that hold more than the prefill node itself; of those that are up."""
         prefill = placement.prefill
         if prefill.source_id is None:
@@ -268,7 +261,7 @@ class ConductorCore:
             if node_id not in (own_id, prefill.source_id) and blocks > prefill.local_blocks
         ]
         up = [(node_id, self._store_addresses[node_id], blocks) for node_id, blocks in chosen if node_id in self._store_addresses]
-        return tuple(Source(*source) for source in up[:_MOST_SOURCES])
+        return tuple(PrefixSource(*source) for source in up[:_MOST_SOURCES])
 
     def _count(self, outcome: Outcome) -> None:
         if isinstance(outcome, Rejection):
@@ -276,7 +269,7 @@ class ConductorCore:
         else:
             self.totals.scheduled += 1
 
-    def _advance(self, event: Advance, now: float) -> list[Action]:
+    def _advance(self, event: Progress, now: float) -> list[Action]:
         attempt = self.state.attempts.get(event.attempt_id)
         if attempt is None:
             return []

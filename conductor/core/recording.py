@@ -109,9 +109,9 @@ def _made(kind: Any, value: Any) -> Any:
         return kind[value]
     if kind is bytes:
         return bytes.fromhex(value)
-    if origin in (frozenset, Sequence):
+    if origin in (frozenset, tuple, Sequence):
         made = [_made(arguments[0], entry) for entry in value]
-        return frozenset(made) if origin is frozenset else made
+        return made if origin is Sequence else origin(made)
     return value
 
 

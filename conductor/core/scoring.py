@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from conductor.core.forecast.queue_bias import QueueBias
 from conductor.core.state import Attempt
-from conductor.core.types.events import Advance
 from conductor.core.types.predictions import PredictionErrors, Quantity, Score
+from springtide.protocol.attempts import Progress
 
 
 class Scorekeeper:
@@ -15,7 +15,7 @@ class Scorekeeper:
         self._queue_bias = queue_bias
         self.errors = PredictionErrors()
 
-    def first_token(self, attempt: Attempt, event: Advance) -> None:
+    def first_token(self, attempt: Attempt, event: Progress) -> None:
         """Its prefill is over. What the event does not tell is not scored."""
         predicted = attempt.prediction
         if predicted is None:

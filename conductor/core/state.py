@@ -14,11 +14,13 @@ from itertools import takewhile
 from conductor.core.forecast.decode_forecast import DecodeForecast
 from conductor.core.forecast.output_lengths import OutputLengths
 from conductor.core.forecast.queue_bias import QueueBias
-from conductor.core.types.events import InstanceRef, Load, Phase, Role, Schedule
-from conductor.core.types.predictions import Prediction, Score
+from conductor.core.types.predictions import Score
 from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
+from springtide.protocol.attempts import Phase, Prediction
+from springtide.protocol.instances import InstanceRef, Load, Role
+from springtide.protocol.scheduling import Schedule
 
 
 @dataclass(slots=True)

@@ -12,11 +12,13 @@ import grpc.aio
 
 from conductor import metrics
 from conductor.core.replication.copy_budget import MOST_COPIES
-from conductor.core.types.events import Action, Replicate, ReplicationEnded, Role, SwitchFailed, SwitchRole
+from conductor.core.types.events import Action, Replicate, ReplicationEnded, SwitchFailed, SwitchRole
 from conductor.server.leadership import Leadership
 from conductor.server.service import CoreRunner
 from springtide.credentials import OPEN, Credentials
-from springtide.rpc import common_pb2, node_pb2, store_pb2
+from springtide.protocol import wire
+from springtide.protocol.instances import Role
+from springtide.rpc import store_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from springtide.rpc.store_pb2_grpc import StoreStub
@@ -62,10 +64,7 @@ class Orders:
         task.add_done_callback(self._tasks.discard)
 
     async def _replicate(self, order: Replicate) -> None:
-        sources = [
-            common_pb2.PrefixSource(node_id=source.node_id, store_address=source.store_address, num_blocks=source.num_blocks)
-            for source in order.sources
-        ]
+        sources = map(wire.PREFIX_SOURCE.encode, order.sources)
         blocks = fetched = 0
         try:
             async with self._places, connect(order.store_address, self._credentials) as channel:
@@ -82,17 +81,16 @@ class Orders:
         metrics.REPLICATED_BYTES.inc(fetched_blocks * self._runner.core.settings.bytes_per_block)
         self._runner.feed(ReplicationEnded(order.node_id, order.keys[-1], fetched_blocks, failed))
 
-    async def _switch(self, order: SwitchRole) -> None:
-        ref = order.instance
+    async def _switch(self, action: SwitchRole) -> None:
+        ref, to = action.instance, action.order.to
         outcome = "ordered"
         try:
             async with connect(ref.address, self._credentials) as channel:
                 stub = PrefillNodeStub(channel) if ref.role is Role.PREFILL else DecodeNodeStub(channel)
-                request = node_pb2.SwitchRoleRequest(role=order.to.value, drain_ms=order.drain_s * 1000.0)
-                await stub.SwitchRole(request, timeout=_SWITCH_TIMEOUT_S)
-            logger.info("%s is to serve as a %s instance from now on", ref.instance_id, order.to.value)
+                await stub.SwitchRole(wire.ROLE_SWITCH.encode(action.order), timeout=_SWITCH_TIMEOUT_S)
+            logger.info("%s is to serve as a %s instance from now on", ref.instance_id, to)
         except grpc.aio.AioRpcError as error:
             outcome = "failed"
-            logger.warning("%s cannot switch to %s: %s %s", ref.instance_id, order.to.value, error.code().name, error.details())
+            logger.warning("%s cannot switch to %s: %s %s", ref.instance_id, to, error.code().name, error.details())
             self._runner.feed(SwitchFailed(ref.instance_id))
-        metrics.ROLE_SWITCHES.labels(order.to.value, outcome).inc()
+        metrics.ROLE_SWITCHES.labels(to, outcome).inc()

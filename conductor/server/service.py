@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -18,19 +19,27 @@ from conductor.core.types.events import (
     Event,
     Forgot,
     HungChanged,
+    Placed,
     PrefillFinished,
     Reply,
     RequestSnapshot,
-    Schedule,
     Scored,
     StoreDown,
 )
-from conductor.server import wire
+from conductor.server import answers
 from conductor.server.leadership import Leadership
 from springtide.clock import Clock
 from springtide.errors import InvalidRequest
+from springtide.ids import GatewayId
+from springtide.protocol import wire
+from springtide.protocol.attempts import LiveAttempt
+from springtide.protocol.codec import Decoder
+from springtide.protocol.instances import HungInstances
+from springtide.protocol.scheduling import Schedule
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 
+T = TypeVar("T")
+M = TypeVar("M")
 logger = logging.getLogger(__name__)
 decisions = logging.getLogger("conductor.decisions")
 """One line a decision at debug level, every so many (`log.decisions_every`) at info level: `Alternatives` as JSON, from which
@@ -98,28 +107,31 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         request: conductor_pb2.ScheduleRequest,
         context: grpc.aio.ServicerContext[conductor_pb2.ScheduleRequest, conductor_pb2.ScheduleReply],
     ) -> conductor_pb2.ScheduleReply:
-        settings = self._runner.core.settings
-        try:
-            event = wire.schedule_event(request, settings.block_tokens)
-        except InvalidRequest as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
-        standing = self._leadership.standing(request.epoch)
+        asked = await _decoded(wire.SCHEDULE, request, context)
+        full_blocks = asked.num_tokens // (block_tokens := self._runner.core.settings.block_tokens)
+        if len(asked.block_keys) != full_blocks:
+            message = (
+                f"block_keys has {len(asked.block_keys)} keys; {asked.num_tokens} tokens have {full_blocks} full blocks of {block_tokens}"
+            )
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
+        standing = self._leadership.standing(asked.epoch)
         if not standing.leads:
-            return wire.not_leader(standing)
+            return wire.SCHEDULE_REPLY.encode(answers.not_leader(standing))
         started = time.perf_counter()
-        (reply,) = self._runner.feed(event)
+        (reply,) = self._runner.feed(asked)
         assert isinstance(reply, Reply)
-        metrics.observe_reply(reply, time.perf_counter() - started, settings.block_tokens, event.num_tokens)
-        _log(event, reply, self._log_decisions_every)
-        return wire.schedule_reply(reply, request.debug, standing.epoch)
+        metrics.observe_reply(reply, time.perf_counter() - started, block_tokens, asked.num_tokens)
+        _log(asked, reply, self._log_decisions_every)
+        return wire.SCHEDULE_REPLY.encode(answers.schedule_reply(reply, asked.debug, standing.epoch))
 
     async def Advance(
         self,
         request: conductor_pb2.AdvanceRequest,
         context: grpc.aio.ServicerContext[conductor_pb2.AdvanceRequest, conductor_pb2.AdvanceReply],
     ) -> conductor_pb2.AdvanceReply:
-        for event in wire.report_events(request):
-            self._runner.feed(event)
+        for message in request.reports:
+            report = await _decoded(wire.ATTEMPT_REPORT, message, context)
+            self._runner.feed(Placed(GatewayId(request.gateway_id), report) if isinstance(report, LiveAttempt) else report)
         return conductor_pb2.AdvanceReply()
 
     async def Renew(
@@ -127,7 +139,7 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         request: conductor_pb2.RenewRequest,
         context: grpc.aio.ServicerContext[conductor_pb2.RenewRequest, conductor_pb2.RenewReply],
     ) -> conductor_pb2.RenewReply:
-        self._runner.feed(wire.renew_event(request))
+        self._runner.feed(await _decoded(wire.RENEW, request, context))
         return conductor_pb2.RenewReply(ttl_ms=int(self._runner.core.settings.lease_s * 1000))
 
     async def WatchHung(
@@ -137,7 +149,7 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
     ) -> AsyncIterator[conductor_pb2.HungInstances]:
         while True:
             changes = self._runner.hung_changes
-            yield wire.hung_instances(self._runner.core.hung)
+            yield wire.HUNG_INSTANCES.encode(HungInstances(self._runner.core.hung))
             await changes.wait()
 
     async def GetCluster(
@@ -145,7 +157,17 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         request: conductor_pb2.GetClusterRequest,
         context: grpc.aio.ServicerContext[conductor_pb2.GetClusterRequest, conductor_pb2.ClusterStatus],
     ) -> conductor_pb2.ClusterStatus:
-        return wire.cluster_status(self._runner.core, self._model_name, self._leadership.standing(), self._runner.clock.now())
+        now = self._runner.clock.now()
+        return wire.CLUSTER_STATUS.encode(answers.cluster_status(self._runner.core, self._model_name, self._leadership.standing(), now))
+
+
+async def _decoded(codec: Decoder[M, T], message: M, context: grpc.aio.ServicerContext[Any, Any]) -> T:
+    """The word that the message is; one that makes no sense ends the call."""
+    try:
+        return codec.decode(message)
+    except (ValueError, InvalidRequest) as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        raise
 
 
 def _log(event: Schedule, reply: Reply, every: int) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from decode_node.core import batching, door
@@ -28,6 +27,8 @@ from node_runtime.calibration import Calibration
 from node_runtime.slotqueue import SlotQueue
 from springtide.blocks import blocks_for
 from springtide.cost import DecodeCost
+from springtide.ids import AttemptId
+from springtide.protocol.instances import Load
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import node_pb2
 from springtide.sampling import SampledToken, finish_reason, token_output
@@ -35,19 +36,6 @@ from springtide.silence import ObservedTime
 
 _RECENT_STEPS = 32
 _MOST_ROOM_WAIT_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """`tokens`: of context in the batch. `step_ms`: median of the recent steps. `slots_promised`: what attempts here are expected to grow
-    by, and what those that wait will take."""
-
-    running: int
-    waiting: int
-    tokens: int
-    step_ms: float
-    slots_promised: int
-    attempt_ids: tuple[str, ...]
 
 
 class DecodeCore:
@@ -118,6 +106,7 @@ class DecodeCore:
         return self._calibration.cost
 
     def load(self) -> Load:
+        """Without what only the store knows."""
         running = tokens = 0
         promised = self._slot_queue.wanted_blocks
         for attempt in self._holders.values():
@@ -133,7 +122,9 @@ class DecodeCore:
             tokens=tokens,
             step_ms=median(self._recent_ms) if self._recent_ms else 0.0,
             slots_promised=promised,
-            attempt_ids=tuple(self._attempts),
+            max_batch=self._settings.max_batch,
+            attempt_ids=frozenset(map(AttemptId, self._attempts)),
+            decode_cost=self.cost,
         )
 
     def signs(self) -> Iterator[tuple[int, node_pb2.AttemptSign]]:

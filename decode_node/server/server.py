@@ -26,6 +26,7 @@ from node_runtime.requests import Request
 from node_runtime.watchdog import Watchdog, longest_s, stalled_after_s
 from springtide.cost import DecodeCost
 from springtide.process import ProcessArguments, end_process
+from springtide.protocol.instances import Load, Role
 from springtide.rpc import common_pb2, node_pb2, node_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def kind(arguments: ProcessArguments) -> Kind[DecodeCost]:
     def measure(runner: ModelRunner, scratch: Sequence[int]) -> DecodeCost:
         return DecodeCost.fit(measure_decode(runner, scratch, config.max_batch, MEASURE_BUDGET_S))
 
-    return Kind("decode", config.threads, DecodeCost, measure, DecodeServer)
+    return Kind(Role.DECODE, config.threads, DecodeCost, measure, DecodeServer)
 
 
 class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdate], node_pb2_grpc.DecodeNodeServicer):
@@ -65,8 +66,7 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
                 answer_s=config.silence_s,
             )
         )
-        super().__init__("decode", self.core, arguments.model_info, parts.runner, parts.thread, parts.clock, config.silence_s)
-        self._arguments = arguments
+        super().__init__(Role.DECODE, arguments, self.core, parts.runner, parts.thread, parts.clock)
         self._steps = StepRunner(parts.runner)
         self._watchdog = Watchdog(end_process)
         self._loads = LoadsAhead(parts.runner, parts.thread)
@@ -158,20 +158,8 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
     def stalled_work(self) -> str:
         return self._watchdog.stalled
 
-    def report(self) -> node_pb2.LoadReport:
-        load, cost = self.core.load(), self.core.cost
-        return node_pb2.LoadReport(
-            instance_id=self._arguments.instance_id,
-            node_id=self._arguments.node_id,
-            running=load.running,
-            waiting=load.waiting,
-            tokens=load.tokens,
-            step_ms=load.step_ms,
-            cost=node_pb2.CostModel(decode=[cost.fixed_ms, cost.per_sequence_ms, cost.per_context_token_ms]),
-            max_batch=self._arguments.config.decode_node.max_batch,
-            attempt_ids=load.attempt_ids,
-            slots_promised=load.slots_promised,
-        )
+    def work(self) -> Load:
+        return self.core.load()
 
     def handled(self, event: Any) -> None:
         if isinstance(event, Tick):

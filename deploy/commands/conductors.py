@@ -11,8 +11,9 @@ import grpc
 from springtide.credentials import Credentials
 from springtide.errors import Unavailable
 from springtide.membership import Member
-from springtide.rpc import conductor_pb2 as pb
-from springtide.rpc import conductor_pb2_grpc
+from springtide.protocol import wire
+from springtide.protocol.status import ClusterStatus
+from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 from springtide.rpc.channels import connect
 
 TIMEOUT_S = 5.0
@@ -21,7 +22,7 @@ TIMEOUT_S = 5.0
 @dataclass(frozen=True, slots=True)
 class View:
     conductor_id: str
-    status: pb.ClusterStatus | None
+    status: ClusterStatus | None
     """None: it does not answer."""
     problem: str = ""
 
@@ -36,7 +37,7 @@ async def views(members: Sequence[Member], credentials: Credentials) -> list[Vie
     return sorted(asked, key=lambda view: (not view.leads, view.status is None))
 
 
-def cluster_status(found: Sequence[View]) -> pb.ClusterStatus:
+def cluster_status(found: Sequence[View]) -> ClusterStatus:
     """The leader's or, when none leads, a standby's. Raises Unavailable when none answers."""
     for view in found:
         if view.status is not None:
@@ -60,6 +61,7 @@ async def _view(member: Member, credentials: Credentials) -> View:
     async with connect(member.address, credentials) as channel:
         try:
             stub = conductor_pb2_grpc.ConductorStub(channel)
-            return View(member.member_id, await stub.GetCluster(pb.GetClusterRequest(), timeout=TIMEOUT_S))
+            reply = await stub.GetCluster(conductor_pb2.GetClusterRequest(), timeout=TIMEOUT_S)
+            return View(member.member_id, wire.CLUSTER_STATUS.decode(reply))
         except grpc.aio.AioRpcError as error:
             return View(member.member_id, None, f"the Conductor at {member.address} does not answer: {error.details()}")

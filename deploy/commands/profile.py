@@ -102,7 +102,7 @@ def profile(options: ProfileOptions) -> None:
         tensor_parallel=options.tensor_parallel,
         machine=describe_machine(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        prefill=fitted[0].coefficients,
+        prefill=astuple(fitted[0])[:3],
         decode=astuple(fitted[1]),
         kv={"layers": info.layers, "kv_heads": info.kv_heads, "head_dim": info.head_dim},
         samples={"prefill": prefill, "decode": decode},

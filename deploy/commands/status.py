@@ -13,9 +13,7 @@ from deploy.commands.conductors import View, cluster_status, leadership, views
 from deploy.commands.locate import Where, locate, without_password
 from springtide.errors import Unavailable
 from springtide.membership import Member
-from springtide.rpc import conductor_pb2 as pb
-
-_OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
+from springtide.protocol.status import ClusterStatus, InstanceStatus
 
 
 def status(where: Where, *, predictions: bool = False) -> None:
@@ -40,7 +38,7 @@ async def _ask(where: Where) -> tuple[Sequence[Member], Sequence[View]]:
     return located.members, found
 
 
-def _summary(reply: pb.ClusterStatus) -> str:
+def _summary(reply: ClusterStatus) -> str:
     hit_rate = reply.cached_tokens / reply.prompt_tokens if reply.prompt_tokens else 0.0
     rejected = ", ".join(f"{reason} {count}" for reason, count in sorted(reply.rejections_by_reason.items()))
     return (
@@ -53,20 +51,20 @@ def _summary(reply: pb.ClusterStatus) -> str:
     )
 
 
-def _pools(reply: pb.ClusterStatus) -> str:
+def _pools(reply: ClusterStatus) -> str:
     """The ratio that the demand asks for, as far as it is known; and who has another role than its name says, or soon will."""
     ready = sum(instance.ready for instance in reply.instances)
-    parts = [f"{reply.wanted_prefill} prefill, {ready - reply.wanted_prefill} decode wanted"] if reply.HasField("wanted_prefill") else []
+    parts = [f"{reply.wanted_prefill} prefill, {ready - reply.wanted_prefill} decode wanted"] if reply.wanted_prefill is not None else []
     for instance in reply.instances:
-        name = instance.instance.instance_id
-        if name.startswith(_OTHER_ROLE.get(instance.role, "-")):
-            parts.append(f"{name} serves as {instance.role}")
+        name, role = instance.instance.instance_id, instance.instance.role
+        if name.startswith(f"{role.other}-"):
+            parts.append(f"{name} serves as {role}")
     if reply.switching_instance_id:
         parts.append(f"{reply.switching_instance_id} is switching")
     return f"\npools: {'; '.join(parts)}" if parts else ""
 
 
-def _table(members: Sequence[Member], reply: pb.ClusterStatus) -> Table:
+def _table(members: Sequence[Member], reply: ClusterStatus) -> Table:
     stores = {member.node_id or member.member_id for member in members if member.role == "store"}
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for name in ("instance", "state"):
@@ -87,7 +85,7 @@ def _table(members: Sequence[Member], reply: pb.ClusterStatus) -> Table:
     return table
 
 
-def _predictions(reply: pb.ClusterStatus) -> Table:
+def _predictions(reply: ClusterStatus) -> Table:
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), caption="of |predicted - actual| / actual; bias: predicted too high (+) or low (-)")
     table.add_column("predicted", no_wrap=True)
     for name in ("recent", "median error", "p90 error", "bias"):
@@ -98,7 +96,7 @@ def _predictions(reply: pb.ClusterStatus) -> Table:
     return table
 
 
-def _state(instance: pb.InstanceStatus, has_store: bool) -> str:
+def _state(instance: InstanceStatus, has_store: bool) -> str:
     if not has_store:
         return "[red]store gone"
     return "[green]ready" if instance.ready else f"[red]silent {instance.seconds_since_report:.0f} s"

@@ -10,12 +10,13 @@ from kvstore.core.block import Block
 from kvstore.core.index import BlockIndex
 from kvstore.core.journal import Journal
 from kvstore.core.pins import Pins
-from kvstore.core.results import Removed, Stored, Tier, UnknownAttempt
+from kvstore.core.results import Removed, Stored, UnknownAttempt
 from kvstore.core.slots import SlotTable
 from kvstore.core.ssd import SsdBlocks
 from kvstore.core.tenants import Tenant, Tenants
 from springtide.errors import InvalidRequest, PoolFull, SpringtideError
 from springtide.ids import AttemptId, BlockKey, Slot
+from springtide.protocol.store import Tier
 
 _REMEMBERED_ATTEMPTS = 1 << 16
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, BlockKey, Slot
+from springtide.protocol.store import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,6 @@ class Evicted:
     """In use or pinned, or with descendants that are."""
     copies: Sequence[BlockKey] = ()
     """Given up on the SSD: the tier has to remove them."""
-
-
-class Tier(Enum):
-    DRAM = "dram"
-    SSD = "ssd"
 
 
 @dataclass(frozen=True, slots=True)

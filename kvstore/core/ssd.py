@@ -18,9 +18,10 @@ from kvstore.core.block import Block
 from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.index import BlockIndex
 from kvstore.core.journal import Journal
-from kvstore.core.results import Removed, Stored, Tier
+from kvstore.core.results import Removed, Stored
 from kvstore.core.tenants import Tenant
 from springtide.ids import BlockKey, Slot
+from springtide.protocol.store import Tier
 
 _NO_SLOT = Slot(-1)
 

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from kvstore.core.ingest import Writer
-from kvstore.core.results import PoolEvent, Stored, Tier
+from kvstore.core.results import PoolEvent, Stored
 from kvstore.link import engine_identity
 from kvstore.server.departed import DepartedEngines
 from kvstore.server.engine import EngineSession, Transfers
@@ -28,6 +28,7 @@ from springtide.blocks import checked_keys
 from springtide.clock import Clock
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, Incarnation, NodeId
+from springtide.protocol.store import Tier
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import LocalStoreServicer

@@ -7,7 +7,7 @@ their Release is held back until the last of those has ended in all stages.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from node_runtime import events, storage
 from node_runtime.calibration import Calibration
@@ -22,6 +22,8 @@ from prefill_node.core.flight import Flight, IdleTime, Pass
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
 from springtide.cost import PrefillCost
+from springtide.ids import AttemptId
+from springtide.protocol.instances import Load
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc.node_pb2 import AttemptSign
 from springtide.sampling import SampledToken, token_output
@@ -31,18 +33,6 @@ MIN_SLOT_WAIT_S, MAX_SLOT_WAIT_S = 5.0, 60.0
 """A full pool is waited for as long as the TTFT budget lasts, within these bounds."""
 ANSWERS_WITH_SOURCES = 2
 """A store that asks other stores for the prefix answers when they have, or have not within its own patience."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """`tokens`: prompt left to compute. `queue_ms`: predicted time until a further prompt could begin: passes that have left the first
-    stage are in nobody's way unless they wait for another; what that stage is at counts whole, as of its begin."""
-
-    running: int
-    waiting: int
-    tokens: int
-    queue_ms: float
-    attempt_ids: tuple[str, ...]
 
 
 class PrefillCore:
@@ -114,6 +104,8 @@ class PrefillCore:
         return self._policy.chunking.cost
 
     def load(self) -> Load:
+        """Without what only the store knows. `queue_ms` lasts until a further prompt could begin: passes that have left the first stage are
+        in nobody's way unless they wait for another; what that stage is at counts whole, as of its begin."""
         running = computing = tokens = 0
         queue_ms = self.cost.slowest_share * sum(run.predicted_ms for run in self._flight.waiting)
         for attempt in self._attempts.values():
@@ -123,7 +115,14 @@ class PrefillCore:
             running += attempt.phase == "running"
             queue_ms += self._policy.occupied_ms(attempt.request.num_tokens, self._out_of_the_way(attempt))
             tokens += attempt.remaining_tokens
-        return Load(running, computing - running, tokens, queue_ms, tuple(self._attempts))
+        return Load(
+            running=running,
+            waiting=computing - running,
+            tokens=tokens,
+            queue_ms=queue_ms,
+            attempt_ids=frozenset(map(AttemptId, self._attempts)),
+            prefill_cost=self.cost,
+        )
 
     def signs(self) -> Iterator[tuple[int, AttemptSign]]:
         """How each attempt gets on, with its session."""

@@ -29,6 +29,7 @@ from springtide.cost import PrefillCost
 from springtide.errors import PeerLost
 from springtide.ids import Incarnation
 from springtide.process import ProcessArguments
+from springtide.protocol.instances import Load, Role
 from springtide.rpc import common_pb2, node_pb2, node_pb2_grpc, store_pb2
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def kind(arguments: ProcessArguments) -> Kind[PrefillCost]:
     def measure(runner: ModelRunner, scratch: Sequence[int]) -> PrefillCost:
         return PrefillCost.fit(measure_prefill(runner, scratch, config.chunk_tokens, MEASURE_BUDGET_S))
 
-    return Kind("prefill", config.threads, PrefillCost, measure, PrefillServer)
+    return Kind(Role.PREFILL, config.threads, PrefillCost, measure, PrefillServer)
 
 
 class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUpdate], node_pb2_grpc.PrefillNodeServicer):
@@ -60,8 +61,7 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
             config.prefill_node.stages,
             config.silence_s,
         )
-        super().__init__("prefill", self.core, arguments.model_info, parts.runner, parts.thread, parts.clock, config.silence_s)
-        self._arguments = arguments
+        super().__init__(Role.PREFILL, arguments, self.core, parts.runner, parts.thread, parts.clock)
         self._transfers = Transfers()
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -159,19 +159,8 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
     def stalled_work(self) -> str:
         return self._passes.stalled
 
-    def report(self) -> node_pb2.LoadReport:
-        load = self.core.load()
-        cost = self.core.cost
-        return node_pb2.LoadReport(
-            instance_id=self._arguments.instance_id,
-            node_id=self._arguments.node_id,
-            running=load.running,
-            waiting=load.waiting,
-            tokens=load.tokens,
-            queue_ms=load.queue_ms,
-            cost=node_pb2.CostModel(prefill=cost.coefficients, slowest_share=cost.slowest_share),
-            attempt_ids=load.attempt_ids,
-        )
+    def work(self) -> Load:
+        return self.core.load()
 
     def handled(self, event: Any) -> None:
         match event:

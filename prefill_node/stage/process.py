@@ -21,6 +21,7 @@ from prefill_node.stage.session import Session
 from springtide.config import ClusterConfig
 from springtide.errors import SpringtideError
 from springtide.process import ProcessArguments
+from springtide.protocol.instances import Role
 from springtide.rpc import channels, stage_pb2, stage_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
         layers = (request.layer_begin, request.layer_end)
         async with self._turn:
             if self._loading is None or (self._loading.done() and self._runner is None):
-                self._loading = self._thread.run(load_runner, self._arguments, "prefill", layers)
+                self._loading = self._thread.run(load_runner, self._arguments, Role.PREFILL, layers)
             # Whoever asked may be gone before it has loaded, and the next one finds it loaded.
             runner = await asyncio.shield(self._loading)
             assert (runner.model.begin, runner.model.end) == layers, "a group keeps its split"

@@ -10,7 +10,6 @@ from conductor.core.conductor import ConductorCore
 from conductor.core.types import events as ev
 from decode_node.core.settings import Settings
 from simulator.cluster.decode import SimDecode
-from simulator.cluster.departure import Departure
 from simulator.cluster.gateway import SimGateway
 from simulator.cluster.keys import prompt_keys
 from simulator.cluster.loop import Loop
@@ -20,10 +19,13 @@ from simulator.cluster.orders import Orders
 from simulator.cluster.prefill import SimPrefill
 from simulator.cluster.processor import Processor
 from simulator.cluster.records import Records
+from simulator.cluster.role_switch import SimRoleSwitch
 from simulator.cluster.series import Series
 from simulator.cluster.store import SimStore
 from simulator.workload import Workload
 from springtide.ids import AttemptId, BlockKey, InstanceId, NodeId
+from springtide.protocol.instances import InstanceRef, Role
+from springtide.protocol.store import Tier
 
 REPORT_EVERY_S = 0.05
 """Nodes report as often where much happens, and at once after a while of nothing (node_runtime.load)."""
@@ -48,7 +50,7 @@ class Cluster:
             options.conductor.block_tokens,
             options.rpc_s,
             options.late_tbt_slo_ms is not None,
-            self._num_slots(ev.Role.DECODE) * options.conductor.block_tokens,
+            self._num_slots(Role.DECODE) * options.conductor.block_tokens,
             self.loop,
             self._conduct,
             self.prefills,
@@ -57,7 +59,7 @@ class Cluster:
         self.orders = Orders(options, self.loop, self.network, self.stores, self._conduct, self._switch)
         self._to_report: set[InstanceId] = set()
         self._incarnations: Counter[InstanceId] = Counter()
-        for role, count in ((ev.Role.PREFILL, options.prefill), (ev.Role.DECODE, options.decode)):
+        for role, count in ((Role.PREFILL, options.prefill), (Role.DECODE, options.decode)):
             for number in range(count):
                 instance_id = InstanceId(f"{role.value}-{number}")
                 self._add_store(instance_id, role)
@@ -104,16 +106,16 @@ class Cluster:
 
     # ---- parts ----
 
-    def _begin(self, instance_id: InstanceId, role: ev.Role) -> None:
+    def _begin(self, instance_id: InstanceId, role: Role) -> None:
         """An engine of this role, in the store of its node."""
         store = self.stores[NodeId(instance_id)]
-        if role is ev.Role.PREFILL:
+        if role is Role.PREFILL:
             self._add_prefill(instance_id, store)
         else:
             self._add_decode(instance_id, store)
         self._incarnations[instance_id] += 1
         address = str(store.node_id)
-        self._conduct(ev.InstanceUp(ev.InstanceRef(instance_id, role, address, store.node_id, address), self._incarnations[instance_id]))
+        self._conduct(ev.InstanceUp(InstanceRef(instance_id, role, address, store.node_id, address), self._incarnations[instance_id]))
         self._say(instance_id)
 
     def _add_prefill(self, instance_id: InstanceId, store: SimStore) -> None:
@@ -156,15 +158,15 @@ class Cluster:
             lambda: self._report(instance_id),
         )
 
-    def _num_slots(self, role: ev.Role) -> int:
+    def _num_slots(self, role: Role) -> int:
         options = self.options
-        if role is ev.Role.PREFILL:
+        if role is Role.PREFILL:
             num_tokens = options.prefill_tokens or options.hardware.arena_tokens
         else:
             num_tokens = options.decode_tokens or options.hardware.device_tokens
         return max(1, num_tokens // options.conductor.block_tokens)
 
-    def _add_store(self, instance_id: InstanceId, role: ev.Role) -> None:
+    def _add_store(self, instance_id: InstanceId, role: Role) -> None:
         options, node_id = self.options, NodeId(instance_id)
         block_tokens = options.conductor.block_tokens
         store = self.stores[node_id] = SimStore(
@@ -183,7 +185,7 @@ class Cluster:
 
     def _announce(self, store: SimStore) -> None:
         self._conduct(ev.StoreUp(store.node_id, str(store.node_id)))
-        self._conduct(ev.StoreSnapshot(store.node_id, store.incarnation, store.pool.sequence, store.pool.held_keys(), ev.Tier.DRAM, True))
+        self._conduct(ev.StoreSnapshot(store.node_id, store.incarnation, store.pool.sequence, store.pool.held_keys(), Tier.DRAM, True))
 
     def _keys_of(self, attempt_id: AttemptId) -> Callable[[int, int], tuple[BlockKey, ...]]:
         request = self.gateway.request_of(attempt_id)
@@ -191,19 +193,19 @@ class Cluster:
 
     # ---- roles ----
 
-    def _switch(self, order: ev.SwitchRole) -> None:
+    def _switch(self, action: ev.SwitchRole) -> None:
         """The instance takes nothing more, ends what it has, and comes up in the other role."""
-        instance_id, to = order.instance.instance_id, order.to
+        instance_id, to = action.instance.instance_id, action.order.to
         self._conduct(ev.InstanceDown(instance_id, self._incarnations[instance_id]))
         instance = self.prefills.get(instance_id) or self.decodes[instance_id]
-        Departure(instance, order.drain_s, self.loop, lambda: self._leave(instance_id, to))
+        SimRoleSwitch(instance, action.order.drain_s, self.loop, lambda: self._leave(instance_id, to))
 
-    def _leave(self, instance_id: InstanceId, to: ev.Role) -> None:
+    def _leave(self, instance_id: InstanceId, to: Role) -> None:
         """A store that has the same memory in both roles keeps what it holds."""
-        if to is ev.Role.PREFILL:
-            self.gateway.on_session_lost("decode", instance_id, self.decodes.pop(instance_id).leave())
+        if to is Role.PREFILL:
+            self.gateway.on_session_lost(Role.DECODE, instance_id, self.decodes.pop(instance_id).leave())
         else:
-            self.gateway.on_session_lost("prefill", instance_id, self.prefills.pop(instance_id).leave())
+            self.gateway.on_session_lost(Role.PREFILL, instance_id, self.prefills.pop(instance_id).leave())
         store = self.stores[NodeId(instance_id)]
         if store.pool.num_slots != self._num_slots(to):
             self._conduct(ev.StoreDown(store.node_id))

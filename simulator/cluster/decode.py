@@ -7,9 +7,9 @@ the step under way that would be under way, and the next one begins when that on
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, cast
+from dataclasses import replace
+from typing import Protocol
 
-from conductor.core.types.events import Load
 from decode_node.core import DecodeCore
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
@@ -23,6 +23,7 @@ from simulator.cluster.store import SimStore
 from simulator.hardware import Hardware
 from simulator.workload import SimRequest
 from springtide.ids import AttemptId, InstanceId
+from springtide.protocol.instances import Load
 from springtide.rpc.common_pb2 import TokenOutput
 from springtide.rpc.node_pb2 import PrefillDone
 
@@ -94,19 +95,7 @@ class SimDecode:
         self._mailbox.post(event)
 
     def load(self) -> Load:
-        load = self._core.load()
-        return Load(
-            running=load.running,
-            waiting=load.waiting,
-            tokens=load.tokens,
-            step_ms=load.step_ms,
-            slots_total=self.store.pool.num_slots,
-            slots_available=self.store.slots_available,
-            slots_promised=load.slots_promised,
-            max_batch=self._settings.max_batch,
-            attempt_ids=cast(frozenset[AttemptId], frozenset(load.attempt_ids)),
-            decode_cost=self._core.cost,
-        )
+        return replace(self._core.load(), slots_total=self.store.pool.num_slots, slots_available=self.store.slots_available)
 
     @property
     def has_work(self) -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from conductor.core.types import events as conductor_events
-from conductor.core.types.decision import Reason, Rejection
 from decode_node.core import events as decode_events
 from gateway import events as ev
 from gateway.core import GatewayCore
@@ -24,8 +23,11 @@ from simulator.workload import SimRequest
 from springtide.blocks import blocks_for
 from springtide.errors import DeadlineExceeded, Overloaded
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, RequestId
+from springtide.protocol.attempts import Renew
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import Rejection, Schedule
+from springtide.protocol.wire import PREFIX_SOURCE
 from springtide.rpc import common_pb2 as pb
-from springtide.rpc import conductor_pb2 as conductor_pb
 from springtide.rpc.node_pb2 import PrefillDone, PrefillUpdate
 from springtide.sampling import SamplingParams
 
@@ -39,8 +41,6 @@ _FINISHES: dict[int, ev.Finish | None] = {
     pb.FINISH_REASON_STOP: "stop",
     pb.FINISH_REASON_LENGTH: "length",
 }
-_REASONS: dict[Reason, Any] = {reason: conductor_pb.RejectionReason.Value(f"REJECTION_REASON_{reason.name}") for reason in Reason}
-_PHASES = {phase.name.lower(): phase for phase in conductor_events.Phase}
 
 
 class SimGateway:
@@ -65,7 +65,7 @@ class SimGateway:
         self._loop, self._conductor = loop, conductor
         self._prefills, self._decodes = prefills, decodes
         # Simulated nodes do not hang, and send no signs of life.
-        self._core = GatewayCore(Limits(silence_s=math.inf, standstill_s=math.inf))
+        self._core = GatewayCore(Limits(silence_s=math.inf, standstill_s=math.inf), GATEWAY, self._keys_of)
         self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
         self._retry: Timer | None = None
 
@@ -90,19 +90,13 @@ class SimGateway:
 
     def renew(self) -> None:
         """The Conductor forgets attempts that nobody speaks for."""
-        live = [
-            conductor_events.LiveAttempt(
-                attempt.attempt_id, attempt.prefill_id, attempt.decode_id, _PHASES[attempt.phase], attempt.num_tokens, attempt.cached_tokens
-            )
-            for attempt in self._core.live_attempts()
-        ]
-        self._conductor(conductor_events.Renew(GATEWAY, live))
+        self._conductor(Renew(GATEWAY, tuple(self._core.live_attempts())))
 
     # ---- the instances' replies ----
 
     def on_prefill(self, instance_id: InstanceId, update: PrefillUpdate) -> None:
         if update.HasField("failed"):
-            self._mailbox.post(_failed(update.failed, "prefill"))
+            self._mailbox.post(_failed(update.failed, Role.PREFILL))
         else:
             self.on_prefilled(update.done)
 
@@ -126,7 +120,7 @@ class SimGateway:
     def on_decode(self, instance_id: InstanceId, output: pb.TokenOutput, step_s: float) -> None:
         self._step_s = step_s
         if output.HasField("failure"):
-            self._mailbox.post(_failed(output, "decode"))
+            self._mailbox.post(_failed(output, Role.DECODE))
         else:
             self._mailbox.post(ev.DecodeOutput(_output(output)))
 
@@ -136,7 +130,7 @@ class SimGateway:
         self.records.reject(index, "tbt_after_prefill")
         self._mailbox.post(ev.ClientGone(RequestId(str(index))))
 
-    def on_session_lost(self, side: ev.Side, instance_id: InstanceId, attempt_ids: tuple[AttemptId, ...]) -> None:
+    def on_session_lost(self, side: Role, instance_id: InstanceId, attempt_ids: tuple[AttemptId, ...]) -> None:
         """The instance has left before it could end these."""
         self._mailbox.post(ev.SessionLost(side, instance_id, attempt_ids, connected=True))
 
@@ -165,41 +159,29 @@ class SimGateway:
         match action:
             case ev.Emit(request_id, tokens):
                 self.records.tokens(int(request_id), len(tokens), self._loop.now + self._rpc_s, self._step_s)
-            case ev.Schedule():
+            case Schedule():
                 self._loop.after(self._rpc_s, lambda: self._schedule(action))
             case ev.StartDecode():
                 self._start_decode(action)
             case ev.StartPrefill():
                 self._start_prefill(action)
             case ev.Abort(side, instance_id, attempt_id):
-                instances: Mapping[InstanceId, SimPrefill | SimDecode] = self._prefills if side == "prefill" else self._decodes
+                instances: Mapping[InstanceId, SimPrefill | SimDecode] = self._prefills if side is Role.PREFILL else self._decodes
                 # One that has left its role has nothing of the attempt any more.
                 if instance_id in instances:
                     instances[instance_id].tell(node_events.Abort(attempt_id))
-            case ev.Advance():
-                self._advance(action)
+            case ev.Report(progress):
+                self._conductor(progress)
             case ev.Terminal(request_id, reply):
                 self._end(int(request_id), reply)
 
-    def _schedule(self, action: ev.Schedule) -> None:
-        index = int(action.generation.request_id)
-        request, num_tokens = self.records.requests[index], len(action.token_ids)
-        actions = self._conductor(
-            conductor_events.Schedule(
-                attempt_id=action.attempt_id,
-                request_id=action.generation.request_id,
-                gateway_id=GATEWAY,
-                block_keys=prompt_keys(request, 0, num_tokens // self._block_tokens, self._block_tokens),
-                num_tokens=num_tokens,
-                max_new_tokens=max(1, min(MAX_NEW_TOKENS, self._context_tokens - num_tokens)),
-                accepted=action.accepted,
-                avoid=frozenset(action.avoid),
-                tenant=action.generation.tenant,
-                priority=action.generation.priority,
-                deadline_ms=action.deadline_ms,
-            )
-        )
-        for reply in actions:
+    def _keys_of(self, generation: ev.Generation, token_ids: Sequence[int]) -> Sequence[BlockKey]:
+        request = self.records.requests[int(generation.request_id)]
+        return prompt_keys(request, 0, len(token_ids) // self._block_tokens, self._block_tokens)
+
+    def _schedule(self, action: Schedule) -> None:
+        max_new_tokens = max(1, min(MAX_NEW_TOKENS, self._context_tokens - action.num_tokens))
+        for reply in self._conductor(replace(action, max_new_tokens=max_new_tokens, min_new_tokens=1)):
             if isinstance(reply, conductor_events.Reply):
                 self._mailbox.post(_answer(reply))
 
@@ -227,7 +209,7 @@ class SimGateway:
             inlined=assignment.inlined,
             waits=action.waits,
             refusable=assignment.refusable and not self._late_door,
-            expected_tokens=assignment.expected_tokens,
+            expected_tokens=assignment.prediction.output_tokens,
         )
         self._decodes[assignment.decode.instance_id].tell(start)
 
@@ -236,7 +218,7 @@ class SimGateway:
         instance_id = assignment.prefill.instance_id
         if instance_id not in self._prefills:
             # It has left its role while the attempt waited for room at its decode node.
-            self._mailbox.post(ev.SessionLost("prefill", instance_id, (assignment.attempt_id,), connected=False))
+            self._mailbox.post(ev.SessionLost(Role.PREFILL, instance_id, (assignment.attempt_id,), connected=False))
             return
         start = prefill_events.Start(
             session=_SESSION,
@@ -244,24 +226,9 @@ class SimGateway:
             decode_store_address=assignment.decode.store_address,
             decode_store_node_id=assignment.decode.node_id,
             ttft_budget_ms=action.ttft_budget_ms,
-            sources=assignment.sources,
+            sources=tuple(map(PREFIX_SOURCE.encode, assignment.sources)),
         )
         self._prefills[instance_id].tell(start)
-
-    def _advance(self, action: ev.Advance) -> None:
-        self._conductor(
-            conductor_events.Advance(
-                attempt_id=action.attempt_id,
-                phase=_PHASES[action.phase],
-                cached_tokens=action.cached_tokens,
-                output_tokens=action.output_tokens,
-                ttft_ms=action.ttft_ms,
-                remote_tokens=action.remote_tokens,
-                fetch_ms=action.fetch_ms,
-                queue_ms=action.queue_ms,
-                compute_ms=action.compute_ms,
-            )
-        )
 
     def _end(self, index: int, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
         if isinstance(reply, ev.Finished):
@@ -276,35 +243,13 @@ def _index(attempt_id: str) -> int:
 
 
 def _answer(reply: conductor_events.Reply) -> ev.Event:
-    if reply.assignment is None:
-        assert isinstance(reply.outcome, Rejection)
-        outcome = reply.outcome
-        return ev.Rejected(reply.attempt_id, _REASONS[outcome.reason], outcome.message, outcome.retry_after_s)
-    assignment = reply.assignment
-    return ev.Assigned(
-        ev.Assignment(
-            attempt_id=assignment.attempt_id,
-            prefill=_instance(assignment.prefill),
-            decode=_instance(assignment.decode),
-            sources=tuple(
-                pb.PrefixSource(node_id=source.node_id, store_address=source.store_address, num_blocks=source.num_blocks)
-                for source in assignment.sources
-            ),
-            predicted_ttft_ms=assignment.predicted_ttft_ms,
-            ttft_slo_ms=assignment.ttft_slo_ms,
-            tbt_slo_ms=assignment.tbt_slo_ms,
-            prediction=conductor_pb.Prediction(output_tokens=assignment.prediction.output_tokens),
-            waits=assignment.waits,
-            refusable=assignment.refusable,
-        )
-    )
+    if reply.assignment is not None:
+        return ev.Assigned(reply.assignment)
+    assert isinstance(reply.outcome, Rejection)
+    return ev.Rejected(reply.attempt_id, reply.outcome)
 
 
-def _instance(ref: conductor_events.InstanceRef) -> ev.Instance:
-    return ev.Instance(ref.instance_id, ref.address, ref.node_id, ref.store_address)
-
-
-def _failed(output: pb.TokenOutput, side: ev.Side) -> ev.AttemptFailed:
+def _failed(output: pb.TokenOutput, side: Role) -> ev.AttemptFailed:
     return ev.AttemptFailed(AttemptId(output.attempt_id), side, output.failure.code, output.failure.message)
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
-from conductor.core.types.events import Load
 from node_runtime import events as node_events
 from node_runtime import storage
 from prefill_node.core import PrefillCore
@@ -21,6 +19,7 @@ from simulator.cluster.store import LAYER_GROUPS, SimStore
 from simulator.hardware import Hardware
 from springtide.chunking import Chunking
 from springtide.ids import AttemptId, InstanceId
+from springtide.protocol.instances import Load
 from springtide.rpc.node_pb2 import PrefillUpdate
 from springtide.sampling import SampledToken
 
@@ -73,17 +72,7 @@ class SimPrefill:
         self._mailbox.post(event)
 
     def load(self) -> Load:
-        load = self._core.load()
-        return Load(
-            running=load.running,
-            waiting=load.waiting,
-            tokens=load.tokens,
-            queue_ms=load.queue_ms,
-            slots_total=self.store.pool.num_slots,
-            slots_available=self.store.slots_available,
-            attempt_ids=cast(frozenset[AttemptId], frozenset(load.attempt_ids)),
-            prefill_cost=self._core.cost,
-        )
+        return replace(self._core.load(), slots_total=self.store.pool.num_slots, slots_available=self.store.slots_available)
 
     @property
     def has_work(self) -> bool:

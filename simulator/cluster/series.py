@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.types.events import Role
 from simulator.cluster.records import Records
+from springtide.protocol.instances import Role
 
 
 class Series:

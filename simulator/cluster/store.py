@@ -23,7 +23,6 @@ LAYER_GROUPS = 2
 """In which prefixes arrive: the first is told at once, so that the engine may wait layer by layer, the last when all is there."""
 _LEASES_OF_AN_INCARNATION = 1 << 32
 """An old lease never fits another incarnation."""
-_TIERS = {tier.value: tier for tier in conductor_events.Tier}
 
 
 @dataclass(slots=True)
@@ -279,6 +278,6 @@ class SimStore:
     def changed(self) -> None:
         for event in self.pool.take_events():
             kind = conductor_events.StoreStored if isinstance(event, Stored) else conductor_events.StoreRemoved
-            self._tell(kind(self.node_id, self.incarnation, event.sequence, event.keys, _TIERS[event.tier.value]))
+            self._tell(kind(self.node_id, self.incarnation, event.sequence, event.keys, event.tier))
         if self._was_full:
             self.notify(storage.StoreLoad(0, self.slots_available))

@@ -8,71 +8,77 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class RejectionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    REJECTION_REASON_UNSPECIFIED: _ClassVar[RejectionReason]
-    REJECTION_REASON_TTFT: _ClassVar[RejectionReason]
-    REJECTION_REASON_TBT: _ClassVar[RejectionReason]
-    REJECTION_REASON_NO_PREFILL: _ClassVar[RejectionReason]
-    REJECTION_REASON_NO_DECODE: _ClassVar[RejectionReason]
-    REJECTION_REASON_TOO_LARGE: _ClassVar[RejectionReason]
-    REJECTION_REASON_DEADLINE: _ClassVar[RejectionReason]
-    REJECTION_REASON_PRIORITY: _ClassVar[RejectionReason]
-    REJECTION_REASON_TENANT_SHARE: _ClassVar[RejectionReason]
-    REJECTION_REASON_SIZE: _ClassVar[RejectionReason]
+    REASON_UNSPECIFIED: _ClassVar[Reason]
+    REASON_TTFT: _ClassVar[Reason]
+    REASON_TBT: _ClassVar[Reason]
+    REASON_NO_PREFILL: _ClassVar[Reason]
+    REASON_NO_DECODE: _ClassVar[Reason]
+    REASON_TOO_LARGE: _ClassVar[Reason]
+    REASON_DEADLINE: _ClassVar[Reason]
+    REASON_PRIORITY: _ClassVar[Reason]
+    REASON_TENANT_SHARE: _ClassVar[Reason]
+    REASON_SIZE: _ClassVar[Reason]
 
-class AttemptPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    ATTEMPT_PHASE_UNSPECIFIED: _ClassVar[AttemptPhase]
-    ATTEMPT_PHASE_PREFILL: _ClassVar[AttemptPhase]
-    ATTEMPT_PHASE_DECODE: _ClassVar[AttemptPhase]
-    ATTEMPT_PHASE_FINISHED: _ClassVar[AttemptPhase]
-    ATTEMPT_PHASE_FAILED: _ClassVar[AttemptPhase]
-REJECTION_REASON_UNSPECIFIED: RejectionReason
-REJECTION_REASON_TTFT: RejectionReason
-REJECTION_REASON_TBT: RejectionReason
-REJECTION_REASON_NO_PREFILL: RejectionReason
-REJECTION_REASON_NO_DECODE: RejectionReason
-REJECTION_REASON_TOO_LARGE: RejectionReason
-REJECTION_REASON_DEADLINE: RejectionReason
-REJECTION_REASON_PRIORITY: RejectionReason
-REJECTION_REASON_TENANT_SHARE: RejectionReason
-REJECTION_REASON_SIZE: RejectionReason
-ATTEMPT_PHASE_UNSPECIFIED: AttemptPhase
-ATTEMPT_PHASE_PREFILL: AttemptPhase
-ATTEMPT_PHASE_DECODE: AttemptPhase
-ATTEMPT_PHASE_FINISHED: AttemptPhase
-ATTEMPT_PHASE_FAILED: AttemptPhase
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_PREFILL: _ClassVar[Phase]
+    PHASE_DECODE: _ClassVar[Phase]
+    PHASE_FINISHED: _ClassVar[Phase]
+    PHASE_FAILED: _ClassVar[Phase]
+REASON_UNSPECIFIED: Reason
+REASON_TTFT: Reason
+REASON_TBT: Reason
+REASON_NO_PREFILL: Reason
+REASON_NO_DECODE: Reason
+REASON_TOO_LARGE: Reason
+REASON_DEADLINE: Reason
+REASON_PRIORITY: Reason
+REASON_TENANT_SHARE: Reason
+REASON_SIZE: Reason
+PHASE_UNSPECIFIED: Phase
+PHASE_PREFILL: Phase
+PHASE_DECODE: Phase
+PHASE_FINISHED: Phase
+PHASE_FAILED: Phase
 
 class ScheduleRequest(_message.Message):
-    __slots__ = ("context", "block_keys", "num_tokens", "max_new_tokens", "min_new_tokens", "gateway_id", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "debug", "deadline_ms", "epoch")
-    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("attempt_id", "request_id", "gateway_id", "block_keys", "num_tokens", "max_new_tokens", "min_new_tokens", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "tenant", "priority", "deadline_ms", "debug", "epoch")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     BLOCK_KEYS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     AVOID_FIELD_NUMBER: _ClassVar[int]
     TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
-    DEBUG_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    DEBUG_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    context: _common_pb2.AttemptContext
+    attempt_id: str
+    request_id: str
+    gateway_id: str
     block_keys: bytes
     num_tokens: int
     max_new_tokens: int
     min_new_tokens: int
-    gateway_id: str
     accepted: bool
     avoid: _containers.RepeatedScalarFieldContainer[str]
     ttft_slo_ms: float
     tbt_slo_ms: float
-    debug: bool
+    tenant: str
+    priority: int
     deadline_ms: float
+    debug: bool
     epoch: int
-    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., block_keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., gateway_id: _Optional[str] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., debug: _Optional[bool] = ..., deadline_ms: _Optional[float] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, attempt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., block_keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_ms: _Optional[float] = ..., debug: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ScheduleReply(_message.Message):
     __slots__ = ("assignment", "rejection", "not_leader", "estimates", "epoch")
@@ -97,16 +103,18 @@ class NotLeader(_message.Message):
     def __init__(self, leader_address: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class InstanceRef(_message.Message):
-    __slots__ = ("instance_id", "address", "node_id", "store_address")
+    __slots__ = ("instance_id", "role", "address", "node_id", "store_address")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
+    role: _common_pb2.Role
     address: str
     node_id: str
     store_address: str
-    def __init__(self, instance_id: _Optional[str] = ..., address: _Optional[str] = ..., node_id: _Optional[str] = ..., store_address: _Optional[str] = ...) -> None: ...
+    def __init__(self, instance_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., address: _Optional[str] = ..., node_id: _Optional[str] = ..., store_address: _Optional[str] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("attempt_id", "prefill", "decode", "local_blocks", "sources", "predicted_ttft_ms", "predicted_tbt_ms", "ttft_slo_ms", "tbt_slo_ms", "prediction", "waits", "refusable")
@@ -159,10 +167,10 @@ class Rejection(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
-    reason: RejectionReason
+    reason: Reason
     message: str
     retry_after_s: float
-    def __init__(self, reason: _Optional[_Union[RejectionReason, str]] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
 
 class Estimate(_message.Message):
     __slots__ = ("instance_id", "prefix_blocks", "queue_ms", "transfer_ms", "prefill_ms", "ttft_ms", "tbt_ms", "note")
@@ -201,10 +209,9 @@ class AttemptReport(_message.Message):
     def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., placed: _Optional[_Union[LiveAttempt, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("attempt_id", "phase", "instance_id", "cached_tokens", "output_tokens", "ttft_ms", "remote_tokens", "fetch_ms", "queue_ms", "compute_ms")
+    __slots__ = ("attempt_id", "phase", "cached_tokens", "output_tokens", "ttft_ms", "remote_tokens", "fetch_ms", "queue_ms", "compute_ms")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
-    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TTFT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -213,8 +220,7 @@ class Progress(_message.Message):
     QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
-    phase: AttemptPhase
-    instance_id: str
+    phase: Phase
     cached_tokens: int
     output_tokens: int
     ttft_ms: float
@@ -222,7 +228,7 @@ class Progress(_message.Message):
     fetch_ms: float
     queue_ms: float
     compute_ms: float
-    def __init__(self, attempt_id: _Optional[str] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., instance_id: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., remote_tokens: _Optional[int] = ..., fetch_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ...) -> None: ...
+    def __init__(self, attempt_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., ttft_ms: _Optional[float] = ..., remote_tokens: _Optional[int] = ..., fetch_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ...) -> None: ...
 
 class AdvanceReply(_message.Message):
     __slots__ = ()
@@ -242,13 +248,13 @@ class LiveAttempt(_message.Message):
     attempt_id: str
     prefill_id: str
     decode_id: str
-    phase: AttemptPhase
+    phase: Phase
     num_tokens: int
     cached_tokens: int
     tenant: str
     max_new_tokens: int
     prediction: Prediction
-    def __init__(self, attempt_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., decode_id: _Optional[str] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ...) -> None: ...
+    def __init__(self, attempt_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., decode_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("gateway_id", "attempts")
@@ -281,9 +287,8 @@ class GetClusterRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InstanceStatus(_message.Message):
-    __slots__ = ("instance", "role", "ready", "incarnation", "running", "waiting", "queue_ms", "step_ms", "slots_total", "slots_available", "cached_blocks", "seconds_since_report")
+    __slots__ = ("instance", "ready", "incarnation", "running", "waiting", "queue_ms", "step_ms", "slots_total", "slots_available", "cached_blocks", "seconds_since_report")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
-    ROLE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -295,7 +300,6 @@ class InstanceStatus(_message.Message):
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_REPORT_FIELD_NUMBER: _ClassVar[int]
     instance: InstanceRef
-    role: str
     ready: bool
     incarnation: int
     running: int
@@ -306,7 +310,7 @@ class InstanceStatus(_message.Message):
     slots_available: int
     cached_blocks: int
     seconds_since_report: float
-    def __init__(self, instance: _Optional[_Union[InstanceRef, _Mapping]] = ..., role: _Optional[str] = ..., ready: _Optional[bool] = ..., incarnation: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., seconds_since_report: _Optional[float] = ...) -> None: ...
+    def __init__(self, instance: _Optional[_Union[InstanceRef, _Mapping]] = ..., ready: _Optional[bool] = ..., incarnation: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., seconds_since_report: _Optional[float] = ...) -> None: ...
 
 class PredictionErrors(_message.Message):
     __slots__ = ("quantity", "count", "median_error", "p90_error", "bias")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from springtide.rpc import common_pb2 as springtide_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18springtide/v1/node.proto\x12\rspringtide.v1\x1a\x1aspringtide/v1/common.proto\"3\n\x11SwitchRoleRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x10\n\x08\x64rain_ms\x18\x02 \x01(\x01\"\x11\n\x0fSwitchRoleReply\"w\n\x0ePrefillCommand\x12,\n\x05start\x18\x01 \x01(\x0b\x32\x1b.springtide.v1.PrefillStartH\x00\x12,\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x1b.springtide.v1.AbortAttemptH\x00\x42\t\n\x07\x63ommand\"\xb2\x02\n\x0cPrefillStart\x12.\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1d.springtide.v1.AttemptContext\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.springtide.v1.SamplingParams\x12\x11\n\tnamespace\x18\x05 \x01(\x0c\x12,\n\x07sources\x18\x06 \x03(\x0b\x32\x1b.springtide.v1.PrefixSource\x12\x1c\n\x14\x64\x65\x63ode_store_address\x18\x07 \x01(\t\x12\x1c\n\x14\x64\x65\x63ode_store_node_id\x18\x08 \x01(\t\x12\x16\n\x0ettft_budget_ms\x18\t \x01(\x01\"\"\n\x0c\x41\x62ortAttempt\x12\x12\n\nattempt_id\x18\x01 \x01(\t\"\xa1\x01\n\rPrefillUpdate\x12*\n\x04\x64one\x18\x01 \x01(\x0b\x32\x1a.springtide.v1.PrefillDoneH\x00\x12,\n\x06\x66\x61iled\x18\x02 \x01(\x0b\x32\x1a.springtide.v1.TokenOutputH\x00\x12,\n\x05signs\x18\x03 \x01(\x0b\x32\x1b.springtide.v1.AttemptSignsH\x00\x42\x08\n\x06update\"9\n\x0c\x41ttemptSigns\x12)\n\x05signs\x18\x01 \x03(\x0b\x32\x1a.springtide.v1.AttemptSign\"K\n\x0b\x41ttemptSign\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\x04\x12\x0f\n\x07waiting\x18\x03 \x01(\x08\"\xb6\x01\n\x0bPrefillDone\x12*\n\x06output\x18\x01 \x01(\x0b\x32\x1a.springtide.v1.TokenOutput\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\rremote_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x12\n\ncompute_ms\x18\x05 \x01(\x01\x12\x10\n\x08\x66\x65tch_ms\x18\x06 \x01(\x01\x12\x15\n\rfetch_wait_ms\x18\x07 \x01(\x01\"u\n\rDecodeCommand\x12+\n\x05start\x18\x01 \x01(\x0b\x32\x1a.springtide.v1.DecodeStartH\x00\x12,\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x1b.springtide.v1.AbortAttemptH\x00\x42\t\n\x07\x63ommand\"\x8f\x02\n\x0b\x44\x65\x63odeStart\x12.\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1d.springtide.v1.AttemptContext\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.springtide.v1.SamplingParams\x12\x11\n\tnamespace\x18\x05 \x01(\x0c\x12\x12\n\ntbt_slo_ms\x18\x06 \x01(\x01\x12\x0f\n\x07inlined\x18\x07 \x01(\x08\x12\r\n\x05waits\x18\x08 \x01(\x08\x12\x11\n\trefusable\x18\t \x01(\x08\x12\x17\n\x0f\x65xpected_tokens\x18\n \x01(\x01\"\xa8\x01\n\x0c\x44\x65\x63odeUpdate\x12+\n\x07outputs\x18\x01 \x03(\x0b\x32\x1a.springtide.v1.TokenOutput\x12-\n\tprefilled\x18\x02 \x03(\x0b\x32\x1a.springtide.v1.PrefillDone\x12\x10\n\x08reserved\x18\x03 \x03(\t\x12*\n\x05signs\x18\x04 \x01(\x0b\x32\x1b.springtide.v1.AttemptSigns\"\x12\n\x10WatchLoadRequest\"\xe2\x02\n\nLoadReport\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x10\n\x08queue_ms\x18\x07 \x01(\x01\x12\x0f\n\x07step_ms\x18\x08 \x01(\x01\x12\x13\n\x0bslots_total\x18\t \x01(\r\x12\x17\n\x0fslots_available\x18\n \x01(\r\x12&\n\x04\x63ost\x18\x0b \x01(\x0b\x32\x18.springtide.v1.CostModel\x12\x11\n\tmax_batch\x18\x0c \x01(\r\x12\x13\n\x0b\x61ttempt_ids\x18\r \x03(\t\x12\x1d\n\x15ssd_read_us_per_block\x18\x0e \x01(\r\x12\x16\n\x0eslots_promised\x18\x0f \x01(\r\x12\x0f\n\x07stalled\x18\x10 \x01(\t\"C\n\tCostModel\x12\x0f\n\x07prefill\x18\x01 \x03(\x01\x12\x0e\n\x06\x64\x65\x63ode\x18\x02 \x03(\x01\x12\x15\n\rslowest_share\x18\x03 \x01(\x01\x32\xf4\x01\n\x0bPrefillNode\x12J\n\x07Session\x12\x1d.springtide.v1.PrefillCommand\x1a\x1c.springtide.v1.PrefillUpdate(\x01\x30\x01\x12I\n\tWatchLoad\x12\x1f.springtide.v1.WatchLoadRequest\x1a\x19.springtide.v1.LoadReport0\x01\x12N\n\nSwitchRole\x12 .springtide.v1.SwitchRoleRequest\x1a\x1e.springtide.v1.SwitchRoleReply2\xf1\x01\n\nDecodeNode\x12H\n\x07Session\x12\x1c.springtide.v1.DecodeCommand\x1a\x1b.springtide.v1.DecodeUpdate(\x01\x30\x01\x12I\n\tWatchLoad\x12\x1f.springtide.v1.WatchLoadRequest\x1a\x19.springtide.v1.LoadReport0\x01\x12N\n\nSwitchRole\x12 .springtide.v1.SwitchRoleRequest\x1a\x1e.springtide.v1.SwitchRoleReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18springtide/v1/node.proto\x12\rspringtide.v1\x1a\x1aspringtide/v1/common.proto\"E\n\x11SwitchRoleRequest\x12\x1f\n\x02to\x18\x01 \x01(\x0e\x32\x13.springtide.v1.Role\x12\x0f\n\x07\x64rain_s\x18\x02 \x01(\x01\"\x11\n\x0fSwitchRoleReply\"w\n\x0ePrefillCommand\x12,\n\x05start\x18\x01 \x01(\x0b\x32\x1b.springtide.v1.PrefillStartH\x00\x12,\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x1b.springtide.v1.AbortAttemptH\x00\x42\t\n\x07\x63ommand\"\xb2\x02\n\x0cPrefillStart\x12.\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1d.springtide.v1.AttemptContext\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.springtide.v1.SamplingParams\x12\x11\n\tnamespace\x18\x05 \x01(\x0c\x12,\n\x07sources\x18\x06 \x03(\x0b\x32\x1b.springtide.v1.PrefixSource\x12\x1c\n\x14\x64\x65\x63ode_store_address\x18\x07 \x01(\t\x12\x1c\n\x14\x64\x65\x63ode_store_node_id\x18\x08 \x01(\t\x12\x16\n\x0ettft_budget_ms\x18\t \x01(\x01\"\"\n\x0c\x41\x62ortAttempt\x12\x12\n\nattempt_id\x18\x01 \x01(\t\"\xa1\x01\n\rPrefillUpdate\x12*\n\x04\x64one\x18\x01 \x01(\x0b\x32\x1a.springtide.v1.PrefillDoneH\x00\x12,\n\x06\x66\x61iled\x18\x02 \x01(\x0b\x32\x1a.springtide.v1.TokenOutputH\x00\x12,\n\x05signs\x18\x03 \x01(\x0b\x32\x1b.springtide.v1.AttemptSignsH\x00\x42\x08\n\x06update\"9\n\x0c\x41ttemptSigns\x12)\n\x05signs\x18\x01 \x03(\x0b\x32\x1a.springtide.v1.AttemptSign\"K\n\x0b\x41ttemptSign\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63omputed_tokens\x18\x02 \x01(\x04\x12\x0f\n\x07waiting\x18\x03 \x01(\x08\"\xb6\x01\n\x0bPrefillDone\x12*\n\x06output\x18\x01 \x01(\x0b\x32\x1a.springtide.v1.TokenOutput\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x15\n\rremote_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x12\n\ncompute_ms\x18\x05 \x01(\x01\x12\x10\n\x08\x66\x65tch_ms\x18\x06 \x01(\x01\x12\x15\n\rfetch_wait_ms\x18\x07 \x01(\x01\"u\n\rDecodeCommand\x12+\n\x05start\x18\x01 \x01(\x0b\x32\x1a.springtide.v1.DecodeStartH\x00\x12,\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32\x1b.springtide.v1.AbortAttemptH\x00\x42\t\n\x07\x63ommand\"\x8f\x02\n\x0b\x44\x65\x63odeStart\x12.\n\x07\x63ontext\x18\x01 \x01(\x0b\x32\x1d.springtide.v1.AttemptContext\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.springtide.v1.SamplingParams\x12\x11\n\tnamespace\x18\x05 \x01(\x0c\x12\x12\n\ntbt_slo_ms\x18\x06 \x01(\x01\x12\x0f\n\x07inlined\x18\x07 \x01(\x08\x12\r\n\x05waits\x18\x08 \x01(\x08\x12\x11\n\trefusable\x18\t \x01(\x08\x12\x17\n\x0f\x65xpected_tokens\x18\n \x01(\x01\"\xa8\x01\n\x0c\x44\x65\x63odeUpdate\x12+\n\x07outputs\x18\x01 \x03(\x0b\x32\x1a.springtide.v1.TokenOutput\x12-\n\tprefilled\x18\x02 \x03(\x0b\x32\x1a.springtide.v1.PrefillDone\x12\x10\n\x08reserved\x18\x03 \x03(\t\x12*\n\x05signs\x18\x04 \x01(\x0b\x32\x1b.springtide.v1.AttemptSigns\"\x12\n\x10WatchLoadRequest\"j\n\nLoadReport\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12!\n\x04load\x18\x03 \x01(\x0b\x32\x13.springtide.v1.Load\x12\x0f\n\x07stalled\x18\x04 \x01(\t\"\xca\x02\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x0f\n\x07step_ms\x18\x05 \x01(\x01\x12\x13\n\x0bslots_total\x18\x06 \x01(\r\x12\x17\n\x0fslots_available\x18\x07 \x01(\r\x12\x11\n\tmax_batch\x18\x08 \x01(\r\x12\x13\n\x0b\x61ttempt_ids\x18\t \x03(\t\x12\x30\n\x0cprefill_cost\x18\n \x01(\x0b\x32\x1a.springtide.v1.PrefillCost\x12.\n\x0b\x64\x65\x63ode_cost\x18\x0b \x01(\x0b\x32\x19.springtide.v1.DecodeCost\x12\x1d\n\x15ssd_read_us_per_block\x18\x0c \x01(\r\x12\x16\n\x0eslots_promised\x18\r \x01(\r\"a\n\x0bPrefillCost\x12\x10\n\x08\x66ixed_ms\x18\x01 \x01(\x01\x12\x14\n\x0cper_token_ms\x18\x02 \x01(\x01\x12\x13\n\x0bper_pair_ms\x18\x03 \x01(\x01\x12\x15\n\rslowest_share\x18\x04 \x01(\x01\"U\n\nDecodeCost\x12\x10\n\x08\x66ixed_ms\x18\x01 \x01(\x01\x12\x17\n\x0fper_sequence_ms\x18\x02 \x01(\x01\x12\x1c\n\x14per_context_token_ms\x18\x03 \x01(\x01\x32\xf4\x01\n\x0bPrefillNode\x12J\n\x07Session\x12\x1d.springtide.v1.PrefillCommand\x1a\x1c.springtide.v1.PrefillUpdate(\x01\x30\x01\x12I\n\tWatchLoad\x12\x1f.springtide.v1.WatchLoadRequest\x1a\x19.springtide.v1.LoadReport0\x01\x12N\n\nSwitchRole\x12 .springtide.v1.SwitchRoleRequest\x1a\x1e.springtide.v1.SwitchRoleReply2\xf1\x01\n\nDecodeNode\x12H\n\x07Session\x12\x1c.springtide.v1.DecodeCommand\x1a\x1b.springtide.v1.DecodeUpdate(\x01\x30\x01\x12I\n\tWatchLoad\x12\x1f.springtide.v1.WatchLoadRequest\x1a\x19.springtide.v1.LoadReport0\x01\x12N\n\nSwitchRole\x12 .springtide.v1.SwitchRoleRequest\x1a\x1e.springtide.v1.SwitchRoleReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,37 +33,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'springtide.v1.node_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SWITCHROLEREQUEST']._serialized_start=71
-  _globals['_SWITCHROLEREQUEST']._serialized_end=122
-  _globals['_SWITCHROLEREPLY']._serialized_start=124
-  _globals['_SWITCHROLEREPLY']._serialized_end=141
-  _globals['_PREFILLCOMMAND']._serialized_start=143
-  _globals['_PREFILLCOMMAND']._serialized_end=262
-  _globals['_PREFILLSTART']._serialized_start=265
-  _globals['_PREFILLSTART']._serialized_end=571
-  _globals['_ABORTATTEMPT']._serialized_start=573
-  _globals['_ABORTATTEMPT']._serialized_end=607
-  _globals['_PREFILLUPDATE']._serialized_start=610
-  _globals['_PREFILLUPDATE']._serialized_end=771
-  _globals['_ATTEMPTSIGNS']._serialized_start=773
-  _globals['_ATTEMPTSIGNS']._serialized_end=830
-  _globals['_ATTEMPTSIGN']._serialized_start=832
-  _globals['_ATTEMPTSIGN']._serialized_end=907
-  _globals['_PREFILLDONE']._serialized_start=910
-  _globals['_PREFILLDONE']._serialized_end=1092
-  _globals['_DECODECOMMAND']._serialized_start=1094
-  _globals['_DECODECOMMAND']._serialized_end=1211
-  _globals['_DECODESTART']._serialized_start=1214
-  _globals['_DECODESTART']._serialized_end=1485
-  _globals['_DECODEUPDATE']._serialized_start=1488
-  _globals['_DECODEUPDATE']._serialized_end=1656
-  _globals['_WATCHLOADREQUEST']._serialized_start=1658
-  _globals['_WATCHLOADREQUEST']._serialized_end=1676
-  _globals['_LOADREPORT']._serialized_start=1679
-  _globals['_LOADREPORT']._serialized_end=2033
-  _globals['_COSTMODEL']._serialized_start=2035
-  _globals['_COSTMODEL']._serialized_end=2102
-  _globals['_PREFILLNODE']._serialized_start=2105
-  _globals['_PREFILLNODE']._serialized_end=2349
-  _globals['_DECODENODE']._serialized_start=2352
-  _globals['_DECODENODE']._serialized_end=2593
+  _globals['_SWITCHROLEREQUEST']._serialized_end=140
+  _globals['_SWITCHROLEREPLY']._serialized_start=142
+  _globals['_SWITCHROLEREPLY']._serialized_end=159
+  _globals['_PREFILLCOMMAND']._serialized_start=161
+  _globals['_PREFILLCOMMAND']._serialized_end=280
+  _globals['_PREFILLSTART']._serialized_start=283
+  _globals['_PREFILLSTART']._serialized_end=589
+  _globals['_ABORTATTEMPT']._serialized_start=591
+  _globals['_ABORTATTEMPT']._serialized_end=625
+  _globals['_PREFILLUPDATE']._serialized_start=628
+  _globals['_PREFILLUPDATE']._serialized_end=789
+  _globals['_ATTEMPTSIGNS']._serialized_start=791
+  _globals['_ATTEMPTSIGNS']._serialized_end=848
+  _globals['_ATTEMPTSIGN']._serialized_start=850
+  _globals['_ATTEMPTSIGN']._serialized_end=925
+  _globals['_PREFILLDONE']._serialized_start=928
+  _globals['_PREFILLDONE']._serialized_end=1110
+  _globals['_DECODECOMMAND']._serialized_start=1112
+  _globals['_DECODECOMMAND']._serialized_end=1229
+  _globals['_DECODESTART']._serialized_start=1232
+  _globals['_DECODESTART']._serialized_end=1503
+  _globals['_DECODEUPDATE']._serialized_start=1506
+  _globals['_DECODEUPDATE']._serialized_end=1674
+  _globals['_WATCHLOADREQUEST']._serialized_start=1676
+  _globals['_WATCHLOADREQUEST']._serialized_end=1694
+  _globals['_LOADREPORT']._serialized_start=1696
+  _globals['_LOADREPORT']._serialized_end=1802
+  _globals['_LOAD']._serialized_start=1805
+  _globals['_LOAD']._serialized_end=2135
+  _globals['_PREFILLCOST']._serialized_start=2137
+  _globals['_PREFILLCOST']._serialized_end=2234
+  _globals['_DECODECOST']._serialized_start=2236
+  _globals['_DECODECOST']._serialized_end=2321
+  _globals['_PREFILLNODE']._serialized_start=2324
+  _globals['_PREFILLNODE']._serialized_end=2568
+  _globals['_DECODENODE']._serialized_start=2571
+  _globals['_DECODENODE']._serialized_end=2812
 # @@protoc_insertion_point(module_scope)

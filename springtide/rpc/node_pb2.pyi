@@ -8,12 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SwitchRoleRequest(_message.Message):
-    __slots__ = ("role", "drain_ms")
-    ROLE_FIELD_NUMBER: _ClassVar[int]
-    DRAIN_MS_FIELD_NUMBER: _ClassVar[int]
-    role: str
-    drain_ms: float
-    def __init__(self, role: _Optional[str] = ..., drain_ms: _Optional[float] = ...) -> None: ...
+    __slots__ = ("to", "drain_s")
+    TO_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    to: _common_pb2.Role
+    drain_s: float
+    def __init__(self, to: _Optional[_Union[_common_pb2.Role, str]] = ..., drain_s: _Optional[float] = ...) -> None: ...
 
 class SwitchRoleReply(_message.Message):
     __slots__ = ()
@@ -148,10 +148,19 @@ class WatchLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("instance_id", "incarnation", "node_id", "running", "waiting", "tokens", "queue_ms", "step_ms", "slots_total", "slots_available", "cost", "max_batch", "attempt_ids", "ssd_read_us_per_block", "slots_promised", "stalled")
+    __slots__ = ("instance_id", "incarnation", "load", "stalled")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    STALLED_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    incarnation: int
+    load: Load
+    stalled: str
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., stalled: _Optional[str] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("running", "waiting", "tokens", "queue_ms", "step_ms", "slots_total", "slots_available", "max_batch", "attempt_ids", "prefill_cost", "decode_cost", "ssd_read_us_per_block", "slots_promised")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -159,15 +168,12 @@ class LoadReport(_message.Message):
     STEP_MS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     SLOTS_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
-    COST_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_COST_FIELD_NUMBER: _ClassVar[int]
+    DECODE_COST_FIELD_NUMBER: _ClassVar[int]
     SSD_READ_US_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     SLOTS_PROMISED_FIELD_NUMBER: _ClassVar[int]
-    STALLED_FIELD_NUMBER: _ClassVar[int]
-    instance_id: str
-    incarnation: int
-    node_id: str
     running: int
     waiting: int
     tokens: int
@@ -175,20 +181,32 @@ class LoadReport(_message.Message):
     step_ms: float
     slots_total: int
     slots_available: int
-    cost: CostModel
     max_batch: int
     attempt_ids: _containers.RepeatedScalarFieldContainer[str]
+    prefill_cost: PrefillCost
+    decode_cost: DecodeCost
     ssd_read_us_per_block: int
     slots_promised: int
-    stalled: str
-    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., node_id: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cost: _Optional[_Union[CostModel, _Mapping]] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ..., ssd_read_us_per_block: _Optional[int] = ..., slots_promised: _Optional[int] = ..., stalled: _Optional[str] = ...) -> None: ...
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ..., prefill_cost: _Optional[_Union[PrefillCost, _Mapping]] = ..., decode_cost: _Optional[_Union[DecodeCost, _Mapping]] = ..., ssd_read_us_per_block: _Optional[int] = ..., slots_promised: _Optional[int] = ...) -> None: ...
 
-class CostModel(_message.Message):
-    __slots__ = ("prefill", "decode", "slowest_share")
-    PREFILL_FIELD_NUMBER: _ClassVar[int]
-    DECODE_FIELD_NUMBER: _ClassVar[int]
+class PrefillCost(_message.Message):
+    __slots__ = ("fixed_ms", "per_token_ms", "per_pair_ms", "slowest_share")
+    FIXED_MS_FIELD_NUMBER: _ClassVar[int]
+    PER_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    PER_PAIR_MS_FIELD_NUMBER: _ClassVar[int]
     SLOWEST_SHARE_FIELD_NUMBER: _ClassVar[int]
-    prefill: _containers.RepeatedScalarFieldContainer[float]
-    decode: _containers.RepeatedScalarFieldContainer[float]
+    fixed_ms: float
+    per_token_ms: float
+    per_pair_ms: float
     slowest_share: float
-    def __init__(self, prefill: _Optional[_Iterable[float]] = ..., decode: _Optional[_Iterable[float]] = ..., slowest_share: _Optional[float] = ...) -> None: ...
+    def __init__(self, fixed_ms: _Optional[float] = ..., per_token_ms: _Optional[float] = ..., per_pair_ms: _Optional[float] = ..., slowest_share: _Optional[float] = ...) -> None: ...
+
+class DecodeCost(_message.Message):
+    __slots__ = ("fixed_ms", "per_sequence_ms", "per_context_token_ms")
+    FIXED_MS_FIELD_NUMBER: _ClassVar[int]
+    PER_SEQUENCE_MS_FIELD_NUMBER: _ClassVar[int]
+    PER_CONTEXT_TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
+    fixed_ms: float
+    per_sequence_ms: float
+    per_context_token_ms: float
+    def __init__(self, fixed_ms: _Optional[float] = ..., per_sequence_ms: _Optional[float] = ..., per_context_token_ms: _Optional[float] = ...) -> None: ...

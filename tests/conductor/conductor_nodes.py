@@ -8,12 +8,12 @@ from typing import Any
 
 from springtide.ids import new_incarnation
 from springtide.membership import Member, Membership
-from springtide.rpc import common_pb2, conductor_pb2, node_pb2, node_pb2_grpc, store_pb2, store_pb2_grpc
+from springtide.rpc import conductor_pb2, node_pb2, node_pb2_grpc, store_pb2, store_pb2_grpc
 from springtide.rpc.channels import new_server
 
 COSTS = {
-    "prefill": node_pb2.CostModel(prefill=[0.0, 1.0, 0.0]),
-    "decode": node_pb2.CostModel(decode=[10.0, 1.0, 0.01]),
+    "prefill": {"prefill_cost": node_pb2.PrefillCost(per_token_ms=1.0, slowest_share=1.0)},
+    "decode": {"decode_cost": node_pb2.DecodeCost(fixed_ms=10.0, per_sequence_ms=1.0, per_context_token_ms=0.01)},
 }
 
 
@@ -69,6 +69,7 @@ class Engine(node_pb2_grpc.PrefillNodeServicer):
     def __init__(self, instance_id: str, role: str) -> None:
         self.incarnation = new_incarnation()
         self.load: dict[str, Any] = {}
+        self.stalled = ""
         self._role = role
         self._instance_id = instance_id
         self._changed = asyncio.Event()
@@ -82,8 +83,8 @@ class Engine(node_pb2_grpc.PrefillNodeServicer):
             yield node_pb2.LoadReport(
                 instance_id=self._instance_id,
                 incarnation=self.incarnation,
-                node_id=self._instance_id,
-                **{"slots_total": 1000, "slots_available": 1000, "max_batch": 8, "cost": COSTS[self._role], **self.load},
+                load=node_pb2.Load(**{"slots_total": 1000, "slots_available": 1000, "max_batch": 8, **COSTS[self._role], **self.load}),
+                stalled=self.stalled,
             )
             try:
                 async with asyncio.timeout(0.2):
@@ -92,8 +93,8 @@ class Engine(node_pb2_grpc.PrefillNodeServicer):
                 continue
             self._changed.clear()
 
-    def report(self, **load: Any) -> None:
-        self.load = load
+    def report(self, stalled: str = "", **load: Any) -> None:
+        self.load, self.stalled = load, stalled
         self._changed.set()
 
 
@@ -144,7 +145,12 @@ class Node:
 
 
 def schedule_request(attempt: str, keys: Sequence[bytes], num_tokens: int, **fields: Any) -> conductor_pb2.ScheduleRequest:
-    context = common_pb2.AttemptContext(request_id="request", attempt_id=attempt)
     return conductor_pb2.ScheduleRequest(
-        context=context, block_keys=b"".join(keys), num_tokens=num_tokens, gateway_id="gateway-0", **fields
+        attempt_id=attempt,
+        request_id="request",
+        gateway_id="gateway-0",
+        block_keys=b"".join(keys),
+        num_tokens=num_tokens,
+        min_new_tokens=0,
+        **fields,
     )

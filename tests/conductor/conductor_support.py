@@ -8,22 +8,13 @@ from typing import Any
 
 from conductor.core.conductor import ConductorCore
 from conductor.core.settings import ConductorSettings
-from conductor.core.types.events import (
-    Assignment,
-    InstanceRef,
-    InstanceUp,
-    Load,
-    LoadReported,
-    Reply,
-    Role,
-    Schedule,
-    StoreSnapshot,
-    StoreUp,
-    Tier,
-)
+from conductor.core.types.events import InstanceUp, LoadReported, Reply, StoreSnapshot, StoreUp
 from springtide.blocks import block_keys, namespace_root
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
+from springtide.protocol.instances import InstanceRef, Load, Role
+from springtide.protocol.scheduling import Assignment, Schedule
+from springtide.protocol.store import Tier
 
 BLOCK_TOKENS = 4
 GATEWAY = GatewayId("gateway-0")

@@ -8,9 +8,12 @@ import pytest
 from conductor_support import ask, assigned, bring_up, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.types.decision import Placement, Reason, Rejection
-from conductor.core.types.events import Advance, InstanceDown, Phase, Role, Schedule, StoreDown, Tick
+from conductor.core.types.decision import Placement
+from conductor.core.types.events import InstanceDown, StoreDown, Tick
 from springtide.ids import AttemptId, InstanceId, NodeId
+from springtide.protocol.attempts import Phase, Progress
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import Reason, Rejection, Schedule
 
 
 def refused(core: ConductorCore, event: Schedule, now: float = 0.0) -> Rejection:
@@ -47,8 +50,8 @@ def test_recent_outputs_say_how_soon_places_become_free() -> None:
     core = make_core()
     before = core.state.mean_output_tokens
     assigned(core, request("a"))
-    core.handle(Advance(AttemptId("a"), Phase.DECODE), 0.1)
-    core.handle(Advance(AttemptId("a"), Phase.FINISHED, output_tokens=1), 0.2)
+    core.handle(Progress(AttemptId("a"), Phase.DECODE), 0.1)
+    core.handle(Progress(AttemptId("a"), Phase.FINISHED, output_tokens=1), 0.2)
     assert core.state.mean_output_tokens < before
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from conductor.core.conductor import ConductorCore
 from conductor.core.placement.fetch_threshold import AdaptiveThreshold
-from conductor.core.types.events import Advance, Phase
 from springtide.ids import AttemptId
+from springtide.protocol.attempts import Phase, Progress
 
 
 def test_while_nothing_is_known_every_fetch_is_tried() -> None:
@@ -58,7 +58,7 @@ def fetch_once(core: ConductorCore, attempt: str, ms_per_token: float) -> bool:
     """Whether the attempt fetches; if so, it took so long."""
     sources = assigned(core, request(attempt)).sources
     tokens = 4 * (sources[0].num_blocks - 40) if sources else 0
-    core.handle(Advance(AttemptId(attempt), Phase.DECODE, remote_tokens=tokens, fetch_ms=ms_per_token * tokens), 0.0)
+    core.handle(Progress(AttemptId(attempt), Phase.DECODE, remote_tokens=tokens, fetch_ms=ms_per_token * tokens), 0.0)
     return bool(sources)
 
 

@@ -14,9 +14,11 @@ from conductor.core.conductor import ConductorCore
 from conductor.core.placement.policy import POLICIES
 from conductor.core.placement.scheduler import decide
 from conductor.core.types.decision import Alternatives, Placement
-from conductor.core.types.events import Advance, InstanceDown, Phase, Role, StoreDown, Tick
+from conductor.core.types.events import InstanceDown, StoreDown, Tick
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import InstanceId, NodeId
+from springtide.protocol.attempts import Phase, Progress
+from springtide.protocol.instances import Role
 
 PREFILLS, DECODES = ["p0", "p1", "p2"], ["d0", "d1"]
 
@@ -38,7 +40,7 @@ def anything(core: ConductorCore, chance: random.Random, step: int, now: float) 
             ask(core, request(f"a{step}", num_tokens=chance.randrange(1, 900)), now)
         case 4:
             for attempt_id in sorted(core.state.attempts)[:1]:
-                core.handle(Advance(attempt_id, chance.choice([Phase.DECODE, Phase.FINISHED, Phase.FAILED])), now)
+                core.handle(Progress(attempt_id, chance.choice([Phase.DECODE, Phase.FINISHED, Phase.FAILED])), now)
         case 5:
             if chance.random() < 0.3:
                 core.handle(InstanceDown(InstanceId(name), 1), now)

@@ -13,30 +13,27 @@ from conductor.core.conductor import ConductorCore
 from conductor.core.types.decision import Placement
 from conductor.core.types.events import (
     Action,
-    Advance,
     Event,
     Forgot,
     HungChanged,
     InstanceDown,
     InstanceUp,
-    LiveAttempt,
     LoadReported,
-    Phase,
     Placed,
     PrefillFinished,
-    Renew,
     Reply,
     RequestSnapshot,
-    Role,
     StoreDown,
     StoreRemoved,
     StoreSnapshot,
     StoreStored,
     StoreUp,
     Tick,
-    Tier,
 )
 from springtide.ids import AttemptId, GatewayId, InstanceId, NodeId, RequestId
+from springtide.protocol.attempts import LiveAttempt, Phase, Progress, Renew
+from springtide.protocol.instances import Role
+from springtide.protocol.store import Tier
 
 GATEWAY = GatewayId("gateway-0")
 
@@ -48,12 +45,12 @@ def live(attempt: str, phase: Phase = Phase.PREFILL, num_tokens: int = 401) -> L
 def test_late_repeated_and_unknown_reports_of_an_attempt_change_nothing() -> None:
     core = make_core()
     assigned(core, request("a"))
-    first = Advance(AttemptId("a"), Phase.DECODE, cached_tokens=0, ttft_ms=400)
+    first = Progress(AttemptId("a"), Phase.DECODE, cached_tokens=0, ttft_ms=400)
     assert core.handle(first, 0.4) == [PrefillFinished(AttemptId("a"), 401.0, 400, 401, 0)]
-    for late in (first, Advance(AttemptId("a"), Phase.PREFILL), Advance(AttemptId("stranger"), Phase.FINISHED)):
+    for late in (first, Progress(AttemptId("a"), Phase.PREFILL), Progress(AttemptId("stranger"), Phase.FINISHED)):
         assert core.handle(late, 0.5) == []
-    core.handle(Advance(AttemptId("a"), Phase.FINISHED, output_tokens=5), 1.0)
-    assert core.handle(Advance(AttemptId("a"), Phase.DECODE), 1.1) == []
+    core.handle(Progress(AttemptId("a"), Phase.FINISHED, output_tokens=5), 1.0)
+    assert core.handle(Progress(AttemptId("a"), Phase.DECODE), 1.1) == []
     assert core.state.attempts == {}
     assert (core.totals.prompt_tokens, core.totals.cached_tokens) == (401, 0)
 
@@ -62,15 +59,15 @@ def test_a_prompt_that_is_scheduled_anew_counts_once_for_the_hit_rate() -> None:
     core = make_core()
     for name, cached in (("a", 100), ("b", 400)):
         assigned(core, replace(request(name), request_id=RequestId("one")))
-        core.handle(Advance(AttemptId(name), Phase.DECODE, cached_tokens=cached, ttft_ms=1), 1.0)
-        core.handle(Advance(AttemptId(name), Phase.FAILED), 2.0)
+        core.handle(Progress(AttemptId(name), Phase.DECODE, cached_tokens=cached, ttft_ms=1), 1.0)
+        core.handle(Progress(AttemptId(name), Phase.FAILED), 2.0)
     assert (core.totals.prompt_tokens, core.totals.cached_tokens) == (401, 100)
 
 
 def test_a_late_renewal_does_not_bring_a_finished_attempt_back() -> None:
     core = make_core()
     assigned(core, request("a"))
-    core.handle(Advance(AttemptId("a"), Phase.FINISHED), 1.0)
+    core.handle(Progress(AttemptId("a"), Phase.FINISHED), 1.0)
     core.handle(Renew(GATEWAY, [live("a")]), 1.1)
     assert core.state.attempts == {}
 
@@ -246,7 +243,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     @rule(attempt=attempts, phase=st.sampled_from(Phase), remote=st.integers(0, 40), fetch_ms=st.sampled_from([0.0, 0.5, 30.0]))
     def advance(self, attempt: AttemptId, phase: Phase, remote: int, fetch_ms: float) -> None:
-        self.feed(Advance(attempt, phase, remote_tokens=remote, fetch_ms=fetch_ms, output_tokens=3))
+        self.feed(Progress(attempt, phase, remote_tokens=remote, fetch_ms=fetch_ms, output_tokens=3))
 
     @rule(names_of=st.lists(st.tuples(attempts, st.sampled_from(["p0", "p1"]), st.sampled_from(["d0", "d1"]), st.sampled_from(Phase))))
     def renew(self, names_of: list[tuple[AttemptId, str, str, Phase]]) -> None:

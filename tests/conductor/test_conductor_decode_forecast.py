@@ -7,8 +7,9 @@ from conductor_support import DECODE_COST, make_core
 
 from conductor.core.forecast.decode_forecast import DecodeForecast
 from conductor.core.forecast.output_lengths import CLUSTER, OutputLengths
-from conductor.core.types.events import Advance, LiveAttempt, Phase, Renew, Tick
+from conductor.core.types.events import Tick
 from springtide.ids import AttemptId, GatewayId, InstanceId
+from springtide.protocol.attempts import LiveAttempt, Phase, Progress, Renew
 
 D0, D1 = InstanceId("d0"), InstanceId("d1")
 
@@ -155,7 +156,7 @@ def test_instances_that_never_came_up_leave_no_row_behind() -> None:
     for number in range(500):
         attempt = LiveAttempt(AttemptId(f"a{number}"), InstanceId("p0"), InstanceId(f"gone-{number}"), Phase.DECODE, 100)
         core.handle(Renew(GatewayId("g"), [attempt]), float(number))
-        core.handle(Advance(AttemptId(f"a{number}"), Phase.FINISHED), float(number))
+        core.handle(Progress(AttemptId(f"a{number}"), Phase.FINISHED), float(number))
         core.handle(Tick(), float(number))
         core.validate()
     assert len(core.state.forecast.pool(500.0, 500.0, joining=False).attempts) <= 8, "rows"

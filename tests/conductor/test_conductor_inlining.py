@@ -10,10 +10,14 @@ from conductor_support import ask, assigned, hold, keys_of, make_core, report, r
 from conductor.core.conductor import ConductorCore
 from conductor.core.placement.scheduler import decide
 from conductor.core.types.decision import Alternatives, Placement
-from conductor.core.types.events import Advance, Assignment, Phase, Role, StoreStored, Tier
-from conductor.server import wire
+from conductor.core.types.events import StoreStored
+from conductor.server import answers
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId, InstanceId, NodeId
+from springtide.protocol.attempts import Phase, Progress
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import Assignment
+from springtide.protocol.store import Tier
 
 NUM_TOKENS = 415
 """103 full blocks: 15 tokens are left of a decode node's 100."""
@@ -78,7 +82,7 @@ def test_prompts_that_the_node_is_to_compute_before_are_waited_for() -> None:
     assert first.prefill.queue_ms == 0.0
     assert second.prefill.queue_ms == pytest.approx(1.5 * second.decode.tbt_ms + first.prefill.prefill_ms)
     assert not inlined(place(core, "elsewhere", avoid=frozenset({InstanceId("d0")})))
-    core.handle(Advance(AttemptId("a"), Phase.DECODE, cached_tokens=400, ttft_ms=40.0, queue_ms=1.0, compute_ms=29.0), 1.0)
+    core.handle(Progress(AttemptId("a"), Phase.DECODE, cached_tokens=400, ttft_ms=40.0, queue_ms=1.0, compute_ms=29.0), 1.0)
     third = placement(core, "c")
     assert third.inlined
     assert third.prefill.queue_ms == pytest.approx(1.5 * third.decode.tbt_ms + second.prefill.prefill_ms)
@@ -136,9 +140,9 @@ def test_its_work_counts_once_and_is_gone_when_it_ends() -> None:
     place(core)
     assert list(core.state.instances[InstanceId("d0")].arriving) == ["a"]
     core.validate()
-    core.handle(Advance(AttemptId("a"), Phase.DECODE, cached_tokens=400, ttft_ms=40.0, queue_ms=1.0, compute_ms=29.0), 1.0)
+    core.handle(Progress(AttemptId("a"), Phase.DECODE, cached_tokens=400, ttft_ms=40.0, queue_ms=1.0, compute_ms=29.0), 1.0)
     core.validate()
-    core.handle(Advance(AttemptId("a"), Phase.FINISHED, output_tokens=5), 2.0)
+    core.handle(Progress(AttemptId("a"), Phase.FINISHED, output_tokens=5), 2.0)
     core.validate()
     assert not core.state.attempts and not core.state.instances[InstanceId("d0")].unreported
 
@@ -146,7 +150,7 @@ def test_its_work_counts_once_and_is_gone_when_it_ends() -> None:
 def test_a_decision_to_inline_is_replayed_from_its_log_line_and_explained_to_who_asks() -> None:
     reply = ask(cluster(), request("a", num_tokens=NUM_TOKENS))
     assert decide(Alternatives.from_json(reply.alternatives.to_json())) == reply.outcome
-    message = wire.schedule_reply(reply, debug=True, epoch=0)
+    message = answers.schedule_reply(reply, debug=True, epoch=0)
     (estimate,) = [estimate for estimate in message.estimates if "inlined" in estimate.note]
     assert (estimate.instance_id, estimate.note) == ("d0", "inlined: 15 tokens in a step")
     assert message.assignment.prefill == message.assignment.decode

@@ -14,7 +14,7 @@ from conductor_support import SETTINGS, ref
 from conductor_support import keys_of as support_keys
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.types.events import Action, Event, Replicate, ReplicationEnded, Role, Source, SwitchFailed, SwitchRole
+from conductor.core.types.events import Action, Event, Replicate, ReplicationEnded, SwitchFailed, SwitchRole
 from conductor.server.leadership import OnlyConductor, Standing
 from conductor.server.orders import Orders
 from conductor.server.server import ConductorServer
@@ -25,6 +25,9 @@ from springtide.config import ClusterConfig
 from springtide.ids import BlockKey, InstanceId, NodeId
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
+from springtide.protocol import wire
+from springtide.protocol.instances import Role, RoleSwitch
+from springtide.protocol.scheduling import PrefixSource
 from springtide.rpc import conductor_pb2, node_pb2, node_pb2_grpc
 from springtide.rpc.channels import connect, new_server
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
@@ -69,7 +72,7 @@ def keys_of(nodes: EngineNodes, num_tokens: int) -> tuple[BlockKey, ...]:
 
 def order(nodes: EngineNodes, keys: tuple[BlockKey, ...]) -> Replicate:
     addresses = {name: member.details["store_address"] for name, member in nodes.members.items()}
-    source = Source(NodeId("prefill-0"), addresses["prefill-0"], len(keys))
+    source = PrefixSource(NodeId("prefill-0"), addresses["prefill-0"], len(keys))
     return Replicate(NodeId("prefill-1"), addresses["prefill-1"], keys, (source,), 0, within_s=30.0)
 
 
@@ -98,8 +101,8 @@ async def test_a_standby_gives_no_orders() -> None:
     orders = Orders(runner, Standby(""))
     orders.give(
         [
-            Replicate(NodeId("n"), "127.0.0.1:1", (key,), (Source(NodeId("m"), "127.0.0.1:1", 1),), 0, within_s=30.0),
-            SwitchRole(ref("d0", Role.DECODE), Role.PREFILL, 1.0),
+            Replicate(NodeId("n"), "127.0.0.1:1", (key,), (PrefixSource(NodeId("m"), "127.0.0.1:1", 1),), 0, within_s=30.0),
+            SwitchRole(ref("d0", Role.DECODE), RoleSwitch(Role.PREFILL, 1.0)),
         ]
     )
     assert runner.told == [ReplicationEnded(NodeId("n"), key, 0, failed=True), SwitchFailed(InstanceId("d0"))]
@@ -110,7 +113,7 @@ async def test_the_core_hears_of_an_instance_that_did_not_take_its_order() -> No
     runner = Runner()
     orders = Orders(runner, OnlyConductor(""))
     nobody = replace(ref("d0", Role.DECODE), address="127.0.0.1:1")
-    orders.give([SwitchRole(nobody, Role.PREFILL, 1.0)])
+    orders.give([SwitchRole(nobody, RoleSwitch(Role.PREFILL, 1.0))])
     await until(lambda: runner.told)
     assert runner.told == [SwitchFailed(InstanceId("d0"))]
     await orders.close()
@@ -130,10 +133,12 @@ async def test_an_instance_is_told_its_new_role_and_how_long_it_may_take() -> No
     await server.start()
     orders = Orders(Runner(), OnlyConductor(""))
     instance = ref("d0", Role.DECODE)
-    orders.give([SwitchRole(type(instance)(instance.instance_id, instance.role, address, instance.node_id, ""), Role.PREFILL, 2.5)])
+    orders.give(
+        [SwitchRole(type(instance)(instance.instance_id, instance.role, address, instance.node_id, ""), RoleSwitch(Role.PREFILL, 2.5))]
+    )
     async with asyncio.timeout(10):
         request = await told.get()
-    assert (request.role, request.drain_ms) == ("prefill", 2_500.0)
+    assert wire.ROLE_SWITCH.decode(request) == RoleSwitch(Role.PREFILL, 2.5)
     await orders.close()
     await server.stop(None)
 

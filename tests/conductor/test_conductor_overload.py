@@ -12,10 +12,13 @@ from conductor_support import ask, assigned, make_core, ref, report, request
 from conductor.core.admission.rules import ADMISSIONS
 from conductor.core.conductor import ConductorCore
 from conductor.core.placement.scheduler import decide
-from conductor.core.types.decision import Alternatives, Placement, Reason, Rejection
-from conductor.core.types.events import Advance, InstanceDown, InstanceUp, Phase, PrefillFinished, Role, Schedule, Scored
+from conductor.core.types.decision import Alternatives, Placement
+from conductor.core.types.events import InstanceDown, InstanceUp, PrefillFinished, Scored
 from conductor.core.types.predictions import PredictionErrors, Quantity, Score
 from springtide.ids import AttemptId, InstanceId
+from springtide.protocol.attempts import Phase, Progress
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import Reason, Rejection, Schedule
 
 PREDICTED = "early-rejection-predicted"
 REJECTING = [name for name in ADMISSIONS if name != "baseline"]
@@ -44,7 +47,7 @@ def decoding(core: ConductorCore, names: list[str], num_tokens: int = 401, now: 
     """These attempts are in d0's batch, and it has said so."""
     for name in names:
         assigned(core, request(name, num_tokens=num_tokens, accepted=True), now)
-        core.handle(Advance(AttemptId(name), Phase.DECODE), now)
+        core.handle(Progress(AttemptId(name), Phase.DECODE), now)
     count = len(names)
     report(core, "d0", Role.DECODE, now, running=count, tokens=count * num_tokens, attempt_ids=frozenset(map(AttemptId, names)))
 
@@ -126,7 +129,7 @@ def test_an_idle_cluster_refuses_nobody_for_a_low_priority() -> None:
     core = make_core(admission=PREDICTED, ttft_slo_ms=405.0, tbt_slo_ms=15.05)
     for number in range(5):
         assert admitted(core, request(f"high{number}", num_tokens=5, priority=9))
-        core.handle(Advance(AttemptId(f"high{number}"), Phase.FINISHED), 0.0)
+        core.handle(Progress(AttemptId(f"high{number}"), Phase.FINISHED), 0.0)
     assert admitted(core, request("a", priority=0)), "it takes 401 ms, and 15.01 ms a token"
 
 
@@ -152,7 +155,7 @@ def sized_core(busy: Mapping[str, int], **changes: object) -> ConductorCore:
     report(core, "d0", Role.DECODE, **busy)
     for number in range(9):
         assert admitted(core, request(f"short{number}", num_tokens=5, text=number))
-        core.handle(Advance(AttemptId(f"short{number}"), Phase.FINISHED), 0.0)
+        core.handle(Progress(AttemptId(f"short{number}"), Phase.FINISHED), 0.0)
     return core
 
 
@@ -212,7 +215,7 @@ def test_under_load_a_tenant_above_its_share_is_refused_first() -> None:
     core = make_core(prefills=["p0"], admission=PREDICTED)
     for number in range(40):
         assigned(core, request(f"g{number}", num_tokens=100, tenant="greedy"))
-        core.handle(Advance(AttemptId(f"g{number}"), Phase.FINISHED), 0.0)
+        core.handle(Progress(AttemptId(f"g{number}"), Phase.FINISHED), 0.0)
     report(core, "p0", Role.PREFILL, queue_ms=20_000)
     for number in range(80):
         assert refused(core, request(f"h{number}", num_tokens=100, tenant="hungry")).reason is Reason.TTFT
@@ -232,7 +235,7 @@ def test_a_deadline_that_prefill_and_decode_cannot_keep_is_refused(admission: st
     learn_outputs(core, 16)
     decode_ms = 16 * (10 + 1 + 4.01)
     assert admitted(core, request("a", deadline_ms=401 + decode_ms + 1))
-    core.handle(Advance(AttemptId("a"), Phase.FAILED), 0.0)
+    core.handle(Progress(AttemptId("a"), Phase.FAILED), 0.0)
     rejection = refused(core, request("b", deadline_ms=401 + decode_ms - 1))
     assert (rejection.reason, rejection.retry_after_s) == (Reason.DEADLINE, 0), "an idle cluster could not keep it either"
     report(core, "p0", Role.PREFILL, queue_ms=5_000)
@@ -248,9 +251,9 @@ def test_an_attempt_that_ended_is_scored_by_what_was_predicted_of_it() -> None:
     core = make_core(prefills=["p0"])
     learn_outputs(core, 16)
     assigned(core, request("a"))
-    prefilled = Advance(AttemptId("a"), Phase.DECODE, ttft_ms=500, queue_ms=50, compute_ms=400)
+    prefilled = Progress(AttemptId("a"), Phase.DECODE, ttft_ms=500, queue_ms=50, compute_ms=400)
     assert core.handle(prefilled, 0.5) == [PrefillFinished(AttemptId("a"), 401.0, 500, 401, 0)]
-    (scored,) = core.handle(Advance(AttemptId("a"), Phase.FINISHED, output_tokens=11), 0.8)
+    (scored,) = core.handle(Progress(AttemptId("a"), Phase.FINISHED, output_tokens=11), 0.8)
     assert isinstance(scored, Scored)
     assert {score.quantity: (score.predicted, score.actual) for score in scored.scores} == {
         Quantity.TTFT: (401.0, 500),
@@ -271,7 +274,7 @@ def test_an_attempt_that_ended_is_scored_by_what_was_predicted_of_it() -> None:
 def test_what_failed_or_was_placed_by_another_conductor_is_not_scored() -> None:
     core = make_core()
     assigned(core, request("a"))
-    assert core.handle(Advance(AttemptId("a"), Phase.FAILED, output_tokens=3), 0.8) == []
+    assert core.handle(Progress(AttemptId("a"), Phase.FAILED, output_tokens=3), 0.8) == []
     assert core.scores.errors.summaries() == []
 
 

@@ -10,9 +10,11 @@ from conductor_support import ask, bring_up, make_core, report, request
 from conductor.core.conductor import ConductorCore
 from conductor.core.pools.demand import PoolWork, decode_work_ms
 from conductor.core.settings import PoolBalanceSettings
-from conductor.core.types.events import Advance, InstanceDown, Load, Phase, Role, SwitchFailed, SwitchRole, Tick
+from conductor.core.types.events import InstanceDown, SwitchFailed, SwitchRole, Tick
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId, InstanceId
+from springtide.protocol.attempts import Phase, Progress
+from springtide.protocol.instances import Load, Role
 
 BALANCE = PoolBalanceSettings(least_load=0.7, ratio=2.0, after_s=30.0, pause_s=100.0, drain_s=10.0)
 
@@ -26,7 +28,7 @@ def busy_core(prefills: int = 2, decodes: int = 3, **changes: Any) -> ConductorC
     for turn in range(20):
         ask(core, request(f"r{turn}", 8001))
     for attempt_id in list(core.state.attempts):
-        core.handle(Advance(attempt_id, Phase.FAILED), 0.0)
+        core.handle(Progress(attempt_id, Phase.FAILED), 0.0)
     return core
 
 
@@ -52,7 +54,7 @@ def test_the_idlest_of_the_other_pool_moves_once_the_loads_have_differed_for_lon
     core = busy_core()
     ((second, move),) = moves(core, 1, 60)
     assert second == 31
-    assert (move.instance.instance_id, move.instance.role, move.to, move.drain_s) == ("d0", Role.DECODE, Role.PREFILL, 10.0)
+    assert (move.instance.instance_id, move.instance.role, move.order.to, move.order.drain_s) == ("d0", Role.DECODE, Role.PREFILL, 10.0)
     assert core.balance is not None
     assert core.balance.moving == "d0"
 
@@ -72,7 +74,7 @@ def test_after_a_move_there_is_a_pause_and_the_last_of_a_role_stays() -> None:
     bring_up(core, name, Role.PREFILL, incarnation=2, now=40.0)
     assert moves(core, 40, 140) == []
     ask(core, request("more", 8001), 140.0)
-    core.handle(Advance(AttemptId("more"), Phase.FAILED), 140.0)
+    core.handle(Progress(AttemptId("more"), Phase.FAILED), 140.0)
     ((_, next_move),) = moves(core, 140, 180)
     assert next_move.instance.instance_id == "d1"
     core.handle(InstanceDown(InstanceId("d1"), 1), 180.0)
@@ -120,7 +122,7 @@ def test_nothing_moves_against_what_the_demand_asks_for() -> None:
     for turn in range(20):
         ask(core, request(f"r{turn}", 5, text=turn))
     for attempt_id in list(core.state.attempts):
-        core.handle(Advance(attempt_id, Phase.FAILED), 0.0)
+        core.handle(Progress(attempt_id, Phase.FAILED), 0.0)
     assert moves(core, 1, 100) == []
 
 

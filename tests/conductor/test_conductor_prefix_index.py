@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from conductor.core.index.matches import Matches, bits
 from conductor.core.index.prefix_index import PrefixIndex
-from conductor.core.types.events import Tier
 from springtide.blocks import block_keys
 from springtide.ids import BlockKey, NodeId
+from springtide.protocol.store import Tier
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 TEXTS = [keys_of(8), keys_of(8, text=1), keys_of(4) + block_keys(keys_of(4)[-1], range(100, 116), 4)]

@@ -7,8 +7,9 @@ import pytest
 from conductor_support import ask, assigned, hold, keys_of, make_core, report, request
 
 from conductor.core.forecast.queue_bias import QueueBias
-from conductor.core.types.events import Advance, Phase, Role
 from springtide.ids import AttemptId, InstanceId
+from springtide.protocol.attempts import Phase, Progress
+from springtide.protocol.instances import Role
 
 
 def test_at_first_everybody_waits_for_all_that_is_ahead() -> None:
@@ -53,13 +54,13 @@ def test_the_conductor_predicts_the_queue_as_it_was_of_late() -> None:
     core = make_core(prefills=["p0"])
     report(core, "p0", Role.PREFILL, queue_ms=9_000)
     assert ask(core, request("at first", num_tokens=101)).alternatives.prefills[0].ttft_ms == pytest.approx(9_101)
-    core.handle(Advance(AttemptId("at first"), Phase.FAILED), 0.0)
+    core.handle(Progress(AttemptId("at first"), Phase.FAILED), 0.0)
     for number in range(200):
         attempt = f"a{number}"
         report(core, "p0", Role.PREFILL, queue_ms=9_000)
         assigned(core, request(attempt, num_tokens=101))
-        core.handle(Advance(AttemptId(attempt), Phase.DECODE, ttft_ms=201.0), 0.0)
-        core.handle(Advance(AttemptId(attempt), Phase.FINISHED), 0.0)
+        core.handle(Progress(AttemptId(attempt), Phase.DECODE, ttft_ms=201.0), 0.0)
+        core.handle(Progress(AttemptId(attempt), Phase.FINISHED), 0.0)
     report(core, "p0", Role.PREFILL, queue_ms=9_000)
     assert ask(core, request("later", num_tokens=101)).alternatives.prefills[0].ttft_ms == pytest.approx(201, abs=10)
     assert ask(core, request("long", num_tokens=8_001)).alternatives.prefills[0].queue_ms >= 9_000, "of another size"

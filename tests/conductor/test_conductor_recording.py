@@ -16,17 +16,12 @@ from conductor.core.recording import Recorder, read, replay
 from conductor.core.types.decision import Placement
 from conductor.core.types.events import (
     Action,
-    Advance,
     Event,
     InstanceDown,
     InstanceUp,
-    LiveAttempt,
     LoadReported,
-    Phase,
     Placed,
-    Renew,
     Reply,
-    Role,
     StoreDown,
     StoreRemoved,
     StoreSnapshot,
@@ -34,10 +29,11 @@ from conductor.core.types.events import (
     StoreUp,
     SwitchFailed,
     Tick,
-    Tier,
 )
-from conductor.core.types.predictions import Prediction
 from springtide.ids import AttemptId, GatewayId, InstanceId, NodeId
+from springtide.protocol.attempts import LiveAttempt, Phase, Prediction, Progress, Renew
+from springtide.protocol.instances import Role
+from springtide.protocol.store import Tier
 
 INSTANCES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
 NAMES = st.sampled_from(sorted(INSTANCES))
@@ -58,7 +54,7 @@ EVENTS = st.one_of(
         tbt_slo_ms=st.sampled_from([0.0, 25.0]),
     ),
     st.builds(
-        Advance,
+        Progress,
         ATTEMPTS,
         st.sampled_from(Phase),
         output_tokens=st.integers(0, 400),

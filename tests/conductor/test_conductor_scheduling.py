@@ -8,9 +8,12 @@ from conductor_support import ask, assigned, hold, keys_of, make_core, report, r
 from conductor.core.conductor import ConductorCore
 from conductor.core.placement.scheduler import decide
 from conductor.core.types.decision import Alternatives, Placement, PrefillEstimate
-from conductor.core.types.events import Advance, Phase, Role, Source, StoreDown
+from conductor.core.types.events import StoreDown
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId, InstanceId, NodeId
+from springtide.protocol.attempts import Phase, Progress
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import PrefixSource
 
 
 def estimates(core: ConductorCore, attempt: str = "probe", **fields: object) -> dict[str, PrefillEstimate]:
@@ -31,7 +34,7 @@ def test_a_queue_at_the_holder_sends_it_elsewhere_with_the_prefix_fetched() -> N
     report(core, "p0", Role.PREFILL, queue_ms=100)
     assignment = assigned(core, request("a"))
     assert assignment.prefill.instance_id == "p1"
-    assert assignment.sources == (Source(NodeId("p0"), "p0:2", 50),)
+    assert assignment.sources == (PrefixSource(NodeId("p0"), "p0:2", 50),)
     assert assignment.predicted_ttft_ms == pytest.approx(20 + 201)
 
 
@@ -55,7 +58,7 @@ def test_a_prefix_may_come_from_a_decode_nodes_store() -> None:
     core = make_core(prefills=["p0"])
     hold(core, "d0", keys_of(80))
     assignment = assigned(core, request("a"))
-    assert assignment.sources == (Source(NodeId("d0"), "d0:2", 80),)
+    assert assignment.sources == (PrefixSource(NodeId("d0"), "d0:2", 80),)
 
 
 def test_of_several_holders_the_least_busy_one_is_the_source() -> None:
@@ -81,7 +84,7 @@ def test_transfers_under_way_make_a_link_slower_until_they_end() -> None:
     assert estimates(core, "a")["p0"].transfer_ms == pytest.approx(20)
     assert estimates(core, "b")["p0"].transfer_ms == pytest.approx(40)
     for name in "ab":
-        core.handle(Advance(AttemptId(name), Phase.DECODE), 0.1)
+        core.handle(Progress(AttemptId(name), Phase.DECODE), 0.1)
     assert estimates(core, "c")["p0"].transfer_ms == pytest.approx(20)
 
 
@@ -89,7 +92,7 @@ def test_a_measured_link_is_believed_more_than_the_assumption() -> None:
     core = make_core(prefills=["p0"])
     hold(core, "d0", keys_of(50))
     assigned(core, request("a"))
-    core.handle(Advance(AttemptId("a"), Phase.DECODE, cached_tokens=200, remote_tokens=200, fetch_ms=5.0), 0.1)
+    core.handle(Progress(AttemptId("a"), Phase.DECODE, cached_tokens=200, remote_tokens=200, fetch_ms=5.0), 0.1)
     assert estimates(core, "b")["p0"].transfer_ms == pytest.approx(5.0)
 
 
@@ -124,7 +127,7 @@ def test_work_placed_since_the_last_report_is_counted_until_the_instance_reports
     core = make_core(prefills=["p0"])
     assigned(core, request("a"))
     assert estimates(core, "b")["p0"].queue_ms == pytest.approx(401)
-    core.handle(Advance(AttemptId("b"), Phase.FAILED), 0.0)
+    core.handle(Progress(AttemptId("b"), Phase.FAILED), 0.0)
     report(core, "p0", Role.PREFILL, queue_ms=300, attempt_ids=frozenset({AttemptId("a")}))
     assert estimates(core, "c")["p0"].queue_ms == pytest.approx(300)
 
@@ -140,14 +143,14 @@ def test_a_reported_queue_drains_with_time() -> None:
     core = make_core(prefills=["p0"])
     report(core, "p0", Role.PREFILL, queue_ms=300, now=10.0)
     assert ask(core, request("a"), now=10.1).alternatives.prefills[0].queue_ms == pytest.approx(200)
-    core.handle(Advance(AttemptId("a"), Phase.FAILED), 10.2)
+    core.handle(Progress(AttemptId("a"), Phase.FAILED), 10.2)
     assert ask(core, request("b"), now=12.0).alternatives.prefills[0].queue_ms == 0
 
 
 def test_a_finished_prefill_leaves_the_queue() -> None:
     core = make_core(prefills=["p0"])
     assigned(core, request("a"))
-    core.handle(Advance(AttemptId("a"), Phase.DECODE, ttft_ms=400), 0.4)
+    core.handle(Progress(AttemptId("a"), Phase.DECODE, ttft_ms=400), 0.4)
     assert estimates(core, "b")["p0"].queue_ms == 0
 
 
@@ -170,9 +173,9 @@ def test_attempts_still_in_prefill_count_at_their_decode_node() -> None:
 def test_an_attempt_is_counted_once_when_its_decode_node_reports_it_running() -> None:
     core = make_core(prefills=["p0"], decodes=["d0"])
     assigned(core, request("a"))
-    core.handle(Advance(AttemptId("a"), Phase.DECODE), 0.5)
+    core.handle(Progress(AttemptId("a"), Phase.DECODE), 0.5)
     assert ask(core, request("b")).alternatives.decodes[0].batch == 2
-    core.handle(Advance(AttemptId("b"), Phase.FAILED), 0.5)
+    core.handle(Progress(AttemptId("b"), Phase.FAILED), 0.5)
     report(core, "d0", Role.DECODE, now=0.6, running=1, tokens=402, attempt_ids=frozenset({AttemptId("a")}))
     assert ask(core, request("c"), now=0.6).alternatives.decodes[0].batch == 2
 

@@ -149,7 +149,7 @@ async def test_overload_is_refused_with_a_reason_a_time_and_every_estimate(clust
     async with cluster.conductor() as conductor:
         await until_ready(conductor, "prefill-0", "decode-0")
         reply = await place(conductor, "a", debug=True)
-        assert reply.rejection.reason == conductor_pb2.REJECTION_REASON_TTFT
+        assert reply.rejection.reason == conductor_pb2.REASON_TTFT
         assert 25 < reply.rejection.retry_after_s < 31
         assert [estimate.instance_id for estimate in reply.estimates] == ["prefill-0", "decode-0"]
         told = await status(conductor)
@@ -205,7 +205,7 @@ async def test_who_hangs_is_told_to_gateways_and_gets_no_more_work(cluster: Clus
 
 async def test_an_empty_cluster_answers_that_there_is_no_instance(cluster: Cluster) -> None:
     async with cluster.conductor() as conductor:
-        assert (await place(conductor, "a")).rejection.reason == conductor_pb2.REJECTION_REASON_NO_PREFILL
+        assert (await place(conductor, "a")).rejection.reason == conductor_pb2.REASON_NO_PREFILL
         assert not (await status(conductor)).ready
 
 
@@ -281,10 +281,10 @@ async def test_an_engine_that_withdrew_is_dropped_though_its_stream_goes_on(clus
 async def test_an_engine_whose_report_makes_no_sense_is_out_until_it_does(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     prefill = await cluster.add("prefill-0", "prefill")
     await cluster.add("decode-0", "decode")
-    prefill.engine.report(cost=node_pb2.CostModel(prefill=[1.0, 2.0]))
+    prefill.engine.report(prefill_cost=node_pb2.PrefillCost(per_token_ms=-1.0, slowest_share=1.0))
     async with cluster.conductor() as conductor:
         await until_ready(conductor, "decode-0")
-        await until_logged(caplog, "LoadReport.cost.prefill of prefill-0 must have 3 coefficients, not 2", times=1)
+        await until_logged(caplog, "PrefillCost.per_token_ms must be finite and not negative, not -1.0", times=1)
         prefill.engine.report()
         await until_ready(conductor, "prefill-0", "decode-0")
 
@@ -309,7 +309,7 @@ async def test_a_restarted_conductor_finds_everything_again(cluster: Cluster) ->
             attempt_id="a",
             prefill_id="prefill-0",
             decode_id="decode-0",
-            phase=conductor_pb2.ATTEMPT_PHASE_PREFILL,
+            phase=conductor_pb2.PHASE_PREFILL,
             num_tokens=161,
             cached_tokens=80,
         )
@@ -318,7 +318,7 @@ async def test_a_restarted_conductor_finds_everything_again(cluster: Cluster) ->
         await until_ready(conductor, "prefill-0", "decode-0")
         assert (await status(conductor)).attempts_live == 1
         assert (await place(conductor, "b")).assignment.local_blocks == 10
-        finished = conductor_pb2.AttemptReport(progress=conductor_pb2.Progress(attempt_id="a", phase=conductor_pb2.ATTEMPT_PHASE_FINISHED))
+        finished = conductor_pb2.AttemptReport(progress=conductor_pb2.Progress(attempt_id="a", phase=conductor_pb2.PHASE_FINISHED))
         await conductor.Advance(conductor_pb2.AdvanceRequest(gateway_id="gateway-0", reports=[finished]))
         assert (await status(conductor)).attempts_live == 1
 

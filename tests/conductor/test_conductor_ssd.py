@@ -6,8 +6,10 @@ import pytest
 from conductor_support import assigned, hold, keys_of, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.types.events import Role, StoreStored, Tier
+from conductor.core.types.events import StoreStored
 from springtide.ids import NodeId
+from springtide.protocol.instances import Role
+from springtide.protocol.store import Tier
 
 
 def put_on_ssd(core: ConductorCore, node: str, num_blocks: int, read_us: int) -> None:

@@ -20,7 +20,7 @@ import grpc
 import httpx
 import pytest
 
-from springtide.rpc import common_pb2, conductor_pb2, conductor_pb2_grpc
+from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 from tests.support.cluster import Cluster
 from tests.support.reference import random_prompt
 
@@ -175,9 +175,7 @@ def test_a_killed_leader_costs_no_request(cluster: Cluster) -> None:
 def test_a_leader_that_stood_still_is_not_believed_when_it_goes_on(cluster: Cluster) -> None:
     leader, epoch = leader_of(cluster)
     address = next(member.address for member in cluster.members() if member.member_id == leader)
-    question = conductor_pb2.ScheduleRequest(
-        context=common_pb2.AttemptContext(request_id="r", attempt_id="r.1"), num_tokens=1, max_new_tokens=1, gateway_id="nobody"
-    )
+    question = conductor_pb2.ScheduleRequest(attempt_id="r.1", request_id="r", num_tokens=1, max_new_tokens=1, gateway_id="nobody")
     pid = cluster.pid_of(leader)
     assert pid is not None
     with load_on(cluster) as load, grpc.insecure_channel(address) as channel:

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from springtide.membership import Member
-from springtide.rpc import node_pb2
+from springtide.protocol import wire
+from springtide.protocol.instances import Role, RoleSwitch
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from tests.support import streams
 from tests.support.cluster import Cluster
@@ -36,16 +37,16 @@ def engine(cluster: Cluster, name: str) -> Member:
     return next(member for member in cluster.members() if member.member_id == name and member.role != "store")
 
 
-def switch(cluster: Cluster, name: str, role: str, drain_ms: float) -> None:
+def switch(cluster: Cluster, name: str, role: str, drain_s: float) -> None:
     member = engine(cluster, name)
     with grpc.insecure_channel(member.address) as channel:
         stub = PrefillNodeStub(channel) if member.role == "prefill" else DecodeNodeStub(channel)
-        stub.SwitchRole(node_pb2.SwitchRoleRequest(role=role, drain_ms=drain_ms), timeout=10, metadata=cluster.metadata)
+        stub.SwitchRole(wire.ROLE_SWITCH.encode(RoleSwitch(Role(role), drain_s)), timeout=10, metadata=cluster.metadata)
 
 
 def roles(cluster: Cluster) -> dict[str, str]:
     """Of the instances that the Conductor would place requests on."""
-    return {instance.instance.instance_id: instance.role for instance in cluster.status().instances if instance.ready}
+    return {instance.instance.instance_id: instance.instance.role for instance in cluster.status().instances if instance.ready}
 
 
 @pytest.mark.parametrize(

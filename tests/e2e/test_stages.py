@@ -12,7 +12,8 @@ import grpc
 import psutil
 import pytest
 
-from springtide.rpc import node_pb2
+from springtide.protocol import wire
+from springtide.protocol.instances import Role, RoleSwitch
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
@@ -51,7 +52,7 @@ def switch(cluster: Cluster, stub: type, to: str) -> None:
     """Returns when the engine of prefill-0 serves in the other role."""
     member = next(member for member in cluster.members() if member.member_id == "prefill-0" and member.role != "store")
     with grpc.insecure_channel(member.address) as channel:
-        stub(channel).SwitchRole(node_pb2.SwitchRoleRequest(role=to, drain_ms=0.0), timeout=10, metadata=cluster.metadata)
+        stub(channel).SwitchRole(wire.ROLE_SWITCH.encode(RoleSwitch(Role(to), 0.0)), timeout=10, metadata=cluster.metadata)
     cluster.wait_until(lambda: "prefill-0" in {m.member_id for m in cluster.members() if m.role == to}, f"prefill-0 to be a {to} engine")
 
 

@@ -97,8 +97,7 @@ def test_a_stranger_gives_no_orders(cluster: Cluster, token: str) -> None:
     metadata = ((TOKEN_KEY, token),) if token else ()
     before = {instance.instance.instance_id: instance.role for instance in cluster.status().instances}
     asked = cluster.status().requests_scheduled
-    context = common_pb2.AttemptContext(request_id="r", attempt_id="r.1")
-    schedule = conductor_pb2.ScheduleRequest(context=context, num_tokens=1, max_new_tokens=1, gateway_id="nobody")
+    schedule = conductor_pb2.ScheduleRequest(attempt_id="r.1", request_id="r", num_tokens=1, max_new_tokens=1, gateway_id="nobody")
     forgets_all = conductor_pb2.RenewRequest(gateway_id="gateway-0")
     with (
         grpc.insecure_channel(member(cluster, "conductor").address) as conductor,
@@ -108,7 +107,7 @@ def test_a_stranger_gives_no_orders(cluster: Cluster, token: str) -> None:
         for call, request in (
             (conductor_pb2_grpc.ConductorStub(conductor).Schedule, schedule),
             (conductor_pb2_grpc.ConductorStub(conductor).Renew, forgets_all),
-            (node_pb2_grpc.DecodeNodeStub(decode).SwitchRole, node_pb2.SwitchRoleRequest(role="prefill")),
+            (node_pb2_grpc.DecodeNodeStub(decode).SwitchRole, node_pb2.SwitchRoleRequest(to=common_pb2.ROLE_PREFILL)),
             (store_pb2_grpc.StoreStub(store).Evict, store_pb2.EvictRequest(all=True)),
         ):
             with pytest.raises(grpc.RpcError) as refused:

@@ -128,7 +128,7 @@ class FakeConductor(conductor_pb2_grpc.ConductorServicer):
         if self.rejections:
             return conductor_pb2.ScheduleReply(rejection=self.rejections.pop(0))
         assignment = conductor_pb2.Assignment(
-            attempt_id=request.context.attempt_id,
+            attempt_id=request.attempt_id,
             predicted_ttft_ms=5,
             ttft_slo_ms=1000,
             tbt_slo_ms=100,
@@ -144,8 +144,9 @@ class FakeConductor(conductor_pb2_grpc.ConductorServicer):
         return self._ref(name)
 
     def _ref(self, name: str) -> conductor_pb2.InstanceRef:
+        role = pb.ROLE_PREFILL if name.startswith("prefill") else pb.ROLE_DECODE
         return conductor_pb2.InstanceRef(
-            instance_id=name, address=self._cluster.nodes[name].address, node_id=f"node-{name}", store_address=f"store-of-{name}"
+            instance_id=name, role=role, address=self._cluster.nodes[name].address, node_id=f"node-{name}", store_address=f"store-of-{name}"
         )
 
     async def Advance(self, request: conductor_pb2.AdvanceRequest, context: Any) -> conductor_pb2.AdvanceReply:

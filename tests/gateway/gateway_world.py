@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from gateway import events as ev
 from gateway.core import GatewayCore
 from gateway.state import Limits
-from springtide.ids import AttemptId, InstanceId, NodeId, RequestId
+from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
+from springtide.protocol.attempts import Prediction
+from springtide.protocol.instances import InstanceRef, Role
+from springtide.protocol.scheduling import Assignment, Reason, Rejection, Schedule
 from springtide.rpc import common_pb2 as pb
-from springtide.rpc import conductor_pb2 as conductor_pb
 from springtide.sampling import SampledToken, SamplingParams
 
 LIMITS = Limits(max_attempts=3, capacity_wait_s=5, arrival_wait_s=3, scheduler_wait_s=2, silence_s=3, standstill_s=10)
-SIDES: tuple[ev.Side, ...] = ("prefill", "decode")
+GATEWAY = GatewayId("g")
 REASONS = [
-    conductor_pb.REJECTION_REASON_TTFT,
-    conductor_pb.REJECTION_REASON_NO_PREFILL,
-    conductor_pb.REJECTION_REASON_NO_DECODE,
-    conductor_pb.REJECTION_REASON_TBT,
-    conductor_pb.REJECTION_REASON_TOO_LARGE,
+    Reason.TTFT,
+    Reason.NO_PREFILL,
+    Reason.NO_DECODE,
+    Reason.TBT,
+    Reason.TOO_LARGE,
 ]
 CODES = [
     pb.FAILURE_CODE_INVALID,
@@ -33,8 +37,45 @@ CODES = [
 ]
 
 
-def instance(name: str) -> ev.Instance:
-    return ev.Instance(InstanceId(name), f"{name}:1", NodeId(name), f"{name}:2")
+NOTHING = Prediction(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def instance(name: str) -> InstanceRef:
+    role = Role.PREFILL if name.startswith("p") else Role.DECODE
+    return InstanceRef(InstanceId(name), role, f"{name}:1", NodeId(name), f"{name}:2")
+
+
+def assignment(
+    attempt_id: AttemptId,
+    prefill: InstanceRef | None = None,
+    decode: InstanceRef | None = None,
+    *,
+    predicted_ttft_ms: float = 0.0,
+    ttft_slo_ms: float = 0.0,
+    prediction: Prediction = NOTHING,
+    waits: bool = False,
+    refusable: bool = False,
+) -> Assignment:
+    """On p0 and d0, if nothing else is said."""
+    return Assignment(
+        attempt_id=attempt_id,
+        prefill=prefill or instance("p0"),
+        decode=decode or instance("d0"),
+        local_blocks=0,
+        sources=(),
+        predicted_ttft_ms=predicted_ttft_ms,
+        predicted_tbt_ms=0.0,
+        ttft_slo_ms=ttft_slo_ms,
+        tbt_slo_ms=0.0,
+        prediction=prediction,
+        waits=waits,
+        refusable=refusable,
+    )
+
+
+def new_core(limits: Limits | None = None) -> GatewayCore:
+    """Whose block keys are the tokens themselves."""
+    return GatewayCore(limits or LIMITS, GATEWAY, lambda generation, token_ids: cast("Sequence[BlockKey]", token_ids))
 
 
 def generation(number: int, max_tokens: int, *, accepted: bool = False) -> ev.Generation:
@@ -46,9 +87,9 @@ class Attempt:
     """What the nodes do for one attempt. `running` are the sides that still work for it."""
 
     request: Request
-    assignment: ev.Assignment
+    assignment: Assignment
     base: int
-    running: set[ev.Side] = field(default_factory=lambda: {"prefill", "decode"})
+    running: set[Role] = field(default_factory=lambda: set(Role))
     next_position: int = 0
     prompt_inlined: bool = False
     """The decode side has yet to compute the prompt."""
@@ -93,10 +134,10 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.core = GatewayCore(LIMITS)
+        self.core = new_core()
         self.now = 0.0
         self.requests: dict[RequestId, Request] = {}
-        self.asked: dict[AttemptId, ev.Schedule] = {}
+        self.asked: dict[AttemptId, Schedule] = {}
         self.attempts: dict[AttemptId, Attempt] = {}
         self.sent: list[ev.Event] = []
 
@@ -110,12 +151,13 @@ class World:
 
     def _do(self, action: ev.Action) -> None:
         match action:
-            case ev.Schedule():
-                request = self.requests[action.generation.request_id]
+            case Schedule():
+                request = self.requests[action.request_id]
                 assert not request.terminals
                 assert action.attempt_id not in self.asked and action.attempt_id not in self.attempts
-                assert list(action.token_ids) == [*request.generation.prompt_ids, *request.emitted]
-                assert not any(attempt.running & {"decode"} for attempt in request.attempts), "two attempts at once"
+                assert list(action.block_keys) == [*request.generation.prompt_ids, *request.emitted], "keys of other tokens"
+                assert action.num_tokens == len(request.generation.prompt_ids) + len(request.emitted)
+                assert not any(attempt.running & {Role.DECODE} for attempt in request.attempts), "two attempts at once"
                 self.asked[action.attempt_id] = action
             case ev.StartDecode():
                 request = self.requests[action.generation.request_id]
@@ -124,9 +166,9 @@ class World:
                 attempt = Attempt(request, action.assignment, base, next_position=base + 1)
                 if action.assignment.inlined:
                     assert not action.waits
-                    attempt.running, attempt.prompt_inlined = {"decode"}, True
+                    attempt.running, attempt.prompt_inlined = {Role.DECODE}, True
                 else:
-                    attempt.running, attempt.waits = {"decode"}, action.waits
+                    attempt.running, attempt.waits = {Role.DECODE}, action.waits
                 assert action.waits or not action.assignment.waits or action.assignment.inlined
                 request.attempts.append(attempt)
                 self.attempts[attempt.attempt_id] = attempt
@@ -134,10 +176,10 @@ class World:
                 assert action.ttft_budget_ms >= 0 and not action.assignment.inlined
                 attempt = self.attempts[action.assignment.attempt_id]
                 assert not attempt.waits, "prefill begins when the decode side has room"
-                attempt.running.add("prefill")
+                attempt.running.add(Role.PREFILL)
             case ev.Abort(side, instance_id, attempt_id):
                 attempt = self.attempts[attempt_id]
-                named = attempt.assignment.prefill if side == "prefill" else attempt.assignment.decode
+                named = attempt.assignment.prefill if side is Role.PREFILL else attempt.assignment.decode
                 assert named.instance_id == instance_id
                 attempt.running.discard(side)
             case ev.Emit(request_id, tokens):
@@ -147,9 +189,9 @@ class World:
                 for token in tokens:
                     assert token.token_id == request.token(len(request.emitted)), "a token lost, repeated or out of order"
                     request.emitted.append(token.token_id)
-            case ev.Advance(attempt_id, phase):
-                if attempt_id in self.attempts and phase in ("finished", "failed"):
-                    self.attempts[attempt_id].reported_over += 1
+            case ev.Report(progress):
+                if progress.attempt_id in self.attempts and progress.phase.over:
+                    self.attempts[progress.attempt_id].reported_over += 1
             case ev.Terminal(request_id, reply):
                 self._end(self.requests[request_id], reply)
 
@@ -157,7 +199,7 @@ class World:
         request.terminals.append(reply)
         assert len(request.terminals) == 1
         for attempt in request.attempts:
-            assert not attempt.running & {"decode"}, "an attempt goes on after the terminal reply"
+            assert not attempt.running & {Role.DECODE}, "an attempt goes on after the terminal reply"
             assert attempt.reported_over == 1
         if isinstance(reply, ev.Finished) and reply.reason == "length":
             assert len(request.emitted) == request.generation.sampling.max_tokens
@@ -177,8 +219,8 @@ class World:
         if self.random.random() < 0.3:
             prefill = decode
         waits, refusable = self.random.random() < 0.3, self.random.random() < 0.5
-        assignment = ev.Assignment(attempt_id, prefill, decode, predicted_ttft_ms=5.0, ttft_slo_ms=100.0, waits=waits, refusable=refusable)
-        self.feed(ev.Assigned(assignment))
+        placed = assignment(attempt_id, prefill, decode, predicted_ttft_ms=5.0, ttft_slo_ms=100.0, waits=waits, refusable=refusable)
+        self.feed(ev.Assigned(placed))
 
     def reserve(self, attempt: Attempt) -> None:
         attempt.waits = False
@@ -189,15 +231,15 @@ class World:
         if self.random.random() < 0.3:
             self.feed(ev.SchedulerUnreachable(attempt_id, "gone"))
         else:
-            self.feed(ev.Rejected(attempt_id, self.random.choice(REASONS), "no", 2.0))
+            self.feed(ev.Rejected(attempt_id, Rejection(self.random.choice(REASONS), "no", 2.0)))
 
     def prefill_done(self, attempt: Attempt) -> None:
-        attempt.running.discard("prefill")
+        attempt.running.discard(Role.PREFILL)
         output = attempt.request.output(attempt.attempt_id, attempt.base, 1)
         if attempt.prompt_inlined:
             attempt.prompt_inlined = False
             if output.finish is not None:
-                attempt.running.discard("decode")
+                attempt.running.discard(Role.DECODE)
         self.feed(ev.PrefillDone(output, cached_tokens=self.random.randint(0, 2)))
 
     def decode_output(self, attempt: Attempt) -> None:
@@ -206,7 +248,7 @@ class World:
             output = ev.Output(output.attempt_id, output.position + 1, output.tokens)
         attempt.next_position = output.end
         if output.finish is not None:
-            attempt.running.discard("decode")
+            attempt.running.discard(Role.DECODE)
         self.feed(ev.DecodeOutput(output))
 
     def fail(self, attempt: Attempt) -> None:
@@ -215,12 +257,12 @@ class World:
         self.feed(ev.AttemptFailed(attempt.attempt_id, side, self.random.choice(CODES), "broken"))
 
     def lose_session(self) -> None:
-        side = self.random.choice(SIDES)
-        name = self.random.choice(("p0", "p1") if side == "prefill" else ("d0", "d1"))
+        side = self.random.choice(list(Role))
+        name = self.random.choice(("p0", "p1") if side is Role.PREFILL else ("d0", "d1"))
         lost = [
             attempt
             for attempt in self.attempts.values()
-            if (attempt.assignment.prefill if side == "prefill" else attempt.assignment.decode).instance_id == name
+            if (attempt.assignment.prefill if side is Role.PREFILL else attempt.assignment.decode).instance_id == name
             and not attempt.reported_over
         ]
         for attempt in lost:
@@ -233,7 +275,7 @@ class World:
         self.feed(ev.InstancesHung(frozenset({(InstanceId(name), f"{name}:1")})))
 
     def show_signs(self) -> None:
-        side = self.random.choice(SIDES)
+        side = self.random.choice(list(Role))
         signs = [ev.Sign(attempt.attempt_id, attempt.next_position, self.random.random() < 0.5) for attempt in self.working(side)]
         self.feed(ev.Signs(side, tuple(signs)))
 
@@ -261,7 +303,7 @@ class World:
         self.now += self.random.choice([0.01, 0.2, 0.2, 1.0, 1.0, 1.0, 30.0])
         self.feed(ev.Tick())
 
-    def working(self, side: ev.Side) -> list[Attempt]:
+    def working(self, side: Role) -> list[Attempt]:
         return [
             attempt
             for attempt in self.attempts.values()
@@ -274,12 +316,12 @@ class World:
     def step(self, smooth: bool = False) -> None:
         """One random event; `smooth`: only such as bring the requests on."""
         progress = [(self.assign, attempt_id) for attempt_id in self.asked]
-        progress += [(self.prefill_done, attempt) for attempt in self.working("prefill")]
-        decoding = self.working("decode")
+        progress += [(self.prefill_done, attempt) for attempt in self.working(Role.PREFILL)]
+        decoding = self.working(Role.DECODE)
         progress += [(self.prefill_done, attempt) for attempt in decoding if attempt.prompt_inlined]
         progress += [(self.reserve, attempt) for attempt in decoding if attempt.waits]
         ready = [attempt for attempt in decoding if not attempt.prompt_inlined and not attempt.waits]
-        progress += [(self.decode_output, attempt) for attempt in ready if not (smooth and "prefill" in attempt.running)]
+        progress += [(self.decode_output, attempt) for attempt in ready if not (smooth and Role.PREFILL in attempt.running)]
         if smooth:
             choices = progress or [(lambda _: self.tick(), None)]
         else:

@@ -53,7 +53,7 @@ async def test_the_sdks_errors_are_springtides_own(gateway: GatewayServer, clust
         assert isinstance(await error_of(model="gpt-x"), ModelNotFound)
         invalid = await error_of(temperature=9)
         assert isinstance(invalid, InvalidRequest) and invalid.param == "temperature"
-        rejection = conductor_pb2.Rejection(reason=conductor_pb2.REJECTION_REASON_TTFT, message="too busy", retry_after_s=3)
+        rejection = conductor_pb2.Rejection(reason=conductor_pb2.REASON_TTFT, message="too busy", retry_after_s=3)
         cluster.conductor.rejections.append(rejection)
         overloaded = await error_of()
         assert isinstance(overloaded, Overloaded) and overloaded.retry_after_s == 3 and overloaded.code == "ttft"

@@ -12,9 +12,14 @@ from gateway_cluster import until
 from gateway import conductor_peer
 from gateway.conductor_peer import MOST_KEPT, ConductorPeer
 from springtide.errors import Unavailable
-from springtide.ids import GatewayId
+from springtide.ids import AttemptId, GatewayId, RequestId
+from springtide.protocol.attempts import Phase, Progress
+from springtide.protocol.scheduling import Schedule
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 from springtide.rpc.channels import new_server
+
+GATEWAY = GatewayId("gateway-0")
+REQUEST = Schedule(AttemptId("a.1"), RequestId("a"), GATEWAY, [], 1, 1)
 
 
 class HangingConductor(conductor_pb2_grpc.ConductorServicer):
@@ -42,8 +47,8 @@ class HangingConductor(conductor_pb2_grpc.ConductorServicer):
         return [report.progress.attempt_id for reports in self.told for report in reports]
 
 
-def ended(number: int) -> conductor_pb2.AttemptReport:
-    return conductor_pb2.AttemptReport(progress=conductor_pb2.Progress(attempt_id=f"a{number}", phase=conductor_pb2.ATTEMPT_PHASE_FINISHED))
+def ended(number: int) -> Progress:
+    return Progress(AttemptId(f"a{number}"), Phase.FINISHED)
 
 
 @pytest.fixture
@@ -52,7 +57,7 @@ async def hanging() -> AsyncIterator[tuple[HangingConductor, ConductorPeer]]:
     conductor_pb2_grpc.add_ConductorServicer_to_server(conductor, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    peer = ConductorPeer(address, GatewayId("gateway-0"), list, lambda hung: None)
+    peer = ConductorPeer(address, GATEWAY, list, lambda hung: None)
     yield conductor, peer
     await peer.close(patience_s=0.0)
     await server.stop(None)
@@ -62,7 +67,7 @@ async def test_a_call_outlives_the_hanging_up_on_its_conductor_and_fails_as_ever
     hanging: tuple[HangingConductor, ConductorPeer],
 ) -> None:
     conductor, peer = hanging
-    call = asyncio.create_task(peer.schedule(conductor_pb2.ScheduleRequest()))
+    call = asyncio.create_task(peer.schedule(REQUEST))
     await conductor.asked.wait()
     await peer.retire()
     with pytest.raises(Unavailable, match="did not answer"):
@@ -75,7 +80,7 @@ async def test_a_call_that_does_not_outlive_it_fails_as_every_other_too(
     """As when this process stood still meanwhile, and finds the grace over with the answer's deadline."""
     monkeypatch.setattr(conductor_peer, "_GRACE_S", 0.0)
     conductor, peer = hanging
-    call = asyncio.create_task(peer.schedule(conductor_pb2.ScheduleRequest()))
+    call = asyncio.create_task(peer.schedule(REQUEST))
     await conductor.asked.wait()
     await peer.retire()
     with pytest.raises(Unavailable, match="did not answer"):
@@ -84,7 +89,7 @@ async def test_a_call_that_does_not_outlive_it_fails_as_every_other_too(
 
 async def test_who_asks_can_be_cancelled(hanging: tuple[HangingConductor, ConductorPeer]) -> None:
     conductor, peer = hanging
-    call = asyncio.create_task(peer.schedule(conductor_pb2.ScheduleRequest()))
+    call = asyncio.create_task(peer.schedule(REQUEST))
     await conductor.asked.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):

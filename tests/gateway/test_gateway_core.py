@@ -7,16 +7,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from gateway_world import LIMITS, World, generation, instance
+from gateway_world import LIMITS, World, assignment, generation, instance, new_core
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import events as ev
-from gateway.core import GatewayCore
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from springtide.ids import AttemptId, InstanceId, RequestId
+from springtide.protocol.attempts import Phase, Progress
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import Reason, Rejection, Schedule
 from springtide.rpc import common_pb2 as pb
-from springtide.rpc import conductor_pb2 as conductor_pb
 from springtide.sampling import SampledToken
 
 FIRST = AttemptId("r0.1")
@@ -38,7 +39,7 @@ def test_whatever_happens_each_request_gets_one_terminal_reply_and_each_token_on
         assert len(request.terminals) == 1
     for attempt in world.attempts.values():
         assert attempt.reported_over == 1
-        assert "decode" not in attempt.running
+        assert Role.DECODE not in attempt.running
     assert world.core.live_attempts() == []
     assert world.core.next_deadline() is None
 
@@ -62,7 +63,7 @@ class Course:
     """One request, with max_tokens 4, fed by hand."""
 
     def __init__(self, *, accepted: bool = False, deadline_ms: float = 0.0) -> None:
-        self.core = GatewayCore(LIMITS)
+        self.core = new_core()
         self.now = 100.0
         self.did = self.feed(ev.Arrived(replace(generation(0, 4, accepted=accepted), deadline_ms=deadline_ms)))
 
@@ -72,8 +73,8 @@ class Course:
         return self.did
 
     def assign(self, attempt_id: AttemptId = FIRST, *, waits: bool = False, refusable: bool = False) -> list[ev.Action]:
-        assignment = ev.Assignment(attempt_id, instance("p0"), instance("d0"), ttft_slo_ms=500.0, waits=waits, refusable=refusable)
-        return self.feed(ev.Assigned(assignment))
+        placed = assignment(attempt_id, ttft_slo_ms=500.0, waits=waits, refusable=refusable)
+        return self.feed(ev.Assigned(placed))
 
     def first_token(self, attempt_id: AttemptId = FIRST, position: int = 0) -> list[ev.Action]:
         return self.feed(ev.PrefillDone(ev.Output(attempt_id, position, (SampledToken(position),)), cached_tokens=2))
@@ -81,18 +82,18 @@ class Course:
     def tokens(self, position: int, *token_ids: int, attempt_id: AttemptId = FIRST, finish: ev.Finish | None = None) -> list[ev.Action]:
         return self.feed(ev.DecodeOutput(ev.Output(attempt_id, position, tuple(SampledToken(t) for t in token_ids), finish)))
 
-    def fail(self, code: pb.FailureCode, side: ev.Side = "decode", attempt_id: AttemptId = FIRST) -> list[ev.Action]:
+    def fail(self, code: pb.FailureCode, side: Role = Role.DECODE, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
         return self.feed(ev.AttemptFailed(attempt_id, side, code, "broken"))
 
-    def lose(self, side: ev.Side, attempt_id: AttemptId = FIRST, *, connected: bool = True) -> list[ev.Action]:
-        name = instance("p0" if side == "prefill" else "d0").instance_id
+    def lose(self, side: Role, attempt_id: AttemptId = FIRST, *, connected: bool = True) -> list[ev.Action]:
+        name = instance("p0" if side is Role.PREFILL else "d0").instance_id
         return self.feed(ev.SessionLost(side, name, (attempt_id,), connected))
 
-    def reject(self, reason: conductor_pb.RejectionReason, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
-        return self.feed(ev.Rejected(attempt_id, reason, "too busy", 3.0))
+    def reject(self, reason: Reason, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
+        return self.feed(ev.Rejected(attempt_id, Rejection(reason, "too busy", 3.0)))
 
-    def schedule(self) -> ev.Schedule:
-        (action,) = [action for action in self.did if isinstance(action, ev.Schedule)]
+    def schedule(self) -> Schedule:
+        (action,) = [action for action in self.did if isinstance(action, Schedule)]
         return action
 
     def error(self) -> Exception:
@@ -114,7 +115,7 @@ def test_decode_and_prefill_are_started_together() -> None:
 
 def inlined(course: Course, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
     """The Conductor has the decode node compute the prompt."""
-    return course.feed(ev.Assigned(ev.Assignment(attempt_id, instance("d0"), instance("d0"), ttft_slo_ms=500.0)))
+    return course.feed(ev.Assigned(assignment(attempt_id, instance("d0"), instance("d0"), ttft_slo_ms=500.0)))
 
 
 def test_an_inlined_prompt_is_started_at_the_decode_node_alone() -> None:
@@ -129,14 +130,14 @@ def test_an_inlined_request_that_its_first_token_ends_needs_no_abort() -> None:
     course = Course()
     inlined(course)
     done = course.feed(ev.PrefillDone(ev.Output(FIRST, 0, (), "stop"), cached_tokens=2))
-    assert [type(action) for action in done] == [ev.Advance, ev.Advance, ev.Terminal]
+    assert [type(action) for action in done] == [ev.Report, ev.Report, ev.Terminal]
 
 
 def test_a_failed_inlined_prompt_is_scheduled_again_elsewhere() -> None:
     course = Course()
     inlined(course)
-    course.lose("decode")
-    assert course.schedule().avoid == ("d0",) and not any(isinstance(action, ev.Abort) for action in course.did)
+    course.lose(Role.DECODE)
+    assert course.schedule().avoid == {"d0"} and not any(isinstance(action, ev.Abort) for action in course.did)
     course.assign(SECOND)
     assert emitted(course.first_token(SECOND)) == [0]
 
@@ -145,15 +146,15 @@ def test_the_only_node_of_an_inlined_prompt_is_to_blame_for_a_lost_peer() -> Non
     course = Course()
     inlined(course)
     course.fail(pb.FAILURE_CODE_PEER_LOST)
-    (over,) = [action for action in course.did if isinstance(action, ev.Advance)]
-    assert over.instance_id == "d0" and course.schedule().avoid == ("d0",)
+    (over,) = [action for action in course.did if isinstance(action, ev.Report)]
+    assert over.culprit == "d0" and course.schedule().avoid == {"d0"}
 
 
 def test_a_prompt_that_the_decode_node_does_not_compute_after_all_is_scheduled_again_elsewhere_and_accepted() -> None:
     course = Course()
     inlined(course)
     course.fail(pb.FAILURE_CODE_INTERNAL)
-    assert course.schedule().avoid == ("d0",) and course.schedule().accepted
+    assert course.schedule().avoid == {"d0"} and course.schedule().accepted
     assert [type(action) for action in course.assign(SECOND)] == [ev.StartDecode, ev.StartPrefill]
 
 
@@ -162,10 +163,10 @@ def test_a_lost_decode_node_is_replaced_with_the_tokens_already_received() -> No
     course.assign()
     course.first_token()
     course.tokens(1, 1)
-    course.lose("decode")
+    course.lose(Role.DECODE)
     again = course.schedule()
-    assert again.token_ids == (0, 0, 0, 0, 1)
-    assert again.accepted and again.avoid == ("d0",) and again.max_new_tokens == 2
+    assert again.block_keys == (0, 0, 0, 0, 1)
+    assert again.accepted and again.avoid == {"d0"} and again.max_new_tokens == 2
     course.assign(SECOND)
     assert emitted(course.first_token(SECOND, position=2)) == [2]
     assert course.tokens(3, 3, attempt_id=SECOND, finish="length")[-1] == ev.Terminal(RequestId("r0"), ev.Finished("length", 2))
@@ -192,39 +193,39 @@ def test_a_gap_is_a_failure_of_the_node() -> None:
     course.assign()
     course.first_token()
     course.tokens(2, 2)
-    assert course.schedule().avoid == ("d0",)
+    assert course.schedule().avoid == {"d0"}
 
 
 def test_the_prefill_side_may_fail_the_attempt_until_decode_has_shown_life() -> None:
     course = Course()
     course.assign()
     course.first_token()
-    assert course.lose("prefill") and course.schedule().token_ids == (0, 0, 0, 0)
+    assert course.lose(Role.PREFILL) and course.schedule().block_keys == (0, 0, 0, 0)
     course = Course()
     course.assign()
     course.first_token()
     course.tokens(1, 1)
-    assert course.lose("prefill") == []
+    assert course.lose(Role.PREFILL) == []
 
 
 def test_a_first_token_that_ends_the_request_aborts_the_decode_side() -> None:
     course = Course()
     course.assign()
     actions = course.feed(ev.PrefillDone(ev.Output(FIRST, 0, (), "stop"), 0))
-    assert ev.Abort("decode", instance("d0").instance_id, FIRST) in actions
+    assert ev.Abort(Role.DECODE, instance("d0").instance_id, FIRST) in actions
     assert isinstance(actions[-1], ev.Terminal)
 
 
 def test_a_rejection_of_a_new_request_is_an_overload_that_says_when_to_come_back() -> None:
     course = Course()
-    course.reject(conductor_pb.REJECTION_REASON_TTFT)
+    course.reject(Reason.TTFT)
     error = course.error()
     assert isinstance(error, Overloaded) and error.retry_after_s == 3.0 and error.code == "ttft"
 
 
 def test_what_never_fits_is_an_invalid_request() -> None:
     course = Course()
-    course.reject(conductor_pb.REJECTION_REASON_TOO_LARGE)
+    course.reject(Reason.TOO_LARGE)
     assert isinstance(course.error(), InvalidRequest)
 
 
@@ -242,12 +243,12 @@ NO_ROOM = [pb.FAILURE_CODE_POOL_FULL, pb.FAILURE_CODE_QUOTA_USED, pb.FAILURE_COD
 
 
 @pytest.mark.parametrize("code", NO_ROOM, ids=pb.FailureCode.Name)
-@pytest.mark.parametrize("side", ["prefill", "decode"])
-def test_an_accepted_request_waits_for_room_however_often_it_finds_none(side: ev.Side, code: pb.FailureCode) -> None:
+@pytest.mark.parametrize("side", [Role.PREFILL, Role.DECODE])
+def test_an_accepted_request_waits_for_room_however_often_it_finds_none(side: Role, code: pb.FailureCode) -> None:
     course = Course()
     for number in range(1, 1500):
         attempt_id = AttemptId(f"r0.{number}")
-        assert course.schedule().accepted == (number > 1) and course.schedule().avoid == ()
+        assert course.schedule().accepted == (number > 1) and course.schedule().avoid == frozenset()
         course.assign(attempt_id)
         if number > 1:
             course.feed(ev.DecodeReserved(attempt_id))
@@ -267,21 +268,21 @@ def test_a_refusal_at_the_door_after_a_token_is_no_refusal_any_more() -> None:
     course.assign(refusable=True)
     course.first_token()
     course.fail(pb.FAILURE_CODE_OVERLOADED)
-    assert course.schedule().accepted and course.schedule().token_ids == (0, 0, 0, 0)
+    assert course.schedule().accepted and course.schedule().block_keys == (0, 0, 0, 0)
 
 
 def test_waiting_for_room_is_not_waiting_for_somebody_to_be_there() -> None:
     course = Course()
     course.assign()
-    course.lose("decode")
-    course.reject(conductor_pb.REJECTION_REASON_NO_DECODE, SECOND)
+    course.lose(Role.DECODE)
+    course.reject(Reason.NO_DECODE, SECOND)
     course.now = course.core.next_deadline() or 0.0
     course.feed(ev.Tick())
     course.assign(SECOND if not course.core._asked else next(iter(course.core._asked)), waits=True)
     (attempt_id,) = course.core._by_attempt
     course.now += 10 * LIMITS.capacity_wait_s
     course.fail(pb.FAILURE_CODE_POOL_FULL, attempt_id=attempt_id)
-    course.reject(conductor_pb.REJECTION_REASON_NO_DECODE, course.schedule().attempt_id)
+    course.reject(Reason.NO_DECODE, course.schedule().attempt_id)
     assert not any(isinstance(action, ev.Terminal) for action in course.did)
 
 
@@ -299,9 +300,9 @@ def test_where_there_is_no_room_prefill_begins_when_the_decode_node_has_some() -
 def test_who_waits_for_room_has_nothing_at_the_prefill_side() -> None:
     course = Course()
     course.assign(waits=True)
-    assert course.lose("prefill") == []
+    assert course.lose(Role.PREFILL) == []
     course.feed(ev.ClientGone(RequestId("r0")))
-    assert [action.side for action in course.did if isinstance(action, ev.Abort)] == ["decode"]
+    assert [action.side for action in course.did if isinstance(action, ev.Abort)] == [Role.DECODE]
 
 
 def test_a_request_keeps_its_age_over_its_attempts() -> None:
@@ -316,8 +317,8 @@ def test_a_request_keeps_its_age_over_its_attempts() -> None:
 def test_what_is_too_large_for_the_nodes_that_are_left_waits_for_the_others() -> None:
     course = Course()
     course.assign()
-    course.lose("decode")
-    assert course.reject(conductor_pb.REJECTION_REASON_TOO_LARGE, SECOND) == [] and course.core.next_deadline() is not None
+    course.lose(Role.DECODE)
+    assert course.reject(Reason.TOO_LARGE, SECOND) == [] and course.core.next_deadline() is not None
 
 
 def test_a_node_that_cannot_take_what_another_has_begun_is_avoided() -> None:
@@ -325,12 +326,12 @@ def test_a_node_that_cannot_take_what_another_has_begun_is_avoided() -> None:
     course.assign()
     course.first_token()
     course.fail(pb.FAILURE_CODE_INVALID)
-    assert course.schedule().avoid == ("d0",) and course.schedule().accepted
+    assert course.schedule().avoid == {"d0"} and course.schedule().accepted
 
 
 def test_an_objective_that_no_load_would_let_it_meet_is_no_overload() -> None:
     course = Course()
-    course.feed(ev.Rejected(FIRST, conductor_pb.REJECTION_REASON_TTFT, "takes 9000 ms with nobody else there", 0.0))
+    course.feed(ev.Rejected(FIRST, Rejection(Reason.TTFT, "takes 9000 ms with nobody else there")))
     error = course.error()
     assert isinstance(error, InvalidRequest) and error.code == "objective_unattainable"
 
@@ -353,14 +354,14 @@ def test_a_deadline_that_passes_ends_the_request_wherever_it_is() -> None:
 def test_attempts_without_progress_are_limited_and_progress_starts_the_count_anew() -> None:
     course = Course()
     course.assign()
-    course.lose("decode")
+    course.lose(Role.DECODE)
     course.assign(SECOND)
     course.first_token(SECOND)
     course.tokens(1, 1, attempt_id=SECOND)
-    course.lose("decode", SECOND)
+    course.lose(Role.DECODE, SECOND)
     for number in (3, 4, 5):
         course.assign(AttemptId(f"r0.{number}"))
-        course.lose("decode", AttemptId(f"r0.{number}"))
+        course.lose(Role.DECODE, AttemptId(f"r0.{number}"))
         if (deadline := course.core.next_deadline()) is not None:
             course.now = deadline
             course.feed(ev.Tick())
@@ -374,7 +375,7 @@ def test_an_instance_that_cannot_be_reached_is_waited_for_and_costs_no_attempt()
     while not any(isinstance(action, ev.Terminal) for action in course.did):
         attempt_id = AttemptId(f"r0.{number}")
         course.assign(attempt_id)
-        course.lose("decode", attempt_id, connected=False)
+        course.lose(Role.DECODE, attempt_id, connected=False)
         if (deadline := course.core.next_deadline()) is not None:
             course.now = deadline
             course.feed(ev.Tick())
@@ -389,9 +390,7 @@ def test_a_request_waits_for_instances_before_it_fails(accepted: bool, patience_
     course = Course(accepted=accepted)
     started = course.now
     number = 1
-    while not any(
-        isinstance(action, ev.Terminal) for action in course.reject(conductor_pb.REJECTION_REASON_NO_DECODE, AttemptId(f"r0.{number}"))
-    ):
+    while not any(isinstance(action, ev.Terminal) for action in course.reject(Reason.NO_DECODE, AttemptId(f"r0.{number}"))):
         deadline = course.core.next_deadline()
         assert deadline is not None
         course.now = deadline
@@ -412,14 +411,14 @@ def test_an_unanswered_question_is_asked_again_for_the_same_attempt() -> None:
 def test_an_assignment_that_comes_after_the_client_has_gone_is_given_back() -> None:
     course = Course()
     course.feed(ev.ClientGone(RequestId("r0")))
-    assert course.assign() == [ev.Advance(FIRST, "finished")]
+    assert course.assign() == [ev.Report(Progress(FIRST, Phase.FINISHED))]
 
 
 def test_a_client_that_goes_frees_both_sides() -> None:
     course = Course()
     course.assign()
     actions = course.feed(ev.ClientGone(RequestId("r0")))
-    assert [action.side for action in actions if isinstance(action, ev.Abort)] == ["decode", "prefill"]
+    assert [action.side for action in actions if isinstance(action, ev.Abort)] == [Role.DECODE, Role.PREFILL]
     assert actions[-1] == ev.Terminal(RequestId("r0"), ev.Cancelled())
 
 
@@ -427,14 +426,14 @@ def test_a_lost_peer_makes_both_instances_suspect() -> None:
     course = Course()
     course.assign()
     course.fail(pb.FAILURE_CODE_PEER_LOST)
-    assert course.schedule().avoid == ("p0", "d0")
+    assert course.schedule().avoid == {"p0", "d0"}
 
 
 def test_a_preempted_request_may_come_back_to_the_same_instance() -> None:
     course = Course()
     course.assign()
     course.fail(pb.FAILURE_CODE_PREEMPTED)
-    assert course.schedule().avoid == ()
+    assert course.schedule().avoid == frozenset()
 
 
 # ---- nodes that hang ----
@@ -457,16 +456,16 @@ def test_a_node_that_does_not_name_the_attempt_has_lost_it() -> None:
     course.assign()
     course.first_token()
     ticks(course, LIMITS.silence_s - 0.5)
-    course.feed(ev.Signs("decode", ()))
+    course.feed(ev.Signs(Role.DECODE, ()))
     ticks(course, 0.5)
-    assert course.schedule().avoid == ("d0",)
+    assert course.schedule().avoid == {"d0"}
 
 
 def test_before_the_first_token_both_sides_owe_a_sign_and_either_alone_is_not_enough() -> None:
     course = Course()
     course.assign()
-    ticks(course, LIMITS.silence_s, lambda: [ev.Signs("decode", (ev.Sign(FIRST, 0, True),))])
-    assert course.schedule().avoid == ("p0",)
+    ticks(course, LIMITS.silence_s, lambda: [ev.Signs(Role.DECODE, (ev.Sign(FIRST, 0, True),))])
+    assert course.schedule().avoid == {"p0"}
 
 
 def test_a_prompt_of_minutes_goes_on_as_long_as_it_gets_on() -> None:
@@ -475,7 +474,7 @@ def test_a_prompt_of_minutes_goes_on_as_long_as_it_gets_on() -> None:
     done = itertools.count()
 
     def computing() -> list[ev.Signs]:
-        return [ev.Signs("prefill", (ev.Sign(FIRST, next(done) // 16, False),)), ev.Signs("decode", (ev.Sign(FIRST, 0, True),))]
+        return [ev.Signs(Role.PREFILL, (ev.Sign(FIRST, next(done) // 16, False),)), ev.Signs(Role.DECODE, (ev.Sign(FIRST, 0, True),))]
 
     ticks(course, 600, computing)
     assert course.core.live_attempts()
@@ -484,7 +483,7 @@ def test_a_prompt_of_minutes_goes_on_as_long_as_it_gets_on() -> None:
 def test_who_waits_for_its_turn_need_not_get_on() -> None:
     course = Course()
     course.assign()
-    ticks(course, 600, lambda: [ev.Signs(side, (ev.Sign(FIRST, 0, True),)) for side in ev.SIDES])
+    ticks(course, 600, lambda: [ev.Signs(side, (ev.Sign(FIRST, 0, True),)) for side in Role])
     assert course.core.live_attempts()
 
 
@@ -494,12 +493,12 @@ def test_an_attempt_that_its_node_works_on_without_any_headway_is_stuck() -> Non
     course.first_token()
 
     def stuck() -> list[ev.Signs]:
-        return [ev.Signs("decode", (ev.Sign(FIRST, 4, False),))]
+        return [ev.Signs(Role.DECODE, (ev.Sign(FIRST, 4, False),))]
 
     ticks(course, LIMITS.standstill_s - 1, stuck)
     assert course.core.live_attempts()
     ticks(course, 3, stuck)
-    assert course.schedule().avoid == ("d0",)
+    assert course.schedule().avoid == {"d0"}
 
 
 def test_a_gateway_that_was_held_up_itself_blames_no_node() -> None:
@@ -519,4 +518,4 @@ def test_attempts_at_an_instance_that_hangs_go_on_elsewhere_at_once() -> None:
     assert course.core.live_attempts(), "neither another instance nor an earlier life of this one concerns it"
     course.feed(ev.InstancesHung(frozenset({(InstanceId("d0"), "d0:1")})))
     again = course.schedule()
-    assert again.avoid == ("d0",) and again.accepted
+    assert again.avoid == {"d0"} and again.accepted

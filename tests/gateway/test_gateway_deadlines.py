@@ -9,13 +9,15 @@ import grpc
 import openai
 import pytest
 from gateway_cluster import MODEL, Cluster, until
-from gateway_world import LIMITS, generation, instance
+from gateway_world import assignment, generation, new_core
 
 from gateway import events as ev
 from gateway.app import GatewayServer
 from gateway.core import GatewayCore
 from springtide.errors import DeadlineExceeded, Overloaded, SpringtideError
 from springtide.ids import AttemptId
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import Reason, Rejection, Schedule
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc
 from springtide.rpc.channels import connect
@@ -24,10 +26,10 @@ QUESTION = [{"role": "user", "content": "Say it."}]
 FIRST, SECOND = AttemptId("r0.1"), AttemptId("r0.2")
 
 
-def arrived(deadline_ms: float) -> tuple[GatewayCore, ev.Schedule]:
-    core = GatewayCore(LIMITS)
+def arrived(deadline_ms: float) -> tuple[GatewayCore, Schedule]:
+    core = new_core()
     (schedule,) = core.handle(ev.Arrived(replace(generation(0, 4), deadline_ms=deadline_ms)), 100.0)
-    assert isinstance(schedule, ev.Schedule)
+    assert isinstance(schedule, Schedule)
     return core, schedule
 
 
@@ -38,8 +40,8 @@ def error_of(actions: list[ev.Action]) -> SpringtideError:
 
 
 def fail_at(core: GatewayCore, now: float) -> list[ev.Action]:
-    core.handle(ev.Assigned(ev.Assignment(FIRST, instance("p0"), instance("d0"))), 100.0)
-    actions = core.handle(ev.AttemptFailed(FIRST, "decode", pb.FAILURE_CODE_INTERNAL, "broken"), now)
+    core.handle(ev.Assigned(assignment(FIRST)), 100.0)
+    actions = core.handle(ev.AttemptFailed(FIRST, Role.DECODE, pb.FAILURE_CODE_INTERNAL, "broken"), now)
     core.validate()
     return actions
 
@@ -48,42 +50,42 @@ def test_each_attempt_is_told_what_is_left_of_the_deadline() -> None:
     core, first = arrived(5_000)
     assert first.deadline_ms == 5_000
     second = fail_at(core, 103.0)[-1]
-    assert isinstance(second, ev.Schedule) and second.attempt_id == SECOND
+    assert isinstance(second, Schedule) and second.attempt_id == SECOND
     assert second.deadline_ms == pytest.approx(2_000)
 
 
 def test_a_further_choice_has_no_more_time_than_the_request_has_left() -> None:
-    core = GatewayCore(LIMITS)
+    core = new_core()
     sibling = replace(generation(0, 4), deadline_ms=5_000.0, requested_at=97.0, accepted=True)
     (schedule,) = core.handle(ev.Arrived(sibling), 100.0)
-    assert isinstance(schedule, ev.Schedule) and schedule.deadline_ms == pytest.approx(2_000)
-    assert isinstance(error_of(GatewayCore(LIMITS).handle(ev.Arrived(sibling), 102.0)), DeadlineExceeded)
+    assert isinstance(schedule, Schedule) and schedule.deadline_ms == pytest.approx(2_000)
+    assert isinstance(error_of(new_core().handle(ev.Arrived(sibling), 102.0)), DeadlineExceeded)
 
 
 def test_an_expired_attempt_is_not_scheduled_again() -> None:
     core, _ = arrived(5_000)
     actions = fail_at(core, 105.0)
     assert isinstance(error_of(actions), DeadlineExceeded)
-    assert not any(isinstance(action, ev.Schedule) for action in actions)
+    assert not any(isinstance(action, Schedule) for action in actions)
     assert core.live_attempts() == []
 
 
 def test_whoever_waits_for_instances_waits_no_longer_than_the_deadline() -> None:
     core, _ = arrived(1_000)
-    core.handle(ev.Rejected(FIRST, conductor_pb2.REJECTION_REASON_NO_DECODE, "nobody", 5.0), 100.0)
+    core.handle(ev.Rejected(FIRST, Rejection(Reason.NO_DECODE, "nobody", 5.0)), 100.0)
     assert isinstance(error_of(core.handle(ev.Tick(), 101.5)), DeadlineExceeded)
 
 
 def test_without_a_deadline_there_is_none() -> None:
     core, first = arrived(0.0)
     assert first.deadline_ms == 0
-    assert isinstance(fail_at(core, 1e6)[-1], ev.Schedule)
+    assert isinstance(fail_at(core, 1e6)[-1], Schedule)
 
 
 @pytest.mark.parametrize(("retry_after_s", "kind"), [(3.0, Overloaded), (0.0, DeadlineExceeded)])
 def test_a_deadline_that_load_alone_keeps_from_is_an_overload(retry_after_s: float, kind: type[SpringtideError]) -> None:
     core, _ = arrived(1_000)
-    rejected = ev.Rejected(FIRST, conductor_pb2.REJECTION_REASON_DEADLINE, "too late", retry_after_s)
+    rejected = ev.Rejected(FIRST, Rejection(Reason.DEADLINE, "too late", retry_after_s))
     error = error_of(core.handle(rejected, 100.0))
     assert type(error) is kind and error.code == "deadline"
 
@@ -91,7 +93,7 @@ def test_a_deadline_that_load_alone_keeps_from_is_an_overload(retry_after_s: flo
 async def test_openai_clients_give_them_as_extra_fields(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
     await client.chat.completions.create(model=MODEL, messages=QUESTION, extra_body={"priority": -2, "deadline_ms": 60_000})
     (request,) = cluster.conductor.requests
-    assert request.context.priority == -2
+    assert request.priority == -2
     assert 50_000 < request.deadline_ms <= 60_000
 
 
@@ -103,9 +105,7 @@ async def test_senseless_ones_are_refused_by_name(client: openai.AsyncOpenAI, ex
 
 
 async def test_a_deadline_that_cannot_be_kept_is_a_504(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
-    cluster.conductor.rejections.append(
-        conductor_pb2.Rejection(reason=conductor_pb2.REJECTION_REASON_DEADLINE, message="the deadline is in 100 ms")
-    )
+    cluster.conductor.rejections.append(conductor_pb2.Rejection(reason=conductor_pb2.REASON_DEADLINE, message="the deadline is in 100 ms"))
     with pytest.raises(openai.InternalServerError) as caught:
         await client.with_options(max_retries=0).chat.completions.create(model=MODEL, messages=QUESTION, extra_body={"deadline_ms": 100})
     assert caught.value.status_code == 504
@@ -135,7 +135,7 @@ async def _ask_over_grpc(stub: inference_pb2_grpc.InferenceStub, cluster: Cluste
     wanted = inference_pb2.GenerateRequest(model=MODEL, tokens=tokens, priority=2, tenant="acme", deadline_ms=60_000)
     [_ async for _ in stub.Generate(wanted)]
     (request,) = cluster.conductor.requests
-    assert (request.context.priority, request.context.tenant) == (2, "acme")
+    assert (request.priority, request.tenant) == (2, "acme")
     assert 50_000 < request.deadline_ms <= 60_000
     wanted.deadline_ms = -1
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -314,7 +314,7 @@ async def test_errors_are_grpcs_own(
 
 
 async def test_an_overload_says_when_to_come_back(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
-    rejection = conductor_pb2.Rejection(reason=conductor_pb2.REJECTION_REASON_TBT, message="too busy", retry_after_s=4)
+    rejection = conductor_pb2.Rejection(reason=conductor_pb2.REASON_TBT, message="too busy", retry_after_s=4)
     cluster.conductor.rejections.append(rejection)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         [_ async for _ in stub.Generate(chat())]

@@ -117,7 +117,7 @@ async def test_a_client_that_goes_frees_both_sides(http: httpx.AsyncClient, clus
     await until(lambda: cluster.idle)
     attempts = cluster.attempts_on("decode-0")
     assert sorted(attempt_id for name, attempt_id in cluster.aborted if name == "decode-0") == sorted(attempts)
-    await until(lambda: all(conductor_pb2.ATTEMPT_PHASE_FINISHED in cluster.conductor.phases(a) for a in attempts))
+    await until(lambda: all(conductor_pb2.PHASE_FINISHED in cluster.conductor.phases(a) for a in attempts))
 
 
 async def test_a_client_that_goes_before_the_first_token_frees_the_prefill(http: httpx.AsyncClient, cluster: Cluster) -> None:
@@ -153,7 +153,7 @@ async def test_a_node_that_dies_mid_stream_is_replaced_without_the_client_notici
     starts = [start for name, start in cluster.started if name.startswith("prefill")]
     assert list(starts[1].token_ids) == [*starts[0].token_ids, *tokenizer.encode(TEXT)[:received]]
     assert starts[0].sampling == starts[1].sampling and starts[1].num_prompt_tokens == starts[0].num_prompt_tokens
-    await until(lambda: conductor_pb2.ATTEMPT_PHASE_FAILED in cluster.conductor.phases(first.context.attempt_id))
+    await until(lambda: conductor_pb2.PHASE_FAILED in cluster.conductor.phases(first.attempt_id))
 
 
 async def test_a_node_that_comes_back_at_another_address_is_found_there(http: httpx.AsyncClient, cluster: Cluster) -> None:
@@ -171,7 +171,7 @@ async def test_every_answer_says_under_which_id_the_log_has_the_request(
     caplog.set_level(logging.INFO)
     whole, stream = await http.post(PLAIN, json=plain()), await http.post(PLAIN, json=plain(stream=True))
     assert whole.headers["x-request-id"] == whole.json()["id"] and stream.headers["x-request-id"] in stream.text
-    too_busy = conductor_pb2.Rejection(reason=conductor_pb2.REJECTION_REASON_TTFT, message="too busy", retry_after_s=2.0)
+    too_busy = conductor_pb2.Rejection(reason=conductor_pb2.REASON_TTFT, message="too busy", retry_after_s=2.0)
     cluster.conductor.rejections.append(too_busy)
     for refused in (await http.post(PLAIN, json=plain()), await http.post(PLAIN, json=plain(max_tokens=-1))):
         assert refused.status_code in (429, 400)
@@ -233,21 +233,21 @@ async def test_running_streams_outlive_the_conductor_and_new_requests_wait_for_i
 
 
 async def test_the_conductor_is_told_how_attempts_get_on(http: httpx.AsyncClient, cluster: Cluster) -> None:
-    cluster.cached_tokens = 3
+    cluster.cached_tokens = 2
     decode = cluster.nodes["decode-0"]
     decode.pause_at = 3
     answer = asyncio.create_task(http.post(PLAIN, json=plain()))
     await until(lambda: cluster.conductor.renewals and cluster.conductor.renewals[-1].attempts)
     (live,) = cluster.conductor.renewals[-1].attempts
-    assert (live.prefill_id, live.decode_id, live.cached_tokens) == ("prefill-0", "decode-0", 3)
-    assert live.phase == conductor_pb2.ATTEMPT_PHASE_DECODE
+    assert (live.prefill_id, live.decode_id, live.cached_tokens) == ("prefill-0", "decode-0", 2)
+    assert live.phase == conductor_pb2.PHASE_DECODE
     decode.patience.set()
     await answer
     await until(lambda: len(cluster.conductor.advances) == 2)
     first, last = cluster.conductor.advances
-    assert (first.phase, first.cached_tokens, first.attempt_id) == (conductor_pb2.ATTEMPT_PHASE_DECODE, 3, live.attempt_id)
+    assert (first.phase, first.cached_tokens, first.attempt_id) == (conductor_pb2.PHASE_DECODE, 2, live.attempt_id)
     assert first.ttft_ms > 0
-    assert (last.phase, last.output_tokens) == (conductor_pb2.ATTEMPT_PHASE_FINISHED, answer.result().json()["usage"]["completion_tokens"])
+    assert (last.phase, last.output_tokens) == (conductor_pb2.PHASE_FINISHED, answer.result().json()["usage"]["completion_tokens"])
 
 
 async def test_a_body_beyond_all_measure_is_refused_before_it_is_held(http: httpx.AsyncClient) -> None:

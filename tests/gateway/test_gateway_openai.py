@@ -151,9 +151,7 @@ async def test_the_model_is_listed(client: openai.AsyncOpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_rejection_is_a_429_with_retry_after_streaming_or_not(client: openai.AsyncOpenAI, cluster: Cluster, stream: bool) -> None:
-    cluster.conductor.rejections.append(
-        conductor_pb2.Rejection(reason=conductor_pb2.REJECTION_REASON_TTFT, message="too busy", retry_after_s=2.5)
-    )
+    cluster.conductor.rejections.append(conductor_pb2.Rejection(reason=conductor_pb2.REASON_TTFT, message="too busy", retry_after_s=2.5))
     with pytest.raises(openai.RateLimitError) as caught:
         await client.chat.completions.create(model=MODEL, messages=QUESTION, stream=stream)
     assert caught.value.response.headers["retry-after"] == "3"

@@ -7,15 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from gateway_cluster import until
-from gateway_world import LIMITS, generation
+from gateway_world import LIMITS, generation, new_core
 
 from gateway import events as ev
-from gateway.core import GatewayCore
 from gateway.runner import Runner
 from springtide.blocks import namespace_root
 from springtide.clock import MonotonicClock
 from springtide.errors import Unavailable
-from springtide.ids import GatewayId
 from springtide.sampling import SampledToken
 
 
@@ -41,8 +39,8 @@ class Sink:
 
 
 async def test_a_request_ends_when_asking_the_conductor_fails_unforeseen() -> None:
-    core, link, sink = GatewayCore(replace(LIMITS, scheduler_wait_s=0)), BrokenLink(), Sink()
-    runner = Runner(core, link, MonotonicClock(), GatewayId("gateway-0"), 16, lambda tenant: namespace_root("model", "float32", 16, tenant))  # type: ignore[arg-type]
+    core, link, sink = new_core(replace(LIMITS, scheduler_wait_s=0)), BrokenLink(), Sink()
+    runner = Runner(core, link, MonotonicClock(), lambda tenant: namespace_root("model", "float32", 16, tenant))  # type: ignore[arg-type]
     runner.start()
     try:
         runner.launch(generation(1, 4), sink)

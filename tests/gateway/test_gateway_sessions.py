@@ -11,7 +11,8 @@ from gateway_cluster import until
 
 from gateway import events as ev
 from gateway.sessions import Session
-from springtide.ids import AttemptId, InstanceId
+from springtide.ids import AttemptId, InstanceId, NodeId
+from springtide.protocol.instances import InstanceRef, Role
 from springtide.rpc import node_pb2, node_pb2_grpc
 from springtide.rpc.channels import new_server
 
@@ -31,7 +32,9 @@ async def test_nothing_is_left_of_a_session_that_its_node_broke_off() -> None:
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     before, posted = asyncio.all_tasks(), list[ev.Event]()
-    session = Session("decode", ev.Instance(InstanceId("decode-0"), address, "decode-0", ""), posted.append, lambda ended: None)
+    session = Session(
+        Role.DECODE, InstanceRef(InstanceId("decode-0"), Role.DECODE, address, NodeId("decode-0"), ""), posted.append, lambda ended: None
+    )
     session.attempts.add(AttemptId("a.1"))
     session.send(node_pb2.DecodeCommand(abort=node_pb2.AbortAttempt(attempt_id="a.1")))
 

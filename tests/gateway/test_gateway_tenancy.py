@@ -55,7 +55,7 @@ async def guarded_http(guarded: GatewayServer) -> AsyncIterator[httpx.AsyncClien
 
 def tenants(cluster: Cluster) -> set[str]:
     """As the Conductor and the nodes were told."""
-    return {request.context.tenant for request in cluster.conductor.requests} | {start.context.tenant for _, start in cluster.started}
+    return {request.tenant for request in cluster.conductor.requests} | {start.context.tenant for _, start in cluster.started}
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", PLAIN)])

@@ -13,9 +13,10 @@ from test_kvstore_pool_random import HARD_PINS, LEASE_S, NUM_LAYERS, NUM_SLOTS, 
 
 from kvstore.core.eviction import PolicyName, new_policy
 from kvstore.core.pool import Pool
-from kvstore.core.results import Removed, Stored, Tier
+from kvstore.core.results import Removed, Stored
 from kvstore.core.ssd import Copy, SsdBlocks
 from springtide.ids import AttemptId, BlockKey
+from springtide.protocol.store import Tier
 
 SSD_CAPACITY = 16
 

@@ -16,6 +16,7 @@ from node_runtime.sessions import Sessions
 from node_runtime.slotqueue import HEAD_PATIENCE_S, RETRY_S, SlotQueue
 from springtide.cost import PrefillCost
 from springtide.errors import ConfigError, InvalidRequest
+from springtide.protocol.instances import Role
 from springtide.rpc import common_pb2, node_pb2, store_pb2
 from tests.support.node_core import BLOCK_TOKENS, INFO, NAMESPACE
 
@@ -139,9 +140,9 @@ async def test_a_session_takes_commands_yields_updates_and_tells_its_end() -> No
 def test_a_profile_is_read_instead_of_measuring(tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps({"prefill": [1, 0.5, 0.0], "decode": [1, 2, 3]}))
-    assert cost_model(PrefillCost, "prefill", profile, lambda: pytest.fail("measured")) == PrefillCost(1.0, 0.5, 0.0)
+    assert cost_model(PrefillCost, Role.PREFILL, profile, lambda: pytest.fail("measured")) == PrefillCost(1.0, 0.5, 0.0)
     profile.write_text(json.dumps({"prefill": [1, -0.5, 0.0]}))
     with pytest.raises(ConfigError, match=r"'prefill' in .* must be a list of 3 numbers >= 0"):
-        cost_model(PrefillCost, "prefill", profile, lambda: pytest.fail("measured"))
+        cost_model(PrefillCost, Role.PREFILL, profile, lambda: pytest.fail("measured"))
     with pytest.raises(ConfigError, match="cannot read"):
-        cost_model(PrefillCost, "prefill", tmp_path / "missing.json", lambda: pytest.fail("measured"))
+        cost_model(PrefillCost, Role.PREFILL, tmp_path / "missing.json", lambda: pytest.fail("measured"))

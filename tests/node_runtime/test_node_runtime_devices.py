@@ -19,6 +19,7 @@ from springtide.config import load_config
 from springtide.errors import ConfigError
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
+from springtide.protocol.instances import Role
 from springtide.rpc import common_pb2
 from springtide.sampling import SamplingParams
 from tests.support.engine_nodes import DirectEngine, EngineNodes, until
@@ -121,36 +122,43 @@ def numbers(monkeypatch: pytest.MonkeyPatch, role: str, instance_id: str, **sett
 
 def test_every_process_has_a_card_of_its_own_prefill_groups_first(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"prefill": 2, "decode": 2, "prefill_node.stages": 2, "prefill_node.tensor_parallel": 2, "decode_node.tensor_parallel": 2}
-    of = {name: numbers(monkeypatch, name.split("-")[0], name, **settings) for name in ("prefill-0", "prefill-1", "decode-0", "decode-1")}
+    of = {
+        name: numbers(monkeypatch, Role(name.split("-")[0]), name, **settings)
+        for name in ("prefill-0", "prefill-1", "decode-0", "decode-1")
+    }
     assert of == {"prefill-0": [0, 1], "prefill-1": [4, 5], "decode-0": [8, 9], "decode-1": [10, 11]}
-    assert numbers(monkeypatch, "prefill", "prefill-1.stage-1", **settings) == [6, 7]
+    assert numbers(monkeypatch, Role.PREFILL, "prefill-1.stage-1", **settings) == [6, 7]
 
 
 def test_cards_can_be_chosen_and_are_counted_round(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"decode": 3, "decode_node.devices": [5, 7], "prefill_node.stages": 3, "prefill_node.devices": [1, 2]}
-    assert [numbers(monkeypatch, "decode", f"decode-{i}", **settings) for i in range(3)] == [[5], [7], [5]]
-    assert [numbers(monkeypatch, "prefill", f"prefill-0{stage}", **settings) for stage in ("", ".stage-1", ".stage-2")] == [[1], [2], [1]]
+    assert [numbers(monkeypatch, Role.DECODE, f"decode-{i}", **settings) for i in range(3)] == [[5], [7], [5]]
+    assert [numbers(monkeypatch, Role.PREFILL, f"prefill-0{stage}", **settings) for stage in ("", ".stage-1", ".stage-2")] == [
+        [1],
+        [2],
+        [1],
+    ]
 
 
 def test_an_engine_that_has_switched_its_role_stays_on_its_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert numbers(monkeypatch, "decode", "prefill-1", prefill=2) == numbers(monkeypatch, "prefill", "prefill-1", prefill=2) == [1]
+    assert numbers(monkeypatch, Role.DECODE, "prefill-1", prefill=2) == numbers(monkeypatch, Role.PREFILL, "prefill-1", prefill=2) == [1]
 
 
 def test_it_stays_on_the_cards_that_it_was_started_on_whatever_the_other_role_wants(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"prefill": 2, "prefill_node.stages": 2, "prefill_node.tensor_parallel": 2, "decode_node.tensor_parallel": 2}
-    assert numbers(monkeypatch, "decode", "prefill-1", **settings) == [4, 5]
-    assert numbers(monkeypatch, "prefill", "decode-0", **settings) == [8, 9]
-    assert numbers(monkeypatch, "prefill", "decode-0.stage-1", **settings) == [8, 9]
-    assert found(monkeypatch, "prefill", "decode-0", **settings)[0] == (8, 0.85 / 2, 0), "both of its stages are there"
+    assert numbers(monkeypatch, Role.DECODE, "prefill-1", **settings) == [4, 5]
+    assert numbers(monkeypatch, Role.PREFILL, "decode-0", **settings) == [8, 9]
+    assert numbers(monkeypatch, Role.PREFILL, "decode-0.stage-1", **settings) == [8, 9]
+    assert found(monkeypatch, Role.PREFILL, "decode-0", **settings)[0] == (8, 0.85 / 2, 0), "both of its stages are there"
     with pytest.raises(ConfigError, match=r"decode_node\.tensor_parallel: 2 ranks need a card each, but have 0 of the machine's 64"):
-        numbers(monkeypatch, "decode", "prefill-0", **{"decode_node.tensor_parallel": 2, "device": "cuda"})
+        numbers(monkeypatch, Role.DECODE, "prefill-0", **{"decode_node.tensor_parallel": 2, "device": "cuda"})
 
 
 def test_processes_that_share_a_card_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(monkeypatch, "prefill", "prefill-0", cards=1) == [(0, 0.85 / 2, 0)]
-    assert found(monkeypatch, "decode", "decode-0", cards=1, **{"decode_node.max_batch": 20}) == [(0, 0.85 / 2, 20)]
+    assert found(monkeypatch, Role.PREFILL, "prefill-0", cards=1) == [(0, 0.85 / 2, 0)]
+    assert found(monkeypatch, Role.DECODE, "decode-0", cards=1, **{"decode_node.max_batch": 20}) == [(0, 0.85 / 2, 20)]
     shares = {
-        name: found(monkeypatch, name.split("-")[0], name, cards=2, decode=2, device_memory=0.6)
+        name: found(monkeypatch, Role(name.split("-")[0]), name, cards=2, decode=2, device_memory=0.6)
         for name in ("prefill-0", "decode-0", "decode-1")
     }
     assert shares == {"prefill-0": [(0, 0.3, 0)], "decode-0": [(1, 0.6, 64)], "decode-1": [(0, 0.3, 64)]}
@@ -160,11 +168,11 @@ def test_ranks_of_a_process_are_never_on_the_same_card(monkeypatch: pytest.Monke
     settings = {"prefill_node.tensor_parallel": 2, "prefill_node.devices": [3], "device": "cuda"}
     message = r"prefill_node\.tensor_parallel: 2 ranks need a card each, but have 3 of the machine's 8: .* in prefill_node\.devices"
     with pytest.raises(ConfigError, match=message):
-        found(monkeypatch, "prefill", "prefill-0", cards=8, **settings)
-    assert found(monkeypatch, "prefill", "prefill-0", cards=8, **{**settings, "device": "auto"}) == [None, None]
+        found(monkeypatch, Role.PREFILL, "prefill-0", cards=8, **settings)
+    assert found(monkeypatch, Role.PREFILL, "prefill-0", cards=8, **{**settings, "device": "auto"}) == [None, None]
     (said,) = caplog.records
     assert "they run on the CPU" in said.getMessage()
 
 
 def test_recorded_steps_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(monkeypatch, "decode", "decode-0", **{"decode_node.cuda_graphs": False}) == [(1, 0.85, 0)]
+    assert found(monkeypatch, Role.DECODE, "decode-0", **{"decode_node.cuda_graphs": False}) == [(1, 0.85, 0)]

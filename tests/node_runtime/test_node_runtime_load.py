@@ -7,7 +7,9 @@ import pytest
 
 from node_runtime import load
 from springtide.clock import MonotonicClock
-from springtide.rpc.node_pb2 import LoadReport
+from springtide.ids import Incarnation, InstanceId
+from springtide.protocol.instances import Load, LoadReport
+from springtide.rpc import node_pb2
 
 
 class Engine:
@@ -27,12 +29,12 @@ class Engine:
 
     def _report(self) -> LoadReport | None:
         self.looks += 1
-        return None if self.running is None else LoadReport(running=self.running)
+        return None if self.running is None else LoadReport(InstanceId("p0"), Incarnation(1), Load(running=self.running))
 
 
-async def _running(reports: AsyncIterator[LoadReport]) -> AsyncIterator[int]:
+async def _running(reports: AsyncIterator[node_pb2.LoadReport]) -> AsyncIterator[int]:
     async for report in reports:
-        yield report.running
+        yield report.load.running
 
 
 async def test_load_reports_end_when_there_is_nothing_more_to_report() -> None:

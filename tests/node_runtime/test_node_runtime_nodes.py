@@ -24,6 +24,7 @@ from prefill_node.server import passes
 from prefill_node.server.server import PrefillServer
 from springtide.clock import MonotonicClock
 from springtide.cost import DecodeCost, PrefillCost
+from springtide.protocol import wire
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import node_pb2, store_pb2
 from springtide.sampling import SamplingParams
@@ -209,24 +210,24 @@ async def test_slots_that_were_promised_are_taken_before_the_store_tells_of_it(n
     server.on_notice(store_pb2.StoreNotice(load=store_pb2.StoreLoad(slots_free=4, slots_available=9)))
     server.on_notice(store_pb2.StoreNotice(reserved=store_pb2.Reserved(attempt_id="a", slots=[1, 2, 3])))
     server.on_notice(store_pb2.StoreNotice(grown=store_pb2.Grown(attempt_id="a", slots=[4])))
-    assert server.load_report().slots_available == 5
+    assert server.load_report().load.slots_available == 5
     server.on_notice(store_pb2.StoreNotice(acquired=store_pb2.Acquired(attempt_id="b", slots=range(6), local_blocks=2)))
-    assert server.load_report().slots_available == 0
+    assert server.load_report().load.slots_available == 0
     server.on_notice(store_pb2.StoreNotice(load=store_pb2.StoreLoad(slots_free=1, slots_available=2)))
-    assert server.load_report().slots_available == 2
+    assert server.load_report().load.slots_available == 2
     await thread.close()
 
 
 async def test_load_reports_tell_cost_slots_and_attempts(nodes: EngineNodes) -> None:
     watched = nodes.gateway.stub("decode-0").WatchLoad(node_pb2.WatchLoadRequest())
-    first = await watched.read()
+    first = wire.LOAD_REPORT.decode(await watched.read())
     assert first.instance_id == "decode-0" and first.incarnation == nodes.members["decode-0"].incarnation
-    assert first.slots_total == nodes.stores["decode-0"].options.num_slots and len(first.cost.decode) == 3 and first.max_batch == 64
+    assert first.load.slots_total == nodes.stores["decode-0"].options.num_slots and first.load.decode_cost and first.load.max_batch == 64
     attempt_id = await nodes.gateway.start(prompt(30), greedy(2000))
-    report = first
-    while not report.running:
-        report = await watched.read()
-    assert list(report.attempt_ids) == [attempt_id] and report.tokens > 30
+    load = first.load
+    while not load.running:
+        load = wire.LOAD_REPORT.decode(await watched.read()).load
+    assert load.attempt_ids == {attempt_id} and load.tokens > 30
     await nodes.gateway.abort(attempt_id)
     watched.cancel()
 
@@ -278,13 +279,13 @@ async def test_an_engine_whose_store_is_silent_offers_nothing_and_fails_what_ask
     with monkeypatch.context() as hung:
         hung.setattr(session, "notify", lambda notice: None)
         attempt_id = await nodes.gateway.start(token_ids, greedy(4))
-        report = await reports_until(nodes, name, lambda report: report.slots_total == 0)
+        report = await reports_until(nodes, name, lambda report: report.load.slots_total == 0)
         assert not report.stalled, "it is not sure yet"
         await reports_until(nodes, name, lambda report: report.stalled == "its store is silent")
         outcome = await nodes.gateway.end_of(attempt_id)
         assert [failure.code for failure in outcome.failures] == [pb.FAILURE_CODE_PEER_LOST]
         await nodes.gateway.abort(attempt_id)
-    await reports_until(nodes, name, lambda report: not report.stalled and report.slots_total > 0)
+    await reports_until(nodes, name, lambda report: not report.stalled and report.load.slots_total > 0)
     assert (await nodes.gateway.run(token_ids, greedy(4))).token_ids == DirectEngine(nodes).generate(token_ids, greedy(4))
     await nodes.all_slots_given_back()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conductor.core.types.events import Event, InstanceRef, Replicate, Role, Source, StoreStored, SwitchRole
+from conductor.core.types.events import Event, Replicate, StoreStored, SwitchRole
 from simulator.cluster import Cluster
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
@@ -20,6 +20,8 @@ from simulator.hardware import load
 from simulator.run import Plan, options_of, simulate
 from simulator.workload import SimRequest, Workload
 from springtide.ids import AttemptId, BlockKey, InstanceId, NodeId
+from springtide.protocol.instances import InstanceRef, Role, RoleSwitch
+from springtide.protocol.scheduling import PrefixSource
 
 BLOCK = 512
 DOCUMENT = 64
@@ -118,7 +120,7 @@ class TwoStores:
 
     def order(self, num_blocks: int, sources: Sequence[SimStore]) -> None:
         keys = self.keys[:num_blocks]
-        named = tuple(Source(store.node_id, store.node_id, num_blocks) for store in sources)
+        named = tuple(PrefixSource(store.node_id, store.node_id, num_blocks) for store in sources)
         order = Replicate(self.second.node_id, self.second.node_id, keys, named, num_blocks * 10**6, 60.0)
         self.replication.take(order, lambda held, fetched: self.ended.append((self.loop.now, held, fetched)))
 
@@ -224,7 +226,7 @@ def test_what_is_not_ended_in_time_goes_on_elsewhere() -> None:
         instance_id = InstanceId(f"decode-{number}")
         in_the_middle.append(cluster.decodes[instance_id].load().running)
         ref = InstanceRef(instance_id, Role.DECODE, instance_id, NodeId(instance_id), instance_id)
-        cluster.orders.give([SwitchRole(ref, Role.PREFILL, 0.0)])
+        cluster.orders.give([SwitchRole(ref, RoleSwitch(Role.PREFILL, 0.0))])
 
     cluster.loop.at(20.0, lambda: switch(0))
     cluster.loop.at(35.0, lambda: switch(2))
@@ -245,7 +247,7 @@ def test_a_store_that_has_the_same_memory_in_both_roles_keeps_what_it_holds(same
     def switch() -> None:
         (holder,) = (node_id for node_id in cluster.prefills if cluster.prefills[node_id].store.pool.num_blocks)
         ref = InstanceRef(holder, Role.PREFILL, holder, NodeId(holder), holder)
-        cluster.orders.give([SwitchRole(ref, Role.DECODE, 30.0)])
+        cluster.orders.give([SwitchRole(ref, RoleSwitch(Role.DECODE, 30.0))])
         cluster.loop.at(60.0, lambda: holders.append(cluster.stores[NodeId(holder)].pool.num_blocks))
 
     holders: list[int] = []

@@ -7,8 +7,8 @@ from conductor.core.admission.request_size import RequestSizes
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState
 from conductor.core.types.decision import Alternatives, Placement
-from conductor.core.types.events import Schedule
 from conductor.core.types.outlook import Foresight, LimitedBy, Outlook
+from springtide.protocol.scheduling import Schedule
 
 
 class Overload:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conductor.core.types.decision import Alternatives, Placement, Reason, Rejection
+from conductor.core.types.decision import Alternatives, Placement
 from conductor.core.types.outlook import Foresight, Limit, LimitedBy, Outlook
+from springtide.protocol.scheduling import Reason, Rejection
 
 LEAST_RETRY_S = 1.0
 LONGEST_RETRY_S = 60.0

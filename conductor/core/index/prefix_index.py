@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from conductor.core.index.matches import Matches, bits
 from conductor.core.kernels.table import HolderTable
-from conductor.core.types.events import Tier
 from springtide.ids import BlockKey, NodeId
+from springtide.protocol.store import Tier
 
 _SHARED_MASKS = 1 << 16
 """Masks of several holders that are kept at hand to be shared. When there are more, they are gathered anew; blocks keep what they have."""

@@ -17,8 +17,8 @@ from conductor.core.index.prefix_index import PrefixIndex
 from conductor.core.placement.transfer import TransferModel
 from conductor.core.state import Instance
 from conductor.core.types.estimates import Floats, Ints
-from conductor.core.types.events import Role
 from springtide.ids import InstanceId
+from springtide.protocol.instances import Role
 
 
 class InstanceColumns(ABC):

@@ -23,11 +23,12 @@ from conductor.core.placement.policy import POLICIES
 from conductor.core.placement.transfer import Fetch, TransferModel
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
-from conductor.core.types.decision import Alternatives, Outcome, Placement, Reason, Rejection
+from conductor.core.types.decision import Alternatives, Outcome, Placement
 from conductor.core.types.estimates import DecodeEstimate, DecodeEstimates, InlineEstimate, Ints, PrefillEstimate, PrefillEstimates
-from conductor.core.types.events import Role, Schedule
 from springtide.blocks import blocks_for
 from springtide.ids import InstanceId, NodeId
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import Reason, Rejection, Schedule
 
 _MOST_HOLDERS = 5
 

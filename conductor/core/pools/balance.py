@@ -9,8 +9,9 @@ from conductor.core.pools.demand import PoolWork
 from conductor.core.pools.load import PoolLoads
 from conductor.core.settings import PoolBalanceSettings
 from conductor.core.state import Instance
-from conductor.core.types.events import Role, SwitchRole
+from conductor.core.types.events import SwitchRole
 from springtide.ids import InstanceId
+from springtide.protocol.instances import Role, RoleSwitch
 
 _LATE_S = 120.0
 """A move of which nothing has been seen for so long after its drain has failed: a large model takes its time to load."""
@@ -66,7 +67,7 @@ class PoolBalance:
         idlest = min(willing, key=lambda instance: (loads.by_instance.get(instance.ref.instance_id, 0.0), instance.ref.instance_id))
         self._move = _Move(idlest.ref.instance_id, busier, now + settings.drain_s + _LATE_S)
         self._busier = None
-        return SwitchRole(idlest.ref, busier, settings.drain_s)
+        return SwitchRole(idlest.ref, RoleSwitch(busier, settings.drain_s))
 
     def failed(self, instance_id: InstanceId, now: float) -> None:
         """The instance did not take the order: the move is over, its pause begins, and next time another is asked."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from conductor.core.decayed import DecayedSums
 from conductor.core.state import ClusterState
 from conductor.core.types.decision import Alternatives, Outcome, Placement
-from conductor.core.types.events import Load, Role, Schedule
+from springtide.protocol.instances import Load, Role
+from springtide.protocol.scheduling import Schedule
 
 TIME_CONSTANT_S = 120.0
 

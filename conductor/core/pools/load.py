@@ -10,8 +10,9 @@ import numpy as np
 
 from conductor.core.state import ClusterState, Instance
 from conductor.core.types.estimates import Floats
-from conductor.core.types.events import Phase, Role
 from springtide.ids import InstanceId
+from springtide.protocol.attempts import Phase
+from springtide.protocol.instances import Role
 
 
 @dataclass(frozen=True, slots=True)

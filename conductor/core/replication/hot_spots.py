@@ -26,8 +26,10 @@ from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
 from conductor.core.types.decision import Alternatives
 from conductor.core.types.estimates import Floats, Ints
-from conductor.core.types.events import Replicate, ReplicationEnded, Role, Schedule, Source
+from conductor.core.types.events import Replicate, ReplicationEnded
 from springtide.ids import BlockKey, NodeId
+from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import PrefixSource, Schedule
 
 ASKS_A_COPY = 4.0
 """A copy pays when it can expect so many asks in `heat.TIME_CONSTANT_S`: it costs one transfer, and room that others lose."""
@@ -166,7 +168,7 @@ class HotSpots:
             self._budget.spend(ends, num_bytes, now)
             within_s = 2 * self._budget.seconds(num_bytes) + _LATE_S
             self._under_way[node_id, last_key] = now + within_s
-            named = tuple(Source(source, store_addresses[source], depth) for source in sources[:_MOST_SOURCES])
+            named = tuple(PrefixSource(source, store_addresses[source], depth) for source in sources[:_MOST_SOURCES])
             orders.append(Replicate(node_id, target.ref.store_address, prefix.keys, named, num_bytes, within_s))
             sources = sources[1:] + sources[:1]
         return orders

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from enum import Enum
 from typing import Any
 
 from conductor.core.types.estimates import DecodeEstimate, DecodeEstimates, InlineEstimate, PrefillEstimate, PrefillEstimates
 from conductor.core.types.outlook import Outlook
 from springtide.ids import AttemptId, InstanceId, NodeId
+from springtide.protocol.scheduling import Rejection
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,6 @@ class Alternatives:
         return cls(**values)
 
 
-class Reason(Enum):
-    TTFT = "ttft"
-    TBT = "tbt"
-    NO_PREFILL = "no_prefill"
-    NO_DECODE = "no_decode"
-    TOO_LARGE = "too_large"
-    DEADLINE = "deadline"
-    PRIORITY = "priority"
-    TENANT_SHARE = "tenant_share"
-    SIZE = "size"
-
-
 @dataclass(frozen=True, slots=True)
 class Placement:
     """On the same instance twice where the decode node computes the prompt itself."""
@@ -104,14 +92,6 @@ class Placement:
     @property
     def ttft_ms(self) -> float:
         return self.wait_ms + self.prefill.transfer_ms + self.prefill.prefill_ms
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    reason: Reason
-    message: str
-    retry_after_s: float = 0.0
-    """0: coming back does not help."""
 
 
 Outcome = Placement | Rejection

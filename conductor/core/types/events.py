@@ -4,131 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
 
 from conductor.core.types.decision import Alternatives, Outcome
-from conductor.core.types.predictions import Prediction, Score
-from springtide.cost import DecodeCost, PrefillCost
+from conductor.core.types.predictions import Score
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
-
-
-class Tier(Enum):
-    DRAM = "dram"
-    SSD = "ssd"
-
-
-class Phase(IntEnum):
-    """How far an attempt is. It only ever grows: a message that would lower it is late."""
-
-    PREFILL = 1
-    DECODE = 2
-    FINISHED = 3
-    FAILED = 4
-
-    @property
-    def over(self) -> bool:
-        return self >= Phase.FINISHED
-
-
-class Role(Enum):
-    PREFILL = "prefill"
-    DECODE = "decode"
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceRef:
-    """`address` and `store_address` are gRPC host:port; the store is that of the instance's own node."""
-
-    instance_id: InstanceId
-    role: Role
-    address: str
-    node_id: NodeId
-    store_address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What an instance last told of itself: springtide.v1.LoadReport."""
-
-    running: int = 0
-    waiting: int = 0
-    tokens: int = 0
-    queue_ms: float = 0.0
-    step_ms: float = 0.0
-    slots_total: int = 0
-    slots_available: int = 0
-    max_batch: int = 0
-    attempt_ids: frozenset[AttemptId] = frozenset()
-    prefill_cost: PrefillCost | None = None
-    decode_cost: DecodeCost | None = None
-    ssd_read_us_per_block: int = 0
-    slots_promised: int = 0
-    """Decode: what attempts there are expected to grow by, and what those that wait will take."""
-
+from springtide.protocol.attempts import LiveAttempt, Progress, Renew
+from springtide.protocol.instances import InstanceRef, Load, RoleSwitch
+from springtide.protocol.scheduling import Assignment, PrefixSource, Schedule
+from springtide.protocol.store import Tier
 
 # ---- events ----
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A gateway asks where to run an attempt. `block_keys` are those of every full block; an objective of 0 means the cluster's."""
-
-    attempt_id: AttemptId
-    request_id: RequestId
-    gateway_id: GatewayId
-    block_keys: Sequence[BlockKey]
-    num_tokens: int
-    max_new_tokens: int
-    accepted: bool = False
-    avoid: frozenset[InstanceId] = frozenset()
-    ttft_slo_ms: float = 0.0
-    tbt_slo_ms: float = 0.0
-    tenant: str = ""
-    priority: int = 0
-    """The higher, the more important."""
-    deadline_ms: float = 0.0
-    """Until when the whole output is wanted, from now; 0 for whenever."""
-    min_new_tokens: int = 1
-    """Lower bound of the output."""
-
-    def __post_init__(self) -> None:
-        if self.num_tokens < 1:
-            raise ValueError(f"num_tokens must be at least 1, not {self.num_tokens}")
-
-
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """An attempt reached `phase`. `fetch_ms` is the time it took to fetch `remote_tokens` from the source; 0 when nothing was fetched.
-    `queue_ms` and `compute_ms` are its prefill's; 0 when not told."""
-
-    attempt_id: AttemptId
-    phase: Phase
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    ttft_ms: float = 0.0
-    remote_tokens: int = 0
-    fetch_ms: float = 0.0
-    queue_ms: float = 0.0
-    compute_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class LiveAttempt:
-    attempt_id: AttemptId
-    prefill_id: InstanceId
-    decode_id: InstanceId
-    phase: Phase
-    num_tokens: int
-    cached_tokens: int = 0
-    tenant: str = ""
-    max_new_tokens: int = 0
-    """Upper bound of its output; 0: none."""
-    prediction: Prediction | None = None
-    """By the Conductor that placed it; None: not known."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.cached_tokens < self.num_tokens:
-            raise ValueError(f"cached_tokens must be in [0, num_tokens), not {self.cached_tokens} of {self.num_tokens}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +22,6 @@ class Placed:
 
     gateway_id: GatewayId
     attempt: LiveAttempt
-
-
-@dataclass(frozen=True, slots=True)
-class Renew:
-    """All the attempts of a gateway that run. One that two of its renewals on end do not list is over; that it is may have been lost on the
-    way, while one renewal may just have been ahead of the placement's answer."""
-
-    gateway_id: GatewayId
-    attempts: Sequence[LiveAttempt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +119,7 @@ class SwitchFailed:
 
 Event = (
     Schedule
-    | Advance
+    | Progress
     | Placed
     | Renew
     | InstanceUp
@@ -261,35 +137,6 @@ Event = (
 
 
 # ---- actions ----
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A store from which to fetch: its first `num_blocks` blocks of the prompt, of which the prefill node has some itself."""
-
-    node_id: NodeId
-    store_address: str
-    num_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    attempt_id: AttemptId
-    prefill: InstanceRef
-    decode: InstanceRef
-    local_blocks: int
-    sources: tuple[Source, ...]
-    """Where to fetch from, best first; the prediction counts on the first."""
-    predicted_ttft_ms: float
-    predicted_tbt_ms: float
-    ttft_slo_ms: float
-    tbt_slo_ms: float
-    prediction: Prediction
-    """For the Conductors that did not make it."""
-    waits: bool
-    """No decode node has room: this one is asked first, and prefill begins when it has reserved."""
-    refusable: bool
-    """The decode node's door may refuse it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +199,7 @@ class Replicate:
     """gRPC host:port of that store."""
     keys: tuple[BlockKey, ...]
     """From the first block of a prompt on; those that the store holds already are not copied."""
-    sources: tuple[Source, ...]
+    sources: tuple[PrefixSource, ...]
     """Best first; each holds all of `keys`."""
     num_bytes: int
     """Of the blocks that it lacks."""
@@ -365,8 +212,7 @@ class SwitchRole:
     """An instance is to finish what it has, for so long at the most, and to serve on in the other role, under the same id."""
 
     instance: InstanceRef
-    to: Role
-    drain_s: float
+    order: RoleSwitch
 
 
 Action = Reply | RequestSnapshot | PrefillFinished | Scored | Forgot | HungChanged | Replicate | SwitchRole

@@ -27,20 +27,6 @@ class Quantity(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """Of one attempt, when it was placed. `tbt_ms` counts everything that was promised to its decode node."""
-
-    ttft_ms: float
-    queue_ms: float
-    transfer_ms: float
-    prefill_ms: float
-    tbt_ms: float
-    output_tokens: float
-    ahead_ms: float
-    """All the work that lay before it at its prefill instance; `queue_ms` is the part of it that it was to wait for."""
-
-
-@dataclass(frozen=True, slots=True)
 class Score:
     quantity: Quantity
     predicted: float

@@ -10,49 +10,39 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from springtide.clock import Clock
 from springtide.errors import InvalidRequest
-from springtide.rpc import node_pb2
+from springtide.protocol.instances import Role, RoleSwitch
 
 logger = logging.getLogger(__name__)
 
-Role = Literal["prefill", "decode"]
-_PROGRAMS: dict[Role, str] = {"prefill": "prefill_node", "decode": "decode_node"}
+_PROGRAMS = {Role.PREFILL: "prefill_node", Role.DECODE: "decode_node"}
 """Modules that are run, not imported."""
 LOOK_EVERY_S = 0.05
 _QUIET_S = 0.5
 """Without work for so long: attempts that were on their way here when it took its leave have come and gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoleOrder:
-    role: Role
-    drain_s: float
-
-
-class Departure:
-    """`own`: the role that the engine has."""
+class PendingSwitch:
+    """The order to switch its role that an engine has, if it has one."""
 
     def __init__(self, own: Role) -> None:
+        """`own`: the role that the engine has."""
         self._own = own
         self._ordered = asyncio.Event()
-        self.order: RoleOrder | None = None
+        self.order: RoleSwitch | None = None
 
-    def take(self, request: node_pb2.SwitchRoleRequest) -> None:
+    def take(self, order: RoleSwitch) -> None:
         """Raises InvalidRequest. An order that follows another changes nothing."""
-        if request.role not in _PROGRAMS or request.role == self._own:
-            others = " or ".join(repr(role) for role in _PROGRAMS if role != self._own)
-            raise InvalidRequest(f"role must be {others}, not {request.role!r}", param="role")
-        if not request.drain_ms >= 0:
-            raise InvalidRequest(f"drain_ms must not be negative, but is {request.drain_ms}", param="drain_ms")
+        if order.to is self._own:
+            raise InvalidRequest(f"`to` must be {self._own.other}: the engine is a {self._own} engine", param="to")
         if self.order is None:
-            self.order = RoleOrder(request.role, request.drain_ms / 1000.0)
+            self.order = order
             self._ordered.set()
 
-    async def ordered(self) -> RoleOrder:
+    async def ordered(self) -> RoleSwitch:
         """Returns when there is an order."""
         await self._ordered.wait()
         assert self.order is not None

@@ -8,35 +8,41 @@ from collections.abc import Iterable
 
 import pytest
 
-from node_runtime.departure import Departure, RoleOrder, drained
+from node_runtime.role_switch import PendingSwitch, drained
 from springtide.clock import ManualClock
 from springtide.errors import InvalidRequest
+from springtide.protocol import wire
+from springtide.protocol.instances import Role, RoleSwitch
+from springtide.rpc.common_pb2 import ROLE_DECODE
 from springtide.rpc.node_pb2 import SwitchRoleRequest
 
 
 async def test_the_first_order_counts() -> None:
-    departure = Departure("prefill")
-    waiting = asyncio.create_task(departure.ordered())
-    departure.take(SwitchRoleRequest(role="decode", drain_ms=1_500))
-    departure.take(SwitchRoleRequest(role="decode", drain_ms=9_000))
-    assert await waiting == RoleOrder("decode", 1.5)
+    pending = PendingSwitch(Role.PREFILL)
+    waiting = asyncio.create_task(pending.ordered())
+    pending.take(RoleSwitch(Role.DECODE, 1.5))
+    pending.take(RoleSwitch(Role.DECODE, 9.0))
+    assert await waiting == RoleSwitch(Role.DECODE, 1.5)
+
+
+def test_an_order_to_the_role_that_it_has_is_refused() -> None:
+    pending = PendingSwitch(Role.PREFILL)
+    with pytest.raises(InvalidRequest, match="`to` must be decode"):
+        pending.take(RoleSwitch(Role.PREFILL, 1.0))
+    assert pending.order is None
 
 
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
-        (SwitchRoleRequest(role="prefill"), "role"),
-        (SwitchRoleRequest(role="store"), "role"),
-        (SwitchRoleRequest(), "role"),
-        (SwitchRoleRequest(role="decode", drain_ms=-1), "drain_ms"),
-        (SwitchRoleRequest(role="decode", drain_ms=float("nan")), "drain_ms"),
+        (SwitchRoleRequest(drain_s=1), "RoleSwitch.to"),
+        (SwitchRoleRequest(to=ROLE_DECODE, drain_s=-1), "drain_s"),
+        (SwitchRoleRequest(to=ROLE_DECODE, drain_s=float("nan")), "drain_s"),
     ],
 )
-async def test_an_order_that_makes_no_sense_is_refused_by_the_name_of_its_field(request_: SwitchRoleRequest, field: str) -> None:
-    departure = Departure("prefill")
-    with pytest.raises(InvalidRequest, match=field):
-        departure.take(request_)
-    assert departure.order is None
+def test_an_order_that_makes_no_sense_is_refused_by_the_name_of_its_field(request_: SwitchRoleRequest, field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        wire.ROLE_SWITCH.decode(request_)
 
 
 class Looks:

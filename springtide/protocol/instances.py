@@ -1,0 +1,96 @@
+"""Words about instances: who they are, and how they are doing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from springtide.cost import DecodeCost, PrefillCost
+from springtide.ids import AttemptId, Incarnation, InstanceId, NodeId
+
+
+class Role(StrEnum):
+    """What an instance does for an attempt; the side of an attempt that it has."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+    @property
+    def other(self) -> Role:
+        """The one that it is not."""
+        return Role.DECODE if self is Role.PREFILL else Role.PREFILL
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRef:
+    """`address` and `store_address` are gRPC host:port; the store is that of the instance's own node."""
+
+    instance_id: InstanceId
+    role: Role
+    address: str
+    node_id: NodeId
+    store_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How an instance is doing. Raises ValueError, naming the field, for what is no amount: a NaN would pass every comparison."""
+
+    running: int = 0
+    waiting: int = 0
+    tokens: int = 0
+    """Prefill: still to compute. Decode: of context in the batch."""
+    queue_ms: float = 0.0
+    """Prefill: predicted time until everything accepted is computed."""
+    step_ms: float = 0.0
+    """Decode: median of the recent steps."""
+    slots_total: int = 0
+    slots_available: int = 0
+    max_batch: int = 0
+    attempt_ids: frozenset[AttemptId] = frozenset()
+    """Attempts whose work here is not over."""
+    prefill_cost: PrefillCost | None = None
+    decode_cost: DecodeCost | None = None
+    ssd_read_us_per_block: int = 0
+    """What the node's store expects a block to take that it has to read from its SSD; 0: it has none."""
+    slots_promised: int = 0
+    """Decode: what attempts there are expected to grow by, and what those that wait will take."""
+
+    def __post_init__(self) -> None:
+        for name in ("queue_ms", "step_ms"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"Load.{name} must be finite and not negative, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What an instance tells of itself when it changes, and twice a second."""
+
+    instance_id: InstanceId
+    incarnation: Incarnation
+    load: Load
+    stalled: str = ""
+    """Why it makes no headway, though it is there to say so: its store is silent, or its model's thread hangs. Empty: it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class HungInstances:
+    """All that are silent, or have said that they make no headway, and whose work can go on elsewhere: another instance of the role is
+    ready."""
+
+    instances: tuple[InstanceRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSwitch:
+    """An order to an instance: to take no more work, to finish what it has, for so long at the most, and to come back in the other role
+    under the same id. Raises ValueError, naming the field."""
+
+    to: Role
+    """The one that it has not."""
+    drain_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.drain_s < math.inf:
+            raise ValueError(f"drain_s must be finite and not negative, but is {self.drain_s}")

@@ -1,0 +1,163 @@
+"""Words between gateways and the Conductor: where an attempt is to run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from springtide.blocks import PackedKeys, packed
+from springtide.errors import InvalidRequest
+from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
+from springtide.protocol.attempts import Prediction
+from springtide.protocol.codec import As
+from springtide.protocol.instances import InstanceRef
+
+BlockKeys = Annotated[Sequence[BlockKey], As(packed, PackedKeys)]
+"""Of every full block of a prompt; on the wire end to end, for a million tokens' are taken in at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A gateway asks where to run an attempt. Raises InvalidRequest, naming the field."""
+
+    attempt_id: AttemptId
+    request_id: RequestId
+    gateway_id: GatewayId
+    block_keys: BlockKeys
+    num_tokens: int
+    max_new_tokens: int
+    accepted: bool = False
+    """Before: a continuation after a failure is never rejected for load."""
+    avoid: frozenset[InstanceId] = frozenset()
+    """Instances that just failed this request; avoided when there is another."""
+    ttft_slo_ms: float = 0.0
+    """0: the cluster's objective."""
+    tbt_slo_ms: float = 0.0
+    tenant: str = ""
+    priority: int = 0
+    """The higher, the more important."""
+    deadline_ms: float = 0.0
+    """Until when the whole output is wanted, from now; 0 for whenever."""
+    min_new_tokens: int = 0
+    """Lower bound of the output."""
+    debug: bool = False
+    """The answer is to have every alternative's estimate."""
+    epoch: int = 0
+    """The highest leadership epoch that the gateway has seen."""
+
+    def __post_init__(self) -> None:
+        if not self.attempt_id:
+            raise InvalidRequest("attempt_id is empty: the gateway names each attempt", param="attempt_id")
+        if self.num_tokens < 1:
+            raise InvalidRequest(f"num_tokens must be at least 1, not {self.num_tokens}: there is nothing to prefill", param="num_tokens")
+        for name in ("ttft_slo_ms", "tbt_slo_ms", "deadline_ms"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidRequest(f"{name} must be finite and not negative, but is {getattr(self, name)}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSource:
+    """A store that holds the first `num_blocks` blocks of a prompt."""
+
+    node_id: NodeId
+    store_address: str
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Where an attempt is to run."""
+
+    attempt_id: AttemptId
+    prefill: InstanceRef
+    """The decode instance itself where the prompt is inlined: there is no prefill side then."""
+    decode: InstanceRef
+    local_blocks: int
+    """Predicted to be at the prefill group's own store."""
+    sources: tuple[PrefixSource, ...]
+    """Where to fetch more from (`local_blocks` are counted in theirs), best first; the prediction counts on the first."""
+    predicted_ttft_ms: float
+    predicted_tbt_ms: float
+    ttft_slo_ms: float
+    tbt_slo_ms: float
+    prediction: Prediction
+    """The gateway passes it on to the Conductors that did not make it."""
+    waits: bool
+    """No decode node has room: this one is asked first, and prefill begins when it has reserved."""
+    refusable: bool
+    """The decode node's admission check may refuse it for its objective."""
+
+    @property
+    def inlined(self) -> bool:
+        """The decode node computes the prompt: there is no prefill side."""
+        return self.prefill.instance_id == self.decode.instance_id
+
+
+class Reason(Enum):
+    """Why an attempt is not placed."""
+
+    TTFT = "ttft"
+    TBT = "tbt"
+    NO_PREFILL = "no_prefill"
+    NO_DECODE = "no_decode"
+    TOO_LARGE = "too_large"
+    """Never fits, whatever the load."""
+    DEADLINE = "deadline"
+    """It would be missed."""
+    PRIORITY = "priority"
+    """What is left under load is for requests of higher priority."""
+    TENANT_SHARE = "tenant_share"
+    """What is left under load is for tenants that have had less than their share."""
+    SIZE = "size"
+    """What is left under load serves several smaller requests in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """An attempt is not placed."""
+
+    reason: Reason
+    message: str
+    retry_after_s: float = 0.0
+    """0: coming back does not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotLeader:
+    """Nothing was decided: another Conductor is to be asked."""
+
+    leader_address: str
+    """Who leads, gRPC host:port, as far as is known; else empty."""
+    epoch: int
+    """The highest known there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What one instance would have come to: for people."""
+
+    instance_id: InstanceId
+    prefix_blocks: int
+    queue_ms: float = 0.0
+    transfer_ms: float = 0.0
+    prefill_ms: float = 0.0
+    ttft_ms: float = 0.0
+    tbt_ms: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleReply:
+    """The Conductor's answer to a Schedule: exactly one of the first three."""
+
+    assignment: Assignment | None = None
+    rejection: Rejection | None = None
+    not_leader: NotLeader | None = None
+    estimates: tuple[Estimate, ...] = ()
+    """Every alternative's, when asked for."""
+    epoch: int = 0
+    """Of the leadership under which this was decided; gateways refuse what is older than they have seen. 0: there is one Conductor
+    only."""
