@@ -13,7 +13,7 @@ import psutil
 
 from conductor.core.index.prefix_index import PrefixIndex
 from springtide.ids import BlockKey, NodeId
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 STORES, FULL, BLOCKS = 1000, 10_000_000, 128
 """Stores, blocks in all, blocks of a prompt."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from springtide.sampling import SamplingParams
+from springtide.protocol.sampling import SamplingParams
 
 Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 
 import grpc.aio
@@ -16,8 +14,9 @@ from gateway.backend import Backend
 from gateway.bodies import Bodies
 from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
-from gateway.events import Generation, InstancesHung
+from gateway.events import InstancesHung
 from gateway.grpc_service import new_server
+from gateway.hashing import TenantHashing
 from gateway.http_app import create_app
 from gateway.http_server import HttpServer, bind
 from gateway.prepare import Preparer
@@ -25,13 +24,12 @@ from gateway.runner import Runner
 from gateway.side_thread import SideThread
 from gateway.state import Limits
 from gateway.tenancy import Tenants
-from springtide.blocks import block_keys, namespace_root
 from springtide.capacity import context_tokens, quota_tokens
 from springtide.clock import MonotonicClock
 from springtide.config import ClusterConfig
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError
-from springtide.ids import BlockKey, GatewayId, new_incarnation
+from springtide.ids import GatewayId, new_incarnation
 from springtide.leader_lease import LeaderLease
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, raise_file_limit
@@ -76,12 +74,11 @@ class GatewayServer:
         self._gateway_id = GatewayId(f"{arguments.instance_id}:{self._incarnation:016x}")
         self._credentials = credentials_of(config)
         self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
-        root = functools.partial(namespace_root, arguments.model_info.fingerprint, config.dtype, config.kv.block_tokens)
-        self._namespace = functools.lru_cache(maxsize=4096)(root)
-        self._core = GatewayCore(_limits(config), self._gateway_id, self._keys_of)
+        hashing = TenantHashing(arguments.model_info.fingerprint, config.dtype, config.kv.block_tokens)
+        self._core = GatewayCore(_limits(config), self._gateway_id, hashing)
         self._conductor = self._new_link(config, config.redis_url, conductor_address)
         self._clock = MonotonicClock()
-        self._runner = Runner(self._core, self._conductor, self._clock, self._namespace, self._credentials)
+        self._runner = Runner(self._core, self._conductor, self._clock, self._credentials)
         self._side_thread = SideThread()
         self._grpc_server: grpc.aio.Server | None = None
         self._http_server: HttpServer | None = None
@@ -146,9 +143,6 @@ class GatewayServer:
 
     def _on_hung(self, hung: HungInstances) -> None:
         self._runner.post(InstancesHung(frozenset((instance.instance_id, instance.address) for instance in hung.instances)))
-
-    def _keys_of(self, generation: Generation, token_ids: Sequence[int]) -> Sequence[BlockKey]:
-        return block_keys(self._namespace(generation.tenant), token_ids, self._arguments.config.kv.block_tokens)
 
     async def _backend(self) -> Backend:
         config, info = self._arguments.config, self._arguments.model_info

@@ -14,17 +14,18 @@ from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, Spri
 from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Phase, Progress
 from springtide.protocol.instances import Role
+from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, PrefillDone, TokenOutput
 from springtide.protocol.scheduling import Assignment, Reason, Schedule
-from springtide.rpc import common_pb2 as pb
+from springtide.protocol.starts import DecodeStart, PrefillStart, Request
 from springtide.silence import ObservedTime
 
 _NOBODY_THERE = (Reason.NO_PREFILL, Reason.NO_DECODE)
 _DOOR_RETRY_AFTER_S = 1.0
 _NO_ROOM = (
-    pb.FAILURE_CODE_POOL_FULL,
-    pb.FAILURE_CODE_QUOTA_USED,
-    pb.FAILURE_CODE_PREEMPTED,
-    pb.FAILURE_CODE_OVERLOADED,
+    FailureCode.POOL_FULL,
+    FailureCode.QUOTA_USED,
+    FailureCode.PREEMPTED,
+    FailureCode.OVERLOADED,
 )
 """A healthy node that is full: the request waits, and tries again for as long as its client wants it."""
 _LOOK_EVERY_S = 0.25
@@ -34,10 +35,10 @@ _MOST_BETWEEN_TICKS_S = 1.0
 
 
 class GatewayCore:
-    def __init__(self, limits: Limits, gateway_id: GatewayId, keys_of: ev.KeysOf) -> None:
+    def __init__(self, limits: Limits, gateway_id: GatewayId, hashing: ev.Hashing) -> None:
         self._limits = limits
         self._gateway_id = gateway_id
-        self._keys_of = keys_of
+        self._hashing = hashing
         self._requests: dict[RequestId, RequestState] = {}
         self._by_attempt: dict[AttemptId, RequestState] = {}
         """Those that run."""
@@ -58,14 +59,14 @@ class GatewayCore:
                 return self._on_rejected(event, now)
             case ev.SchedulerUnreachable():
                 return self._on_scheduler_unreachable(event, now)
-            case ev.PrefillDone():
+            case PrefillDone():
                 return self._on_prefill_done(event, now)
             case ev.DecodeOutput():
                 return self._on_decode_output(event.output, now)
             case ev.DecodeReserved(attempt_id):
                 return self._on_decode_reserved(attempt_id, now)
-            case ev.AttemptFailed():
-                return self._on_attempt_failed(event, now)
+            case ev.SideFailed(side, failed):
+                return self._on_attempt_failed(side, failed, now)
             case ev.SessionLost():
                 return self._on_session_lost(event, now)
             case ev.InstancesHung():
@@ -74,7 +75,7 @@ class GatewayCore:
                 return self._on_signs(event)
             case ev.StopStringHit():
                 state = self._requests.get(event.request_id)
-                return [] if state is None else self._finish(state, "stop")
+                return [] if state is None else self._finish(state, Finish.STOP)
             case ev.ClientGone():
                 state = self._requests.get(event.request_id)
                 return [] if state is None else self._end(state, ev.Cancelled())
@@ -150,13 +151,14 @@ class GatewayCore:
         state.asked = state.attempt_id
         self._asked[state.asked] = state
         generation, token_ids = state.generation, state.token_ids
+        state.keys = self._hashing.keys(generation, token_ids)
         max_new_tokens = generation.sampling.max_tokens - len(state.tokens)
         return [
             Schedule(
                 attempt_id=state.asked,
                 request_id=generation.request_id,
                 gateway_id=self._gateway_id,
-                block_keys=self._keys_of(generation, token_ids),
+                block_keys=state.keys,
                 num_tokens=len(token_ids),
                 max_new_tokens=max_new_tokens,
                 # Nothing ends an output before its limit whose end tokens are ignored, unless a stop string or the client does.
@@ -195,24 +197,54 @@ class GatewayCore:
         if state is None:
             # Nobody waits for it any more: the Conductor must not count it as load.
             return [] if assignment.attempt_id in self._by_attempt else [ev.Report(Progress(assignment.attempt_id, Phase.FINISHED))]
-        token_ids = state.token_ids
         state.accepted = True
         # Who found a node full before does not take it for roomy again, whatever the Conductor has heard of it by now.
         waits = not assignment.inlined and (assignment.waits or state.crowded_out > 0)
         pulses = {side: Pulse(self._observed.now, self._observed.now) for side in Role}
-        attempt = AttemptState(assignment, len(state.tokens), len(token_ids), now, pulses, waits)
+        attempt = AttemptState(assignment, len(state.tokens), len(state.token_ids), now, pulses, waits)
         state.attempt = attempt
         self._by_attempt[assignment.attempt_id] = state
-        actions: list[ev.Action] = [ev.StartDecode(state.generation, token_ids, assignment, self._age_ms(state, now), waits)]
+        start = DecodeStart(
+            self._request(state, attempt, now),
+            tbt_slo_ms=assignment.tbt_slo_ms,
+            inlined=assignment.inlined,
+            waits=waits,
+            refusable=assignment.refusable,
+            expected_tokens=assignment.prediction.output_tokens,
+        )
+        actions: list[ev.Action] = [ev.StartAtDecode(assignment.decode, start)]
         if assignment.inlined or waits:
             attempt.close(Role.PREFILL)
         else:
             actions.append(self._start_prefill(state, attempt, now))
         return actions
 
-    def _start_prefill(self, state: RequestState, attempt: AttemptState, now: float) -> ev.StartPrefill:
-        budget_ms = self._ttft_budget_ms(state, attempt.assignment, now)
-        return ev.StartPrefill(state.generation, state.token_ids, attempt.assignment, self._age_ms(state, now), budget_ms)
+    def _start_prefill(self, state: RequestState, attempt: AttemptState, now: float) -> ev.StartAtPrefill:
+        assignment = attempt.assignment
+        start = PrefillStart(
+            self._request(state, attempt, now),
+            decode_store_address=assignment.decode.store_address,
+            decode_store_node_id=assignment.decode.node_id,
+            ttft_budget_ms=self._ttft_budget_ms(state, assignment, now),
+            sources=assignment.sources,
+        )
+        return ev.StartAtPrefill(assignment.prefill, start)
+
+    def _request(self, state: RequestState, attempt: AttemptState, now: float) -> Request:
+        generation = state.generation
+        return Request(
+            attempt_id=attempt.attempt_id,
+            request_id=generation.request_id,
+            tenant=generation.tenant,
+            token_ids=state.token_ids,
+            num_prompt_tokens=len(generation.prompt_ids),
+            params=generation.sampling,
+            namespace=self._hashing.namespace(generation),
+            keys=state.keys,
+            block_tokens=self._hashing.block_tokens,
+            age_s=self._age_ms(state, now) / 1000,
+            traceparent=generation.traceparent,
+        )
 
     def _on_decode_reserved(self, attempt_id: AttemptId, now: float) -> list[ev.Action]:
         running = self._running(attempt_id)
@@ -275,7 +307,7 @@ class GatewayCore:
         state = self._by_attempt.get(attempt_id)
         return None if state is None or state.attempt is None else (state, state.attempt)
 
-    def _on_prefill_done(self, event: ev.PrefillDone, now: float) -> list[ev.Action]:
+    def _on_prefill_done(self, event: PrefillDone, now: float) -> list[ev.Action]:
         running = self._running(event.output.attempt_id)
         if running is None or running[1].first_token_seen:
             return []
@@ -309,7 +341,7 @@ class GatewayCore:
             actions += self._on_decode_output(output, now)
         return actions
 
-    def _on_decode_output(self, output: ev.Output, now: float) -> list[ev.Action]:
+    def _on_decode_output(self, output: TokenOutput, now: float) -> list[ev.Action]:
         running = self._running(output.attempt_id)
         if running is None:
             return []
@@ -327,7 +359,7 @@ class GatewayCore:
             state.avoid = ()
         return self._take(state, attempt, output, Role.DECODE, now)
 
-    def _take(self, state: RequestState, attempt: AttemptState, output: ev.Output, side: Role, now: float) -> list[ev.Action]:
+    def _take(self, state: RequestState, attempt: AttemptState, output: TokenOutput, side: Role, now: float) -> list[ev.Action]:
         """Emits what of `output` is new and ends the request when it says so."""
         expected = len(state.tokens)
         if output.position > expected or (output.finish is not None and output.end < expected):
@@ -341,26 +373,26 @@ class GatewayCore:
         if output.finish is not None:
             actions += self._finish(state, output.finish)
         elif len(state.tokens) >= state.generation.sampling.max_tokens:
-            actions += self._finish(state, "length")
+            actions += self._finish(state, Finish.LENGTH)
         return actions
 
     # ---- failures ----
 
-    def _on_attempt_failed(self, event: ev.AttemptFailed, now: float) -> list[ev.Action]:
-        running = self._running(event.attempt_id)
-        if running is None or (event.side is Role.PREFILL and not running[1].prefill_open):
+    def _on_attempt_failed(self, side: Role, failed: AttemptFailed, now: float) -> list[ev.Action]:
+        running = self._running(failed.attempt_id)
+        if running is None or (side is Role.PREFILL and not running[1].prefill_open):
             return []
         state, attempt = running
-        attempt.close(event.side)
-        culprit = attempt.instance_of(event.side)
-        message = f"{culprit}: {event.message}"
-        if event.code == pb.FAILURE_CODE_INVALID and not state.tokens:
-            return self._give_up(state, InvalidRequest(event.message))
-        if event.code == pb.FAILURE_CODE_OVERLOADED and attempt.assignment.refusable and not state.tokens:
-            return self._refused_at_door(state, attempt, event.message, culprit, now)
-        if event.code in _NO_ROOM:
+        attempt.close(side)
+        culprit, failure = attempt.instance_of(side), failed.failure
+        message = f"{culprit}: {failure.message}"
+        if failure.code is FailureCode.INVALID and not state.tokens:
+            return self._give_up(state, InvalidRequest(failure.message))
+        if failure.code is FailureCode.OVERLOADED and attempt.assignment.refusable and not state.tokens:
+            return self._refused_at_door(state, attempt, failure.message, culprit, now)
+        if failure.code in _NO_ROOM:
             return self._crowd_out(state, attempt, message, culprit, now)
-        if event.code == pb.FAILURE_CODE_PEER_LOST and not attempt.assignment.inlined:
+        if failure.code is FailureCode.PEER_LOST and not attempt.assignment.inlined:
             # Which of the two lost the other cannot be told from here.
             return self._fail(state, attempt, message, [attempt.instance_of(Role.PREFILL), attempt.instance_of(Role.DECODE)], now)
         return self._fail(state, attempt, message, [culprit], now)
@@ -494,7 +526,7 @@ class GatewayCore:
         state.attempt = None
         return actions
 
-    def _finish(self, state: RequestState, reason: ev.Finish) -> list[ev.Action]:
+    def _finish(self, state: RequestState, reason: Finish) -> list[ev.Action]:
         return self._end(state, ev.Finished(reason, state.cached_tokens or 0))
 
     def _give_up(self, state: RequestState, error: SpringtideError) -> list[ev.Action]:

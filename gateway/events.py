@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Protocol
 
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, BlockKey, InstanceId, RequestId
 from springtide.protocol.attempts import Progress
-from springtide.protocol.instances import Role
+from springtide.protocol.instances import InstanceRef, Role
+from springtide.protocol.outputs import AttemptFailed, AttemptSign, Finish, PrefillDone, SampledToken, TokenOutput
+from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import Assignment, Rejection, Schedule
-from springtide.rpc import common_pb2 as pb
-from springtide.sampling import SampledToken, SamplingParams
-
-Finish = Literal["stop", "length"]
+from springtide.protocol.starts import DecodeStart, PrefillStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,18 @@ class Generation:
 # ---- events ----
 
 
-KeysOf = Callable[[Generation, Sequence[int]], Sequence[BlockKey]]
-"""The keys of every full block of so many tokens of a generation's prompt and output."""
+class Hashing(Protocol):
+    """How the tokens of a generation become block keys."""
+
+    block_tokens: int
+
+    def namespace(self, generation: Generation) -> BlockKey:
+        """Root of its keys."""
+        ...
+
+    def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
+        """Of every full block of so many tokens of its prompt and output."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,33 +83,8 @@ class SchedulerUnreachable:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """Tokens of an attempt; `position` is the output position of the first, counted from the end of the original prompt."""
-
-    attempt_id: AttemptId
-    position: int
-    tokens: tuple[SampledToken, ...]
-    finish: Finish | None = None
-
-    @property
-    def end(self) -> int:
-        return self.position + len(self.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillDone:
-    output: Output
-    cached_tokens: int
-    remote_tokens: int = 0
-    """Of the cached ones, those that came from another node, which took `fetch_ms`."""
-    fetch_ms: float = 0.0
-    queue_ms: float = 0.0
-    compute_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class DecodeOutput:
-    output: Output
+    output: TokenOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +95,11 @@ class DecodeReserved:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptFailed:
-    attempt_id: AttemptId
+class SideFailed:
+    """One side of an attempt says that it has failed there."""
+
     side: Role
-    code: pb.FailureCode
-    message: str
+    failed: AttemptFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +120,11 @@ class InstancesHung:
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
-    """An attempt is known at the node that sent this, with so many tokens of prompt and output computed. `waiting`: it is not its turn."""
-
-    attempt_id: AttemptId
-    computed_tokens: int
-    waiting: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Signs:
     """Of all attempts that a node runs for this gateway."""
 
     side: Role
-    signs: tuple[Sign, ...]
+    signs: tuple[AttemptSign, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +155,7 @@ Event = (
     | PrefillDone
     | DecodeOutput
     | DecodeReserved
-    | AttemptFailed
+    | SideFailed
     | SessionLost
     | InstancesHung
     | Signs
@@ -194,23 +169,19 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class StartDecode:
-    generation: Generation
-    token_ids: Sequence[int]
-    assignment: Assignment
-    age_ms: float
-    """Of the request: where there is not room for all, the oldest goes first."""
-    waits: bool
-    """For room, as long as it takes: StartPrefill follows when it says that it has some."""
+class StartAtDecode:
+    """Begin the attempt at its decode node. Where it waits for room there, StartAtPrefill follows when it has some."""
+
+    instance: InstanceRef
+    start: DecodeStart
 
 
 @dataclass(frozen=True, slots=True)
-class StartPrefill:
-    generation: Generation
-    token_ids: Sequence[int]
-    assignment: Assignment
-    age_ms: float
-    ttft_budget_ms: float
+class StartAtPrefill:
+    """Begin the attempt at its prefill group."""
+
+    instance: InstanceRef
+    start: PrefillStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,4 +235,4 @@ class Terminal:
     reply: Finished | Failed | Cancelled
 
 
-Action = Schedule | StartDecode | StartPrefill | Abort | Emit | Report | Terminal
+Action = Schedule | StartAtDecode | StartAtPrefill | Abort | Emit | Report | Terminal

@@ -18,14 +18,16 @@ from gateway.reply import Delta, Usage, Work
 from gateway.schema import MAX_BIASED_TOKENS, MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from springtide.errors import InvalidRequest, SpringtideError
 from springtide.ids import new_id
+from springtide.protocol.outputs import Finish, SampledToken
+from springtide.protocol.sampling import LogitBias
+from springtide.protocol.wire import TOKEN_LOGPROB
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import inference_pb2
 from springtide.rpc.channels import new_public_server
 from springtide.rpc.health import add_health_and_reflection
-from springtide.sampling import LogitBias
 
 _ENDPOINT = "grpc/Generate"
-_FINISHES = {"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH}
+_FINISHES = {Finish.STOP: pb.FINISH_REASON_STOP, Finish.LENGTH: pb.FINISH_REASON_LENGTH}
 
 
 async def new_server(backend: Backend, max_connections: int) -> grpc.aio.Server:
@@ -180,7 +182,7 @@ def _chunk(request_id: str, delta: Delta, usage: Usage | None) -> inference_pb2.
         request_id=request_id,
         text=delta.text,
         token_ids=[placed.token.token_id for placed in delta.tokens],
-        logprobs=[logprobs for placed in delta.tokens if (logprobs := placed.token.logprobs_proto()) is not None],
+        logprobs=[logprobs for placed in delta.tokens if (logprobs := _logprobs(placed.token)) is not None],
     )
     if delta.finish is not None:
         chunk.finish_reason = _FINISHES[delta.finish]
@@ -194,3 +196,11 @@ def _chunk(request_id: str, delta: Delta, usage: Usage | None) -> inference_pb2.
 def _metadata(context: Context, name: str) -> str:
     """Empty where there is none of the name."""
     return str(dict(context.invocation_metadata() or ()).get(name, ""))
+
+
+def _logprobs(token: SampledToken) -> inference_pb2.TokenLogprobs | None:
+    if token.logprob is None:
+        return None
+    return inference_pb2.TokenLogprobs(
+        chosen=pb.TokenLogprob(token_id=token.token_id, logprob=token.logprob), top=map(TOKEN_LOGPROB.encode, token.top)
+    )

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.tokenizer.tokenizer import Tokenizer
-from gateway.events import Finish
 from gateway.reply import Delta, Usage
 from gateway.text import PlacedToken
+from springtide.protocol.outputs import Finish
 
 Json = dict[str, Any]
 

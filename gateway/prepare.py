@@ -12,7 +12,8 @@ from gateway.bounds import Bounds
 from gateway.reply import SEED_RANGE, Work
 from gateway.schema import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
 from springtide.errors import InvalidRequest, ModelNotFound
-from springtide.sampling import LogitBias, SamplingParams
+from springtide.protocol.sampling import LogitBias, SamplingParams
+from springtide.protocol.wire import SAMPLING_PARAMS
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for plain completions."""
@@ -144,7 +145,7 @@ class Preparer:
         try:
             params = SamplingParams(**{**values, "seed": seed, "max_tokens": allowed})
             # What the nodes will see: a value that is in range here but not in single precision is refused here too.
-            return SamplingParams.from_proto(params.to_proto())
+            return SAMPLING_PARAMS.decode(SAMPLING_PARAMS.encode(params))
         except ValueError as error:
             raise InvalidRequest(str(error), param=str(error).split()[0]) from None
 

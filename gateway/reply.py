@@ -12,7 +12,8 @@ from gateway import events as ev
 from gateway.text import PlacedToken, StopStrings, TextAssembler
 from springtide.errors import SpringtideError
 from springtide.ids import RequestId
-from springtide.sampling import SampledToken, SamplingParams
+from springtide.protocol.outputs import Finish, SampledToken
+from springtide.protocol.sampling import SamplingParams
 
 SEED_RANGE = 1 << 64
 
@@ -62,7 +63,7 @@ class Delta:
     index: int
     text: str
     tokens: tuple[PlacedToken, ...]
-    finish: ev.Finish | None = None
+    finish: Finish | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ class _Choice:
             self._reply.finished(self._index, 0)
             return
         piece = self._assembler.finish()
-        finish: ev.Finish = "stop" if piece.stopped else reply.reason
+        finish = Finish.STOP if piece.stopped else reply.reason
         self._reply.deliver(Delta(self._index, piece.text, piece.tokens, finish))
         self._reply.finished(self._index, reply.cached_tokens)
         self._reply.begun(self._index)

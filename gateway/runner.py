@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from gateway import events as ev
-from gateway import metrics, wire
+from gateway import metrics
 from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
 from gateway.reply import Sink
@@ -18,7 +18,7 @@ from gateway.sessions import SessionPool
 from springtide.clock import Clock
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import SpringtideError
-from springtide.ids import BlockKey, RequestId
+from springtide.ids import RequestId
 from springtide.protocol.attempts import Phase
 from springtide.protocol.instances import Role
 from springtide.protocol.scheduling import Schedule, ScheduleReply
@@ -47,14 +47,11 @@ class Runner:
         core: GatewayCore,
         conductor: ConductorLink,
         clock: Clock,
-        namespace: Callable[[str], BlockKey],
         credentials: Credentials = OPEN,
     ) -> None:
-        """`namespace` gives the root of a tenant's block keys."""
         self._core = core
         self._conductor = conductor
         self._clock = clock
-        self._namespace = namespace
         self._sessions = {side: SessionPool(side, self.post, credentials) for side in Role}
         self._served: dict[RequestId, _Served] = {}
         self._events: deque[ev.Event] = deque()
@@ -105,13 +102,11 @@ class Runner:
         match action:
             case Schedule():
                 self._spawn(self._schedule(action))
-            case ev.StartDecode(generation=generation, assignment=assignment):
-                self._count_attempt(generation.request_id)
-                command = wire.decode_start(action, self._namespace(generation.tenant))
-                self._sessions[Role.DECODE].start(assignment.decode, assignment.attempt_id, command)
-            case ev.StartPrefill(generation=generation, assignment=assignment):
-                order = wire.prefill_start(action, self._namespace(generation.tenant))
-                self._sessions[Role.PREFILL].start(assignment.prefill, assignment.attempt_id, order)
+            case ev.StartAtDecode(instance, start):
+                self._count_attempt(start.request.request_id)
+                self._sessions[Role.DECODE].start(instance, start.request.attempt_id, start)
+            case ev.StartAtPrefill(instance, start):
+                self._sessions[Role.PREFILL].start(instance, start.request.attempt_id, start)
             case ev.Abort(side, instance_id, attempt_id):
                 self._sessions[side].abort(instance_id, attempt_id)
             case ev.Emit(request_id, tokens):
@@ -195,7 +190,7 @@ class Runner:
             self.post(ev.StopStringHit(request_id))
 
     def _end(self, request_id: RequestId, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
-        outcome = reply.reason if isinstance(reply, ev.Finished) else type(reply).__name__.lower()
+        outcome = reply.reason.value if isinstance(reply, ev.Finished) else type(reply).__name__.lower()
         metrics.TERMINALS.labels(outcome).inc()
         if isinstance(reply, ev.Failed):
             # What the client did, or a refusal under load, is no trouble of ours; there may be very many of them.

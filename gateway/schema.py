@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 
-from springtide.sampling import LogitBias
+from springtide.protocol.sampling import LogitBias
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from gateway import events as ev
-from gateway.wire import abort_command, update_events
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import AttemptId, InstanceId
+from springtide.protocol import wire
+from springtide.protocol.codec import Encoder
 from springtide.protocol.instances import InstanceRef, Role
-from springtide.rpc import node_pb2, node_pb2_grpc
+from springtide.protocol.outputs import AttemptFailed, AttemptSigns, DecodeUpdate
+from springtide.protocol.starts import AbortAttempt, DecodeCommand, PrefillCommand
+from springtide.rpc import node_pb2_grpc
 from springtide.rpc.channels import connect
 
 logger = logging.getLogger(__name__)
 
-Command = node_pb2.PrefillCommand | node_pb2.DecodeCommand
+Command = PrefillCommand | DecodeCommand
 Post = Callable[[ev.Event], None]
 
 CONNECT_TIMEOUT_S = 5.0
@@ -64,7 +67,7 @@ class Session:
             await _connected(channel)
             self._connected = True
             async for update in self._stream(channel):
-                for event in update_events(update):
+                for event in self._events(update):
                     self._post(event)
         except grpc.aio.AioRpcError as error:
             reason = error.details() or error.code().name
@@ -84,9 +87,22 @@ class Session:
         stream: AsyncIterator[Any] = stub.Session(self._outgoing())
         return stream
 
-    async def _outgoing(self) -> AsyncIterator[Command]:
+    async def _outgoing(self) -> AsyncIterator[Any]:
+        codec: Encoder[Any] = wire.PREFILL_COMMAND if self.side is Role.PREFILL else wire.DECODE_COMMAND
         while (command := await self._commands.get()) is not None:
-            yield command
+            yield codec.encode(command)
+
+    def _events(self, message: Any) -> Iterable[ev.Event]:
+        """Raises ValueError when it makes no sense."""
+        if self.side is Role.DECODE:
+            return _decode_events(wire.DECODE_UPDATE.decode(message))
+        match wire.PREFILL_UPDATE.decode(message):
+            case AttemptSigns(signs):
+                return [ev.Signs(self.side, signs)]
+            case AttemptFailed() as failed:
+                return [ev.SideFailed(self.side, failed)]
+            case done:
+                return [done]
 
     def _report(self, reason: str) -> None:
         if self._ended:
@@ -99,6 +115,18 @@ class Session:
 
     def _names(self) -> tuple[str, str]:
         return self.instance.instance_id, self.instance.address
+
+
+def _decode_events(update: DecodeUpdate) -> Iterator[ev.Event]:
+    for attempt_id in update.reserved:
+        yield ev.DecodeReserved(attempt_id)
+    yield from update.prefilled
+    for output in update.outputs:
+        yield ev.DecodeOutput(output)
+    for failed in update.failed:
+        yield ev.SideFailed(Role.DECODE, failed)
+    if update.signs is not None:
+        yield ev.Signs(Role.DECODE, update.signs.signs)
 
 
 async def _connected(channel: grpc.aio.Channel) -> None:
@@ -135,7 +163,7 @@ class SessionPool:
         """Does nothing when the session over which the attempt ran is gone: the node has aborted it by itself."""
         session = self._sessions.get(instance_id)
         if session is not None and attempt_id in session.attempts:
-            session.send(abort_command(self._side, attempt_id))
+            session.send(AbortAttempt(attempt_id))
 
     def forget(self, attempt_id: AttemptId) -> None:
         """The attempt is over: the loss of its session would no longer matter to it."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.events import Generation, Output, Sign
-from springtide.ids import AttemptId, InstanceId
+from gateway.events import Generation
+from springtide.ids import AttemptId, BlockKey, InstanceId
 from springtide.protocol.attempts import Phase
 from springtide.protocol.instances import InstanceRef, Role
+from springtide.protocol.outputs import AttemptSign, TokenOutput
 from springtide.protocol.scheduling import Assignment
 
 
@@ -51,7 +52,7 @@ class Pulse:
     def move(self, now: float) -> None:
         self.heard_at = self.moved_at = now
 
-    def take(self, sign: Sign, now: float) -> None:
+    def take(self, sign: AttemptSign, now: float) -> None:
         self.heard_at = now
         if sign.waiting or sign.computed_tokens != self.computed_tokens:
             self.moved_at = now
@@ -75,7 +76,7 @@ class AttemptState:
     progressed: bool = False
     """The decode side has delivered."""
     cached_tokens: int = 0
-    held: list[Output] = field(default_factory=list)
+    held: list[TokenOutput] = field(default_factory=list)
     """Of the decode side, ahead of the first token: that one comes over another connection and may be overtaken."""
 
     @property
@@ -118,6 +119,8 @@ class RequestState:
     accepted: bool
     tokens: list[int] = field(default_factory=list)
     tries: int = 0
+    keys: tuple[BlockKey, ...] = ()
+    """Of every full block of what was last to be scheduled."""
     asked: AttemptId | None = None
     """The attempt for which the Conductor's answer is awaited."""
     unanswered: bool = False

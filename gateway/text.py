@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.tokenizer.detokenizer import StreamingDetokenizer
-from springtide.sampling import SampledToken
+from springtide.protocol.outputs import SampledToken
 
 
 @dataclass(frozen=True, slots=True)

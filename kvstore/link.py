@@ -20,7 +20,20 @@ from messenger.arena_memory import SharedMemory, attach_session
 from messenger.base import DeadlineExceeded, Identity
 from messenger.notices import introduction
 from springtide.errors import PeerLost
-from springtide.ids import AttemptId, Incarnation, NodeId
+from springtide.ids import AttemptId
+from springtide.protocol import wire
+from springtide.protocol.outputs import AttemptFailed
+from springtide.protocol.storage import (
+    Acquired,
+    EngineCommand,
+    EngineHello,
+    FetchProgress,
+    FetchTruncated,
+    Notice,
+    Order,
+    Release,
+    StoreHello,
+)
 from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import LocalStoreStub
@@ -28,13 +41,13 @@ from springtide.rpc.store_pb2_grpc import LocalStoreStub
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
-NoticeHandler = Callable[[pb.StoreNotice], None]
+NoticeHandler = Callable[[Notice], None]
 LostHandler = Callable[[PeerLost], None]
 
 
-def engine_identity(hello: pb.EngineHello) -> Identity:
+def engine_identity(instance_id: str, incarnation: int) -> Identity:
     """By which an engine's store and the transports of its arena know it."""
-    return Identity(f"engine {hello.instance_id}", hello.incarnation)
+    return Identity(f"engine {instance_id}", incarnation)
 
 
 @dataclass(slots=True)
@@ -52,22 +65,21 @@ class FetchBoard:
         self._changed = threading.Condition()
         self._lost: PeerLost | None = None
 
-    def update(self, notice: pb.StoreNotice) -> None:
+    def update(self, notice: Notice) -> None:
         with self._changed:
-            if notice.HasField("acquired") and notice.acquired.remote_blocks:
-                self._fetches[AttemptId(notice.acquired.attempt_id)] = _FetchState()
-            elif notice.HasField("fetch_progress"):
-                state = self._fetches.get(AttemptId(notice.fetch_progress.attempt_id))
-                if state is not None:
-                    state.layers_ready = max(state.layers_ready, notice.fetch_progress.layers_ready)
-            elif notice.HasField("fetch_truncated"):
-                state = self._fetches.get(AttemptId(notice.fetch_truncated.attempt_id))
-                if state is not None:
-                    state.valid_blocks = notice.fetch_truncated.valid_blocks
-            elif notice.HasField("attempt_failed"):
-                self._fetches.pop(AttemptId(notice.attempt_failed.attempt_id), None)
-            else:
-                return
+            match notice:
+                case Acquired(attempt_id) if notice.remote_blocks:
+                    self._fetches[attempt_id] = _FetchState()
+                case FetchProgress(attempt_id, layers_ready):
+                    if (state := self._fetches.get(attempt_id)) is not None:
+                        state.layers_ready = max(state.layers_ready, layers_ready)
+                case FetchTruncated(attempt_id, valid_blocks):
+                    if (state := self._fetches.get(attempt_id)) is not None:
+                        state.valid_blocks = valid_blocks
+                case AttemptFailed(attempt_id):
+                    self._fetches.pop(attempt_id, None)
+                case _:
+                    return
             self._changed.notify_all()
 
     def forget(self, attempt_id: AttemptId) -> None:
@@ -112,7 +124,7 @@ class StoreLink:
         self,
         memory: SharedMemory,
         attachment: socket.socket,
-        hello: pb.StoreHello,
+        hello: StoreHello,
         channel: grpc.aio.Channel,
         stream: grpc.aio.StreamStreamCall[pb.EngineCommand, pb.StoreNotice],
         commands: _Commands,
@@ -133,27 +145,28 @@ class StoreLink:
         """uint8 [num_slots * bytes_per_slot], shared with the store: slot s begins at s * bytes_per_slot. Write only slots that an attempt
         of this engine holds privately."""
         self.num_slots = hello.num_slots
-        self.node_id = NodeId(hello.node_id)
-        self.incarnation = Incarnation(hello.incarnation)
+        self.node_id = hello.node_id
+        self.incarnation = hello.incarnation
         self.address = hello.address
         """gRPC host:port of the store, for other stores."""
         self._receiving = asyncio.create_task(self._receive(), name="store notices")
 
     @classmethod
     async def connect(
-        cls, store_socket: Path, arena_socket: Path, hello: pb.EngineHello, on_notice: NoticeHandler, on_lost: LostHandler
+        cls, store_socket: Path, arena_socket: Path, hello: EngineHello, on_notice: NoticeHandler, on_lost: LostHandler
     ) -> StoreLink:
         """`on_notice` and `on_lost` are called in this event loop and must not block. Raises PeerLost when there is no store, NoMemory when
         this process cannot map its arena."""
         channel = channels.connect(f"unix:{store_socket}")
-        commands = _Commands(pb.EngineCommand(hello=hello))
+        commands = _Commands(hello)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 stream = LocalStoreStub(channel).Engine(commands.stream())
                 greeting = await stream.read()
-                if not isinstance(greeting, pb.StoreNotice) or not greeting.HasField("hello"):
+                if not isinstance(greeting, pb.StoreNotice) or not isinstance(welcome := wire.STORE_NOTICE.decode(greeting), StoreHello):
                     raise PeerLost(f"the store at {store_socket} closed at once")
-                memory, attachment = await asyncio.to_thread(attach_arena, arena_socket, engine_identity(hello))
+                engine = engine_identity(hello.instance_id, hello.incarnation)
+                memory, attachment = await asyncio.to_thread(attach_arena, arena_socket, engine)
         except (grpc.aio.AioRpcError, TimeoutError, PeerLost) as error:
             await channel.close(None)
             reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error) or "no answer"
@@ -161,18 +174,18 @@ class StoreLink:
         except BaseException:
             await channel.close(None)
             raise
-        if memory.header.incarnation != greeting.hello.incarnation:
+        if memory.header.incarnation != welcome.incarnation:
             memory.close()
             attachment.close()
             await channel.close(None)
             raise PeerLost(f"the store at {store_socket} restarted meanwhile")
-        return cls(memory, attachment, greeting.hello, channel, stream, commands, on_notice, on_lost)
+        return cls(memory, attachment, welcome, channel, stream, commands, on_notice, on_lost)
 
-    def send(self, command: pb.EngineCommand) -> None:
-        """From any thread, without waiting; commands keep their order. After a loss they go nowhere."""
-        if command.HasField("release"):
-            self._fetches.forget(AttemptId(command.release.attempt_id))
-        self._commands.put(command)
+    def send(self, order: Order) -> None:
+        """From any thread, without waiting; orders keep their order. After a loss they go nowhere."""
+        if isinstance(order, Release):
+            self._fetches.forget(order.attempt_id)
+        self._commands.put(order)
 
     def wait_layer(self, attempt_id: AttemptId, layer: int, timeout_s: float) -> int | None:
         """Blocks a thread (never the event loop's) until the remote blocks of the attempt are here in this layer.
@@ -202,10 +215,12 @@ class StoreLink:
     async def _receive(self) -> None:
         reason = "it closed the stream"
         try:
-            while isinstance(notice := await self._stream.read(), pb.StoreNotice):
-                self.heard = notice
-                self._fetches.update(notice)
-                self._on_notice(notice)
+            while isinstance(message := await self._stream.read(), pb.StoreNotice):
+                self.heard = message
+                notice = wire.STORE_NOTICE.decode(message)
+                if not isinstance(notice, StoreHello):
+                    self._fetches.update(notice)
+                    self._on_notice(notice)
         except grpc.aio.AioRpcError as error:
             reason = str(error.details())
         except Exception as error:
@@ -241,15 +256,15 @@ def attach_arena(arena_socket: Path, engine: Identity) -> tuple[SharedMemory, so
 class _Commands:
     """What is to be sent, by any thread, and the iterator that gRPC sends from. One wake-up of the loop takes all that has gathered."""
 
-    def __init__(self, first: pb.EngineCommand) -> None:
+    def __init__(self, first: EngineCommand) -> None:
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[pb.EngineCommand] = deque((first,))
+        self._queue: deque[EngineCommand] = deque((first,))
         self._wake = asyncio.Event()
         self._lock = threading.Lock()
         self._waking = False
         self._ended = False
 
-    def put(self, command: pb.EngineCommand) -> None:
+    def put(self, command: EngineCommand) -> None:
         with self._lock:
             if self._ended:
                 return
@@ -268,7 +283,7 @@ class _Commands:
     async def stream(self) -> AsyncIterator[pb.EngineCommand]:
         while True:
             while self._queue:
-                yield self._queue.popleft()
+                yield wire.ENGINE_COMMAND.encode(self._queue.popleft())
             if self._ended:
                 return
             await self._wake.wait()

@@ -1,13 +1,8 @@
-"""What happens to an engine of either kind (beside the store's notices in `node_runtime.storage`)."""
+"""What happens to an engine of either kind (beside the words of gateways and of its store)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    attempt_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +15,23 @@ class SessionEnded:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: a few of them a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUp:
+    """Connected to a store with an empty account for this engine."""
+
+    num_slots: int
+    """Of one attempt at most."""
+    pages: int | None = None
+    """So many blocks a step or a pass may have at once; None: as many as there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLost:
+    """The stream to the store broke: every slot is gone."""
+
+    reason: str
 
 
 MOST_BETWEEN_TICKS_S = 0.5

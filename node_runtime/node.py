@@ -16,22 +16,25 @@ import grpc.aio
 from engine.batch import Int32Array
 from engine.runner import ModelRunner
 from kvstore.link import StoreLink
-from node_runtime import load, storage
+from node_runtime import load
 from node_runtime.arenas import shared_arena
-from node_runtime.events import Abort, SessionEnded, Tick
+from node_runtime.events import SessionEnded, StoreLost, StoreUp, Tick
 from node_runtime.model_thread import ModelThread
-from node_runtime.requests import Request, parse_request
+from node_runtime.requests import check_request
 from node_runtime.role_switch import PendingSwitch
 from node_runtime.sessions import Sessions
 from node_runtime.slotuse import SlotUse
 from node_runtime.watchdog import Seen
 from springtide.clock import Clock
 from springtide.errors import InvalidRequest, PeerLost
-from springtide.ids import Incarnation, InstanceId
+from springtide.ids import AttemptId, Incarnation, InstanceId
 from springtide.process import ProcessArguments
-from springtide.protocol import wire
+from springtide.protocol import storage, wire
+from springtide.protocol.codec import Decoder, Encoder
 from springtide.protocol.instances import Load, LoadReport, Role
-from springtide.rpc import common_pb2, node_pb2, store_pb2
+from springtide.protocol.outputs import AttemptFailed, AttemptSign, AttemptSigns, DecodeUpdate, Failure, FailureCode, PrefillUpdate
+from springtide.protocol.starts import AbortAttempt, DecodeStart, PrefillStart
+from springtide.rpc import node_pb2
 from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
@@ -42,8 +45,8 @@ OFFERS_UNTIL = 0.5
 """An engine whose store is silent offers nothing after this share of what makes it stalled: the Conductor sends it no new work."""
 
 ActionT = TypeVar("ActionT")
-StartT = TypeVar("StartT", node_pb2.PrefillStart, node_pb2.DecodeStart)
-UpdateT = TypeVar("UpdateT", node_pb2.PrefillUpdate, node_pb2.DecodeUpdate)
+StartT = TypeVar("StartT", PrefillStart, DecodeStart)
+UpdateT = TypeVar("UpdateT", PrefillUpdate, DecodeUpdate)
 
 
 class Core(Protocol[ActionT]):
@@ -51,7 +54,7 @@ class Core(Protocol[ActionT]):
 
     def handle(self, event: Any, now: float) -> list[ActionT]: ...
 
-    def signs(self) -> Iterable[tuple[int, node_pb2.AttemptSign]]:
+    def signs(self) -> Iterable[tuple[int, AttemptSign]]:
         """Of each attempt that is here, with its session."""
         ...
 
@@ -62,6 +65,8 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
     def __init__(
         self,
         role: Role,
+        commands: Decoder[Any, StartT | AbortAttempt],
+        updates: Encoder[UpdateT],
         arguments: ProcessArguments,
         core: Core[ActionT],
         runner: ModelRunner,
@@ -75,6 +80,8 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         self.runner = runner
         self.thread = thread
         self.sessions: Sessions[Any, UpdateT] = Sessions(self._on_command, lambda session: self.tell(SessionEnded(session)))
+        self._commands: Decoder[Any, StartT | AbortAttempt] = commands
+        self._updates: Encoder[UpdateT] = updates
         self._core = core
         self._arguments = arguments
         self._instance_id = InstanceId(arguments.instance_id)
@@ -111,7 +118,7 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         if not isinstance(action, storage.Order):
             self.perform(action)
         elif self.link is not None:
-            self.link.send(storage.to_command(action))
+            self.link.send(action)
         if isinstance(action, storage.Release) and (gone := self._slot_use.give_back(action.attempt_id)):
             # The model's thread hears of it before any pass in which there is something else in them.
             self.forget(gone)
@@ -120,7 +127,7 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         """No attempt of this engine uses them any more."""
         self.thread.run(self.runner.forget, slots)
 
-    def note_slots(self, attempt_id: str, slots: Sequence[int] | Int32Array) -> None:
+    def note_slots(self, attempt_id: AttemptId, slots: Sequence[int] | Int32Array) -> None:
         """A pass of the attempt over these is about to be launched, or they are loaded for one. Where the store is gone its slots are those
         of no attempt, of which the core has yet to hear."""
         if self.runner.keeps_pages and self.link is not None:
@@ -136,11 +143,11 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         self._ticks += 1
         if self._ticks % TICKS_A_SIGN:
             return
-        signs: defaultdict[int, list[node_pb2.AttemptSign]] = defaultdict(list)
+        signs: defaultdict[int, list[AttemptSign]] = defaultdict(list)
         for session, sign in self._core.signs():
             signs[session].append(sign)
         for session, its in signs.items():
-            self.sessions.send(session, self.signs_update(node_pb2.AttemptSigns(signs=its)))
+            self.sessions.send(session, self.signs_update(AttemptSigns(tuple(its))))
 
     @property
     def stalled(self) -> str:
@@ -167,14 +174,14 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         """For the metrics: the core has taken this in, and its actions are under way."""
 
     @abstractmethod
-    def start_event(self, session: int, start: StartT, request: Request) -> Any:
+    def start_event(self, session: int, start: StartT) -> Any:
         """The event of a start that has been checked."""
 
     @abstractmethod
-    def failed_update(self, output: common_pb2.TokenOutput) -> UpdateT: ...
+    def failed_update(self, failed: AttemptFailed) -> UpdateT: ...
 
     @abstractmethod
-    def signs_update(self, signs: node_pb2.AttemptSigns) -> UpdateT: ...
+    def signs_update(self, signs: AttemptSigns) -> UpdateT: ...
 
     @abstractmethod
     def work(self) -> Load:
@@ -182,8 +189,10 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
 
     # ---- gateways and watchers ----
 
-    def session(self, commands: AsyncIterable[Any]) -> AsyncIterator[UpdateT]:
-        return self.sessions.serve(commands)
+    async def session(self, commands: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        """A gateway's: its commands' messages in, those of the updates for it out."""
+        async for update in self.sessions.serve(commands):
+            yield self._updates.encode(update)
 
     def watch_load(self) -> AsyncIterator[node_pb2.LoadReport]:
         """While the engine takes work."""
@@ -214,39 +223,33 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         )
         return LoadReport(self._instance_id, self.incarnation, doing, self.stalled)
 
-    def _on_command(self, session: int, command: node_pb2.PrefillCommand | node_pb2.DecodeCommand) -> None:
-        match command.WhichOneof("command"):
-            case "start":
-                self._start(session, command.start)
-            case "abort":
-                self.tell(Abort(command.abort.attempt_id))
-            case other:
-                logger.warning("a gateway sent a command without meaning here: %s", other)
-
-    def _start(self, session: int, start: Any) -> None:
+    def _on_command(self, session: int, message: Any) -> None:
         try:
-            request = parse_request(start, self._info, self.runner.kv_spec.block_tokens)
-        except InvalidRequest as error:
-            failure = common_pb2.Failure(code=common_pb2.FAILURE_CODE_INVALID, message=error.message)
-            output = common_pb2.TokenOutput(attempt_id=start.context.attempt_id, failure=failure)
-            self.sessions.send(session, self.failed_update(output))
+            command = self._commands.decode(message)
+            if not isinstance(command, AbortAttempt):
+                check_request(command.request, self._info, self.runner.kv_spec.block_tokens)
+        except (ValueError, InvalidRequest) as error:
+            failure = Failure(FailureCode.INVALID, str(error))
+            self.sessions.send(session, self.failed_update(AttemptFailed(message.start.request.attempt_id, failure)))
             return
+        if isinstance(command, AbortAttempt):
+            self.tell(command)
+            return
+        request = command.request
         logger.debug("start", extra={"request_id": request.request_id, "attempt_id": request.attempt_id})
-        self.tell(self.start_event(session, start, request))
+        self.tell(self.start_event(session, command))
 
     # ---- store ----
 
-    def on_notice(self, notice: store_pb2.StoreNotice) -> None:
-        event = storage.from_notice(notice)
-        match event:
+    def on_notice(self, notice: storage.Notice) -> None:
+        match notice:
             case storage.StoreLoad():
-                self.store_load = event
+                self.store_load = notice
             case storage.Acquired(slots=slots) | storage.Reserved(slots=slots) | storage.Grown(slots=slots):
                 # Promised until now; the store tells its load a moment later.
                 left = max(0, self.store_load.slots_available - len(slots))
                 self.store_load = replace(self.store_load, slots_available=left)
-        if event is not None:
-            self.tell(event)
+        self.tell(notice)
 
     async def attach(self, link: StoreLink, incarnation: Incarnation) -> None:
         """The engine computes in the link's arena from now on: once the model's thread has left the one before."""
@@ -256,7 +259,7 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         self.store_load = storage.StoreLoad(link.num_slots, link.num_slots)
         # What is computed on a device must have room there, too.
         pages = self.runner.most_blocks if self.runner.keeps_pages else None
-        self.tell(storage.StoreUp(min(link.num_slots, self.runner.most_blocks), pages))
+        self.tell(StoreUp(min(link.num_slots, self.runner.most_blocks), pages))
 
     async def broken(self) -> PeerLost:
         """Returns when the engine can go on only from the beginning, as after the loss of its store, for another reason than that."""
@@ -276,4 +279,4 @@ class EngineNode(ABC, Generic[ActionT, StartT, UpdateT]):
         self.link = None
         self._slot_use.clear()
         self.store_load = storage.StoreLoad(0, 0)
-        self.tell(storage.StoreLost(error.message))
+        self.tell(StoreLost(error.message))

@@ -30,11 +30,12 @@ from springtide.clock import Clock, MonotonicClock
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError, NoMemory, PeerLost
-from springtide.ids import new_incarnation
+from springtide.ids import Incarnation, InstanceId, new_incarnation
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, end_process
 from springtide.protocol.instances import Role
-from springtide.rpc import channels, store_pb2
+from springtide.protocol.storage import EngineHello
+from springtide.rpc import channels
 from springtide.rpc.health import add_health
 from springtide.telemetry import serve_metrics
 
@@ -261,7 +262,7 @@ async def _first_error(*errors: Awaitable[PeerLost]) -> PeerLost:
 
 
 async def _connect(
-    arguments: ProcessArguments, node: EngineNode[Any, Any, Any], incarnation: int, lost: asyncio.Future[PeerLost]
+    arguments: ProcessArguments, node: EngineNode[Any, Any, Any], incarnation: Incarnation, lost: asyncio.Future[PeerLost]
 ) -> StoreLink:
     """Tries until there is a store. `lost` is set when it goes. Raises ConfigError when its arena has no room in this process."""
 
@@ -269,7 +270,7 @@ async def _connect(
         if not lost.done():
             lost.set_result(error)
 
-    hello = store_pb2.EngineHello(instance_id=arguments.instance_id, incarnation=incarnation)
+    hello = EngineHello(InstanceId(arguments.instance_id), incarnation)
     said_at = float("-inf")
     while True:
         try:

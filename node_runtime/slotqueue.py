@@ -6,6 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from springtide.ids import AttemptId
+
 RETRY_S = 1.0
 """A pool that looks too full is asked again after so long: how many slots the reused blocks save, only the store knows."""
 HEAD_PATIENCE_S = 50.0
@@ -35,22 +37,22 @@ class SlotQueue:
     ever by small ones."""
 
     def __init__(self) -> None:
-        self._places: dict[str, _Place] = {}
-        self._order: list[tuple[float, str]] = []
+        self._places: dict[AttemptId, _Place] = {}
+        self._order: list[tuple[float, AttemptId]] = []
         self.wanted_blocks = 0
         """Of all that wait for the pool, what they are expected to grow by included."""
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def __contains__(self, attempt_id: str) -> bool:
+    def __contains__(self, attempt_id: AttemptId) -> bool:
         return attempt_id in self._places
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[AttemptId]:
         return (attempt_id for _, attempt_id in self._order)
 
     def wait(
-        self, attempt_id: str, num_blocks: int, requested_at: float, deadline: float, *, tenant: str = "", growth_blocks: int = 0
+        self, attempt_id: AttemptId, num_blocks: int, requested_at: float, deadline: float, *, tenant: str = "", growth_blocks: int = 0
     ) -> None:
         """Takes its place without having asked: others already wait, or there is no place to compute it. `growth_blocks`: that it is
         expected to want later."""
@@ -58,7 +60,7 @@ class SlotQueue:
 
     def refused(
         self,
-        attempt_id: str,
+        attempt_id: AttemptId,
         num_blocks: int,
         requested_at: float,
         deadline: float,
@@ -76,7 +78,7 @@ class SlotQueue:
         place.asked_at, place.asking, place.quota_used = now, False, quota_used
         self.wanted_blocks += place.wanted_blocks
 
-    def leave(self, attempt_id: str) -> None:
+    def leave(self, attempt_id: AttemptId) -> None:
         place = self._places.pop(attempt_id, None)
         if place is not None:
             self.wanted_blocks -= place.wanted_blocks
@@ -91,13 +93,13 @@ class SlotQueue:
         """Whether somebody waits here whom a newcomer of the tenant may not overtake."""
         return any(not place.quota_used or place.tenant == tenant for place in self._places.values())
 
-    def expired(self, now: float) -> list[str]:
+    def expired(self, now: float) -> list[AttemptId]:
         """Those whose deadline has passed, by HEAD_PATIENCE_S for the first that waits for the pool. They stay until they `leave`."""
         head = next((attempt_id for attempt_id in self if not self._places[attempt_id].quota_used), None)
         patience_s = {head: HEAD_PATIENCE_S}
         return [name for name, place in self._places.items() if now >= place.deadline + patience_s.get(name, 0.0)]
 
-    def next_to_ask(self, slots_available: int, now: float, *, alone: bool = True, held_back: Collection[str] = ()) -> str | None:
+    def next_to_ask(self, slots_available: int, now: float, *, alone: bool = True, held_back: Collection[str] = ()) -> AttemptId | None:
         """The first that has no reason to wait but the pool, when the store may now have slots for it, or one whose tenant may have room by
         now: nobody overtakes an older one of the own tenant. It then counts as asking until `refused` or `leave`. Unless it would be
         `alone`, it waits for what it is to grow by, too. `held_back`: tenants that are to have no more."""
@@ -116,7 +118,7 @@ class SlotQueue:
             return attempt_id
         return None
 
-    def _enter(self, attempt_id: str, place: _Place) -> None:
+    def _enter(self, attempt_id: AttemptId, place: _Place) -> None:
         self._places[attempt_id] = place
         self.wanted_blocks += place.wanted_blocks
         insort(self._order, (place.requested_at, attempt_id))

@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 
 from engine.batch import Int32Array
+from springtide.ids import AttemptId
 
 
 class SlotUse:
     """An attempt's slots hold the same blocks until it gives them back; of a slot that several share, until the last one does."""
 
     def __init__(self) -> None:
-        self._slots: dict[str, Sequence[int] | Int32Array] = {}
+        self._slots: dict[AttemptId, Sequence[int] | Int32Array] = {}
         self._users: Counter[int] = Counter()
 
-    def note(self, attempt_id: str, slots: Sequence[int] | Int32Array) -> None:
+    def note(self, attempt_id: AttemptId, slots: Sequence[int] | Int32Array) -> None:
         """A pass of the attempt is launched, or a load for one. Its slots are those of its last one, or these and more, or the first of
         them."""
         known = self._slots.get(attempt_id, ())
@@ -23,7 +24,7 @@ class SlotUse:
             self._slots[attempt_id] = slots
             self._users.update(slots[len(known) :])
 
-    def give_back(self, attempt_id: str) -> list[int]:
+    def give_back(self, attempt_id: AttemptId) -> list[int]:
         """Its slots, but for those that other attempts still use."""
         slots = self._slots.pop(attempt_id, ())
         self._users.subtract(slots)

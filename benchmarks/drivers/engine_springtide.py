@@ -19,7 +19,7 @@ from engine.sampling.sampler import sample
 from springtide.blocks import blocks_for
 from springtide.config import ClusterConfig
 from springtide.kvspec import KVDtype
-from springtide.sampling import SamplingParams
+from springtide.protocol.sampling import SamplingParams
 
 DTYPE: KVDtype = "bfloat16"
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)

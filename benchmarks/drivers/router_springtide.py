@@ -12,7 +12,7 @@ from conductor.core.index.prefix_index import PrefixIndex
 from conductor.core.types.events import StoreStored
 from conductor.server.watch import store_event
 from springtide.ids import BlockKey, NodeId
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 from springtide.rpc import store_pb2
 
 

@@ -22,7 +22,7 @@ from springtide.modelinfo import ModelInfo
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import InstanceRef, Load, Role
 from springtide.protocol.scheduling import Schedule
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 MODEL = ModelInfo("/model", "model", "llama", "fingerprint", 1 << 20, 32, 8, 128, 128_000, (0,))
 LOADS = {

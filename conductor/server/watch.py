@@ -30,7 +30,7 @@ from springtide.ids import BlockKey, InstanceId, NodeId
 from springtide.membership import Member
 from springtide.protocol import wire
 from springtide.protocol.instances import InstanceRef, LoadReport, Role
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 from springtide.rpc import store_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.node_pb2 import WatchLoadRequest

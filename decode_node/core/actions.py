@@ -1,4 +1,4 @@
-"""What the core wants done (beside the orders to the store in `node_runtime.storage`)."""
+"""What the core wants done (beside the orders to the store in `springtide.protocol.storage`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.batch import SamplingRow
-from node_runtime import storage
-from springtide.rpc import common_pb2, node_pb2
+from springtide.ids import AttemptId
+from springtide.protocol import storage
+from springtide.protocol.outputs import DecodeUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class Row:
     """One sequence's share of a step: its last token, at position `start`, is computed into `slots`, and the next is sampled. Or, where
     there is a `prompt`, these tokens of it, from `start` on; a token is sampled if they are the last."""
 
-    attempt_id: str
+    attempt_id: AttemptId
     start: int
     slots: Sequence[int]
     sampling: SamplingRow
@@ -63,7 +64,7 @@ class RunStep:
 class LoadAhead:
     """Bring the prompt in these slots, which nobody writes meanwhile, to where steps compute, while these go on, and answer with Loaded."""
 
-    attempt_id: str
+    attempt_id: AttemptId
     slots: Sequence[int]
 
 
@@ -72,10 +73,7 @@ class Reply:
     """One message to the gateway of the session."""
 
     session: int
-    outputs: tuple[common_pb2.TokenOutput, ...] = ()
-    prefilled: tuple[node_pb2.PrefillDone, ...] = ()
-    reserved: tuple[str, ...] = ()
-    """Attempts that waited for room and have their slots now."""
+    update: DecodeUpdate
 
 
 Action = storage.Order | RunStep | LoadAhead | Reply

@@ -8,10 +8,10 @@ from typing import Literal
 
 from decode_node.core.actions import Row
 from engine.batch import SamplingRow
-from node_runtime.requests import Request
 from springtide.blocks import block_keys, blocks_for
-from springtide.ids import BlockKey
-from springtide.rpc import common_pb2, node_pb2
+from springtide.ids import AttemptId, BlockKey, Slot
+from springtide.protocol.outputs import PrefillDone, TokenOutput
+from springtide.protocol.starts import Request
 
 Phase = Literal["waiting", "reserving", "ingesting", "prefilling", "loading", "running"]
 """waiting: for slots, unasked or refused. reserving: the store has been asked. ingesting: holds slots that the prefill side fills.
@@ -35,7 +35,7 @@ class Attempt:
     phase: Phase = "waiting"
     lease_until: float = float("inf")
     """While ingesting: when the prefill side is given up."""
-    slots: tuple[int, ...] = ()
+    slots: tuple[Slot, ...] = ()
     growth: Growth = "none"
     quota_used: bool = False
     """It was refused for its tenant's quota, not for the pool."""
@@ -63,7 +63,7 @@ class Attempt:
     """Of the last committed block, or the namespace: the parent of the next one."""
 
     @property
-    def attempt_id(self) -> str:
+    def attempt_id(self) -> AttemptId:
         return self.request.attempt_id
 
     @property
@@ -118,7 +118,7 @@ class Attempt:
         held = len(self.slots)
         return (held - 1) * block_tokens < self.planned_tokens and held < self.most_blocks(block_tokens)
 
-    def begin_prompt(self, slots: tuple[int, ...], reused_blocks: int, block_tokens: int) -> None:
+    def begin_prompt(self, slots: tuple[Slot, ...], reused_blocks: int, block_tokens: int) -> None:
         """The first blocks of its prompt are in its slots; the rest is to be computed here."""
         self.phase, self.slots = "prefilling", slots
         self.reused_blocks = self.committed_blocks = reused_blocks
@@ -155,11 +155,11 @@ class Attempt:
         """Of its prompt, while prefilling."""
         return self.request.num_tokens - self.computed
 
-    def prefilled(self, output: common_pb2.TokenOutput, block_tokens: int) -> node_pb2.PrefillDone:
+    def prefilled(self, output: TokenOutput, block_tokens: int) -> PrefillDone:
         """Its prompt is computed, here. It waited until the first step with any of it was launched."""
         assert self.first_step_at is not None
-        return node_pb2.PrefillDone(
-            output=output,
+        return PrefillDone(
+            output,
             cached_tokens=self.reused_blocks * block_tokens,
             queue_ms=(self.first_step_at - self.arrived_at) * 1000,
             compute_ms=self.compute_ms,

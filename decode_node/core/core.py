@@ -22,16 +22,28 @@ from decode_node.core.actions import Action, Reply
 from decode_node.core.attempt import Attempt
 from decode_node.core.settings import Settings
 from decode_node.core.underway import LoadsUnderWay, StepsUnderWay
-from node_runtime import events, storage
+from node_runtime import events
 from node_runtime.calibration import Calibration
 from node_runtime.slotqueue import SlotQueue
 from springtide.blocks import blocks_for
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId
+from springtide.protocol import storage
 from springtide.protocol.instances import Load
-from springtide.rpc import common_pb2 as pb
-from springtide.rpc import node_pb2
-from springtide.sampling import SampledToken, finish_reason, token_output
+from springtide.protocol.outputs import (
+    NO_ROOM,
+    AttemptFailed,
+    AttemptSign,
+    DecodeUpdate,
+    Failure,
+    FailureCode,
+    PrefillDone,
+    SampledToken,
+    TokenOutput,
+    finish_of,
+    token_output,
+)
+from springtide.protocol.starts import AbortAttempt, DecodeStart
 from springtide.silence import ObservedTime
 
 _RECENT_STEPS = 32
@@ -42,8 +54,8 @@ class DecodeCore:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._calibration: Calibration[DecodeCost] = Calibration(settings.cost)
-        self._attempts: dict[str, Attempt] = {}
-        self._holders: dict[str, Attempt] = {}
+        self._attempts: dict[AttemptId, Attempt] = {}
+        self._holders: dict[AttemptId, Attempt] = {}
         """Those that have slots, or have asked for them: at most a batch, in the order in which the requests arrived at their gateways,
         whatever attempts they have had since."""
         self._slot_queue = SlotQueue()
@@ -62,9 +74,9 @@ class DecodeCore:
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """A step is launched before the last one's tokens are sent. Late, duplicate and unknown messages change nothing."""
         match event:
-            case ev.Start():
-                self._start(event, now)
-            case events.Abort(attempt_id):
+            case ev.Start(session, start):
+                self._start(session, start, now)
+            case AbortAttempt(attempt_id):
                 if attempt_id in self._attempts:
                     self._forget(self._attempts[attempt_id])
             case events.SessionEnded(session):
@@ -80,10 +92,10 @@ class DecodeCore:
                 self._fail_unanswered()
                 self._expire(now)
                 self._retry_growth()
-            case storage.StoreUp(num_slots, pages):
+            case events.StoreUp(num_slots, pages):
                 self._num_slots = self._slots_available = num_slots
                 self._pages = pages
-            case storage.StoreLost(reason):
+            case events.StoreLost(reason):
                 self._store_lost(reason)
             case storage.StoreLoad():
                 self._slots_available = event.slots_available
@@ -123,16 +135,16 @@ class DecodeCore:
             step_ms=median(self._recent_ms) if self._recent_ms else 0.0,
             slots_promised=promised,
             max_batch=self._settings.max_batch,
-            attempt_ids=frozenset(map(AttemptId, self._attempts)),
+            attempt_ids=frozenset(self._attempts),
             decode_cost=self.cost,
         )
 
-    def signs(self) -> Iterator[tuple[int, node_pb2.AttemptSign]]:
+    def signs(self) -> Iterator[tuple[int, AttemptSign]]:
         """How each attempt gets on, with its session."""
         for attempt in self._attempts.values():
             computed = attempt.context_tokens if attempt.has_begun else attempt.computed
             at_work = attempt.phase in ("reserving", "loading") or attempt.ahead > 0
-            yield attempt.session, node_pb2.AttemptSign(attempt_id=attempt.attempt_id, computed_tokens=computed, waiting=not at_work)
+            yield attempt.session, AttemptSign(attempt.attempt_id, computed, waiting=not at_work)
 
     def validate(self) -> None:
         """Asserts the invariants."""
@@ -169,13 +181,13 @@ class DecodeCore:
 
     # ---- gateways ----
 
-    def _start(self, start: ev.Start, now: float) -> None:
+    def _start(self, session: int, start: DecodeStart, now: float) -> None:
         request = start.request
         attempt_id = request.attempt_id
         if attempt_id in self._attempts or attempt_id in self._held_back():
             return
         attempt = Attempt(
-            start.session,
+            session,
             request,
             start.tbt_slo_ms,
             arrived_at=now,
@@ -186,12 +198,12 @@ class DecodeCore:
         expected_tokens = request.num_tokens + max(1, round(start.expected_tokens) - 1)
         attempt.expected_blocks = min(blocks_for(expected_tokens, self._settings.block_tokens), most_blocks)
         if self._num_slots is None:
-            self._reply_failure(attempt, pb.FAILURE_CODE_PEER_LOST, "the node's store is away")
+            self._reply_failure(attempt, FailureCode.PEER_LOST, "the node's store is away")
         elif most_blocks > self._num_slots:
             message = f"the sequence may come to need {most_blocks} blocks, the arena has {self._num_slots} slots"
-            self._reply_failure(attempt, pb.FAILURE_CODE_INVALID, message)
+            self._reply_failure(attempt, FailureCode.INVALID, message)
         elif start.refusable and (why := door.refusal(self.cost, self._holders.values(), attempt, self._settings.max_batch)):
-            self._reply_failure(attempt, pb.FAILURE_CODE_OVERLOADED, why)
+            self._reply_failure(attempt, FailureCode.OVERLOADED, why)
         elif self._slot_queue.goes_before(request.tenant) or not self._has_place or request.tenant in self._starving_tenants():
             if attempt.waits:
                 self._attempts[attempt_id] = attempt
@@ -200,7 +212,7 @@ class DecodeCore:
                     attempt_id, request.num_blocks, attempt.requested_at, deadline, tenant=request.tenant, growth_blocks=growth
                 )
             else:
-                self._reply_failure(attempt, pb.FAILURE_CODE_POOL_FULL, "others wait for room here")
+                self._reply_failure(attempt, FailureCode.POOL_FULL, "others wait for room here")
         else:
             self._attempts[attempt_id] = attempt
             self._reserve(attempt)
@@ -266,7 +278,7 @@ class DecodeCore:
                 attempt.phase, attempt.slots = "ingesting", slots
                 attempt.lease_until = now + self._settings.ingest_lease_s
                 if attempt.waits:
-                    self._replies.append(Reply(attempt.session, reserved=(attempt.attempt_id,)))
+                    self._replies.append(Reply(attempt.session, DecodeUpdate(reserved=(attempt.attempt_id,))))
                 self._grow_ahead(attempt)
             case storage.Acquired() if attempt.phase == "reserving":
                 self._slot_queue.leave(attempt.attempt_id)
@@ -277,21 +289,21 @@ class DecodeCore:
                 attempt.slots += slots
                 attempt.growth, attempt.starved_since = "none", None
                 self._grow_ahead(attempt)
-            case storage.AttemptFailed(_, failure) if failure.code in storage.NO_ROOM and attempt.phase == "reserving":
+            case AttemptFailed(_, failure) if failure.code in NO_ROOM and attempt.phase == "reserving":
                 attempt.phase = "waiting"
                 del self._holders[attempt.attempt_id]
                 self._no_room(attempt, failure, now)
-            case storage.AttemptFailed(_, failure) if failure.code in storage.NO_ROOM and attempt.growth == "asked":
+            case AttemptFailed(_, failure) if failure.code in NO_ROOM and attempt.growth == "asked":
                 attempt.growth = "refused"
-                attempt.quota_used = failure.code == pb.FAILURE_CODE_QUOTA_USED
-            case storage.AttemptFailed(_, failure):
+                attempt.quota_used = failure.code is FailureCode.QUOTA_USED
+            case AttemptFailed(_, failure):
                 self._fail(attempt, failure.code, failure.message)
 
-    def _no_room(self, attempt: Attempt, failure: pb.Failure, now: float) -> None:
+    def _no_room(self, attempt: Attempt, failure: Failure, now: float) -> None:
         if not attempt.waits:
             self._fail(attempt, failure.code, failure.message)
             return
-        quota_used = failure.code == pb.FAILURE_CODE_QUOTA_USED
+        quota_used = failure.code is FailureCode.QUOTA_USED
         request, growth = attempt.request, attempt.growth_blocks(self._settings.block_tokens)
         if not quota_used:
             most = request.num_blocks - 1 + self._kept_for_growth(attempt)
@@ -313,14 +325,14 @@ class DecodeCore:
         if missing > most:
             # The gateway has it scheduled away from the node that failed it: where its prefix is, or at a prefill group.
             message = f"{missing} tokens of the prompt are not here, more than the {most} that are computed in steps"
-            self._fail(attempt, pb.FAILURE_CODE_INTERNAL, message)
+            self._fail(attempt, FailureCode.INTERNAL, message)
             return
         attempt.begin_prompt(acquired.slots, acquired.local_blocks, block_tokens)
         self._grow_ahead(attempt)
 
     def _ingested(self, attempt: Attempt, first_token: int) -> None:
         request = attempt.request
-        if finish_reason(first_token, request.first_position + 1, request.params, self._settings.eos_token_ids):
+        if finish_of(first_token, request.first_position + 1, request.params, self._settings.eos_token_ids):
             # The prefill side has told the gateway so: nothing is left to say.
             self._forget(attempt)
             return
@@ -332,7 +344,7 @@ class DecodeCore:
         self._slots_available = 0
         self._slot_queue.clear()
         for attempt in self._attempts.values():
-            self._reply_failure(attempt, pb.FAILURE_CODE_PEER_LOST, reason)
+            self._reply_failure(attempt, FailureCode.PEER_LOST, reason)
         self._attempts.clear()
         self._holders.clear()
         self._steps.store_lost()
@@ -377,7 +389,7 @@ class DecodeCore:
                 youngest = holders[-1]
                 if youngest.phase in ("reserving", "ingesting"):
                     self._room_awaited_until = now + _MOST_ROOM_WAIT_S
-                self._fail(youngest, pb.FAILURE_CODE_PREEMPTED, "its slots were needed by an older request")
+                self._fail(youngest, FailureCode.PREEMPTED, "its slots were needed by an older request")
                 return
             # Alone: leases, pins, or slots that a peer may still write hold the rest for a while.
             if attempt.starved_since is None:
@@ -387,23 +399,23 @@ class DecodeCore:
         for attempt_id in self._slot_queue.expired(now):
             attempt = self._attempts[attempt_id]
             message = f"no {attempt.request.num_blocks} slots came free within {self._settings.slot_wait_s:g} s"
-            self._fail(attempt, pb.FAILURE_CODE_POOL_FULL, message)
+            self._fail(attempt, FailureCode.POOL_FULL, message)
         for attempt in list(self._holders.values()):
             if attempt.phase == "ingesting" and now >= attempt.lease_until:
                 # A prefill side that hangs is found out by its silence: this one has too much to do.
                 message = f"the prompt was not handed over within {self._settings.ingest_lease_s:g} s"
-                self._fail(attempt, pb.FAILURE_CODE_POOL_FULL, message)
+                self._fail(attempt, FailureCode.POOL_FULL, message)
             elif attempt.starved_since is not None and now >= attempt.starved_since + self._settings.slot_wait_s:
                 # There may be room elsewhere by now.
-                self._fail(attempt, pb.FAILURE_CODE_POOL_FULL, f"no slot came free within {self._settings.slot_wait_s:g} s")
+                self._fail(attempt, FailureCode.POOL_FULL, f"no slot came free within {self._settings.slot_wait_s:g} s")
 
     def _fail_unanswered(self) -> None:
         asking = [attempt for attempt in self._holders.values() if attempt.phase == "reserving" or attempt.growth == "asked"]
         for attempt in asking:
             if self._observed.now >= attempt.answer_due_at:
-                self._fail(attempt, pb.FAILURE_CODE_PEER_LOST, "the node's store did not answer when it was asked for slots")
+                self._fail(attempt, FailureCode.PEER_LOST, "the node's store did not answer when it was asked for slots")
 
-    def _held_back(self) -> Sequence[str]:
+    def _held_back(self) -> Sequence[AttemptId]:
         """The attempts that have ended, but whose slots are in use."""
         return [*self._steps.held_back(), *self._loads.held_back()]
 
@@ -415,7 +427,7 @@ class DecodeCore:
         for attempt in batching.to_load(self._holders.values(), self._loads.attempt_ids, self._pages):
             self._orders.append(self._loads.launch(attempt))
 
-    def _loaded(self, attempt_id: str) -> None:
+    def _loaded(self, attempt_id: AttemptId) -> None:
         if attempt_id not in self._loads.attempt_ids:
             return
         release = self._loads.end(attempt_id)
@@ -447,12 +459,12 @@ class DecodeCore:
         self._orders += ended.releases.values()
         if ended.releases:
             self._retry_growth()
-        told: defaultdict[int, tuple[list[pb.TokenOutput], list[node_pb2.PrefillDone]]] = defaultdict(lambda: ([], []))
+        told: defaultdict[int, tuple[list[TokenOutput], list[PrefillDone]]] = defaultdict(lambda: ([], []))
         for i, attempt in enumerate(ended.attempts):
             if self._attempts.get(attempt.attempt_id) is not attempt:
                 continue
             if isinstance(event, ev.StepFailed):
-                self._fail(attempt, pb.FAILURE_CODE_INTERNAL, event.message)
+                self._fail(attempt, FailureCode.INTERNAL, event.message)
                 continue
             sampled = event.sampled[i]
             if attempt.phase == "prefilling":
@@ -462,13 +474,13 @@ class DecodeCore:
             else:
                 assert sampled is not None, "a row of a sequence that runs samples"
                 told[attempt.session][0].append(self._append(attempt, sampled))
-        self._replies += [Reply(session, tuple(outputs), tuple(prefilled)) for session, (outputs, prefilled) in told.items()]
+        self._replies += [Reply(session, DecodeUpdate(tuple(outputs), tuple(prefilled))) for session, (outputs, prefilled) in told.items()]
         if isinstance(event, ev.StepDone) and not ended.run.has_prompts:
             self._recent_ms.append(event.elapsed_ms)
             batch, repeated = len(ended.attempts), max(len(tokens or ()) for tokens in event.sampled) - 1
             self._calibration.observe(batch, ended.run.context_tokens + batch * repeated // 2, event.elapsed_ms, now)
 
-    def _append(self, attempt: Attempt, sampled: Sequence[SampledToken]) -> pb.TokenOutput:
+    def _append(self, attempt: Attempt, sampled: Sequence[SampledToken]) -> TokenOutput:
         """The step has computed the KV of the attempt's last token and sampled the next, and maybe so on."""
         request, position = attempt.request, len(attempt.output_ids)
         attempt.output_ids += [token.token_id for token in sampled]
@@ -477,15 +489,13 @@ class DecodeCore:
         if keys:
             self._orders.append(storage.Commit(attempt.attempt_id, first_block, keys))
         output = token_output(attempt.attempt_id, sampled, position, request.params, self._settings.eos_token_ids)
-        if output.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
+        if output.finish is not None:
             self._forget(attempt)
         else:
             self._grow_ahead(attempt)
         return output
 
-    def _computed(
-        self, attempt: Attempt, num_tokens: int, sampled: Sequence[SampledToken] | None, elapsed_ms: float
-    ) -> node_pb2.PrefillDone | None:
+    def _computed(self, attempt: Attempt, num_tokens: int, sampled: Sequence[SampledToken] | None, elapsed_ms: float) -> PrefillDone | None:
         """So much more of its prompt; with the last of it, its first token is sampled."""
         block_tokens, request = self._settings.block_tokens, attempt.request
         attempt.computed += num_tokens
@@ -498,7 +508,7 @@ class DecodeCore:
         assert sampled is not None, "the row that ends a prompt samples"
         output = token_output(attempt.attempt_id, sampled, request.first_position, request.params, self._settings.eos_token_ids)
         done = attempt.prefilled(output, block_tokens)
-        if output.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
+        if output.finish is not None:
             self._forget(attempt)
         else:
             attempt.begin(sampled[0].token_id, block_tokens)
@@ -507,13 +517,13 @@ class DecodeCore:
 
     # ---- ends ----
 
-    def _fail(self, attempt: Attempt, code: pb.FailureCode, message: str) -> None:
+    def _fail(self, attempt: Attempt, code: FailureCode, message: str) -> None:
         self._reply_failure(attempt, code, message)
         self._forget(attempt)
 
-    def _reply_failure(self, attempt: Attempt, code: pb.FailureCode, message: str) -> None:
-        failure = pb.Failure(code=code, message=message)
-        self._replies.append(Reply(attempt.session, (pb.TokenOutput(attempt_id=attempt.attempt_id, failure=failure),)))
+    def _reply_failure(self, attempt: Attempt, code: FailureCode, message: str) -> None:
+        failed = AttemptFailed(attempt.attempt_id, Failure(code, message))
+        self._replies.append(Reply(attempt.session, DecodeUpdate(failed=(failed,))))
 
     def _forget(self, attempt: Attempt) -> None:
         """Gives its slots back, now or when the steps or the load that use them have ended; whoever lacks a slot asks again."""

@@ -5,28 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node_runtime import storage
-from node_runtime.events import Abort, SessionEnded, Tick
-from node_runtime.requests import Request
-from springtide.sampling import SampledToken
+from node_runtime.events import SessionEnded, StoreLost, StoreUp, Tick
+from springtide.ids import AttemptId
+from springtide.protocol import storage
+from springtide.protocol.outputs import SampledToken
+from springtide.protocol.starts import AbortAttempt, DecodeStart
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A gateway's session wants every token of the attempt after its first, which the prefill side samples."""
+    """A gateway's session wants an attempt to be run."""
 
     session: int
-    request: Request
-    tbt_slo_ms: float
-    """Objective checked at the door; 0 for none."""
-    inlined: bool = False
-    """There is no prefill side: the prompt is computed here, and its first token is wanted too."""
-    waits: bool = False
-    """There is none yet: whoever sent this begins it when `Reply.reserved` says so."""
-    refusable: bool = True
-    """The door may refuse it."""
-    expected_tokens: float = 0.0
-    """Predicted length of the output still to come; 0: not known."""
+    start: DecodeStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +40,7 @@ class StepFailed:
 class Loaded:
     """The attempt's slots are not read any more for its LoadAhead. What is not loaded by now, a step loads."""
 
-    attempt_id: str
+    attempt_id: AttemptId
 
 
-Event = Start | Abort | SessionEnded | StepDone | StepFailed | Loaded | Tick | storage.StoreUp | storage.StoreLost | storage.Notice
+Event = Start | AbortAttempt | SessionEnded | StepDone | StepFailed | Loaded | Tick | StoreUp | StoreLost | storage.Notice

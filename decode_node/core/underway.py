@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from decode_node.core.actions import LoadAhead, RunStep
 from decode_node.core.attempt import Attempt
-from node_runtime.storage import Release
+from springtide.ids import AttemptId
+from springtide.protocol.storage import Release
 
 
 @dataclass(slots=True)
@@ -17,7 +18,7 @@ class Step:
 
     run: RunStep
     attempts: tuple[Attempt, ...]
-    releases: dict[str, Release] = field(default_factory=dict)
+    releases: dict[AttemptId, Release] = field(default_factory=dict)
 
 
 class StepsUnderWay:
@@ -61,7 +62,7 @@ class StepsUnderWay:
                 return True
         return False
 
-    def held_back(self) -> Sequence[str]:
+    def held_back(self) -> Sequence[AttemptId]:
         """The attempts whose releases wait."""
         return [attempt_id for step in self._steps for attempt_id in step.releases]
 
@@ -75,18 +76,18 @@ class LoadsUnderWay:
     """Whose slots are being read, beside the steps."""
 
     def __init__(self) -> None:
-        self._releases: dict[str, Release | None] = {}
+        self._releases: dict[AttemptId, Release | None] = {}
         """By attempt: what waits for the end."""
 
     @property
-    def attempt_ids(self) -> Collection[str]:
+    def attempt_ids(self) -> Collection[AttemptId]:
         return self._releases.keys()
 
     def launch(self, attempt: Attempt) -> LoadAhead:
         self._releases[attempt.attempt_id] = None
         return LoadAhead(attempt.attempt_id, attempt.slots[: attempt.request.num_blocks])
 
-    def end(self, attempt_id: str) -> Release | None:
+    def end(self, attempt_id: AttemptId) -> Release | None:
         """What waited for it."""
         return self._releases.pop(attempt_id, None)
 
@@ -97,7 +98,7 @@ class LoadsUnderWay:
         self._releases[attempt.attempt_id] = Release(attempt.attempt_id)
         return True
 
-    def held_back(self) -> Sequence[str]:
+    def held_back(self) -> Sequence[AttemptId]:
         """The attempts whose releases wait."""
         return [attempt_id for attempt_id, release in self._releases.items() if release is not None]
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from engine.device.streams import Work
 from engine.runner import ModelRunner
 from node_runtime.model_thread import ModelThread
+from springtide.ids import AttemptId
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class LoadsAhead:
         self._under_way: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
 
-    def start(self, attempt_id: str, slots: Sequence[int], still_there: Callable[[], bool], ended: Callable[[], None]) -> None:
+    def start(self, attempt_id: AttemptId, slots: Sequence[int], still_there: Callable[[], bool], ended: Callable[[], None]) -> None:
         """Calls `ended` when the slots are not read any more, whatever has become of it: a step loads what it lacks. `still_there`: the
         engine computes in the arena that they are in."""
         task = asyncio.create_task(self._run(attempt_id, slots, still_there, ended), name=f"load {attempt_id}")
@@ -39,7 +40,7 @@ class LoadsAhead:
         for task in self._under_way:
             task.cancel()
 
-    async def _run(self, attempt_id: str, slots: Sequence[int], still_there: Callable[[], bool], ended: Callable[[], None]) -> None:
+    async def _run(self, attempt_id: AttemptId, slots: Sequence[int], still_there: Callable[[], bool], ended: Callable[[], None]) -> None:
         launched: list[Work] = []
         with _logged(attempt_id):
             for begin in range(0, len(slots), PIECE_BLOCKS):
@@ -57,7 +58,7 @@ class LoadsAhead:
 
 
 @contextmanager
-def _logged(attempt_id: str) -> Iterator[None]:
+def _logged(attempt_id: AttemptId) -> Iterator[None]:
     """An error ends nothing but what is in here."""
     try:
         yield

@@ -22,12 +22,14 @@ from engine.runner import ModelRunner
 from node_runtime.events import Tick
 from node_runtime.node import EngineNode
 from node_runtime.process import Kind, Parts
-from node_runtime.requests import Request
 from node_runtime.watchdog import Watchdog, longest_s, stalled_after_s
 from springtide.cost import DecodeCost
 from springtide.process import ProcessArguments, end_process
+from springtide.protocol import wire
 from springtide.protocol.instances import Load, Role
-from springtide.rpc import common_pb2, node_pb2, node_pb2_grpc
+from springtide.protocol.outputs import AttemptFailed, AttemptSigns, DecodeUpdate, FailureCode
+from springtide.protocol.starts import DecodeStart
+from springtide.rpc import node_pb2, node_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ def kind(arguments: ProcessArguments) -> Kind[DecodeCost]:
     return Kind(Role.DECODE, config.threads, DecodeCost, measure, DecodeServer)
 
 
-class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdate], node_pb2_grpc.DecodeNodeServicer):
+class DecodeServer(EngineNode[Action, DecodeStart, DecodeUpdate], node_pb2_grpc.DecodeNodeServicer):
     def __init__(self, parts: Parts, cost: DecodeCost) -> None:
         arguments = parts.arguments
         config = arguments.config
@@ -66,7 +68,9 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
                 answer_s=config.silence_s,
             )
         )
-        super().__init__(Role.DECODE, arguments, self.core, parts.runner, parts.thread, parts.clock)
+        super().__init__(
+            Role.DECODE, wire.DECODE_COMMAND, wire.DECODE_UPDATE, arguments, self.core, parts.runner, parts.thread, parts.clock
+        )
         self._steps = StepRunner(parts.runner)
         self._watchdog = Watchdog(end_process)
         self._loads = LoadsAhead(parts.runner, parts.thread)
@@ -99,10 +103,9 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
                 self.thread.run(self._run_step, action, predicted_ms).add_done_callback(partial(self._step_ended, action.step_id))
             case LoadAhead():
                 self._load_ahead(action)
-            case Reply(session, outputs, prefilled, reserved):
-                self._count(outputs)
-                metrics.INLINED.inc(len(prefilled))
-                self.sessions.send(session, node_pb2.DecodeUpdate(outputs=outputs, prefilled=prefilled, reserved=reserved))
+            case Reply(session, update):
+                self._count(update)
+                self.sessions.send(session, update)
 
     def _load_ahead(self, load: LoadAhead) -> None:
         link = self.link
@@ -135,22 +138,14 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
             metrics.STEP_SECONDS.observe(event.elapsed_ms / 1000)
         self.tell(event)
 
-    def start_event(self, session: int, start: node_pb2.DecodeStart, request: Request) -> Start:
-        return Start(
-            session,
-            request,
-            start.tbt_slo_ms,
-            start.inlined,
-            waits=start.waits,
-            refusable=start.refusable,
-            expected_tokens=start.expected_tokens,
-        )
+    def start_event(self, session: int, start: DecodeStart) -> Start:
+        return Start(session, start)
 
-    def failed_update(self, output: common_pb2.TokenOutput) -> node_pb2.DecodeUpdate:
-        return node_pb2.DecodeUpdate(outputs=[output])
+    def failed_update(self, failed: AttemptFailed) -> DecodeUpdate:
+        return DecodeUpdate(failed=(failed,))
 
-    def signs_update(self, signs: node_pb2.AttemptSigns) -> node_pb2.DecodeUpdate:
-        return node_pb2.DecodeUpdate(signs=signs)
+    def signs_update(self, signs: AttemptSigns) -> DecodeUpdate:
+        return DecodeUpdate(signs=signs)
 
     # ---- how it is doing ----
 
@@ -168,13 +163,12 @@ class DecodeServer(EngineNode[Action, node_pb2.DecodeStart, node_pb2.DecodeUpdat
             metrics.WAITING.set(load.waiting)
             metrics.CONTEXT_TOKENS.set(load.tokens)
 
-    def _count(self, outputs: tuple[common_pb2.TokenOutput, ...]) -> None:
-        metrics.TOKENS.inc(sum(len(output.token_ids) for output in outputs))
-        for output in outputs:
-            if output.HasField("failure"):
-                code = output.failure.code
-                name = common_pb2.FailureCode.Name(code)
-                logger.info("%s: %s", name, output.failure.message, extra={"attempt_id": output.attempt_id})
-                metrics.FAILURES.labels(name).inc()
-                metrics.PREEMPTIONS.inc(code == common_pb2.FAILURE_CODE_PREEMPTED)
-                metrics.DOOR_REJECTIONS.inc(code == common_pb2.FAILURE_CODE_OVERLOADED)
+    def _count(self, update: DecodeUpdate) -> None:
+        metrics.INLINED.inc(len(update.prefilled))
+        metrics.TOKENS.inc(sum(len(output.tokens) for output in update.outputs))
+        for failed in update.failed:
+            code = failed.failure.code
+            logger.info("%s: %s", code.name, failed.failure.message, extra={"attempt_id": failed.attempt_id})
+            metrics.FAILURES.labels(code.value).inc()
+            metrics.PREEMPTIONS.inc(code is FailureCode.PREEMPTED)
+            metrics.DOOR_REJECTIONS.inc(code is FailureCode.OVERLOADED)

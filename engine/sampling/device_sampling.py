@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from engine.device.upload import upload, upload_floats
-from springtide.sampling import SampledToken, SamplingParams
+from springtide.protocol.outputs import SampledToken, TokenLogprob
+from springtide.protocol.sampling import SamplingParams
 
 _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 """What is smaller, a device may take for 0."""
@@ -87,6 +88,6 @@ def _to_host(logits: torch.Tensor, every: Sequence[SamplingParams], tokens: torc
     packed = torch.cat((tokens.double(), table.flatten())).cpu()
     sampled = [SampledToken(token) for token in packed[: len(every)].long().tolist()]
     for (index, count), (logprob, *tops) in zip(wanted, packed[len(every) :].view(len(wanted), -1).tolist(), strict=True):
-        top = tuple((int(token), value) for value, token in zip(tops[:count], tops[most : most + count], strict=True))
+        top = tuple(TokenLogprob(int(token), value) for value, token in zip(tops[:count], tops[most : most + count], strict=True))
         sampled[index] = SampledToken(sampled[index].token_id, logprob, top)
     return sampled

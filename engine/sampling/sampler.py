@@ -17,7 +17,8 @@ import torch
 from engine.batch import SamplingRow
 from engine.device.upload import upload, upload_floats
 from engine.sampling.device_sampling import at_temperature, sample_together
-from springtide.sampling import SampledToken, SamplingParams
+from springtide.protocol.outputs import SampledToken, TokenLogprob
+from springtide.protocol.sampling import SamplingParams
 
 _FIRST_CANDIDATES = 1024
 """How many of the likeliest tokens top-p and min-p look at first; all of them when these do not suffice."""
@@ -125,6 +126,6 @@ def _with_logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], tokens: li
     logprobs = torch.log_softmax(logits[wanted], -1)
     for index, row_logprobs in zip(wanted, logprobs, strict=True):
         values, ids = torch.topk(row_logprobs, min(rows[index].params.logprobs or 0, len(row_logprobs)))
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+        top = tuple(map(TokenLogprob, ids.tolist(), values.tolist()))
         sampled[index] = SampledToken(tokens[index], float(row_logprobs[tokens[index]]), top)
     return sampled

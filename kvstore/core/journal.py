@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstore.core.results import PoolEvent, Removed, Stored
 from springtide.ids import BlockKey
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 MAX_EVENT_KEYS = 4096
 """What happens to more blocks at once makes several events: none outgrows a message."""

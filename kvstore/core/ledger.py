@@ -16,7 +16,7 @@ from kvstore.core.ssd import SsdBlocks
 from kvstore.core.tenants import Tenant, Tenants
 from springtide.errors import InvalidRequest, PoolFull, SpringtideError
 from springtide.ids import AttemptId, BlockKey, Slot
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 _REMEMBERED_ATTEMPTS = 1 << 16
 

@@ -22,14 +22,11 @@ from kvstore.core.ledger import Ledger
 from kvstore.core.listing import Listing
 from kvstore.core.pins import Pins, SoftPins
 from kvstore.core.results import (
-    Acquired,
     Evicted,
-    Ingested,
     IngestFailed,
     Leased,
     PoolCounts,
     PoolEvent,
-    Reserved,
     Target,
     UnknownAttempt,
 )
@@ -38,6 +35,7 @@ from kvstore.core.ssd import SsdBlocks
 from kvstore.core.tenants import Tenants
 from springtide.errors import InvalidRequest, PeerLost, SpringtideError
 from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId, Slot
+from springtide.protocol.storage import Acquired, Ingested, Reserved
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,7 +94,7 @@ class Pool:
         attempt = self._ledger.admit(
             attempt_id, keys, num_blocks, max_reused_blocks, tenant, Holder.ENGINE, leave_available, leave_in_quota
         )
-        return Acquired(_slots_of(attempt), attempt.complete)
+        return Acquired(attempt_id, tuple(_slots_of(attempt)), attempt.complete)
 
     def reserve(
         self,
@@ -110,7 +108,7 @@ class Pool:
         """As `acquire`, for a prompt that a peer will write (`open_ingest`)."""
         attempt = self._ledger.admit(attempt_id, keys, num_blocks, len(keys), tenant, Holder.ENGINE, leave_available, leave_in_quota)
         attempt.ingest = Ingest(self._num_layers, num_blocks, attempt.complete)
-        return Reserved(_slots_of(attempt), attempt.complete)
+        return Reserved(attempt_id, tuple(_slots_of(attempt)), attempt.complete)
 
     def grow(self, attempt_id: AttemptId, num_blocks: int) -> list[Slot]:
         """That many more private slots. Raises PoolFull, QuotaExceeded, InvalidRequest as `acquire`, UnknownAttempt."""
@@ -199,7 +197,7 @@ class Pool:
     def admit_replica(self, attempt_id: AttemptId, keys: Sequence[BlockKey], tenant: str) -> Acquired:
         """As `acquire`, for blocks that this store brings here by itself (`begin_fetch`, `end_fetch`), until `end_replica`."""
         attempt = self._ledger.admit(attempt_id, keys, len(keys), len(keys), tenant, Holder.STORE)
-        return Acquired(_slots_of(attempt), attempt.complete)
+        return Acquired(attempt_id, tuple(_slots_of(attempt)), attempt.complete)
 
     def end_replica(self, attempt_id: AttemptId) -> None:
         self._ledger.let_go(attempt_id, Holder.STORE)

@@ -7,23 +7,7 @@ from dataclasses import dataclass
 
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, BlockKey, Slot
-from springtide.protocol.store import Tier
-
-
-@dataclass(frozen=True, slots=True)
-class Acquired:
-    """The first `local_blocks` of `slots` hold the prompt's cached prefix and are shared: not to be written."""
-
-    slots: Sequence[Slot]
-    local_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """As Acquired, of a prompt that a peer will write."""
-
-    slots: Sequence[Slot]
-    present_blocks: int
+from springtide.protocol.storage import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +26,6 @@ class Leased:
     """With their generations."""
     tenant: str
     """Whose blocks they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ingested:
-    attempt_id: AttemptId
-    first_token: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from kvstore.core.journal import Journal
 from kvstore.core.results import Removed, Stored
 from kvstore.core.tenants import Tenant
 from springtide.ids import BlockKey, Slot
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 _NO_SLOT = Slot(-1)
 

@@ -16,9 +16,24 @@ from kvstore.server.handover import HandOver
 from kvstore.server.ingests import Ingests
 from kvstore.server.node import Node
 from messenger.base import Identity
-from springtide.blocks import checked_keys
-from springtide.errors import SpringtideError
+from springtide.errors import InvalidRequest, SpringtideError
 from springtide.ids import AttemptId, BlockKey, Slot
+from springtide.protocol import wire
+from springtide.protocol.outputs import AttemptFailed
+from springtide.protocol.storage import (
+    Acquire,
+    Commit,
+    EngineCommand,
+    EngineHello,
+    Grow,
+    Grown,
+    Notice,
+    OpenHandOver,
+    Push,
+    Release,
+    Reserve,
+    Seal,
+)
 from springtide.rpc import store_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -73,42 +88,50 @@ class EngineSession:
         self._ingests = ingests
         self._departed = departed
         self.engine = engine
-        self.notices: asyncio.Queue[pb.StoreNotice | None] = asyncio.Queue()
+        self.notices: asyncio.Queue[Notice | None] = asyncio.Queue()
         """None ends the stream."""
         self._closed = False
-        self._handlers: dict[str, Callable[[Any], None]] = {
-            "acquire": self._acquire,
-            "reserve": self._reserve,
-            "grow": self._grow,
-            "commit": self._commit,
-            "open_hand_over": self._open_hand_over,
-            "push": self._push,
-            "seal": self._seal,
-            "release": self._release,
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            Acquire: self._acquire,
+            Reserve: self._reserve,
+            Grow: self._grow,
+            Commit: self._commit,
+            OpenHandOver: self._open_hand_over,
+            Push: self._push,
+            Seal: self._seal,
+            Release: self._release,
         }
 
-    def notify(self, notice: pb.StoreNotice) -> None:
+    def notify(self, notice: Notice) -> None:
         if not self._closed:
             self.notices.put_nowait(notice)
 
-    def handle(self, command: pb.EngineCommand) -> None:
+    def take(self, message: pb.EngineCommand) -> None:
+        """As `handle`, of what came over the stream."""
+        try:
+            command = wire.ENGINE_COMMAND.decode(message)
+        except InvalidRequest as error:
+            self._fail(getattr(message, message.WhichOneof("command") or "").attempt_id, error)
+        except ValueError as error:
+            logger.warning("%s sent a command without meaning here: %s", self.engine.name, error)
+        else:
+            self.handle(command)
+
+    def handle(self, command: EngineCommand) -> None:
         """Never blocks. What cannot be done is said to the engine as AttemptFailed; messages for attempts that are over are ignored."""
         if self._closed:
             return
-        kind = command.WhichOneof("command")
-        handler = self._handlers.get(kind or "")
-        if handler is None:
-            logger.warning("%s sent a command without meaning here: %s", self.engine.name, kind)
+        if isinstance(command, EngineHello):
+            logger.warning("%s said hello again", self.engine.name)
             return
-        message = getattr(command, kind or "")
         try:
-            handler(message)
+            self._handlers[type(command)](command)
         except UnknownAttempt as error:
-            logger.debug("late %s: %s", kind, error)
-            if kind == "grow":
-                self._fail(message.attempt_id, error)
+            logger.debug("late %s: %s", type(command).__name__, error)
+            if isinstance(command, Grow):
+                self._fail(command.attempt_id, error)
         except SpringtideError as error:
-            self._fail(message.attempt_id, error)
+            self._fail(command.attempt_id, error)
         self._node.changed()
 
     def close(self) -> None:
@@ -123,8 +146,8 @@ class EngineSession:
         self._departed.add(self.engine, departed)
         self._node.changed()
 
-    def _acquire(self, command: pb.Acquire) -> None:
-        attempt_id, keys = AttemptId(command.attempt_id), checked_keys(command.keys)
+    def _acquire(self, command: Acquire) -> None:
+        attempt_id, keys = command.attempt_id, command.keys
         acquired = self._node.pool.acquire(
             attempt_id,
             keys,
@@ -142,50 +165,47 @@ class EngineSession:
             fetch = Fetch(self._node, self.notify, attempt_id, command.tenant, acquired, keys[:wanted], elsewhere, ssd_blocks)
             self._transfers.start_fetch(attempt_id, fetch, lambda error: self._broken(attempt_id, error))
             return
-        answer = pb.Acquired(attempt_id=attempt_id, slots=acquired.slots, local_blocks=acquired.local_blocks)
-        self.notify(pb.StoreNotice(acquired=answer))
+        self.notify(acquired)
 
-    def _on_ssd(self, keys: Sequence[BlockKey], local_blocks: int, command: pb.Acquire) -> int:
+    def _on_ssd(self, keys: Sequence[BlockKey], local_blocks: int, command: Acquire) -> int:
         """Up to which block the prompt is to be read from the SSD."""
         if self._node.ssd is None:
             return local_blocks
-        recompute = command.recompute_us_per_block if command.HasField("recompute_us_per_block") else None
-        return self._node.ssd.worth_reading(keys, local_blocks, recompute)
+        return self._node.ssd.worth_reading(keys, local_blocks, command.recompute_us_per_block)
 
-    def _reserve(self, command: pb.Reserve) -> None:
-        attempt_id = AttemptId(command.attempt_id)
+    def _reserve(self, command: Reserve) -> None:
+        attempt_id = command.attempt_id
         reserved = self._node.pool.reserve(
-            attempt_id, checked_keys(command.keys), command.num_blocks, command.tenant, command.leave_available, command.leave_in_quota
+            attempt_id, command.keys, command.num_blocks, command.tenant, command.leave_available, command.leave_in_quota
         )
-        answer = pb.Reserved(attempt_id=attempt_id, slots=reserved.slots, present_blocks=reserved.present_blocks)
-        self.notify(pb.StoreNotice(reserved=answer))
+        self.notify(reserved)
         self._ingests.reserved(attempt_id)
 
-    def _grow(self, command: pb.Grow) -> None:
-        slots: list[Slot] = self._node.pool.grow(AttemptId(command.attempt_id), command.num_blocks)
-        self.notify(pb.StoreNotice(grown=pb.Grown(attempt_id=command.attempt_id, slots=slots)))
+    def _grow(self, command: Grow) -> None:
+        slots: list[Slot] = self._node.pool.grow(command.attempt_id, command.num_blocks)
+        self.notify(Grown(command.attempt_id, tuple(slots)))
 
-    def _commit(self, command: pb.Commit) -> None:
-        self._node.pool.commit(AttemptId(command.attempt_id), command.first_block, checked_keys(command.keys))
+    def _commit(self, command: Commit) -> None:
+        self._node.pool.commit(command.attempt_id, command.first_block, command.keys)
 
-    def _open_hand_over(self, command: pb.OpenHandOver) -> None:
-        attempt_id = AttemptId(command.attempt_id)
+    def _open_hand_over(self, command: OpenHandOver) -> None:
+        attempt_id = command.attempt_id
         slots = self._node.pool.begin_hand_over(attempt_id)
         hand_over = HandOver(self._node, self.notify, attempt_id, slots, command.address)
         self._transfers.start_hand_over(attempt_id, hand_over, lambda error: self._broken(attempt_id, error))
 
-    def _push(self, command: pb.Push) -> None:
-        hand_over = self._transfers.hand_overs.get(AttemptId(command.attempt_id))
+    def _push(self, command: Push) -> None:
+        hand_over = self._transfers.hand_overs.get(command.attempt_id)
         if hand_over is not None:
             hand_over.push(Unit(command.layer_begin, command.layer_end, command.block_begin, command.block_end))
 
-    def _seal(self, command: pb.Seal) -> None:
-        hand_over = self._transfers.hand_overs.get(AttemptId(command.attempt_id))
+    def _seal(self, command: Seal) -> None:
+        hand_over = self._transfers.hand_overs.get(command.attempt_id)
         if hand_over is not None:
             hand_over.seal(command.first_token)
 
-    def _release(self, command: pb.Release) -> None:
-        attempt_id = AttemptId(command.attempt_id)
+    def _release(self, command: Release) -> None:
+        attempt_id = command.attempt_id
         self._node.pool.release(attempt_id)
         self._end_transfers(attempt_id, command.finish_hand_over)
 
@@ -198,8 +218,8 @@ class EngineSession:
         self._ingests.reserved(attempt_id)
         self._ingests.released()
 
-    def _fail(self, attempt_id: str, error: SpringtideError) -> None:
-        self.notify(pb.StoreNotice(attempt_failed=pb.AttemptFailed(attempt_id=attempt_id, failure=failure_of(error))))
+    def _fail(self, attempt_id: AttemptId, error: SpringtideError) -> None:
+        self.notify(AttemptFailed(attempt_id, failure_of(error)))
 
     def _broken(self, attempt_id: AttemptId, error: BaseException) -> None:
         logger.error("a transfer broke", exc_info=error, extra={"attempt_id": attempt_id})

@@ -1,4 +1,4 @@
-"""Errors on their way through gRPC: from the tree to a status or a Failure message, and back."""
+"""Errors on their way through gRPC: from the tree to a status or a Failure, and back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvstore.core.results import UnknownAttempt
 from kvstore.core.tenants import QuotaExceeded
 from messenger.base import DeadlineExceeded
 from springtide.errors import InvalidRequest, PeerLost, PoolFull, SpringtideError, StaleHandle
-from springtide.rpc import common_pb2 as pb
+from springtide.protocol.outputs import Failure, FailureCode
 
 
 class TransferCancelled(SpringtideError):
@@ -28,15 +28,15 @@ _STATUS: tuple[tuple[type[SpringtideError], grpc.StatusCode], ...] = (
     (PeerLost, grpc.StatusCode.UNAVAILABLE),
     (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
 )
-_FAILURE: tuple[tuple[type[SpringtideError], pb.FailureCode], ...] = (
-    (UnknownAttempt, pb.FAILURE_CODE_ABORTED),
-    (TransferCancelled, pb.FAILURE_CODE_ABORTED),
-    (InvalidRequest, pb.FAILURE_CODE_INVALID),
-    (PoolFull, pb.FAILURE_CODE_POOL_FULL),
-    (QuotaExceeded, pb.FAILURE_CODE_QUOTA_USED),
-    (PeerLost, pb.FAILURE_CODE_PEER_LOST),
-    (DeadlineExceeded, pb.FAILURE_CODE_PEER_LOST),
-    (StaleHandle, pb.FAILURE_CODE_PEER_LOST),
+_FAILURE: tuple[tuple[type[SpringtideError], FailureCode], ...] = (
+    (UnknownAttempt, FailureCode.ABORTED),
+    (TransferCancelled, FailureCode.ABORTED),
+    (InvalidRequest, FailureCode.INVALID),
+    (PoolFull, FailureCode.POOL_FULL),
+    (QuotaExceeded, FailureCode.QUOTA_USED),
+    (PeerLost, FailureCode.PEER_LOST),
+    (DeadlineExceeded, FailureCode.PEER_LOST),
+    (StaleHandle, FailureCode.PEER_LOST),
 )
 
 
@@ -44,9 +44,9 @@ def status_of(error: SpringtideError) -> grpc.StatusCode:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
-def failure_of(error: SpringtideError) -> pb.Failure:
-    code = next((code for kind, code in _FAILURE if isinstance(error, kind)), pb.FAILURE_CODE_INTERNAL)
-    return pb.Failure(code=code, message=error.message)
+def failure_of(error: SpringtideError) -> Failure:
+    code = next((code for kind, code in _FAILURE if isinstance(error, kind)), FailureCode.INTERNAL)
+    return Failure(code, error.message)
 
 
 def error_of(error: grpc.aio.AioRpcError, what: str) -> SpringtideError:

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvstore import metrics
-from kvstore.core.results import Acquired, UnknownAttempt
+from kvstore.core.results import UnknownAttempt
 from kvstore.server.failures import failure_of
 from kvstore.server.node import Node
 from kvstore.server.prefix_read import PrefixRead
@@ -16,8 +17,9 @@ from kvstore.server.ssd import Ssd
 from kvstore.ssd.tier import SsdTier
 from messenger.base import DeadlineExceeded
 from springtide.ids import AttemptId, BlockKey, Slot
-from springtide.rpc import common_pb2
-from springtide.rpc import store_pb2 as pb
+from springtide.protocol.outputs import AttemptFailed
+from springtide.protocol.scheduling import PrefixSource
+from springtide.protocol.storage import Acquired, FetchProgress, FetchTruncated, Notice
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ LATE_S = 1.0
 estimated, and so long at least: the engine's model waits for it, whoever else would have a turn."""
 LATE_FACTOR = 4.0
 LOOK_EVERY_S = 0.1
-Notify = Callable[[pb.StoreNotice], None]
+Notify = Callable[[Notice], None]
 
 
 class Fetch:
@@ -41,7 +43,7 @@ class Fetch:
         tenant: str,
         acquired: Acquired,
         keys: Sequence[BlockKey],
-        sources: Sequence[common_pb2.PrefixSource],
+        sources: Sequence[PrefixSource],
         ssd_blocks: int,
     ) -> None:
         self._node = node
@@ -99,7 +101,7 @@ class Fetch:
             self._progress(self._node.options.spec.layers)
         else:
             logger.warning("a fetch broke off after %d of %d blocks", valid - local, len(slots), extra={"attempt_id": self._attempt_id})
-            self._notify(pb.StoreNotice(fetch_truncated=pb.FetchTruncated(attempt_id=self._attempt_id, valid_blocks=valid)))
+            self._notify(FetchTruncated(self._attempt_id, valid))
 
     async def _fill(self, first: int, slots: Sequence[Slot]) -> int:
         """Blocks from `first` on into `slots`. Returns how many of the prompt's are valid then."""
@@ -135,7 +137,7 @@ class Fetch:
         self._late = True
         error = DeadlineExceeded(f"blocks are late from the SSD, after {taken_s:.1f} s")
         logger.warning("%s", error, extra={"attempt_id": self._attempt_id})
-        self._notify(pb.StoreNotice(attempt_failed=pb.AttemptFailed(attempt_id=self._attempt_id, failure=failure_of(error))))
+        self._notify(AttemptFailed(self._attempt_id, failure_of(error)))
 
     async def _open_anew(self, more_than: int) -> int:
         """The SSD gave less than it had promised: sources may have the rest, which were passed over for that promise."""
@@ -148,16 +150,7 @@ class Fetch:
             self._progress(layers)
 
     def _progress(self, layers_ready: int) -> None:
-        self._notify(pb.StoreNotice(fetch_progress=pb.FetchProgress(attempt_id=self._attempt_id, layers_ready=layers_ready)))
+        self._notify(FetchProgress(self._attempt_id, layers_ready))
 
     def _answer(self, remote_blocks: int) -> None:
-        self._notify(
-            pb.StoreNotice(
-                acquired=pb.Acquired(
-                    attempt_id=self._attempt_id,
-                    slots=self._acquired.slots,
-                    local_blocks=self._acquired.local_blocks,
-                    remote_blocks=remote_blocks,
-                )
-            )
-        )
+        self._notify(replace(self._acquired, remote_blocks=remote_blocks))

@@ -21,6 +21,7 @@ from kvstore.server.slabs import Pace, batches, block_slice
 from messenger.base import Connection, DeadlineExceeded
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import AttemptId, Slot
+from springtide.protocol.storage import HandedOver, HandOverFailed, Notice
 from springtide.rpc import store_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ LATE_S = 1.0
 """A batch is made to take half of it."""
 _REPEAT_S = 0.5
 T = TypeVar("T")
-Notify = Callable[[pb.StoreNotice], None]
+Notify = Callable[[Notice], None]
 
 
 class HandOver:
@@ -110,11 +111,11 @@ class HandOver:
             raise
         else:
             metrics.HAND_OVER_SECONDS.labels("complete").observe(time.perf_counter() - start)
-            self._notify(pb.StoreNotice(handed_over=self._report()))
+            self._notify(self._report())
 
-    def _report(self) -> pb.HandedOver:
+    def _report(self) -> HandedOver:
         began = self._written_at if self._first_write_at is None else self._first_write_at  # nothing but the seal was to be written
-        return pb.HandedOver(
+        return HandedOver(
             attempt_id=self._attempt_id,
             num_bytes=self._num_bytes,
             span_ms=1000 * (self._written_at - began),
@@ -129,7 +130,7 @@ class HandOver:
     def _failed(self, error: SpringtideError) -> None:
         level = logging.INFO if isinstance(error, TransferCancelled | UnknownAttempt) else logging.WARNING
         logger.log(level, "hand-over to %s failed: %s", self._address, error, extra={"attempt_id": self._attempt_id})
-        self._notify(pb.StoreNotice(hand_over_failed=pb.HandOverFailed(attempt_id=self._attempt_id, failure=failure_of(error))))
+        self._notify(HandOverFailed(self._attempt_id, failure_of(error)))
 
     async def _transfer(self) -> None:
         targets = await self._open()

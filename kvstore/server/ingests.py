@@ -12,12 +12,14 @@ from google.protobuf.message import DecodeError
 
 from kvstore import metrics
 from kvstore.core.ingest import Unit, Writer
-from kvstore.core.results import Ingested, IngestFailed, Target
+from kvstore.core.results import IngestFailed, Target
 from kvstore.server.failures import failure_of
 from kvstore.server.node import Node
 from messenger.router import Messenger
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId, Incarnation, NodeId
+from springtide.protocol.outputs import AttemptFailed
+from springtide.protocol.storage import Ingested, Notice
 from springtide.rpc import store_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ OPEN_WAIT_S = 0.7
 class Ingests:
     """`notify` reaches this store's engine."""
 
-    def __init__(self, node: Node, notify: Callable[[pb.StoreNotice], None]) -> None:
+    def __init__(self, node: Node, notify: Callable[[Notice], None]) -> None:
         self._node = node
         self._notify = notify
         self._waiting: dict[AttemptId, set[asyncio.Future[None]]] = {}
@@ -157,9 +159,9 @@ class Ingests:
         self._node.changed()
         if isinstance(outcome, Ingested):
             metrics.INGESTED_PROMPTS.labels("complete").inc()
-            self._notify(pb.StoreNotice(ingested=pb.Ingested(attempt_id=outcome.attempt_id, first_token=outcome.first_token)))
+            self._notify(outcome)
         elif isinstance(outcome, IngestFailed):
             metrics.INGESTED_PROMPTS.labels("failed").inc()
             logger.info("ingest failed: %s", outcome.error, extra={"attempt_id": outcome.attempt_id})
-            self._notify(pb.StoreNotice(attempt_failed=pb.AttemptFailed(attempt_id=outcome.attempt_id, failure=failure_of(outcome.error))))
+            self._notify(AttemptFailed(outcome.attempt_id, failure_of(outcome.error)))
             self._kick.set()

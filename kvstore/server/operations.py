@@ -19,6 +19,7 @@ from kvstore.server.ssd import Ssd
 from springtide.blocks import checked_keys
 from springtide.clock import Clock
 from springtide.errors import InvalidRequest, SpringtideError
+from springtide.protocol import wire
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreServicer
 
@@ -40,7 +41,7 @@ class Operations(StoreServicer):
     async def Replicate(self, request: pb.ReplicateRequest, context: Context) -> pb.ReplicateReply:
         keys = await or_abort(context, checked_keys, request.keys)
         try:
-            replicated = await self._replication.replicate(keys, request.sources)
+            replicated = await self._replication.replicate(keys, [*map(wire.PREFIX_SOURCE.decode, request.sources)])
         except SpringtideError as error:
             await context.abort(status_of(error), error.message)
             raise

@@ -29,7 +29,7 @@ from kvstore.server.source import Source
 from messenger.base import Completion
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import Slot
-from springtide.rpc import common_pb2
+from springtide.protocol.scheduling import PrefixSource
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class PrefixRead:
         self,
         node: Node,
         keys: Sequence[bytes],
-        sources: Sequence[common_pb2.PrefixSource],
+        sources: Sequence[PrefixSource],
         tenant: str | None = None,
         rate: Rate | None = None,
     ) -> None:

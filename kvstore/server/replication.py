@@ -14,7 +14,7 @@ from kvstore.server.node import Node
 from kvstore.server.prefix_read import PrefixRead
 from springtide.errors import InvalidRequest
 from springtide.ids import AttemptId, BlockKey, new_id
-from springtide.rpc import common_pb2
+from springtide.protocol.scheduling import PrefixSource
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Replication:
         self._under_way: dict[BlockKey, asyncio.Task[Replicated]] = {}
         """By the order's last key, which stands for all of them."""
 
-    async def replicate(self, keys: Sequence[BlockKey], sources: Sequence[common_pb2.PrefixSource]) -> Replicated:
+    async def replicate(self, keys: Sequence[BlockKey], sources: Sequence[PrefixSource]) -> Replicated:
         """The first sources are the best. What is here already is not fetched; the same order twice at once is carried out once, and to its
         end whoever waits for it. Raises PoolFull, QuotaExceeded, InvalidRequest, or the error of the sources when none could be read."""
         if not keys:
@@ -61,7 +61,7 @@ class Replication:
         if not task.cancelled():
             task.exception()  # told to those who still wait
 
-    async def _replicate(self, keys: Sequence[BlockKey], sources: Sequence[common_pb2.PrefixSource]) -> Replicated:
+    async def _replicate(self, keys: Sequence[BlockKey], sources: Sequence[PrefixSource]) -> Replicated:
         async with self._places:
             held = self._node.pool.num_held(keys)
             if held == len(keys):

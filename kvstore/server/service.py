@@ -28,7 +28,8 @@ from springtide.blocks import checked_keys
 from springtide.clock import Clock
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, Incarnation, NodeId
-from springtide.protocol.store import Tier
+from springtide.protocol import wire
+from springtide.protocol.storage import StoreHello, Tier
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import LocalStoreServicer
@@ -168,12 +169,12 @@ class LocalStoreService(LocalStoreServicer):
         if hello is None or not hello.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an engine's first command is EngineHello")
             return
-        session = self._begin(engine_identity(hello.hello))
+        session = self._begin(engine_identity(hello.hello.instance_id, hello.hello.incarnation))
         commands = asyncio.create_task(_take_in(requests, session), name="engine commands")
         try:
             yield self._hello()
             while (notice := await session.notices.get()) is not None:
-                yield notice
+                yield wire.STORE_NOTICE.encode(notice)
         finally:
             commands.cancel()
             self._end(session)
@@ -196,11 +197,7 @@ class LocalStoreService(LocalStoreServicer):
 
     def _hello(self) -> pb.StoreNotice:
         options = self._node.options
-        return pb.StoreNotice(
-            hello=pb.StoreHello(
-                node_id=options.node_id, incarnation=self._node.incarnation, num_slots=options.num_slots, address=self._node.address
-            )
-        )
+        return wire.STORE_NOTICE.encode(StoreHello(options.node_id, self._node.incarnation, options.num_slots, self._node.address))
 
 
 async def _take_in(requests: AsyncIterator[pb.EngineCommand], session: EngineSession) -> None:
@@ -208,7 +205,7 @@ async def _take_in(requests: AsyncIterator[pb.EngineCommand], session: EngineSes
     try:
         with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
             async for command in requests:
-                session.handle(command)
+                session.take(command)
     except Exception:
         logger.exception("a command of %s broke; ending its session", session.engine.name)
     finally:

@@ -34,8 +34,8 @@ from messenger.tcp import TcpTransport
 from springtide.clock import MonotonicClock
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, new_incarnation
+from springtide.protocol.storage import Notice, StoreLoad
 from springtide.rpc import channels
-from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import add_LocalStoreServicer_to_server, add_StoreServicer_to_server
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Store:
         self._server = channels.new_server(options.credentials)
         self._local_server = channels.new_server()
         self._tasks: list[asyncio.Task[None]] = []
-        self._last_load: pb.StoreLoad | None = None
+        self._last_load: StoreLoad | None = None
 
     @property
     def address(self) -> str:
@@ -178,7 +178,7 @@ class Store:
     def _on_notify(self, peer: str, payload: bytes) -> None:
         self._ingests.on_notify(peer, payload)
 
-    def _notify_engine(self, notice: pb.StoreNotice) -> None:
+    def _notify_engine(self, notice: Notice) -> None:
         if self._session is not None:
             self._session.notify(notice)
 
@@ -222,7 +222,7 @@ class Store:
             if self.pool.ssd is not None:
                 metrics.SSD_MISSED.inc(self.pool.ssd.missed - missed)
                 missed = self.pool.ssd.missed
-            load = pb.StoreLoad(
+            load = StoreLoad(
                 slots_free=counts.free,
                 slots_available=counts.available,
                 ssd_read_us_per_block=0 if self.node.ssd is None else self.node.ssd.read_us_per_block,
@@ -230,7 +230,7 @@ class Store:
             ticks += 1
             if load != self._last_load or ticks % TICKS_A_SIGN == 0:
                 self._last_load = load
-                self._notify_engine(pb.StoreNotice(load=load))
+                self._notify_engine(load)
             await asyncio.sleep(TICK_S)
 
     def _show(self, counts: PoolCounts) -> None:

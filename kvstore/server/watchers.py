@@ -14,7 +14,7 @@ from kvstore.core.pool import Pool
 from kvstore.core.results import PoolEvent
 from springtide.errors import SpringtideError
 from springtide.ids import BlockKey
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 MAX_LAG_KEYS = 200_000
 """Keys in events that wait for one subscriber, some 20 MB. Events themselves are bounded (kvstore.core.journal.MAX_EVENT_KEYS)."""

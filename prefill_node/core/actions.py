@@ -1,4 +1,4 @@
-"""What the core wants done (beside the orders to the store in `node_runtime.storage`)."""
+"""What the core wants done (beside the orders to the store in `springtide.protocol.storage`)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from math import inf
 
 from engine.batch import SamplingRow, SequenceChunk
-from node_runtime import storage
-from springtide.rpc import node_pb2
+from springtide.ids import AttemptId
+from springtide.protocol import storage
+from springtide.protocol.outputs import PrefillUpdate
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One attempt's chunk. `sampling` is set when the chunk ends the prompt."""
 
-    attempt_id: str
+    attempt_id: AttemptId
     chunk: SequenceChunk
     sampling: SamplingRow | None
 
@@ -31,7 +32,7 @@ class RunPass:
     pass_id: int
     rows: tuple[Row, ...]
     pushes: tuple[storage.Push, ...]
-    awaits: str | None = None
+    awaits: AttemptId | None = None
     predicted_ms: float = inf
     """In all stages together, without what it waits for; inf where nobody knows."""
 
@@ -41,7 +42,7 @@ class Reply:
     """To the gateway of the session."""
 
     session: int
-    update: node_pb2.PrefillUpdate
+    update: PrefillUpdate
 
 
 Action = storage.Order | RunPass | Reply

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from node_runtime.requests import Request
-from prefill_node.core.events import Start
+from springtide.ids import AttemptId, Slot
+from springtide.protocol.outputs import PrefillDone, TokenOutput
+from springtide.protocol.starts import PrefillStart, Request
 
 Phase = Literal["waiting", "acquiring", "running", "handing-over"]
 """waiting: for slots, unasked or refused. acquiring: the store has been asked. running: holds slots, has prompt left to compute.
@@ -18,10 +19,11 @@ class Attempt:
     """Block counts are from the prompt's start. `reused_blocks`, `computed`, `pushed_blocks` and `committed_blocks` fall back when the
     fetch of the prefix is truncated, and otherwise only rise; `launched` falls back to `computed` when a pass comes to nothing."""
 
-    start: Start
+    session: int
+    start: PrefillStart
     arrived_at: float
     phase: Phase = "waiting"
-    slots: tuple[int, ...] = ()
+    slots: tuple[Slot, ...] = ()
     local_blocks: int = 0
     reused_blocks: int = 0
     """Local ones and those fetched from the sources."""
@@ -55,7 +57,7 @@ class Attempt:
     """How long its passes waited for that, and no pass at all was under way; also when nothing came of it."""
 
     @property
-    def attempt_id(self) -> str:
+    def attempt_id(self) -> AttemptId:
         return self.start.request.attempt_id
 
     @property
@@ -66,10 +68,6 @@ class Attempt:
     def requested_at(self) -> float:
         """When the request arrived at its gateway."""
         return self.arrived_at - self.request.age_s
-
-    @property
-    def session(self) -> int:
-        return self.start.session
 
     @property
     def runnable(self) -> bool:
@@ -100,3 +98,18 @@ class Attempt:
         self.computed = self.launched = min(self.computed, valid_blocks * block_tokens)
         self.pushed_blocks = min(self.pushed_blocks, valid_blocks)
         self.committed_blocks = min(self.committed_blocks, valid_blocks)
+
+    def done(self, output: TokenOutput, block_tokens: int) -> PrefillDone:
+        """Its whole prompt is computed. Queue time lasts until the first pass, compute time is that of its passes, fetch time counts when
+        something came of it; what was waited for it counts in any case."""
+        assert self.first_pass_at is not None
+        fetched_blocks = self.reused_blocks - self.local_blocks
+        return PrefillDone(
+            output,
+            cached_tokens=self.reused_blocks * block_tokens,
+            remote_tokens=fetched_blocks * block_tokens,
+            queue_ms=(self.first_pass_at - self.arrived_at) * 1000,
+            compute_ms=self.compute_ms,
+            fetch_ms=self.fetch_ms if fetched_blocks > 0 else 0.0,
+            fetch_wait_ms=self.fetch_wait_ms,
+        )

@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from node_runtime import events, storage
+from node_runtime import events
 from node_runtime.calibration import Calibration
 from node_runtime.events import MOST_BETWEEN_TICKS_S
 from node_runtime.pages import within
 from node_runtime.slotqueue import SlotQueue
 from prefill_node.core import events as ev
-from prefill_node.core import passes, replies
-from prefill_node.core.actions import Action
+from prefill_node.core import passes
+from prefill_node.core.actions import Action, Reply
 from prefill_node.core.attempt import Attempt
 from prefill_node.core.flight import Flight, IdleTime, Pass
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId
+from springtide.protocol import storage
 from springtide.protocol.instances import Load
-from springtide.rpc import common_pb2 as pb
-from springtide.rpc.node_pb2 import AttemptSign
-from springtide.sampling import SampledToken, token_output
+from springtide.protocol.outputs import NO_ROOM, AttemptFailed, AttemptSign, Failure, FailureCode, SampledToken, token_output
+from springtide.protocol.starts import AbortAttempt, PrefillStart, Request
 from springtide.silence import ObservedTime
 
 MIN_SLOT_WAIT_S, MAX_SLOT_WAIT_S = 5.0, 60.0
@@ -51,7 +51,7 @@ class PrefillCore:
         self._groups = groups
         self._block_tokens = block_tokens
         self._eos_token_ids = eos_token_ids
-        self._attempts: dict[str, Attempt] = {}
+        self._attempts: dict[AttemptId, Attempt] = {}
         self._slot_queue = SlotQueue()
         self._num_slots: int | None = None
         self._pages: int | None = None
@@ -66,9 +66,9 @@ class PrefillCore:
         """Late, duplicate and unknown messages change nothing."""
         had_room = self._flight.has_room
         match event:
-            case ev.Start():
-                self._start(event, now)
-            case events.Abort(attempt_id):
+            case ev.Start(session, start):
+                self._start(session, start, now)
+            case AbortAttempt(attempt_id):
                 self._abort(attempt_id)
             case events.SessionEnded(session):
                 for attempt in [a for a in self._attempts.values() if a.session == session]:
@@ -81,10 +81,10 @@ class PrefillCore:
                 self._calibration.tick(now)
                 self._observed.look(now)
                 self._fail_unanswered()
-            case storage.StoreUp(num_slots, pages):
+            case events.StoreUp(num_slots, pages):
                 self._num_slots = self._slots_available = num_slots
                 self._pages = pages
-            case storage.StoreLost(reason):
+            case events.StoreLost(reason):
                 self._store_lost(reason)
             case storage.StoreLoad():
                 self._slots_available = event.slots_available
@@ -120,7 +120,7 @@ class PrefillCore:
             waiting=computing - running,
             tokens=tokens,
             queue_ms=queue_ms,
-            attempt_ids=frozenset(map(AttemptId, self._attempts)),
+            attempt_ids=frozenset(self._attempts),
             prefill_cost=self.cost,
         )
 
@@ -128,7 +128,7 @@ class PrefillCore:
         """How each attempt gets on, with its session."""
         for attempt_id, attempt in self._attempts.items():
             at_work = attempt.phase == "acquiring" or attempt.fetching or self._flight.runs(attempt_id)
-            yield attempt.session, AttemptSign(attempt_id=attempt_id, computed_tokens=attempt.computed, waiting=not at_work)
+            yield attempt.session, AttemptSign(attempt_id, attempt.computed, waiting=not at_work)
 
     def validate(self) -> None:
         """Asserts the invariants."""
@@ -154,29 +154,32 @@ class PrefillCore:
 
     # ---- gateways ----
 
-    def _start(self, start: ev.Start, now: float) -> None:
+    def _start(self, session: int, start: PrefillStart, now: float) -> None:
         request = start.request
         attempt_id = request.attempt_id
         if attempt_id in self._attempts or self._flight.holds(attempt_id):
             return
         if self._num_slots is None:
-            self._refuse(start, pb.FAILURE_CODE_PEER_LOST, "the node's store is away")
+            self._refuse(session, request, FailureCode.PEER_LOST, "the node's store is away")
             return
         if request.num_blocks > self._num_slots:
             self._refuse(
-                start, pb.FAILURE_CODE_INVALID, f"the prompt needs {request.num_blocks} blocks, the arena has {self._num_slots} slots"
+                session,
+                request,
+                FailureCode.INVALID,
+                f"the prompt needs {request.num_blocks} blocks, the arena has {self._num_slots}",
             )
             return
-        attempt = self._attempts[attempt_id] = Attempt(start, arrived_at=now)
+        attempt = self._attempts[attempt_id] = Attempt(session, start, arrived_at=now)
         if self._slot_queue.goes_before(request.tenant):
             self._slot_queue.wait(attempt_id, request.num_blocks, attempt.requested_at, _slot_deadline(attempt), tenant=request.tenant)
         else:
             self._acquire(attempt, now)
 
-    def _refuse(self, start: ev.Start, code: pb.FailureCode, message: str) -> None:
-        self._out.append(replies.failed(start.session, start.request.attempt_id, replies.failure(code, message)))
+    def _refuse(self, session: int, request: Request, code: FailureCode, message: str) -> None:
+        self._out.append(Reply(session, AttemptFailed(request.attempt_id, Failure(code, message))))
 
-    def _abort(self, attempt_id: str) -> None:
+    def _abort(self, attempt_id: AttemptId) -> None:
         attempt = self._attempts.get(attempt_id)
         if attempt is not None:
             self._forget(attempt)
@@ -210,7 +213,7 @@ class PrefillCore:
 
     def _fail_unanswered(self) -> None:
         for attempt in [one for one in self._attempts.values() if one.phase == "acquiring" and self._observed.now >= one.answer_due_at]:
-            self._fail(attempt, replies.failure(pb.FAILURE_CODE_PEER_LOST, "the node's store did not answer when it was asked for slots"))
+            self._fail(attempt, Failure(FailureCode.PEER_LOST, "the node's store did not answer when it was asked for slots"))
 
     def _notice(self, notice: storage.Notice, now: float) -> None:
         if isinstance(notice, storage.StoreLoad):
@@ -231,13 +234,13 @@ class PrefillCore:
             case storage.HandedOver() if attempt.phase == "handing-over":
                 del self._attempts[attempt.attempt_id]
             case storage.HandOverFailed(_, failure) if attempt.phase == "handing-over":
-                self._out.append(replies.failed(attempt.session, attempt.attempt_id, failure))
+                self._out.append(Reply(attempt.session, AttemptFailed(attempt.attempt_id, failure)))
                 del self._attempts[attempt.attempt_id]
             case storage.HandOverFailed(_, failure):
                 self._fail(attempt, failure)
-            case storage.AttemptFailed(_, failure) if failure.code in storage.NO_ROOM and attempt.phase == "acquiring":
+            case AttemptFailed(_, failure) if failure.code in NO_ROOM and attempt.phase == "acquiring":
                 attempt.phase = "waiting"
-                quota_used = failure.code == pb.FAILURE_CODE_QUOTA_USED
+                quota_used = failure.code is FailureCode.QUOTA_USED
                 if not quota_used:
                     self._slots_available = min(self._slots_available, attempt.request.num_blocks - 1)
                 self._slot_queue.refused(
@@ -249,7 +252,7 @@ class PrefillCore:
                     tenant=attempt.request.tenant,
                     quota_used=quota_used,
                 )
-            case storage.AttemptFailed(_, failure):
+            case AttemptFailed(_, failure):
                 self._fail(attempt, failure)
 
     def _acquired(self, attempt: Attempt, notice: storage.Acquired) -> None:
@@ -300,7 +303,7 @@ class PrefillCore:
             attempt = self._attempts[attempt_id]
             waited = now - attempt.arrived_at
             message = f"no {attempt.request.num_blocks} slots came free within {waited:.1f} s"
-            self._fail(attempt, replies.failure(pb.FAILURE_CODE_POOL_FULL, message))
+            self._fail(attempt, Failure(FailureCode.POOL_FULL, message))
         head = self._slot_queue.next_to_ask(self._slots_available, now)
         if head is not None:
             self._acquire(self._attempts[head], now)
@@ -310,7 +313,7 @@ class PrefillCore:
         self._slots_available = 0
         self._slot_queue.clear()
         for attempt in self._attempts.values():
-            self._out.append(replies.failed(attempt.session, attempt.attempt_id, replies.failure(pb.FAILURE_CODE_PEER_LOST, reason)))
+            self._out.append(Reply(attempt.session, AttemptFailed(attempt.attempt_id, Failure(FailureCode.PEER_LOST, reason))))
         self._flight.lose_store()
         self._attempts.clear()
 
@@ -346,7 +349,7 @@ class PrefillCore:
             attempt.fetch_wait_ms += waited_ms
             match event:
                 case ev.PassFailed(_, message) if not discarded:
-                    self._fail(attempt, replies.failure(pb.FAILURE_CODE_INTERNAL, message))
+                    self._fail(attempt, Failure(FailureCode.INTERNAL, message))
                 case ev.PassInterrupted(_, overdue) if not discarded:
                     self._interrupted(attempt, overdue)
                 case ev.PassDone(_, sampled, elapsed_ms):
@@ -369,7 +372,7 @@ class PrefillCore:
 
     def _interrupted(self, attempt: Attempt, overdue: bool) -> None:
         if overdue:
-            self._fail(attempt, replies.failure(pb.FAILURE_CODE_PEER_LOST, "the prefix did not arrive from its source in time"))
+            self._fail(attempt, Failure(FailureCode.PEER_LOST, "the prefix did not arrive from its source in time"))
             return
         # The passes behind it build on what it has not computed.
         self._flight.discard((attempt.attempt_id,))
@@ -401,8 +404,8 @@ class PrefillCore:
     def _finish(self, attempt: Attempt, sampled: SampledToken) -> None:
         request = attempt.request
         output = token_output(attempt.attempt_id, (sampled,), request.first_position, request.params, self._eos_token_ids)
-        self._out.append(replies.done(attempt, output, self._block_tokens))
-        if output.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
+        self._out.append(Reply(attempt.session, attempt.done(output, self._block_tokens)))
+        if output.finish is not None:
             # Nothing is left to decode: the gateway aborts the decode side, and the hand-over with it.
             self._forget(attempt)
             return
@@ -412,8 +415,8 @@ class PrefillCore:
 
     # ---- ends ----
 
-    def _fail(self, attempt: Attempt, why: pb.Failure) -> None:
-        self._out.append(replies.failed(attempt.session, attempt.attempt_id, why))
+    def _fail(self, attempt: Attempt, why: Failure) -> None:
+        self._out.append(Reply(attempt.session, AttemptFailed(attempt.attempt_id, why)))
         self._forget(attempt)
 
     def _forget(self, attempt: Attempt) -> None:

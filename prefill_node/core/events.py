@@ -5,25 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node_runtime import storage
-from node_runtime.events import Abort, SessionEnded, Tick
-from node_runtime.requests import Request
-from springtide.rpc import common_pb2
-from springtide.sampling import SampledToken
+from node_runtime.events import SessionEnded, StoreLost, StoreUp, Tick
+from springtide.protocol import storage
+from springtide.protocol.outputs import SampledToken
+from springtide.protocol.starts import AbortAttempt, PrefillStart
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A gateway's session wants the attempt's first token, and its KV at the decode node's store."""
+    """A gateway's session wants an attempt to be run."""
 
     session: int
-    request: Request
-    decode_store_address: str
-    decode_store_node_id: str
-    ttft_budget_ms: float
-    """Allowed from now on; 0 for none."""
-    sources: tuple[common_pb2.PrefixSource, ...] = ()
-    """Where more of the prefix lies than here, best first."""
+    start: PrefillStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +56,4 @@ class PassFailed:
 
 
 PassEnded = PassDone | PassInterrupted | PassFailed
-Event = Start | Abort | SessionEnded | PassLeft | PassEnded | Tick | storage.StoreUp | storage.StoreLost | storage.Notice
+Event = Start | AbortAttempt | SessionEnded | PassLeft | PassEnded | Tick | StoreUp | StoreLost | storage.Notice

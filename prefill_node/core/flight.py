@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from node_runtime import storage
 from prefill_node.core.actions import RunPass
+from springtide.ids import AttemptId
+from springtide.protocol import storage
 
 
 @dataclass(slots=True)
@@ -20,10 +21,10 @@ class Pass:
     """There had been room for it before it began."""
     left: bool = False
     """The first stage is done with it."""
-    discarded: set[str] = field(default_factory=set)
-    releases: dict[str, storage.Release] = field(default_factory=dict)
+    discarded: set[AttemptId] = field(default_factory=set)
+    releases: dict[AttemptId, storage.Release] = field(default_factory=dict)
 
-    def runs(self, attempt_id: str) -> bool:
+    def runs(self, attempt_id: AttemptId) -> bool:
         return any(row.attempt_id == attempt_id for row in self.run.rows)
 
 
@@ -95,10 +96,10 @@ class Flight:
         """None when it has ended before."""
         return self._passes.pop(pass_id, None)
 
-    def runs(self, attempt_id: str) -> bool:
+    def runs(self, attempt_id: AttemptId) -> bool:
         return any(one.runs(attempt_id) for one in self)
 
-    def discard(self, attempt_ids: Iterable[str]) -> None:
+    def discard(self, attempt_ids: Iterable[AttemptId]) -> None:
         """What the passes under way compute of these counts for nothing."""
         for one in self:
             one.discarded.update(attempt_id for attempt_id in attempt_ids if one.runs(attempt_id))
@@ -111,7 +112,7 @@ class Flight:
                 return True
         return False
 
-    def holds(self, attempt_id: str) -> bool:
+    def holds(self, attempt_id: AttemptId) -> bool:
         """The slots of an attempt that has ended are still being written."""
         return any(attempt_id in one.releases for one in self)
 
@@ -121,7 +122,7 @@ class Flight:
             one.discarded.update(row.attempt_id for row in one.run.rows)
             one.releases.clear()
 
-    def tokens_of(self, attempt_id: str, left: bool = False) -> int:
+    def tokens_of(self, attempt_id: AttemptId, left: bool = False) -> int:
         """That will count once the passes under way are done; with `left`, of those that have left the first stage."""
         return sum(
             len(row.chunk.token_ids)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from node_runtime.storage import Push
+from springtide.ids import AttemptId
+from springtide.protocol.storage import Push
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,14 @@ class LayerGroups:
         return self.layers_per_unit(num_blocks) == self.layers
 
     def units(
-        self, attempt_id: str, block_begin: int, block_end: int, layer_begin: int = 0, layer_end: int | None = None, *, whole: bool = True
+        self,
+        attempt_id: AttemptId,
+        block_begin: int,
+        block_end: int,
+        layer_begin: int = 0,
+        layer_end: int | None = None,
+        *,
+        whole: bool = True,
     ) -> Iterator[Push]:
         """Covers layers [layer_begin, layer_end) of blocks [block_begin, block_end), in the order of layers. Unless `whole`, a last group
         smaller than a unit is left for later, except at the model's last layer."""

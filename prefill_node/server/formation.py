@@ -30,7 +30,9 @@ from prefill_node.stage.ring import Entrance, Ring
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import AttemptId
 from springtide.process import ProcessArguments
-from springtide.rpc import stage_pb2, store_pb2
+from springtide.protocol import storage
+from springtide.protocol.wire import STORE_NOTICE
+from springtide.rpc import stage_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -177,9 +179,9 @@ class Formation:
             orders.put(wire.pass_order(run, pushes[number].layer_ends, number == len(self._orders), block_tokens))
         self._start(self._first_stage(flying))
 
-    def relay(self, notice: store_pb2.StoreNotice) -> None:
+    def relay(self, notice: storage.Notice) -> None:
         for orders in self._orders:
-            orders.put(stage_pb2.StageOrder(notice=notice))
+            orders.put(stage_pb2.StageOrder(notice=STORE_NOTICE.encode(notice)))
 
     def forget(self, attempt_id: str) -> None:
         for orders in self._orders:

@@ -24,7 +24,8 @@ from springtide.blocks import blocks_for
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import Incarnation
 from springtide.process import ProcessArguments, end_process
-from springtide.rpc import store_pb2
+from springtide.protocol import storage
+from springtide.protocol.outputs import AttemptFailed
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class StageGroup(Passes):
         assert self._formation is not None, "the core launches nothing without a store, and there is none without a formation"
         self._formation.launch(Launch(run, link, self.tell))
 
-    def relay(self, notice: store_pb2.StoreNotice) -> None:
+    def relay(self, notice: storage.Notice) -> None:
         if self._formation is not None and _concerns_fetch(notice):
             self._formation.relay(notice)
 
@@ -136,7 +137,7 @@ class StageGroup(Passes):
         self._watchdog.close()
 
 
-def _concerns_fetch(notice: store_pb2.StoreNotice) -> bool:
-    if notice.HasField("acquired"):
-        return notice.acquired.remote_blocks > 0
-    return any(notice.HasField(name) for name in ("fetch_progress", "fetch_truncated", "attempt_failed"))
+def _concerns_fetch(notice: storage.Notice) -> bool:
+    if isinstance(notice, storage.Acquired):
+        return notice.remote_blocks > 0
+    return isinstance(notice, storage.FetchProgress | storage.FetchTruncated | AttemptFailed)

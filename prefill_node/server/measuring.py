@@ -17,6 +17,7 @@ from prefill_node.server.group import StageGroup
 from prefill_node.stage.compute import Result
 from springtide.cost import PrefillCost
 from springtide.errors import SpringtideError
+from springtide.ids import AttemptId
 
 BUDGET_S = 4.0
 """Of further rounds: the first is taken whatever it takes."""
@@ -50,7 +51,7 @@ async def measure_group(group: StageGroup, max_tokens: int, context_length: int)
 
 def _row(sample: tuple[int, int], num_slots: int) -> Row:
     new, cached = sample
-    return Row("measured", SequenceChunk((0,) * new, cached, tuple(range(num_slots))), None)
+    return Row(AttemptId("measured"), SequenceChunk((0,) * new, cached, tuple(range(num_slots))), None)
 
 
 async def _stage_times(formation: Formation, run: RunPass) -> list[float]:

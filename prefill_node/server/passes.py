@@ -12,7 +12,6 @@ from functools import partial
 
 from engine.runner import ModelRunner
 from kvstore.link import StoreLink
-from node_runtime import storage
 from node_runtime.model_thread import ModelThread
 from node_runtime.watchdog import Watchdog, longest_s, stalled_after_s
 from prefill_node.core.actions import RunPass
@@ -22,7 +21,7 @@ from prefill_node.stage.wire import part_of
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId, Incarnation
 from springtide.process import end_process
-from springtide.rpc import store_pb2
+from springtide.protocol import storage
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class Passes(ABC):
         """Tells of it as RunPass says. Pushes go to `link` as soon as their last layer is computed."""
 
     @abstractmethod
-    def relay(self, notice: store_pb2.StoreNotice) -> None:
+    def relay(self, notice: storage.Notice) -> None:
         """The store has said this."""
 
     @abstractmethod
@@ -118,7 +117,7 @@ class OwnPasses(Passes):
             result = compute(self._runner, part, None, None, hooks)
         return conclude(run, (result,), (time.perf_counter() - began) * 1000)
 
-    def relay(self, notice: store_pb2.StoreNotice) -> None:
+    def relay(self, notice: storage.Notice) -> None:
         """The link itself is asked for layers."""
 
     def forget(self, attempt_id: str) -> None:
@@ -154,7 +153,7 @@ class Pushes:
     def send(self, link: StoreLink, layer_end: int) -> None:
         """Those whose layers are all below. From any thread, one at a time."""
         while self._waiting and self._waiting[0].layer_end <= layer_end:
-            link.send(storage.to_command(self._waiting.popleft()))
+            link.send(self._waiting.popleft())
 
 
 def conclude(run: RunPass, results: Sequence[Result], elapsed_ms: float) -> PassEnded:

@@ -11,11 +11,9 @@ import grpc.aio
 from engine.profiling import measure_prefill
 from engine.runner import ModelRunner
 from kvstore.link import StoreLink
-from node_runtime import storage
 from node_runtime.events import Tick
 from node_runtime.node import EngineNode
 from node_runtime.process import Kind, Parts
-from node_runtime.requests import Request
 from prefill_node import metrics
 from prefill_node.core import PrefillCore
 from prefill_node.core.actions import Action, Reply, RunPass
@@ -29,8 +27,11 @@ from springtide.cost import PrefillCost
 from springtide.errors import PeerLost
 from springtide.ids import Incarnation
 from springtide.process import ProcessArguments
+from springtide.protocol import storage, wire
 from springtide.protocol.instances import Load, Role
-from springtide.rpc import common_pb2, node_pb2, node_pb2_grpc, store_pb2
+from springtide.protocol.outputs import AttemptFailed, AttemptSigns, PrefillDone, PrefillUpdate
+from springtide.protocol.starts import PrefillStart
+from springtide.rpc import node_pb2, node_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def kind(arguments: ProcessArguments) -> Kind[PrefillCost]:
     return Kind(Role.PREFILL, config.threads, PrefillCost, measure, PrefillServer)
 
 
-class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUpdate], node_pb2_grpc.PrefillNodeServicer):
+class PrefillServer(EngineNode[Action, PrefillStart, PrefillUpdate], node_pb2_grpc.PrefillNodeServicer):
     def __init__(self, parts: Parts, cost: PrefillCost, group: Passes | None = None) -> None:
         """Without a `group` of stages the runner has all layers."""
         arguments, spec = parts.arguments, parts.runner.kv_spec
@@ -61,7 +62,9 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
             config.prefill_node.stages,
             config.silence_s,
         )
-        super().__init__(Role.PREFILL, arguments, self.core, parts.runner, parts.thread, parts.clock)
+        super().__init__(
+            Role.PREFILL, wire.PREFILL_COMMAND, wire.PREFILL_UPDATE, arguments, self.core, parts.runner, parts.thread, parts.clock
+        )
         self._transfers = Transfers()
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -86,7 +89,7 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
         await self._passes.attach(link, incarnation)
         await super().attach(link, incarnation)
 
-    def on_notice(self, notice: store_pb2.StoreNotice) -> None:
+    def on_notice(self, notice: storage.Notice) -> None:
         self._passes.relay(notice)
         super().on_notice(notice)
 
@@ -137,21 +140,14 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
             metrics.TOKENS.inc(sum(len(row.chunk.token_ids) for row in run.rows))
         self.tell(event)
 
-    def start_event(self, session: int, start: node_pb2.PrefillStart, request: Request) -> Start:
-        return Start(
-            session=session,
-            request=request,
-            decode_store_address=start.decode_store_address,
-            decode_store_node_id=start.decode_store_node_id,
-            ttft_budget_ms=start.ttft_budget_ms,
-            sources=tuple(start.sources),
-        )
+    def start_event(self, session: int, start: PrefillStart) -> Start:
+        return Start(session, start)
 
-    def failed_update(self, output: common_pb2.TokenOutput) -> node_pb2.PrefillUpdate:
-        return node_pb2.PrefillUpdate(failed=output)
+    def failed_update(self, failed: AttemptFailed) -> PrefillUpdate:
+        return failed
 
-    def signs_update(self, signs: node_pb2.AttemptSigns) -> node_pb2.PrefillUpdate:
-        return node_pb2.PrefillUpdate(signs=signs)
+    def signs_update(self, signs: AttemptSigns) -> PrefillUpdate:
+        return signs
 
     # ---- how it is doing ----
 
@@ -164,8 +160,8 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
 
     def handled(self, event: Any) -> None:
         match event:
-            case Start(_, request):
-                self._transfers.started(request)
+            case Start(_, start):
+                self._transfers.started(start.request)
             case Tick():
                 load = self.core.load()
                 metrics.RUNNING.set(load.running)
@@ -176,15 +172,13 @@ class PrefillServer(EngineNode[Action, node_pb2.PrefillStart, node_pb2.PrefillUp
                 metrics.HAND_OVER_BYTES.inc(event.num_bytes)
                 self._transfers.handed_over(event, self._clock.now())
 
-    def _count_reply(self, update: node_pb2.PrefillUpdate) -> None:
-        if update.HasField("failed"):
-            failure = update.failed.failure
-            code = common_pb2.FailureCode.Name(failure.code)
-            logger.info("%s: %s", code, failure.message, extra={"attempt_id": update.failed.attempt_id})
-            metrics.FAILURES.labels(code).inc()
-            return
-        done = update.done
-        self._transfers.computed(done, self._clock.now())
-        metrics.QUEUE_WAIT_SECONDS.observe(done.queue_ms / 1000)
-        metrics.CACHED_TOKENS.labels("local").inc(done.cached_tokens - done.remote_tokens)
-        metrics.CACHED_TOKENS.labels("remote").inc(done.remote_tokens)
+    def _count_reply(self, update: PrefillUpdate) -> None:
+        match update:
+            case AttemptFailed(attempt_id, failure):
+                logger.info("%s: %s", failure.code.name, failure.message, extra={"attempt_id": attempt_id})
+                metrics.FAILURES.labels(failure.code.value).inc()
+            case PrefillDone():
+                self._transfers.computed(update, self._clock.now())
+                metrics.QUEUE_WAIT_SECONDS.observe(update.queue_ms / 1000)
+                metrics.CACHED_TOKENS.labels("local").inc(update.cached_tokens - update.remote_tokens)
+                metrics.CACHED_TOKENS.labels("remote").inc(update.remote_tokens)

@@ -6,10 +6,11 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from node_runtime.requests import Request
-from node_runtime.storage import HandedOver
 from prefill_node import metrics
-from springtide.rpc import node_pb2
+from springtide.ids import AttemptId
+from springtide.protocol.outputs import PrefillDone
+from springtide.protocol.starts import Request
+from springtide.protocol.storage import HandedOver
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class Transfer:
         return max(0.0, 1.0 - self.waited_ms / self.took_ms) if self.took_ms > 0 else 0.0
 
 
-def fetch_of(done: node_pb2.PrefillDone) -> Transfer:
+def fetch_of(done: PrefillDone) -> Transfer:
     """Of the prefix from elsewhere: from the order until its last layer was here. Waited for by passes before layers that it had not
     reached, in all stages one after another, and by the group where it had nothing else to do."""
     return Transfer(done.fetch_ms, done.fetch_wait_ms)
@@ -43,7 +44,7 @@ def hand_over_of(handed_over: HandedOver, tail_ms: float) -> Transfer:
 @dataclass(slots=True)
 class _Prefill:
     request: Request
-    done: node_pb2.PrefillDone | None = None
+    done: PrefillDone | None = None
     computed_at: float = 0.0
     """The last layer of the last chunk, or hardly later: the first token was out."""
 
@@ -52,18 +53,18 @@ class Transfers:
     """Times in seconds, of any one clock."""
 
     def __init__(self) -> None:
-        self._prefills: dict[str, _Prefill] = {}
+        self._prefills: dict[AttemptId, _Prefill] = {}
 
     def started(self, request: Request) -> None:
         self._prefills.setdefault(request.attempt_id, _Prefill(request))
 
-    def computed(self, done: node_pb2.PrefillDone, now: float) -> None:
+    def computed(self, done: PrefillDone, now: float) -> None:
         prefill = self._prefills.get(done.output.attempt_id)
         if prefill is None:
             return
         prefill.done, prefill.computed_at = done, now
         _count("fetch", fetch_of(done))
-        if done.output.finish_reason:
+        if done.output.finish is not None:
             self._end(done.output.attempt_id, "no hand-over, for the first token was the last")
 
     def handed_over(self, handed_over: HandedOver, now: float) -> None:
@@ -76,12 +77,12 @@ class Transfers:
         _count("hand_over", transfer)
         self._end(handed_over.attempt_id, _hand_over_in_words(handed_over, transfer))
 
-    def keep(self, attempt_ids: Collection[str]) -> None:
+    def keep(self, attempt_ids: Collection[AttemptId]) -> None:
         """The others have ended: were never computed, or not handed over."""
         for attempt_id in self._prefills.keys() - attempt_ids:
             self._end(attempt_id, "the hand-over broke off")
 
-    def _end(self, attempt_id: str, hand_over: str) -> None:
+    def _end(self, attempt_id: AttemptId, hand_over: str) -> None:
         prefill = self._prefills.pop(attempt_id)
         if prefill.done is None:
             return

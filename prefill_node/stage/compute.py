@@ -17,7 +17,7 @@ from engine.sampling.sampler import sample
 from messenger.base import DeadlineExceeded
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId
-from springtide.sampling import SampledToken
+from springtide.protocol.outputs import SampledToken
 
 logger = logging.getLogger(__name__)
 

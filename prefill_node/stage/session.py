@@ -22,7 +22,9 @@ from prefill_node.stage.compute import Hooks, Outcome, Part, Result, compute
 from prefill_node.stage.ring import Arrival, Entrance, Ring, RingShape
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import AttemptId
-from springtide.rpc import stage_pb2, store_pb2
+from springtide.protocol.storage import StoreHello, StoreNotice
+from springtide.protocol.wire import STORE_NOTICE
+from springtide.rpc import stage_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ class Session:
     async def _begin(self) -> stage_pb2.GroupJoined:
         join = self._join
         if join.arena_socket:
-            engine = engine_identity(store_pb2.EngineHello(instance_id=join.instance_id, incarnation=join.incarnation))
+            engine = engine_identity(join.instance_id, join.incarnation)
             self._arena = await asyncio.to_thread(attach_arena, Path(join.arena_socket), engine)
             await self._thread.run(self._runner.set_arena, shared_arena(*self._arena), join.num_slots)
             await self._thread.run(self._runner.warm_up)
@@ -116,7 +118,7 @@ class Session:
                 case "run":
                     self._orders.put_nowait(wire.part_from(order.run, self._last))
                 case "notice":
-                    self._fetches.update(order.notice)
+                    self._take_notice(STORE_NOTICE.decode(order.notice))
                 case "forget":
                     self._fetches.forget(AttemptId(order.forget))
                 case "slots_given_back":
@@ -124,6 +126,10 @@ class Session:
                 case other:
                     raise SpringtideError(f"a stage does not know the order {other}")
         self._reports.put_nowait(None)
+
+    def _take_notice(self, notice: StoreNotice) -> None:
+        if not isinstance(notice, StoreHello):
+            self._fetches.update(notice)
 
     async def _work(self) -> None:
         while True:

@@ -9,8 +9,8 @@ from prefill_node.core.actions import Row, RunPass
 from prefill_node.stage.compute import Outcome, Part, Result
 from springtide.blocks import blocks_for
 from springtide.ids import AttemptId
-from springtide.rpc import common_pb2, stage_pb2
-from springtide.sampling import SampledToken, SamplingParams
+from springtide.protocol.wire import SAMPLED_TOKEN, SAMPLING_PARAMS
+from springtide.rpc import stage_pb2
 
 _OUTCOMES = {
     Outcome.DONE: stage_pb2.STAGE_OUTCOME_DONE,
@@ -46,7 +46,9 @@ def _row(row: Row, last: bool, block_tokens: int) -> stage_pb2.StageRow:
     if last and row.sampling is not None:
         sampling = row.sampling
         message.sampling.CopyFrom(
-            stage_pb2.StageSampling(params=sampling.params.to_proto(), prompt_ids=sampling.prompt_ids, output_ids=sampling.output_ids)
+            stage_pb2.StageSampling(
+                params=SAMPLING_PARAMS.encode(sampling.params), prompt_ids=sampling.prompt_ids, output_ids=sampling.output_ids
+            )
         )
     return message
 
@@ -66,7 +68,7 @@ def part_from(message: stage_pb2.StagePass, last: bool) -> Part:
 
 
 def _sampling(message: stage_pb2.StageSampling) -> SamplingRow:
-    return SamplingRow(SamplingParams.from_proto(message.params), tuple(message.prompt_ids), tuple(message.output_ids))
+    return SamplingRow(SAMPLING_PARAMS.decode(message.params), tuple(message.prompt_ids), tuple(message.output_ids))
 
 
 def ended_report(pass_id: int, result: Result) -> stage_pb2.StageReport:
@@ -75,7 +77,7 @@ def ended_report(pass_id: int, result: Result) -> stage_pb2.StageReport:
             pass_id=pass_id,
             outcome=_OUTCOMES[result.outcome],
             message=result.message,
-            tokens=[stage_pb2.StageToken(token_id=token.token_id, logprobs=token.logprobs_proto()) for token in result.tokens],
+            tokens=map(SAMPLED_TOKEN.encode, result.tokens),
             busy_ms=result.busy_ms,
             waited_ms=result.waited_ms,
         )
@@ -83,12 +85,5 @@ def ended_report(pass_id: int, result: Result) -> stage_pb2.StageReport:
 
 
 def result_from(message: stage_pb2.StagePassEnded) -> Result:
-    tokens = tuple(
-        SampledToken(token.token_id, *_logprobs(token.logprobs)) if token.HasField("logprobs") else SampledToken(token.token_id)
-        for token in message.tokens
-    )
+    tokens = tuple(map(SAMPLED_TOKEN.decode, message.tokens))
     return Result(_OUTCOME_OF[message.outcome], message.message, tokens, message.busy_ms, message.waited_ms)
-
-
-def _logprobs(message: common_pb2.TokenLogprobs) -> tuple[float, tuple[tuple[int, float], ...]]:
-    return message.chosen.logprob, tuple((top.token_id, top.logprob) for top in message.top)

@@ -25,7 +25,7 @@ from simulator.cluster.store import SimStore
 from simulator.workload import Workload
 from springtide.ids import AttemptId, BlockKey, InstanceId, NodeId
 from springtide.protocol.instances import InstanceRef, Role
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 REPORT_EVERY_S = 0.05
 """Nodes report as often where much happens, and at once after a while of nothing (node_runtime.load)."""

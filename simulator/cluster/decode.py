@@ -15,7 +15,6 @@ from decode_node.core import events as ev
 from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
 from decode_node.core.settings import Settings
 from node_runtime import events as node_events
-from node_runtime import storage
 from simulator.cluster.loop import Loop, Mailbox
 from simulator.cluster.prefill import TOKEN
 from simulator.cluster.processor import Compute, Job
@@ -23,19 +22,15 @@ from simulator.cluster.store import SimStore
 from simulator.hardware import Hardware
 from simulator.workload import SimRequest
 from springtide.ids import AttemptId, InstanceId
+from springtide.protocol import storage
 from springtide.protocol.instances import Load
-from springtide.rpc.common_pb2 import TokenOutput
-from springtide.rpc.node_pb2 import PrefillDone
+from springtide.protocol.outputs import DecodeUpdate
 
 
 class Gateway(Protocol):
     """What a decode instance needs of it."""
 
-    def on_decode(self, instance_id: InstanceId, output: TokenOutput, step_s: float) -> None: ...
-
-    def on_prefilled(self, done: PrefillDone) -> None: ...
-
-    def on_reserved(self, attempt_id: AttemptId) -> None: ...
+    def on_decode(self, instance_id: InstanceId, update: DecodeUpdate, step_s: float) -> None: ...
 
     def on_refused_late(self, attempt_id: AttemptId) -> None: ...
 
@@ -89,7 +84,7 @@ class SimDecode:
         self.busy_s = 0.0
         self._step_s = 0.0
         """Of the steps that ended last, the mean."""
-        self.tell(storage.StoreUp(store.pool.num_slots))
+        self.tell(node_events.StoreUp(store.pool.num_slots))
 
     def tell(self, event: ev.Event) -> None:
         self._mailbox.post(event)
@@ -108,7 +103,7 @@ class SimDecode:
             self._cut()
         self._mailbox = Mailbox(lambda event: None)
         self.store.engine_left()
-        return tuple(AttemptId(attempt_id) for attempt_id in self._core.load().attempt_ids)
+        return tuple(self._core.load().attempt_ids)
 
     def tick(self) -> None:
         if self._core.load().waiting:
@@ -139,13 +134,8 @@ class SimDecode:
                 self._run(action)
             case LoadAhead():
                 raise AssertionError("the simulated engine computes in its arena")
-            case Reply(_, outputs, prefilled, reserved):
-                for attempt_id in reserved:
-                    self._gateway.on_reserved(AttemptId(attempt_id))
-                for done in prefilled:
-                    self._gateway.on_prefilled(done)
-                for output in outputs:
-                    self._gateway.on_decode(self.instance_id, output, self._step_s)
+            case Reply(_, update):
+                self._gateway.on_decode(self.instance_id, update, self._step_s)
             case _:
                 self.store.order(action)
 

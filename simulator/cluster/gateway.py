@@ -11,36 +11,27 @@ from decode_node.core import events as decode_events
 from gateway import events as ev
 from gateway.core import GatewayCore
 from gateway.state import Limits
-from node_runtime import events as node_events
-from node_runtime.requests import Request
 from prefill_node.core import events as prefill_events
 from simulator.cluster.decode import SimDecode
 from simulator.cluster.keys import prompt_keys
 from simulator.cluster.loop import Loop, Mailbox, Timer
-from simulator.cluster.prefill import TOKEN, SimPrefill
+from simulator.cluster.prefill import SimPrefill
 from simulator.cluster.records import LOST, Records
 from simulator.workload import SimRequest
-from springtide.blocks import blocks_for
 from springtide.errors import DeadlineExceeded, Overloaded
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, RequestId
 from springtide.protocol.attempts import Renew
 from springtide.protocol.instances import Role
+from springtide.protocol.outputs import AttemptFailed, DecodeUpdate, PrefillDone, PrefillUpdate
+from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import Rejection, Schedule
-from springtide.protocol.wire import PREFIX_SOURCE
-from springtide.rpc import common_pb2 as pb
-from springtide.rpc.node_pb2 import PrefillDone, PrefillUpdate
-from springtide.sampling import SamplingParams
+from springtide.protocol.starts import AbortAttempt
 
 GATEWAY = GatewayId("gateway")
 MAX_NEW_TOKENS = 1 << 17
 """What clients ask for, if so much has room; how much will come, nobody knows beforehand."""
 _SESSION = 0
 _NAMESPACE = BlockKey(bytes(16))
-_FINISHES: dict[int, ev.Finish | None] = {
-    pb.FINISH_REASON_UNSPECIFIED: None,
-    pb.FINISH_REASON_STOP: "stop",
-    pb.FINISH_REASON_LENGTH: "length",
-}
 
 
 class SimGateway:
@@ -65,7 +56,7 @@ class SimGateway:
         self._loop, self._conductor = loop, conductor
         self._prefills, self._decodes = prefills, decodes
         # Simulated nodes do not hang, and send no signs of life.
-        self._core = GatewayCore(Limits(silence_s=math.inf, standstill_s=math.inf), GATEWAY, self._keys_of)
+        self._core = GatewayCore(Limits(silence_s=math.inf, standstill_s=math.inf), GATEWAY, SimHashing(records, block_tokens))
         self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
         self._retry: Timer | None = None
 
@@ -95,34 +86,29 @@ class SimGateway:
     # ---- the instances' replies ----
 
     def on_prefill(self, instance_id: InstanceId, update: PrefillUpdate) -> None:
-        if update.HasField("failed"):
-            self._mailbox.post(_failed(update.failed, Role.PREFILL))
-        else:
-            self.on_prefilled(update.done)
+        if isinstance(update, AttemptFailed):
+            self._mailbox.post(ev.SideFailed(Role.PREFILL, update))
+        elif isinstance(update, PrefillDone):
+            self.on_prefilled(update)
 
     def on_prefilled(self, done: PrefillDone) -> None:
         """By a prefill group, or inlined."""
         self.records.cached_tokens[_index(done.output.attempt_id)] = done.cached_tokens
-        self._mailbox.post(
-            ev.PrefillDone(
-                _output(done.output),
-                done.cached_tokens,
-                done.remote_tokens,
-                done.fetch_ms,
-                queue_ms=done.queue_ms,
-                compute_ms=done.compute_ms,
-            )
-        )
+        self._mailbox.post(done)
 
     def on_reserved(self, attempt_id: AttemptId) -> None:
         self._mailbox.post(ev.DecodeReserved(attempt_id))
 
-    def on_decode(self, instance_id: InstanceId, output: pb.TokenOutput, step_s: float) -> None:
+    def on_decode(self, instance_id: InstanceId, update: DecodeUpdate, step_s: float) -> None:
+        for attempt_id in update.reserved:
+            self.on_reserved(attempt_id)
+        for done in update.prefilled:
+            self.on_prefilled(done)
         self._step_s = step_s
-        if output.HasField("failure"):
-            self._mailbox.post(_failed(output, Role.DECODE))
-        else:
-            self._mailbox.post(ev.DecodeOutput(_output(output)))
+        for output in update.outputs:
+            self._mailbox.post(ev.DecodeOutput(output))
+        for failed in update.failed:
+            self._mailbox.post(ev.SideFailed(Role.DECODE, failed))
 
     def on_refused_late(self, attempt_id: AttemptId) -> None:
         """The decode node does not take what has been prefilled for it: the request ends here."""
@@ -161,23 +147,20 @@ class SimGateway:
                 self.records.tokens(int(request_id), len(tokens), self._loop.now + self._rpc_s, self._step_s)
             case Schedule():
                 self._loop.after(self._rpc_s, lambda: self._schedule(action))
-            case ev.StartDecode():
-                self._start_decode(action)
-            case ev.StartPrefill():
+            case ev.StartAtDecode(instance, order):
+                order = replace(order, refusable=order.refusable and not self._late_door)
+                self._decodes[instance.instance_id].tell(decode_events.Start(_SESSION, order))
+            case ev.StartAtPrefill():
                 self._start_prefill(action)
             case ev.Abort(side, instance_id, attempt_id):
                 instances: Mapping[InstanceId, SimPrefill | SimDecode] = self._prefills if side is Role.PREFILL else self._decodes
                 # One that has left its role has nothing of the attempt any more.
                 if instance_id in instances:
-                    instances[instance_id].tell(node_events.Abort(attempt_id))
+                    instances[instance_id].tell(AbortAttempt(attempt_id))
             case ev.Report(progress):
                 self._conductor(progress)
             case ev.Terminal(request_id, reply):
                 self._end(int(request_id), reply)
-
-    def _keys_of(self, generation: ev.Generation, token_ids: Sequence[int]) -> Sequence[BlockKey]:
-        request = self.records.requests[int(generation.request_id)]
-        return prompt_keys(request, 0, len(token_ids) // self._block_tokens, self._block_tokens)
 
     def _schedule(self, action: Schedule) -> None:
         max_new_tokens = max(1, min(MAX_NEW_TOKENS, self._context_tokens - action.num_tokens))
@@ -185,50 +168,13 @@ class SimGateway:
             if isinstance(reply, conductor_events.Reply):
                 self._mailbox.post(_answer(reply))
 
-    def _request(self, generation: ev.Generation, attempt_id: AttemptId, num_tokens: int, age_ms: float) -> Request:
-        request = self.records.requests[int(generation.request_id)]
-        return Request(
-            attempt_id=attempt_id,
-            request_id=generation.request_id,
-            tenant=generation.tenant,
-            token_ids=range(num_tokens),
-            num_prompt_tokens=request.input_tokens,
-            params=generation.sampling,
-            namespace=_NAMESPACE,
-            keys=prompt_keys(request, 0, num_tokens // self._block_tokens, self._block_tokens),
-            num_blocks=blocks_for(num_tokens, self._block_tokens),
-            age_s=age_ms / 1000,
-        )
-
-    def _start_decode(self, action: ev.StartDecode) -> None:
-        assignment = action.assignment
-        start = decode_events.Start(
-            session=_SESSION,
-            request=self._request(action.generation, assignment.attempt_id, len(action.token_ids), action.age_ms),
-            tbt_slo_ms=assignment.tbt_slo_ms,
-            inlined=assignment.inlined,
-            waits=action.waits,
-            refusable=assignment.refusable and not self._late_door,
-            expected_tokens=assignment.prediction.output_tokens,
-        )
-        self._decodes[assignment.decode.instance_id].tell(start)
-
-    def _start_prefill(self, action: ev.StartPrefill) -> None:
-        assignment = action.assignment
-        instance_id = assignment.prefill.instance_id
+    def _start_prefill(self, action: ev.StartAtPrefill) -> None:
+        instance_id, attempt_id = action.instance.instance_id, action.start.request.attempt_id
         if instance_id not in self._prefills:
             # It has left its role while the attempt waited for room at its decode node.
-            self._mailbox.post(ev.SessionLost(Role.PREFILL, instance_id, (assignment.attempt_id,), connected=False))
+            self._mailbox.post(ev.SessionLost(Role.PREFILL, instance_id, (attempt_id,), connected=False))
             return
-        start = prefill_events.Start(
-            session=_SESSION,
-            request=self._request(action.generation, assignment.attempt_id, len(action.token_ids), action.age_ms),
-            decode_store_address=assignment.decode.store_address,
-            decode_store_node_id=assignment.decode.node_id,
-            ttft_budget_ms=action.ttft_budget_ms,
-            sources=tuple(map(PREFIX_SOURCE.encode, assignment.sources)),
-        )
-        self._prefills[instance_id].tell(start)
+        self._prefills[instance_id].tell(prefill_events.Start(_SESSION, action.start))
 
     def _end(self, index: int, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
         if isinstance(reply, ev.Finished):
@@ -249,10 +195,16 @@ def _answer(reply: conductor_events.Reply) -> ev.Event:
     return ev.Rejected(reply.attempt_id, reply.outcome)
 
 
-def _failed(output: pb.TokenOutput, side: Role) -> ev.AttemptFailed:
-    return ev.AttemptFailed(AttemptId(output.attempt_id), side, output.failure.code, output.failure.message)
+class SimHashing:
+    """The keys of prompts whose tokens nobody knows: a trace tells which blocks they share."""
 
+    def __init__(self, records: Records, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self._records = records
 
-def _output(output: pb.TokenOutput) -> ev.Output:
-    tokens = (TOKEN,) * len(output.token_ids)
-    return ev.Output(AttemptId(output.attempt_id), output.position, tokens, _FINISHES[output.finish_reason])
+    def namespace(self, generation: ev.Generation) -> BlockKey:
+        return _NAMESPACE
+
+    def keys(self, generation: ev.Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
+        request = self._records.requests[int(generation.request_id)]
+        return prompt_keys(request, 0, len(token_ids) // self.block_tokens, self.block_tokens)

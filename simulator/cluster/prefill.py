@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from node_runtime import events as node_events
-from node_runtime import storage
 from prefill_node.core import PrefillCore
 from prefill_node.core import events as ev
 from prefill_node.core.actions import Action, Reply, RunPass
@@ -19,9 +18,9 @@ from simulator.cluster.store import LAYER_GROUPS, SimStore
 from simulator.hardware import Hardware
 from springtide.chunking import Chunking
 from springtide.ids import AttemptId, InstanceId
+from springtide.protocol import storage
 from springtide.protocol.instances import Load
-from springtide.rpc.node_pb2 import PrefillUpdate
-from springtide.sampling import SampledToken
+from springtide.protocol.outputs import PrefillUpdate, SampledToken
 
 TOKEN = SampledToken(1)
 """Every token is this one: what is computed, nobody sees."""
@@ -66,7 +65,7 @@ class SimPrefill:
         self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
         store.notify = self.tell
         self.busy_s = 0.0
-        self.tell(storage.StoreUp(store.pool.num_slots))
+        self.tell(node_events.StoreUp(store.pool.num_slots))
 
     def tell(self, event: ev.Event) -> None:
         self._mailbox.post(event)
@@ -83,7 +82,7 @@ class SimPrefill:
         """The engine ends, and nothing reaches it any more. Returns the attempts that it had not ended."""
         self._mailbox = Mailbox(lambda event: None)
         self.store.engine_left()
-        return tuple(AttemptId(attempt_id) for attempt_id in self._core.load().attempt_ids)
+        return tuple(self._core.load().attempt_ids)
 
     def tick(self) -> None:
         if self._core.load().attempt_ids:
@@ -152,6 +151,6 @@ class SimPrefill:
         self.tell(ev.PassDone(run.pass_id, sampled, elapsed_s * 1000))
 
 
-def _pushed(run: RunPass) -> dict[str, range]:
+def _pushed(run: RunPass) -> dict[AttemptId, range]:
     """The blocks that this pass makes final."""
     return {push.attempt_id: range(push.block_begin, push.block_end) for push in run.pushes}

@@ -12,12 +12,12 @@ from kvstore.core.eviction import PolicyName, new_policy
 from kvstore.core.ingest import Unit, Writer
 from kvstore.core.pool import Pool
 from kvstore.core.results import Stored
-from node_runtime import storage
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
 from springtide.errors import PoolFull, SpringtideError
 from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId
-from springtide.rpc import common_pb2 as pb
+from springtide.protocol import storage
+from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode
 
 LAYER_GROUPS = 2
 """In which prefixes arrive: the first is told at once, so that the engine may wait layer by layer, the last when all is there."""
@@ -102,37 +102,37 @@ class SimStore:
                 case storage.Reserve():
                     self._reserve(order)
                 case storage.Grow(attempt_id, num_blocks):
-                    slots = self.pool.grow(AttemptId(attempt_id), num_blocks)
+                    slots = self.pool.grow(attempt_id, num_blocks)
                     self.notify(storage.Grown(attempt_id, tuple(slots)))
                 case storage.Commit(attempt_id, first_block, keys):
-                    self._commit(AttemptId(attempt_id), first_block, len(keys))
+                    self._commit(attempt_id, first_block, len(keys))
                 case storage.OpenHandOver():
                     self._open(order)
                 case storage.Seal(attempt_id, first_token):
-                    self._hand_overs[AttemptId(attempt_id)].first_token = first_token
+                    self._hand_overs[attempt_id].first_token = first_token
                 case storage.Release(attempt_id, finish_hand_over):
-                    self._release(AttemptId(attempt_id), finish_hand_over)
+                    self._release(attempt_id, finish_hand_over)
         except PoolFull as error:
             self._was_full = True
-            self._failed(order.attempt_id, pb.FAILURE_CODE_POOL_FULL, error.message)
+            self._failed(order.attempt_id, FailureCode.POOL_FULL, error.message)
         except SpringtideError as error:
-            self._failed(order.attempt_id, pb.FAILURE_CODE_INTERNAL, error.message)
+            self._failed(order.attempt_id, FailureCode.INTERNAL, error.message)
         self.changed()
 
     @property
     def slots_available(self) -> int:
         return self.pool.num_available
 
-    def fetched_at(self, attempt_id: str) -> float:
+    def fetched_at(self, attempt_id: AttemptId) -> float:
         """When the attempt's prefix has arrived."""
-        return self._fetches.get(AttemptId(attempt_id), 0.0)
+        return self._fetches.get(attempt_id, 0.0)
 
-    def _failed(self, attempt_id: str, code: pb.FailureCode, message: str) -> None:
-        self.notify(storage.AttemptFailed(attempt_id, pb.Failure(code=code, message=message)))
+    def _failed(self, attempt_id: AttemptId, code: FailureCode, message: str) -> None:
+        self.notify(AttemptFailed(attempt_id, Failure(code, message)))
 
     def _acquire(self, order: storage.Acquire) -> None:
-        attempt_id = AttemptId(order.attempt_id)
-        keys = cast(Sequence[BlockKey], order.keys)
+        attempt_id = order.attempt_id
+        keys = order.keys
         acquired = self.pool.acquire(
             attempt_id, keys, order.num_blocks, order.max_reused_blocks, order.tenant, order.leave_available, order.leave_in_quota
         )
@@ -168,7 +168,7 @@ class SimStore:
         return remote
 
     def _reserve(self, order: storage.Reserve) -> None:
-        attempt_id = AttemptId(order.attempt_id)
+        attempt_id = order.attempt_id
         reserved = self.pool.reserve(
             attempt_id,
             cast(Sequence[BlockKey], order.keys),
@@ -202,7 +202,7 @@ class SimStore:
     # ---- hand-over: the prefill side ----
 
     def _open(self, order: storage.OpenHandOver) -> None:
-        attempt_id = AttemptId(order.attempt_id)
+        attempt_id = order.attempt_id
         destination = self._stores[NodeId(order.node_id)]
         hand_over = HandOver(attempt_id, destination, len(self.pool.begin_hand_over(attempt_id)), waiting_since=self._loop.now)
         self._hand_overs[attempt_id] = hand_over
@@ -226,9 +226,9 @@ class SimStore:
         if hand_over.first_token is not None:
             self._loop.at(hand_over.arrived_at, lambda: self._complete(hand_over))
 
-    def push(self, attempt_id: str, blocks: range, began_at: float, ended_at: float) -> None:
+    def push(self, attempt_id: AttemptId, blocks: range, began_at: float, ended_at: float) -> None:
         """All layers of `blocks` became final, layer by layer, between these times; nearly all of their bytes may be there by the end."""
-        hand_over = self._hand_overs.get(AttemptId(attempt_id))
+        hand_over = self._hand_overs.get(attempt_id)
         if hand_over is None:
             return
         present = hand_over.present_blocks or 0

@@ -1,7 +1,7 @@
 """Between a word of the protocol and its message: fields of the same names, translated by their types.
 
-A word is a frozen dataclass, a message is protobuf's. What a codec does it learns once, from the annotations of the one and the descriptor
-of the other, and compiles; a field that only one of the two has is found when the codec is made.
+A word is a frozen dataclass or a NamedTuple, a message is protobuf's. What a codec does it learns once, from the annotations of the one
+and the descriptor of the other, and compiles; a field that only one of the two has is found when the codec is made.
 
 | annotation | field |
 |---|---|
@@ -20,7 +20,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Annotated, Any, Generic, Protocol, TypeVar, cast
 
@@ -30,6 +30,7 @@ from google.protobuf.message import Message
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
 M_contra = TypeVar("M_contra", contravariant=True)
 
 
@@ -47,6 +48,12 @@ class Decoder(Protocol[M_contra, T_co]):
     def decode(self, message: M_contra, /) -> T_co: ...
 
 
+class Encoder(Protocol[T_contra]):
+    """What makes a message of a word."""
+
+    def encode(self, word: T_contra, /) -> Message: ...
+
+
 class Codec(Generic[T, M]):
     """Of the word `word`, whose message is `message`. Words that it holds need to have a codec before it."""
 
@@ -55,7 +62,7 @@ class Codec(Generic[T, M]):
         self.word, self.message = word, message
         hints = typing.get_type_hints(word, include_extras=True)
         descriptors = {field.name: cast(FieldDescriptor, field) for field in message.DESCRIPTOR.fields}
-        names = [field.name for field in fields(cast(Any, word)) if field.init]
+        names = _field_names(word)
         if set(names) != set(descriptors):
             raise TypeError(f"{word.__name__} and {message.DESCRIPTOR.name} differ in the fields {sorted(set(names) ^ set(descriptors))}")
         compiler = _Compiler(word, message)
@@ -167,6 +174,10 @@ class _Compiler:
         name = f"{direction}_{field.name}"
         self._names[name] = function
         return name
+
+
+def _field_names(word: Any) -> list[str]:
+    return [field.name for field in fields(word)] if is_dataclass(word) else list(word._fields)
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from springtide.cost import DecodeCost, PrefillCost
-from springtide.protocol import attempts, instances, scheduling, status
+from springtide.protocol import attempts, instances, outputs, sampling, scheduling, starts, status, storage
 from springtide.protocol.codec import Codec, OneOf
-from springtide.rpc import common_pb2, conductor_pb2, node_pb2
+from springtide.rpc import common_pb2, conductor_pb2, node_pb2, store_pb2
 
 # ---- attempts ----
 
@@ -42,3 +42,60 @@ SCHEDULE_REPLY = Codec(scheduling.ScheduleReply, conductor_pb2.ScheduleReply)
 INSTANCE_STATUS = Codec(status.InstanceStatus, conductor_pb2.InstanceStatus)
 PREDICTION_ERRORS = Codec(status.PredictionErrors, conductor_pb2.PredictionErrors)
 CLUSTER_STATUS = Codec(status.ClusterStatus, conductor_pb2.ClusterStatus)
+
+# ---- outputs ----
+
+TOKEN_LOGPROB = Codec(outputs.TokenLogprob, common_pb2.TokenLogprob)
+SAMPLED_TOKEN = Codec(outputs.SampledToken, common_pb2.SampledToken)
+TOKEN_OUTPUT = Codec(outputs.TokenOutput, common_pb2.TokenOutput)
+FAILURE = Codec(outputs.Failure, common_pb2.Failure)
+ATTEMPT_FAILED = Codec(outputs.AttemptFailed, common_pb2.AttemptFailed)
+ATTEMPT_SIGN = Codec(outputs.AttemptSign, node_pb2.AttemptSign)
+ATTEMPT_SIGNS = Codec(outputs.AttemptSigns, node_pb2.AttemptSigns)
+PREFILL_DONE = Codec(outputs.PrefillDone, node_pb2.PrefillDone)
+PREFILL_UPDATE: OneOf[outputs.PrefillUpdate, node_pb2.PrefillUpdate] = OneOf(
+    node_pb2.PrefillUpdate, done=PREFILL_DONE, failed=ATTEMPT_FAILED, signs=ATTEMPT_SIGNS
+)
+DECODE_UPDATE = Codec(outputs.DecodeUpdate, node_pb2.DecodeUpdate)
+
+# ---- starts ----
+
+LOGIT_BIAS = Codec(sampling.LogitBias, common_pb2.LogitBias)
+SAMPLING_PARAMS = Codec(sampling.SamplingParams, common_pb2.SamplingParams)
+REQUEST = Codec(starts.Request, node_pb2.Request)
+PREFILL_START = Codec(starts.PrefillStart, node_pb2.PrefillStart)
+DECODE_START = Codec(starts.DecodeStart, node_pb2.DecodeStart)
+ABORT_ATTEMPT = Codec(starts.AbortAttempt, node_pb2.AbortAttempt)
+PREFILL_COMMAND: OneOf[starts.PrefillCommand, node_pb2.PrefillCommand] = OneOf(
+    node_pb2.PrefillCommand, start=PREFILL_START, abort=ABORT_ATTEMPT
+)
+DECODE_COMMAND: OneOf[starts.DecodeCommand, node_pb2.DecodeCommand] = OneOf(node_pb2.DecodeCommand, start=DECODE_START, abort=ABORT_ATTEMPT)
+
+# ---- a store and its engine ----
+
+ENGINE_COMMAND: OneOf[storage.EngineCommand, store_pb2.EngineCommand] = OneOf(
+    store_pb2.EngineCommand,
+    hello=Codec(storage.EngineHello, store_pb2.EngineHello),
+    acquire=Codec(storage.Acquire, store_pb2.Acquire),
+    reserve=Codec(storage.Reserve, store_pb2.Reserve),
+    grow=Codec(storage.Grow, store_pb2.Grow),
+    commit=Codec(storage.Commit, store_pb2.Commit),
+    open_hand_over=Codec(storage.OpenHandOver, store_pb2.OpenHandOver),
+    push=Codec(storage.Push, store_pb2.Push),
+    seal=Codec(storage.Seal, store_pb2.Seal),
+    release=Codec(storage.Release, store_pb2.Release),
+)
+STORE_NOTICE: OneOf[storage.StoreNotice, store_pb2.StoreNotice] = OneOf(
+    store_pb2.StoreNotice,
+    hello=Codec(storage.StoreHello, store_pb2.StoreHello),
+    acquired=Codec(storage.Acquired, store_pb2.Acquired),
+    fetch_progress=Codec(storage.FetchProgress, store_pb2.FetchProgress),
+    fetch_truncated=Codec(storage.FetchTruncated, store_pb2.FetchTruncated),
+    reserved=Codec(storage.Reserved, store_pb2.Reserved),
+    ingested=Codec(storage.Ingested, store_pb2.Ingested),
+    grown=Codec(storage.Grown, store_pb2.Grown),
+    handed_over=Codec(storage.HandedOver, store_pb2.HandedOver),
+    hand_over_failed=Codec(storage.HandOverFailed, store_pb2.HandOverFailed),
+    attempt_failed=ATTEMPT_FAILED,
+    load=Codec(storage.StoreLoad, store_pb2.StoreLoad),
+)

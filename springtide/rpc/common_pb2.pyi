@@ -46,22 +46,6 @@ FAILURE_CODE_ABORTED: FailureCode
 FAILURE_CODE_INTERNAL: FailureCode
 FAILURE_CODE_QUOTA_USED: FailureCode
 
-class AttemptContext(_message.Message):
-    __slots__ = ("request_id", "attempt_id", "tenant", "priority", "traceparent", "age_ms")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
-    AGE_MS_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    attempt_id: str
-    tenant: str
-    priority: int
-    traceparent: str
-    age_ms: float
-    def __init__(self, request_id: _Optional[str] = ..., attempt_id: _Optional[str] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., traceparent: _Optional[str] = ..., age_ms: _Optional[float] = ...) -> None: ...
-
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop_token_ids", "max_tokens", "ignore_eos", "logprobs", "logit_bias")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
@@ -108,13 +92,15 @@ class TokenLogprob(_message.Message):
     logprob: float
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
-class TokenLogprobs(_message.Message):
-    __slots__ = ("chosen", "top")
-    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+class SampledToken(_message.Message):
+    __slots__ = ("token_id", "logprob", "top")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
     TOP_FIELD_NUMBER: _ClassVar[int]
-    chosen: TokenLogprob
+    token_id: int
+    logprob: float
     top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, chosen: _Optional[_Union[TokenLogprob, _Mapping]] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+    def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "message")
@@ -124,21 +110,25 @@ class Failure(_message.Message):
     message: str
     def __init__(self, code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
-class TokenOutput(_message.Message):
-    __slots__ = ("attempt_id", "token_ids", "logprobs", "position", "finish_reason", "failure")
+class AttemptFailed(_message.Message):
+    __slots__ = ("attempt_id", "failure")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
-    position: int
-    finish_reason: FinishReason
     failure: Failure
-    def __init__(self, attempt_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., position: _Optional[int] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    def __init__(self, attempt_id: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class TokenOutput(_message.Message):
+    __slots__ = ("attempt_id", "position", "tokens", "finish")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    position: int
+    tokens: _containers.RepeatedCompositeFieldContainer[SampledToken]
+    finish: FinishReason
+    def __init__(self, attempt_id: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., finish: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
 
 class BlockHandle(_message.Message):
     __slots__ = ("node_id", "incarnation", "slot", "generation")

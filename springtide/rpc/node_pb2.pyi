@@ -27,27 +27,45 @@ class PrefillCommand(_message.Message):
     abort: AbortAttempt
     def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., abort: _Optional[_Union[AbortAttempt, _Mapping]] = ...) -> None: ...
 
-class PrefillStart(_message.Message):
-    __slots__ = ("context", "token_ids", "num_prompt_tokens", "sampling", "namespace", "sources", "decode_store_address", "decode_store_node_id", "ttft_budget_ms")
-    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+class Request(_message.Message):
+    __slots__ = ("attempt_id", "request_id", "tenant", "token_ids", "num_prompt_tokens", "params", "namespace", "keys", "block_tokens", "age_s", "traceparent")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    request_id: str
+    tenant: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_prompt_tokens: int
+    params: _common_pb2.SamplingParams
+    namespace: bytes
+    keys: bytes
+    block_tokens: int
+    age_s: float
+    traceparent: str
+    def __init__(self, attempt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class PrefillStart(_message.Message):
+    __slots__ = ("request", "decode_store_address", "decode_store_node_id", "ttft_budget_ms", "sources")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     DECODE_STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DECODE_STORE_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     TTFT_BUDGET_MS_FIELD_NUMBER: _ClassVar[int]
-    context: _common_pb2.AttemptContext
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    num_prompt_tokens: int
-    sampling: _common_pb2.SamplingParams
-    namespace: bytes
-    sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.PrefixSource]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    request: Request
     decode_store_address: str
     decode_store_node_id: str
     ttft_budget_ms: float
-    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ..., decode_store_address: _Optional[str] = ..., decode_store_node_id: _Optional[str] = ..., ttft_budget_ms: _Optional[float] = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.PrefixSource]
+    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., decode_store_address: _Optional[str] = ..., decode_store_node_id: _Optional[str] = ..., ttft_budget_ms: _Optional[float] = ..., sources: _Optional[_Iterable[_Union[_common_pb2.PrefixSource, _Mapping]]] = ...) -> None: ...
 
 class AbortAttempt(_message.Message):
     __slots__ = ("attempt_id",)
@@ -61,9 +79,9 @@ class PrefillUpdate(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     SIGNS_FIELD_NUMBER: _ClassVar[int]
     done: PrefillDone
-    failed: _common_pb2.TokenOutput
+    failed: _common_pb2.AttemptFailed
     signs: AttemptSigns
-    def __init__(self, done: _Optional[_Union[PrefillDone, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ..., signs: _Optional[_Union[AttemptSigns, _Mapping]] = ...) -> None: ...
+    def __init__(self, done: _Optional[_Union[PrefillDone, _Mapping]] = ..., failed: _Optional[_Union[_common_pb2.AttemptFailed, _Mapping]] = ..., signs: _Optional[_Union[AttemptSigns, _Mapping]] = ...) -> None: ...
 
 class AttemptSigns(_message.Message):
     __slots__ = ("signs",)
@@ -108,40 +126,34 @@ class DecodeCommand(_message.Message):
     def __init__(self, start: _Optional[_Union[DecodeStart, _Mapping]] = ..., abort: _Optional[_Union[AbortAttempt, _Mapping]] = ...) -> None: ...
 
 class DecodeStart(_message.Message):
-    __slots__ = ("context", "token_ids", "num_prompt_tokens", "sampling", "namespace", "tbt_slo_ms", "inlined", "waits", "refusable", "expected_tokens")
-    CONTEXT_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_FIELD_NUMBER: _ClassVar[int]
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("request", "tbt_slo_ms", "inlined", "waits", "refusable", "expected_tokens")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     INLINED_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
     REFUSABLE_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    context: _common_pb2.AttemptContext
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    num_prompt_tokens: int
-    sampling: _common_pb2.SamplingParams
-    namespace: bytes
+    request: Request
     tbt_slo_ms: float
     inlined: bool
     waits: bool
     refusable: bool
     expected_tokens: float
-    def __init__(self, context: _Optional[_Union[_common_pb2.AttemptContext, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., tbt_slo_ms: _Optional[float] = ..., inlined: _Optional[bool] = ..., waits: _Optional[bool] = ..., refusable: _Optional[bool] = ..., expected_tokens: _Optional[float] = ...) -> None: ...
+    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., tbt_slo_ms: _Optional[float] = ..., inlined: _Optional[bool] = ..., waits: _Optional[bool] = ..., refusable: _Optional[bool] = ..., expected_tokens: _Optional[float] = ...) -> None: ...
 
 class DecodeUpdate(_message.Message):
-    __slots__ = ("outputs", "prefilled", "reserved", "signs")
+    __slots__ = ("outputs", "prefilled", "reserved", "failed", "signs")
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     SIGNS_FIELD_NUMBER: _ClassVar[int]
     outputs: _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenOutput]
     prefilled: _containers.RepeatedCompositeFieldContainer[PrefillDone]
     reserved: _containers.RepeatedScalarFieldContainer[str]
+    failed: _containers.RepeatedCompositeFieldContainer[_common_pb2.AttemptFailed]
     signs: AttemptSigns
-    def __init__(self, outputs: _Optional[_Iterable[_Union[_common_pb2.TokenOutput, _Mapping]]] = ..., prefilled: _Optional[_Iterable[_Union[PrefillDone, _Mapping]]] = ..., reserved: _Optional[_Iterable[str]] = ..., signs: _Optional[_Union[AttemptSigns, _Mapping]] = ...) -> None: ...
+    def __init__(self, outputs: _Optional[_Iterable[_Union[_common_pb2.TokenOutput, _Mapping]]] = ..., prefilled: _Optional[_Iterable[_Union[PrefillDone, _Mapping]]] = ..., reserved: _Optional[_Iterable[str]] = ..., failed: _Optional[_Iterable[_Union[_common_pb2.AttemptFailed, _Mapping]]] = ..., signs: _Optional[_Union[AttemptSigns, _Mapping]] = ...) -> None: ...
 
 class WatchLoadRequest(_message.Message):
     __slots__ = ()

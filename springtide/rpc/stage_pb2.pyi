@@ -143,15 +143,7 @@ class StagePassEnded(_message.Message):
     pass_id: int
     outcome: StageOutcome
     message: str
-    tokens: _containers.RepeatedCompositeFieldContainer[StageToken]
+    tokens: _containers.RepeatedCompositeFieldContainer[_common_pb2.SampledToken]
     busy_ms: float
     waited_ms: float
-    def __init__(self, pass_id: _Optional[int] = ..., outcome: _Optional[_Union[StageOutcome, str]] = ..., message: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[StageToken, _Mapping]]] = ..., busy_ms: _Optional[float] = ..., waited_ms: _Optional[float] = ...) -> None: ...
-
-class StageToken(_message.Message):
-    __slots__ = ("token_id", "logprobs")
-    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    token_id: int
-    logprobs: _common_pb2.TokenLogprobs
-    def __init__(self, token_id: _Optional[int] = ..., logprobs: _Optional[_Union[_common_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
+    def __init__(self, pass_id: _Optional[int] = ..., outcome: _Optional[_Union[StageOutcome, str]] = ..., message: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[_common_pb2.SampledToken, _Mapping]]] = ..., busy_ms: _Optional[float] = ..., waited_ms: _Optional[float] = ...) -> None: ...

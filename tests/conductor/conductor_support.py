@@ -14,7 +14,7 @@ from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
 from springtide.protocol.instances import InstanceRef, Load, Role
 from springtide.protocol.scheduling import Assignment, Schedule
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 BLOCK_TOKENS = 4
 GATEWAY = GatewayId("gateway-0")

@@ -33,7 +33,7 @@ from conductor.core.types.events import (
 from springtide.ids import AttemptId, GatewayId, InstanceId, NodeId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Phase, Progress, Renew
 from springtide.protocol.instances import Role
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 GATEWAY = GatewayId("gateway-0")
 

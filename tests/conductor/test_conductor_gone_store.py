@@ -6,7 +6,7 @@ from conductor_support import assigned, keys_of, make_core, request
 
 from conductor.core.types.events import StoreDown, StoreSnapshot
 from springtide.ids import NodeId
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 
 def test_a_late_snapshot_of_a_store_that_is_gone_makes_it_nobodys_source() -> None:

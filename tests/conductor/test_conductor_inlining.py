@@ -17,7 +17,7 @@ from springtide.ids import AttemptId, InstanceId, NodeId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
 from springtide.protocol.scheduling import Assignment
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 NUM_TOKENS = 415
 """103 full blocks: 15 tokens are left of a decode node's 100."""

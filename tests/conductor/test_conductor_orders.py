@@ -27,11 +27,11 @@ from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
 from springtide.protocol import wire
 from springtide.protocol.instances import Role, RoleSwitch
+from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import PrefixSource
 from springtide.rpc import conductor_pb2, node_pb2, node_pb2_grpc
 from springtide.rpc.channels import connect, new_server
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
-from springtide.sampling import SamplingParams
 from tests.support.engine_nodes import EngineNodes, until
 from tests.support.models import make_tiny_llama
 from tests.support.valkey import new_valkey

@@ -15,7 +15,7 @@ from conductor.core.index.matches import Matches, bits
 from conductor.core.index.prefix_index import PrefixIndex
 from springtide.blocks import block_keys
 from springtide.ids import BlockKey, NodeId
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 TEXTS = [keys_of(8), keys_of(8, text=1), keys_of(4) + block_keys(keys_of(4)[-1], range(100, 116), 4)]

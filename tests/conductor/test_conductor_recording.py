@@ -33,7 +33,7 @@ from conductor.core.types.events import (
 from springtide.ids import AttemptId, GatewayId, InstanceId, NodeId
 from springtide.protocol.attempts import LiveAttempt, Phase, Prediction, Progress, Renew
 from springtide.protocol.instances import Role
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 INSTANCES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
 NAMES = st.sampled_from(sorted(INSTANCES))

@@ -9,7 +9,7 @@ from conductor.core.conductor import ConductorCore
 from conductor.core.types.events import StoreStored
 from springtide.ids import NodeId
 from springtide.protocol.instances import Role
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 
 def put_on_ssd(core: ConductorCore, node: str, num_blocks: int, read_us: int) -> None:

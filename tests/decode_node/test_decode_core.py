@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, Reply, RunStep
-from node_runtime import events, storage
+from node_runtime import events
 from node_runtime.pages import within
 from node_runtime.slotqueue import HEAD_PATIENCE_S, RETRY_S
-from node_runtime.storage import AttemptFailed, Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
 from springtide.blocks import block_keys
+from springtide.protocol import storage
+from springtide.protocol.outputs import AttemptFailed, SampledToken
+from springtide.protocol.storage import Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
 from springtide.rpc import common_pb2 as pb
-from springtide.sampling import SampledToken
 from tests.support.decode_core import MAX_BATCH, NUM_SLOTS, POOL_FULL, Node, failures, only, outputs, reserved, rows_of, start
 from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE, failure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from springtide.sampling import SamplingParams
+from springtide.protocol.sampling import SamplingParams
 from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes
 from tests.support.hanging_engine import HANGING, hanging_engine, serves_after_hanging
 from tests.support.models import make_tiny_llama

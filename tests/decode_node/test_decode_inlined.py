@@ -9,7 +9,7 @@ from decode_node.core.actions import Reply, RunStep
 from decode_node.core.batching import LEAST_PROMPT_TOKENS
 from node_runtime import events
 from node_runtime.slotqueue import HEAD_PATIENCE_S
-from node_runtime.storage import Acquire, Commit, Release, Reserve
+from springtide.protocol.storage import Acquire, Commit, Release, Reserve
 from springtide.rpc import common_pb2 as pb
 from tests.support.decode_core import INLINE_TOKENS, NUM_SLOTS, Node, failures, only, outputs, prefilled, rows_of, start
 from tests.support.node_core import BLOCK_TOKENS, EOS

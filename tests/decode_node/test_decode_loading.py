@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, LoadAhead, RunStep
-from node_runtime import events, storage
-from node_runtime.storage import Ingested, Release
+from node_runtime import events
+from springtide.protocol import storage
+from springtide.protocol.storage import Ingested, Release
 from springtide.rpc import common_pb2 as pb
 from tests.support.decode_core import NUM_SLOTS, Node, failures, only, outputs, rows_of, start
 from tests.support.node_core import BLOCK_TOKENS, EOS

@@ -25,13 +25,13 @@ from engine.runner import ModelRunner
 from node_runtime import devices
 from node_runtime.model_thread import ModelThread
 from node_runtime.process import Parts
-from node_runtime.storage import Release
 from springtide.clock import MonotonicClock
 from springtide.config import load_config
 from springtide.cost import DecodeCost
 from springtide.process import ProcessArguments
+from springtide.protocol.sampling import SamplingParams
+from springtide.protocol.storage import Release
 from springtide.rpc import common_pb2 as pb
-from springtide.sampling import SamplingParams
 from tests.support.engine_nodes import DirectEngine, EngineNodes, until
 from tests.support.models import make_tiny_llama
 

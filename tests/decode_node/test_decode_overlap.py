@@ -5,10 +5,10 @@ from __future__ import annotations
 from decode_node.core import events as ev
 from decode_node.core.actions import Reply, RunStep
 from node_runtime import events
-from node_runtime.storage import Commit, Grow, Release
 from springtide.blocks import block_keys
+from springtide.protocol.outputs import SampledToken
+from springtide.protocol.storage import Commit, Grow, Release
 from springtide.rpc import common_pb2 as pb
-from springtide.sampling import SampledToken
 from tests.support.decode_core import NUM_SLOTS, Node, failures, only, outputs, rows_of, start
 from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from decode_node.server.steps import StepRunner
+from springtide.protocol.sampling import LogitBias, SamplingParams
 from springtide.rpc import common_pb2 as pb
-from springtide.sampling import LogitBias, SamplingParams
 from tests.support.engine_nodes import EOS, DirectEngine, EngineNodes, Outcome, until
 from tests.support.models import make_tiny_llama
 

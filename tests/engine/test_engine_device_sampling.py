@@ -9,7 +9,7 @@ import torch
 from engine.batch import SamplingRow
 from engine.sampling.device_sampling import sample_together
 from engine.sampling.sampler import sample, uniform
-from springtide.sampling import SamplingParams
+from springtide.protocol.sampling import SamplingParams
 
 CHOICES = {
     "temperature": [0.0, 0.2, 0.7, 1.0, 1.5],

@@ -10,7 +10,7 @@ import torch
 from engine.batch import SamplingRow
 from engine.sampling.device_sampling import sample_together
 from engine.sampling.sampler import sample, uniform
-from springtide.sampling import REPETITION_PENALTIES, LogitBias, SamplingParams
+from springtide.protocol.sampling import REPETITION_PENALTIES, LogitBias, SamplingParams
 
 VOCAB = 5000
 

@@ -12,10 +12,11 @@ from springtide.blocks import KEY_BYTES
 from springtide.config import ClusterConfig, ConductorConfig, KVConfig, ServerConfig
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
+from springtide.protocol.outputs import SampledToken, token_output
+from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc, node_pb2, node_pb2_grpc
 from springtide.rpc.channels import new_server
-from springtide.sampling import SampledToken, SamplingParams, token_output
 
 MODEL = "demo-model"
 EOS = 2

@@ -13,9 +13,10 @@ from gateway.state import Limits
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
 from springtide.protocol.attempts import Prediction
 from springtide.protocol.instances import InstanceRef, Role
+from springtide.protocol.outputs import SampledToken
+from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import Assignment, Reason, Rejection, Schedule
 from springtide.rpc import common_pb2 as pb
-from springtide.sampling import SampledToken, SamplingParams
 
 LIMITS = Limits(max_attempts=3, capacity_wait_s=5, arrival_wait_s=3, scheduler_wait_s=2, silence_s=3, standstill_s=10)
 GATEWAY = GatewayId("g")

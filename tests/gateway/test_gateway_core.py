@@ -16,9 +16,9 @@ from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unav
 from springtide.ids import AttemptId, InstanceId, RequestId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
+from springtide.protocol.outputs import SampledToken
 from springtide.protocol.scheduling import Reason, Rejection, Schedule
 from springtide.rpc import common_pb2 as pb
-from springtide.sampling import SampledToken
 
 FIRST = AttemptId("r0.1")
 SECOND = AttemptId("r0.2")

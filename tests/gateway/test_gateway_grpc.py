@@ -29,10 +29,10 @@ from gateway.grpc_service import InferenceService
 from gateway.prepare import Origin
 from gateway.reply import Work
 from springtide.blocks import KEY_BYTES
+from springtide.protocol.sampling import LogitBias, SamplingParams
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc
 from springtide.rpc.channels import connect
-from springtide.sampling import LogitBias, SamplingParams
 
 SHAPE = shape_of(inference_pb2.GenerateRequest.DESCRIPTOR)
 TEXT = "Hello, wörld! One two three four."

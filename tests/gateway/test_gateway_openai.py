@@ -12,8 +12,9 @@ from engine.tokenizer.tokenizer import Tokenizer
 from gateway.openai_format import ChatFormat, CompletionFormat
 from gateway.reply import Delta, Usage
 from gateway.text import PlacedToken
+from springtide.protocol.outputs import SampledToken
+from springtide.protocol.sampling import LogitBias, SamplingParams
 from springtide.rpc import conductor_pb2
-from springtide.sampling import LogitBias, SampledToken, SamplingParams
 
 TEXT = "Hello, wörld! One two three four."
 QUESTION = [{"role": "user", "content": "Say it."}]

@@ -14,7 +14,7 @@ from gateway.runner import Runner
 from springtide.blocks import namespace_root
 from springtide.clock import MonotonicClock
 from springtide.errors import Unavailable
-from springtide.sampling import SampledToken
+from springtide.protocol.outputs import SampledToken
 
 
 class BrokenLink:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.tokenizer.detokenizer import StreamingDetokenizer
 from gateway.text import StopStrings, TextAssembler
-from springtide.sampling import SampledToken
+from springtide.protocol.outputs import SampledToken
 
 
 class Bytes:

@@ -7,9 +7,10 @@ from kvstore_support import keys_of
 
 from kvstore.core.ingest import Unit, Writer
 from kvstore.core.pool import Pool
-from kvstore.core.results import Ingested, IngestFailed, Removed, Stored, UnknownAttempt
+from kvstore.core.results import IngestFailed, Removed, Stored, UnknownAttempt
 from springtide.errors import InvalidRequest, PoolFull
 from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId
+from springtide.protocol.storage import Ingested
 
 A, B, C = AttemptId("a"), AttemptId("b"), AttemptId("c")
 LAYERS = 3

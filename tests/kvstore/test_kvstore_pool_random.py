@@ -12,10 +12,11 @@ from kvstore_support import keys_of
 
 from kvstore.core.ingest import Unit, Writer
 from kvstore.core.pool import Pool
-from kvstore.core.results import Ingested, IngestFailed, Stored, Target, UnknownAttempt
+from kvstore.core.results import IngestFailed, Stored, Target, UnknownAttempt
 from kvstore.core.tenants import QuotaExceeded
 from springtide.errors import InvalidRequest, PoolFull
 from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId
+from springtide.protocol.storage import Ingested
 
 NUM_SLOTS, NUM_LAYERS, LEASE_S, HARD_PINS = 12, 3, 30.0, 4
 WRITERS = [Writer(NodeId(f"peer-{i}"), Incarnation(100 + i), "") for i in range(2)]

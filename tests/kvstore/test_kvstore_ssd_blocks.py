@@ -16,7 +16,7 @@ from kvstore.core.pool import Pool
 from kvstore.core.results import Removed, Stored
 from kvstore.core.ssd import Copy, SsdBlocks
 from springtide.ids import AttemptId, BlockKey
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 SSD_CAPACITY = 16
 

@@ -20,7 +20,7 @@ from kvstore.core.pool import Pool
 from kvstore.core.results import Removed, Stored
 from kvstore.server.watchers import MAX_LAG_KEYS, SNAPSHOT_PART_KEYS, SnapshotPart, WatcherLags, Watchers
 from springtide.ids import AttemptId, BlockKey
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 
 def many_keys(count: int) -> list[BlockKey]:

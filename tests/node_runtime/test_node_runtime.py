@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from node_runtime import storage
 from node_runtime.costs import cost_model
 from node_runtime.requests import parse_request
 from node_runtime.sessions import Sessions
 from node_runtime.slotqueue import HEAD_PATIENCE_S, RETRY_S, SlotQueue
 from springtide.cost import PrefillCost
 from springtide.errors import ConfigError, InvalidRequest
+from springtide.protocol import storage
 from springtide.protocol.instances import Role
 from springtide.rpc import common_pb2, node_pb2, store_pb2
 from tests.support.node_core import BLOCK_TOKENS, INFO, NAMESPACE

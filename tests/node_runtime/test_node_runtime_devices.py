@@ -20,8 +20,8 @@ from springtide.errors import ConfigError
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
 from springtide.protocol.instances import Role
+from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import common_pb2
-from springtide.sampling import SamplingParams
 from tests.support.engine_nodes import DirectEngine, EngineNodes, until
 from tests.support.models import make_tiny_llama
 

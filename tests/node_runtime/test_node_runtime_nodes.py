@@ -25,9 +25,9 @@ from prefill_node.server.server import PrefillServer
 from springtide.clock import MonotonicClock
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.protocol import wire
+from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import node_pb2, store_pb2
-from springtide.sampling import SamplingParams
 from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes, until
 from tests.support.models import make_tiny_llama
 

@@ -14,7 +14,8 @@ from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassInterr
 from prefill_node.server.passes import OwnPasses, Pushes, conclude, longest_pass_s
 from prefill_node.stage.compute import Outcome, Result
 from prefill_node.stage.wire import ended_report, part_from, part_of, pass_order, result_from
-from springtide.sampling import LogitBias, SampledToken, SamplingParams
+from springtide.protocol.outputs import SampledToken
+from springtide.protocol.sampling import LogitBias, SamplingParams
 from tests.support.engine_nodes import until
 
 DONE, VOID = Result(Outcome.DONE, busy_ms=3.0, waited_ms=2.0), Result(Outcome.VOID)

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node_runtime import events, storage
+from node_runtime import events
 from node_runtime.slotqueue import HEAD_PATIENCE_S
-from node_runtime.storage import Acquire, Acquired, AttemptFailed, Commit, FetchProgress, FetchTruncated, OpenHandOver, Push, Release, Seal
 from prefill_node.core import PrefillCore
 from prefill_node.core import events as ev
 from prefill_node.core.actions import Action, Reply, RunPass
@@ -19,8 +18,10 @@ from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
 from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
+from springtide.protocol import storage
+from springtide.protocol.outputs import AttemptFailed, SampledToken
+from springtide.protocol.storage import Acquire, Acquired, Commit, FetchProgress, FetchTruncated, OpenHandOver, Push, Release, Seal
 from springtide.rpc import common_pb2 as pb
-from springtide.sampling import SampledToken
 from tests.support.node_core import BLOCK_TOKENS, EOS, INFO, StoreLedger, failure, make_request
 
 CHUNK_TOKENS = 16

@@ -17,7 +17,7 @@ import torch
 from prefill_node.server.stages import StageProcess
 from prefill_node.stage import ring
 from prefill_node.stage.ring import Arrival, Ring, RingShape
-from springtide.sampling import SamplingParams
+from springtide.protocol.sampling import SamplingParams
 from tests.prefill_node.test_prefill_group import KV, LENGTHS, lose_blocks, prompt, running_stages
 from tests.support import cpu_as_device
 from tests.support.engine_nodes import EngineNodes, until

@@ -35,9 +35,9 @@ from prefill_node.stage.ring import Entrance, Ring
 from springtide.config import load_config
 from springtide.errors import ConfigError, SpringtideError
 from springtide.process import ProcessArguments
+from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import node_pb2, stage_pb2, store_pb2
-from springtide.sampling import SamplingParams
 from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes, until
 from tests.support.models import make_tiny_llama
 from tests.support.reference import Reference

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import common_pb2 as pb
-from springtide.sampling import SamplingParams
 from tests.support.engine_nodes import WAIT_S, EngineNodes
 from tests.support.hanging_engine import HANGING, hanging_engine, serves_after_hanging
 from tests.support.models import make_tiny_llama

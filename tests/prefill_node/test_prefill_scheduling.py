@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from node_runtime.storage import Push
 from prefill_node.core.attempt import Attempt
 from prefill_node.core.events import Start
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
 from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
+from springtide.protocol.storage import Push
 from tests.support.node_core import make_request
 
 POLICY = Policy(Chunking(PrefillCost(fixed_ms=1.0, per_token_ms=1.0, per_pair_ms=0.0), chunk_tokens=100))

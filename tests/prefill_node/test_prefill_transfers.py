@@ -12,10 +12,10 @@ import pytest
 from messenger.faults import Fault, FaultPlan
 from messenger.faulty import FaultyTransport
 from messenger.tcp import TcpTransport
-from node_runtime.storage import HandedOver
 from prefill_node.server.transfers import Transfers
+from springtide.protocol.sampling import SamplingParams
+from springtide.protocol.storage import HandedOver
 from springtide.rpc import common_pb2, node_pb2
-from springtide.sampling import SamplingParams
 from tests.support.engine_nodes import EngineNodes, until
 from tests.support.models import make_tiny_llama
 from tests.support.node_core import make_request

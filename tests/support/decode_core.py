@@ -13,13 +13,14 @@ from decode_node.core import DecodeCore
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
 from decode_node.core.settings import Settings
-from node_runtime import events, storage
-from node_runtime.storage import Acquire, Acquired, AttemptFailed, Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
+from node_runtime import events
 from springtide.blocks import block_keys
 from springtide.cost import DecodeCost
+from springtide.protocol import storage
+from springtide.protocol.outputs import AttemptFailed, SampledToken
+from springtide.protocol.storage import Acquire, Acquired, Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import node_pb2
-from springtide.sampling import SampledToken
 from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE, StoreLedger, failure, make_request
 
 MAX_BATCH = 3

@@ -28,9 +28,9 @@ from springtide.config import load_config
 from springtide.ids import new_id
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments
+from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import channels, common_pb2, node_pb2
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
-from springtide.sampling import SamplingParams
 from tests.support.valkey import new_valkey
 
 WAIT_S = 60.0

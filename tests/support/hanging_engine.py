@@ -23,7 +23,7 @@ from prefill_node.core.actions import RunPass
 from prefill_node.server import formation, passes
 from prefill_node.stage.compute import Part, Result, compute
 from springtide.config import write_config
-from springtide.sampling import SamplingParams
+from springtide.protocol.sampling import SamplingParams
 from tests.support.engine_nodes import DirectEngine, EngineNodes
 
 HANGING = 251

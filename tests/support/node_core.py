@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from node_runtime import storage
-from node_runtime.requests import Request, parse_request
+from node_runtime.requests import parse_request
 from springtide.blocks import namespace_root
 from springtide.modelinfo import ModelInfo
+from springtide.protocol import storage
+from springtide.protocol.sampling import SamplingParams
+from springtide.protocol.starts import Request
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import node_pb2
-from springtide.sampling import SamplingParams
 
 BLOCK_TOKENS = 8
 EOS = 0

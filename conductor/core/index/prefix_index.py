@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from conductor.core.index.matches import Matches, bits
 from conductor.core.kernels.table import HolderTable
 from springtide.ids import BlockKey, NodeId
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 _SHARED_MASKS = 1 << 16
 """Masks of several holders that are kept at hand to be shared. When there are more, they are gathered anew; blocks keep what they have."""

@@ -11,7 +11,7 @@ from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, R
 from springtide.protocol.attempts import LiveAttempt, Progress, Renew
 from springtide.protocol.instances import InstanceRef, Load, RoleSwitch
 from springtide.protocol.scheduling import Assignment, PrefixSource, Schedule
-from springtide.protocol.store import Tier
+from springtide.protocol.storage import Tier
 
 # ---- events ----
 

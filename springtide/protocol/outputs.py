@@ -1,0 +1,171 @@
+"""Words of what nodes send back: tokens, how an attempt ended, and signs of life."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import NamedTuple
+
+from springtide.ids import AttemptId
+from springtide.protocol.sampling import SamplingParams
+
+
+class Finish(StrEnum):
+    """How an output ended well."""
+
+    STOP = "stop"
+    """By an end-of-sequence or stop token, which is not among its tokens, or by a stop string."""
+    LENGTH = "length"
+
+
+class TokenLogprob(NamedTuple):
+    """A token and its log-probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token and, when asked for, log-probabilities (after bias and penalties, before temperature): its own, the likeliest tokens'."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """New tokens of one attempt."""
+
+    attempt_id: AttemptId
+    position: int
+    """In the output, of the first: counted from the end of the original prompt."""
+    tokens: tuple[SampledToken, ...]
+    finish: Finish | None = None
+    """Set in the last of an attempt that ended well."""
+
+    @property
+    def end(self) -> int:
+        """Output position after the last."""
+        return self.position + len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillDone:
+    """The prompt is computed and its next token sampled. The hand-over may still be under way; when it fails later,
+    AttemptFailed follows."""
+
+    output: TokenOutput
+    cached_tokens: int
+    remote_tokens: int = 0
+    """Cached ones that came from another node."""
+    queue_ms: float = 0.0
+    compute_ms: float = 0.0
+    fetch_ms: float = 0.0
+    """From the order to fetch the remote ones until all were here; 0 when none were."""
+    fetch_wait_ms: float = 0.0
+    """How long passes waited for them, and the group had nothing else to do before them: what of `fetch_ms` was not hidden behind work."""
+
+
+class FailureCode(Enum):
+    """Why an attempt did not end well."""
+
+    INVALID = "invalid"
+    """The request can never succeed."""
+    OVERLOADED = "overloaded"
+    """It would miss its objectives."""
+    POOL_FULL = "pool_full"
+    """No slot to be had."""
+    PREEMPTED = "preempted"
+    """It gave its slots to an older request."""
+    PEER_LOST = "peer_lost"
+    """A store or node that took part is gone."""
+    ABORTED = "aborted"
+    """By order."""
+    INTERNAL = "internal"
+    QUOTA_USED = "quota_used"
+    """No slot to be had for this tenant."""
+
+    # Looked up by identity, as they are single, rather than by their names' hashes.
+    __hash__ = object.__hash__
+
+
+NO_ROOM = frozenset({FailureCode.POOL_FULL, FailureCode.QUOTA_USED})
+"""Failures of an order for slots that may well be met later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why something was not done."""
+
+    code: FailureCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """The last word on an attempt that did not end well."""
+
+    attempt_id: AttemptId
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSign:
+    """An attempt is known at the node that sends this."""
+
+    attempt_id: AttemptId
+    computed_tokens: int
+    """Of prompt and output. An attempt of which this stands still for long, and that does not wait, is stuck."""
+    waiting: bool
+    """For its turn, for slots, or for the other side."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSigns:
+    """Exactly these of the session's attempts are here, and this is how they get on. Sent twice a second."""
+
+    signs: tuple[AttemptSign, ...]
+
+
+PrefillUpdate = PrefillDone | AttemptFailed | AttemptSigns
+"""From a prefill group to a gateway."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeUpdate:
+    """From a decode node to a gateway: one step's outputs. The first token of an attempt comes from the prefill side, or with `prefilled`
+    where that is here."""
+
+    outputs: tuple[TokenOutput, ...] = ()
+    prefilled: tuple[PrefillDone, ...] = ()
+    """Inlined prompts that this step has ended. They come before `outputs`."""
+    reserved: tuple[AttemptId, ...] = ()
+    """Attempts that waited for room and have their slots now."""
+    failed: tuple[AttemptFailed, ...] = ()
+    signs: AttemptSigns | None = None
+
+
+def finish_of(token_id: int, num_output_tokens: int, params: SamplingParams, eos_ids: Collection[int]) -> Finish | None:
+    """Whether the output ends with `token_id`, its `num_output_tokens`-th token: STOP (the token is then not part of the output),
+    LENGTH (it is), or None when it goes on."""
+    if token_id in params.stop_token_ids or (token_id in eos_ids and not params.ignore_eos):
+        return Finish.STOP
+    if num_output_tokens >= params.max_tokens:
+        return Finish.LENGTH
+    return None
+
+
+def token_output(
+    attempt_id: AttemptId, sampled: Sequence[SampledToken], position: int, params: SamplingParams, eos_ids: Collection[int]
+) -> TokenOutput:
+    """The output of tokens sampled one after another, the first at output `position` (0 is the first after the original prompt). What
+    follows the token with which the output ends is left out."""
+    taken = min(len(sampled), max(1, params.max_tokens - position))
+    if params.stop_token_ids or (eos_ids and not params.ignore_eos):
+        stops = (i for i, token in enumerate(sampled, 1) if finish_of(token.token_id, position + i, params, eos_ids))
+        taken = min(taken, next(stops, taken))
+    finish = finish_of(sampled[taken - 1].token_id, position + taken, params, eos_ids)
+    return TokenOutput(attempt_id, position, tuple(sampled[: taken - (finish is Finish.STOP)]), finish)

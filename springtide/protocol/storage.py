@@ -1,0 +1,232 @@
+"""Words between a store and its engine: what the engine asks for, and what it hears back. And the tiers of a store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from springtide.blocks import checked_keys
+from springtide.ids import AttemptId, BlockKey, Incarnation, InstanceId, NodeId, Slot
+from springtide.protocol.codec import As
+from springtide.protocol.outputs import AttemptFailed, Failure
+from springtide.protocol.scheduling import PrefixSource
+
+KEYS = As(list, lambda keys: tuple(checked_keys(keys)))
+"""From the first block of a prompt on. Raises InvalidRequest, naming one that is none."""
+
+
+class Tier(Enum):
+    """Where a store holds a block."""
+
+    DRAM = "dram"
+    SSD = "ssd"
+
+
+# ---- the stream's first words ----
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHello:
+    """First on the stream: who the engine is."""
+
+    instance_id: InstanceId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHello:
+    """The answer. The arena itself is received as a file descriptor over the store's Unix socket."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    num_slots: int
+    address: str
+    """gRPC host:port of the store, for other stores."""
+
+
+# ---- orders: engine to store ----
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """Prefill side. Slots for a whole prompt: the longest prefix of `keys` that is here or at a source, and new slots for the rest.
+    Answered by Acquired or AttemptFailed."""
+
+    attempt_id: AttemptId
+    keys: Annotated[tuple[BlockKey, ...], KEYS]
+    num_blocks: int
+    """All of them, the last possibly partial: at least as many as `keys`."""
+    max_reused_blocks: int
+    sources: tuple[PrefixSource, ...] = ()
+    """Where more of the prefix may be read, best first: a later one serves when those before fail, and helps when they are slow."""
+    tenant: str = ""
+    """Pays for the slots; blocks of other tenants are not seen."""
+    recompute_us_per_block: int | None = None
+    """What the engine expects to take for each reusable block to compute it: blocks on the node's SSD are read when that is sooner. None:
+    always."""
+    leave_available: int = 0
+    """So many slots have to be available still once it has its own: for what others here are expected to grow by."""
+    leave_in_quota: int = 0
+    """Likewise of its tenant's quota: for what others of the tenant are expected to grow by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Decode side. Slots for a prompt that a peer will write. Answered by Reserved or AttemptFailed, later by Ingested. Fields as of
+    Acquire."""
+
+    attempt_id: AttemptId
+    keys: Annotated[tuple[BlockKey, ...], KEYS]
+    num_blocks: int
+    tenant: str = ""
+    leave_available: int = 0
+    leave_in_quota: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """More slots for an attempt that runs. Answered by Grown or AttemptFailed (POOL_FULL, QUOTA_USED: what the attempt has, it keeps)."""
+
+    attempt_id: AttemptId
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Blocks [first_block, first_block + len(keys)) of the attempt are complete in every layer and never change again."""
+
+    attempt_id: AttemptId
+    first_block: int
+    keys: Annotated[tuple[BlockKey, ...], KEYS]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHandOver:
+    """Prefill side. The attempt's blocks are to be pushed to the store at the address. Failure comes as HandOverFailed."""
+
+    attempt_id: AttemptId
+    address: str
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """The slabs of these layers and blocks are final: write them to the decode side."""
+
+    attempt_id: AttemptId
+    layer_begin: int
+    layer_end: int
+    block_begin: int
+    block_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Everything has been pushed. Answered by HandedOver or HandOverFailed."""
+
+    attempt_id: AttemptId
+    first_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The last order for an attempt: from here on its slots belong to the store again."""
+
+    attempt_id: AttemptId
+    finish_hand_over: bool = False
+
+
+Order = Acquire | Reserve | Grow | Commit | OpenHandOver | Push | Seal | Release
+
+# ---- notices: store to engine ----
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """The first `local_blocks` of `slots` hold a prefix of the prompt and are shared: not to be written."""
+
+    attempt_id: AttemptId
+    slots: tuple[Slot, ...]
+    local_blocks: int
+    remote_blocks: int = 0
+    """Those that follow, on their way from the sources; FetchProgress tells layer by layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchProgress:
+    """Every remote block of the attempt is here up to, not including, this layer."""
+
+    attempt_id: AttemptId
+    layers_ready: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTruncated:
+    """The fetch failed in part: only so many blocks of the prefix (local and remote) are or will be valid, in all layers. Ends the
+    fetch."""
+
+    attempt_id: AttemptId
+    valid_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The first `present_blocks` of `slots` are here already; the others a peer will write."""
+
+    attempt_id: AttemptId
+    slots: tuple[Slot, ...]
+    present_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """Every block of the prompt is in the arena."""
+
+    attempt_id: AttemptId
+    first_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """The slots that the attempt has got in addition."""
+
+    attempt_id: AttemptId
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """The decode side has everything."""
+
+    attempt_id: AttemptId
+    num_bytes: int
+    span_ms: float = 0.0
+    """From the begin of the first write until the last one, the seal, was acknowledged."""
+    write_ms: float = 0.0
+    """Of those, while slabs were being written."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverFailed:
+    """What was pushed will not arrive."""
+
+    attempt_id: AttemptId
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLoad:
+    """How full the store is. Sent when it changes, at most every 100 ms, and at least every half second: an engine takes silence for a
+    hang."""
+
+    slots_free: int
+    slots_available: int
+    """Free or evictable."""
+    ssd_read_us_per_block: int = 0
+    """Estimated for a block that is read from the SSD now, in steps of a power of two; 0: there is no SSD tier."""
+
+
+Notice = Acquired | FetchProgress | FetchTruncated | Reserved | Ingested | Grown | HandedOver | HandOverFailed | AttemptFailed | StoreLoad
+EngineCommand = EngineHello | Order
+StoreNotice = StoreHello | Notice
