@@ -27,10 +27,26 @@ from benchmarks.drivers.protocol import end, run
 from kvstore.link import StoreLink
 from springtide.blocks import block_keys, namespace_root
 from springtide.errors import PeerLost
-from springtide.ids import BlockKey, new_id, new_incarnation
+from springtide.ids import AttemptId, BlockKey, InstanceId, NodeId, new_id, new_incarnation
 from springtide.modelinfo import ModelInfo
-from springtide.rpc import common_pb2
-from springtide.rpc import store_pb2 as pb
+from springtide.protocol.outputs import AttemptFailed
+from springtide.protocol.scheduling import PrefixSource
+from springtide.protocol.storage import (
+    Acquire,
+    Acquired,
+    EngineHello,
+    FetchProgress,
+    FetchTruncated,
+    HandedOver,
+    HandOverFailed,
+    Ingested,
+    Notice,
+    OpenHandOver,
+    Push,
+    Release,
+    Reserve,
+    Seal,
+)
 
 BLOCK_TOKENS = 64
 HEAD_DIM = 64
@@ -51,13 +67,13 @@ class StoreProcess:
         self._directory = directory
         self._node_id = node_id
         self._process = subprocess.Popen([sys.executable, "-m", "kvstore", *map(str, arguments)])
-        self._notices: dict[tuple[str, str], asyncio.Future[Any]] = {}
+        self._notices: dict[tuple[type[Any], str], asyncio.Future[Any]] = {}
         self.num_layers = model.layers
         self.link: StoreLink
 
     async def connect(self) -> None:
         """As soon as the store serves."""
-        hello = pb.EngineHello(instance_id=self._node_id, incarnation=new_incarnation())
+        hello = EngineHello(InstanceId(self._node_id), new_incarnation())
         sockets = [self._directory / f"{self._node_id}.{kind}.sock" for kind in ("store", "arena")]
         while True:
             try:
@@ -73,35 +89,30 @@ class StoreProcess:
         self._process.terminate()
         end(self._process)
 
-    def send(self, **command: Any) -> None:
-        self.link.send(pb.EngineCommand(**command))
-
-    def expect(self, kind: str, attempt_id: str) -> asyncio.Future[Any]:
-        """The notice of that kind about the attempt that comes next. For `fetch_progress`: that of the last layer."""
+    def expect(self, kind: type[Any], attempt_id: str) -> asyncio.Future[Any]:
+        """The notice of that kind about the attempt that comes next. For FetchProgress: that of the last layer."""
         return self._notices.setdefault((kind, attempt_id), asyncio.get_running_loop().create_future())
 
-    async def acquire(self, keys: Sequence[BlockKey], num_blocks: int) -> pb.Acquired:
+    async def acquire(self, keys: Sequence[BlockKey], num_blocks: int) -> Acquired:
         """Of what is here."""
-        attempt_id = new_id("attempt")
-        acquired = self.expect("acquired", attempt_id)
-        self.send(acquire=pb.Acquire(attempt_id=attempt_id, keys=keys, num_blocks=num_blocks, max_reused_blocks=len(keys)))
-        reply: pb.Acquired = await asyncio.wait_for(acquired, TIMEOUT_S)
+        attempt_id = AttemptId(new_id("attempt"))
+        acquired = self.expect(Acquired, attempt_id)
+        self.link.send(Acquire(attempt_id, tuple(keys), num_blocks, max_reused_blocks=len(keys)))
+        reply: Acquired = await asyncio.wait_for(acquired, TIMEOUT_S)
         return reply
 
-    def release(self, attempt_id: str) -> None:
-        self.send(release=pb.Release(attempt_id=attempt_id))
+    def release(self, attempt_id: AttemptId) -> None:
+        self.link.send(Release(attempt_id))
 
-    def _on_notice(self, notice: pb.StoreNotice) -> None:
-        kind = notice.WhichOneof("notice") or ""
-        message = getattr(notice, kind)
-        attempt_id = getattr(message, "attempt_id", "")
-        if kind in ("attempt_failed", "hand_over_failed", "fetch_truncated"):
+    def _on_notice(self, notice: Notice) -> None:
+        attempt_id = getattr(notice, "attempt_id", "")
+        if isinstance(notice, AttemptFailed | HandOverFailed | FetchTruncated):
             for waiting in [key for key in self._notices if key[1] == attempt_id]:
-                self._notices.pop(waiting).set_exception(RuntimeError(f"{kind}: {message}"))
-        elif kind != "fetch_progress" or message.layers_ready == self.num_layers:
-            waiter = self._notices.pop((kind, attempt_id), None)
+                self._notices.pop(waiting).set_exception(RuntimeError(str(notice)))
+        elif not isinstance(notice, FetchProgress) or notice.layers_ready == self.num_layers:
+            waiter = self._notices.pop((type(notice), attempt_id), None)
             if waiter is not None:
-                waiter.set_result(message)
+                waiter.set_result(notice)
 
     def _on_lost(self, error: PeerLost) -> None:
         for waiter in self._notices.values():
@@ -164,14 +175,14 @@ class StoreJob:
             for slot, block in zip(acquired.slots, contents, strict=True):
                 self._block(slot)[:] = block
         keys = block_keys(self._root, [next(self._sets)] * BLOCK_TOKENS * count, BLOCK_TOKENS)
-        ingested = self._there.expect("ingested", attempt_id)
-        handed_over = self._here.expect("handed_over", attempt_id)
-        everything = pb.Push(attempt_id=attempt_id, layer_end=self._layers, block_end=count)
+        ingested = self._there.expect(Ingested, attempt_id)
+        handed_over = self._here.expect(HandedOver, attempt_id)
+        everything = Push(attempt_id, 0, self._layers, 0, count)
         started = time.perf_counter()
-        self._there.send(reserve=pb.Reserve(attempt_id=attempt_id, keys=keys, num_blocks=count))
-        self._here.send(open_hand_over=pb.OpenHandOver(attempt_id=attempt_id, address=self._there.link.address, node_id="there"))
-        self._here.send(push=everything)
-        self._here.send(seal=pb.Seal(attempt_id=attempt_id, first_token=0))
+        self._there.link.send(Reserve(attempt_id, tuple(keys), count))
+        self._here.link.send(OpenHandOver(attempt_id, self._there.link.address, NodeId("there")))
+        self._here.link.send(everything)
+        self._here.link.send(Seal(attempt_id, 0))
         await asyncio.wait_for(ingested, TIMEOUT_S)
         seconds = time.perf_counter() - started
         await asyncio.wait_for(handed_over, TIMEOUT_S)
@@ -183,19 +194,13 @@ class StoreJob:
     async def _get(self, contents: np.ndarray | None = None) -> float:
         """Of keys that are not here: there is room for one set, so each get evicts the one before, and that is timed too."""
         self._held_there.append(keys := self._held_there.pop(0))
-        count, attempt_id = self._blocks.count, new_id("attempt")
-        acquired = self._here.expect("acquired", attempt_id)
-        fetched = self._here.expect("fetch_progress", attempt_id)
+        count, attempt_id = self._blocks.count, AttemptId(new_id("attempt"))
+        acquired = self._here.expect(Acquired, attempt_id)
+        fetched = self._here.expect(FetchProgress, attempt_id)
         source = self._there.link
-        command = pb.Acquire(
-            attempt_id=attempt_id,
-            keys=keys,
-            num_blocks=count + 1,
-            max_reused_blocks=count,
-            sources=[common_pb2.PrefixSource(node_id=source.node_id, store_address=source.address, num_blocks=count)],
-        )
+        order = Acquire(attempt_id, tuple(keys), count + 1, count, (PrefixSource(source.node_id, source.address, count),))
         started = time.perf_counter()
-        self._here.send(acquire=command)
+        self._here.link.send(order)
         await asyncio.wait_for(fetched, TIMEOUT_S)
         seconds = time.perf_counter() - started
         answer = acquired.result()
@@ -216,7 +221,7 @@ class StoreJob:
         self._here.release(acquired.attempt_id)
         return seconds
 
-    def _check(self, acquired: pb.Acquired, contents: np.ndarray | None) -> None:
+    def _check(self, acquired: Acquired, contents: np.ndarray | None) -> None:
         if contents is not None:
             same = all(np.array_equal(self._block(slot), block) for slot, block in zip(acquired.slots, contents, strict=False))
             assert same, "the bytes that came are not those that were put"

@@ -163,12 +163,8 @@ class PrefillCore:
             self._refuse(session, request, FailureCode.PEER_LOST, "the node's store is away")
             return
         if request.num_blocks > self._num_slots:
-            self._refuse(
-                session,
-                request,
-                FailureCode.INVALID,
-                f"the prompt needs {request.num_blocks} blocks, the arena has {self._num_slots}",
-            )
+            message = f"the prompt needs {request.num_blocks} blocks, the arena has {self._num_slots} slots"
+            self._refuse(session, request, FailureCode.INVALID, message)
             return
         attempt = self._attempts[attempt_id] = Attempt(session, start, arrived_at=now)
         if self._slot_queue.goes_before(request.tenant):

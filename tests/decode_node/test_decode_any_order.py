@@ -35,7 +35,7 @@ def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots
             world.tick()
         else:
             break
-    assert world.core.load().attempt_ids == ()
+    assert world.core.load().attempt_ids == frozenset()
     assert world.store.held == {} and len(world.store.free) == NUM_SLOTS
     for name in world.begun:
         assert (world.ended[name] == 1) or (name in world.excused)

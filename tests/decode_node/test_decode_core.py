@@ -9,10 +9,10 @@ from node_runtime.pages import within
 from node_runtime.slotqueue import HEAD_PATIENCE_S, RETRY_S
 from springtide.blocks import block_keys
 from springtide.protocol import storage
-from springtide.protocol.outputs import AttemptFailed, SampledToken
+from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, SampledToken
+from springtide.protocol.starts import AbortAttempt
 from springtide.protocol.storage import Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
-from springtide.rpc import common_pb2 as pb
-from tests.support.decode_core import MAX_BATCH, NUM_SLOTS, POOL_FULL, Node, failures, only, outputs, reserved, rows_of, start
+from tests.support.decode_core import MAX_BATCH, NUM_SLOTS, POOL_FULL, Node, failed, failures, only, outputs, reserved, rows_of, start
 from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE, failure
 
 
@@ -32,10 +32,10 @@ def test_a_sequence_continues_after_the_first_token_until_its_limit() -> None:
     (run,) = only(actions, RunStep)
     assert run.rows[0].start == 10 and run.rows[0].output_ids == [100] and run.rows[0].sampling.output_ids is run.rows[0].output_ids
     seen = steps(node, actions, 3)
-    assert [(output.position, list(output.token_ids), output.finish_reason) for output in outputs(seen)] == [
-        (1, [5], pb.FINISH_REASON_UNSPECIFIED),
-        (2, [5], pb.FINISH_REASON_UNSPECIFIED),
-        (3, [5], pb.FINISH_REASON_LENGTH),
+    assert [(output.position, [token.token_id for token in output.tokens], output.finish) for output in outputs(seen)] == [
+        (1, [5], None),
+        (2, [5], None),
+        (3, [5], Finish.LENGTH),
     ]
     assert only(seen, Release) == [Release("a")] and only(seen[-2:], RunStep) == []
     assert len(node.store.free) == NUM_SLOTS
@@ -65,14 +65,14 @@ def test_a_store_that_does_not_say_what_is_reserved_is_taken_for_hung() -> None:
     node = SilentStore(Reserve)
     assert only(node.tell(start("a", 10)), Reserve)
     assert ticks(node, 2.25) == []
-    assert failures(ticks(node, 0.25)) == [("a", pb.FAILURE_CODE_PEER_LOST)]
+    assert failures(ticks(node, 0.25)) == [("a", FailureCode.PEER_LOST)]
 
 
 def test_a_store_that_does_not_let_a_sequence_grow_is_taken_for_hung() -> None:
     node = SilentStore(Grow)
     actions = node.join(start("a", 10))
     assert only(actions, Grow)
-    assert failures(ticks(node, 2.5)) == [("a", pb.FAILURE_CODE_PEER_LOST)]
+    assert failures(ticks(node, 2.5)) == [("a", FailureCode.PEER_LOST)]
 
 
 def test_an_engine_that_was_held_up_itself_does_not_blame_its_store() -> None:
@@ -86,7 +86,7 @@ def test_an_engine_that_was_held_up_itself_does_not_blame_its_store() -> None:
 def test_an_end_token_ends_the_output_and_is_not_part_of_it() -> None:
     node = Node()
     (output,) = outputs(steps(node, node.join(start("a", 10)), 1, token=EOS))
-    assert output.finish_reason == pb.FINISH_REASON_STOP and list(output.token_ids) == []
+    assert output.finish == Finish.STOP and [token.token_id for token in output.tokens] == []
 
 
 def test_a_continued_request_counts_positions_from_its_original_prompt() -> None:
@@ -102,7 +102,7 @@ def test_blocks_are_committed_as_the_output_fills_them_under_chained_keys() -> N
     node = Node()
     begin = start("a", 11)
     seen = steps(node, node.join(begin), 14)
-    tokens = [*begin.request.token_ids, 100, *[5] * 14]
+    tokens = [*begin.start.request.token_ids, 100, *[5] * 14]
     keys = block_keys(NAMESPACE, tokens[:24], BLOCK_TOKENS)
     assert only(seen, Commit) == [Commit("a", 1, (keys[1],)), Commit("a", 2, (keys[2],))]
 
@@ -123,7 +123,7 @@ def test_one_message_a_step_goes_to_each_session_and_the_next_step_is_launched_b
     (run,) = only(actions, RunStep)
     assert rows_of(run) == ["a", "b", "c"]
     actions = node.step(run)
-    assert [(reply.session, len(reply.outputs)) for reply in only(actions, Reply)] == [(1, 2), (2, 1)]
+    assert [(reply.session, len(reply.update.outputs)) for reply in only(actions, Reply)] == [(1, 2), (2, 1)]
     assert actions.index(only(actions, RunStep)[0]) < actions.index(only(actions, Reply)[0])
 
 
@@ -135,15 +135,15 @@ def test_a_batch_has_at_most_its_places_and_the_oldest_have_them() -> None:
     assert only(node.tell(start("young", 5, waits=True)), Reserve) == only(node.tell(start("old", 5, waits=True, age_s=9.0)), Reserve) == []
     seen = steps(node, first, 1)
     assert rows_of(only(seen, RunStep)[0]) == ["a", "b", "c"]
-    assert [reserve.attempt_id for reserve in only(node.tell(events.Abort("c")), Reserve)] == ["old"]
-    assert [reserve.attempt_id for reserve in only(node.tell(events.Abort("b")), Reserve)] == ["young"]
+    assert [reserve.attempt_id for reserve in only(node.tell(AbortAttempt("c")), Reserve)] == ["old"]
+    assert [reserve.attempt_id for reserve in only(node.tell(AbortAttempt("b")), Reserve)] == ["young"]
 
 
 def test_the_door_is_closed_when_the_step_would_miss_an_objective() -> None:
     node = Node(100)
     node.join(start("a", 50, tbt_slo_ms=4.0))
     refused = node.tell(start("b", 200, tbt_slo_ms=100.0))
-    assert failures(refused) == [("b", pb.FAILURE_CODE_OVERLOADED)] and only(refused, Reserve) == []
+    assert failures(refused) == [("b", FailureCode.OVERLOADED)] and only(refused, Reserve) == []
     assert failures(node.tell(start("c", 204, sent=4, tbt_slo_ms=4.0))) == []
 
 
@@ -164,9 +164,9 @@ def test_however_many_wait_they_are_not_refused_for_it() -> None:
 def test_who_has_begun_its_prefill_elsewhere_does_not_wait_for_room() -> None:
     node = Node(4)
     node.tell(start("a", 30, max_tokens=2))
-    assert failures(node.tell(start("b", 30, max_tokens=2))) == [("b", pb.FAILURE_CODE_POOL_FULL)]
+    assert failures(node.tell(start("b", 30, max_tokens=2))) == [("b", FailureCode.POOL_FULL)]
     node.tell(start("c", 5, max_tokens=2, waits=True))
-    assert failures(node.tell(start("d", 5, max_tokens=2))) == [("d", pb.FAILURE_CODE_POOL_FULL)]
+    assert failures(node.tell(start("d", 5, max_tokens=2))) == [("d", FailureCode.POOL_FULL)]
 
 
 def test_a_full_pool_at_the_reservation_is_waited_for_oldest_first_and_not_for_ever() -> None:
@@ -174,20 +174,20 @@ def test_a_full_pool_at_the_reservation_is_waited_for_oldest_first_and_not_for_e
     node.tell(start("a", 30, max_tokens=2))
     node.tell(start("c", 5, max_tokens=2, waits=True, age_s=1.0))
     node.tell(start("b", 30, max_tokens=2, waits=True, age_s=2.0))
-    assert only(node.tell(events.Abort("a")), Reserve) == []
+    assert only(node.tell(AbortAttempt("a")), Reserve) == []
     seen = node.tell(storage.StoreLoad(4, 4))
     assert [reserve.attempt_id for reserve in only(seen, Reserve)] == ["b", "c"] and reserved(seen) == ["b"]
     node.tell(start("d", 5, max_tokens=2, waits=True))
     node.now = 31.0
-    assert failures(node.tell(events.Tick())) == [("d", pb.FAILURE_CODE_POOL_FULL)]
+    assert failures(node.tell(events.Tick())) == [("d", FailureCode.POOL_FULL)]
     node.now += HEAD_PATIENCE_S
-    assert failures(node.tell(events.Tick())) == [("c", pb.FAILURE_CODE_POOL_FULL)]
+    assert failures(node.tell(events.Tick())) == [("c", FailureCode.POOL_FULL)]
 
 
 def test_who_waits_for_its_tenants_quota_is_in_nobodys_way() -> None:
     node = Node(100)
     node.core.handle(start("a", 30, waits=True, tenant="small"), 0.0)
-    node.core.handle(AttemptFailed("a", failure(pb.FAILURE_CODE_QUOTA_USED)), 0.0)
+    node.core.handle(AttemptFailed("a", failure(FailureCode.QUOTA_USED)), 0.0)
     assert [order.attempt_id for order in only(node.core.handle(start("b", 30, waits=True), 0.0), Reserve)] == ["b"]
     assert [order.attempt_id for order in only(node.core.handle(events.Tick(), RETRY_S), Reserve)] == ["a"]
 
@@ -210,9 +210,9 @@ def test_of_a_quota_room_is_kept_for_what_runs_of_its_tenant() -> None:
 
 
 def test_what_could_outgrow_the_arena_is_refused_before_it_begins_with_both_numbers() -> None:
-    (output,) = outputs(Node().tell(start("a", 8 * NUM_SLOTS - 3, max_tokens=5)))
-    assert output.failure.code == pb.FAILURE_CODE_INVALID and "13 blocks" in output.failure.message and "12 slots" in output.failure.message
-    assert outputs(Node().tell(start("a", 8 * NUM_SLOTS - 3, max_tokens=4))) == []
+    (refused,) = failed(Node().tell(start("a", 8 * NUM_SLOTS - 3, max_tokens=5)))
+    assert refused.failure.code is FailureCode.INVALID and "13 blocks" in refused.failure.message and "12 slots" in refused.failure.message
+    assert failed(Node().tell(start("a", 8 * NUM_SLOTS - 3, max_tokens=4))) == []
 
 
 def test_the_youngest_gives_its_slots_to_an_older_one_when_the_pool_is_truly_full() -> None:
@@ -220,7 +220,7 @@ def test_the_youngest_gives_its_slots_to_an_older_one_when_the_pool_is_truly_ful
     actions = node.join(start("old", 14, max_tokens=26))
     node.join(start("young", 1, max_tokens=16))
     seen = steps(node, actions, 12)
-    assert failures(seen) == [("young", pb.FAILURE_CODE_PREEMPTED)]
+    assert failures(seen) == [("young", FailureCode.PREEMPTED)]
     assert [output.position for output in outputs(seen) if output.attempt_id == "old"] == list(range(1, 13))
 
 
@@ -228,7 +228,7 @@ def test_who_came_to_its_gateway_first_is_the_older_whatever_came_here_first() -
     node = Node(5)
     actions = node.join(start("resumed-later", 14, max_tokens=26))
     node.join(start("older", 1, max_tokens=16, age_s=60.0))
-    assert failures(steps(node, actions, 12)) == [("resumed-later", pb.FAILURE_CODE_PREEMPTED)]
+    assert failures(steps(node, actions, 12)) == [("resumed-later", FailureCode.PREEMPTED)]
 
 
 class Full(Node):
@@ -248,7 +248,7 @@ def test_prompts_that_are_still_being_written_give_way_too_one_at_a_time() -> No
     for begin in (start("ingesting-1", 6, max_tokens=2), start("ingesting-2", 6, max_tokens=2), start("old", 15, max_tokens=26, age_s=9.0)):
         node.tell(begin)
     seen = steps(node, node.tell(Ingested("old", 100)), 1)
-    assert failures(seen) == [("ingesting-2", pb.FAILURE_CODE_PREEMPTED)]
+    assert failures(seen) == [("ingesting-2", FailureCode.PREEMPTED)]
     assert failures(node.tell(events.Tick())) == [], "the slots of the first are awaited before the next gives way"
     node.full = False
     assert [rows_of(run) for run in only(node.tell(storage.StoreLoad(1, 1)), RunStep)] == [["old"]]
@@ -260,7 +260,7 @@ class QuotaUsed(Full):
     def answers(self, order: storage.Order) -> list[ev.Event]:
         answers = super().answers(order)
         if isinstance(order, Grow) and order.attempt_id == "small":
-            return [AttemptFailed("small", failure(pb.FAILURE_CODE_QUOTA_USED))]
+            return [AttemptFailed("small", failure(FailureCode.QUOTA_USED))]
         return answers
 
 
@@ -280,7 +280,7 @@ def test_who_is_alone_at_its_quota_does_not_keep_others_from_making_room() -> No
         node.tell(begin)
     launched = node.tell(Ingested("small", 100))
     node.tell(Ingested("old", 100))
-    assert failures(steps(node, launched, 2)) == [("young", pb.FAILURE_CODE_PREEMPTED)]
+    assert failures(steps(node, launched, 2)) == [("young", FailureCode.PREEMPTED)]
 
 
 def test_who_is_alone_and_lacks_a_slot_waits_and_is_then_scheduled_elsewhere() -> None:
@@ -291,7 +291,7 @@ def test_who_is_alone_and_lacks_a_slot_waits_and_is_then_scheduled_elsewhere() -
     node.now += 29.9
     assert failures(node.tell(events.Tick())) == []
     node.now += 0.2
-    assert failures(node.tell(events.Tick())) == [("a", pb.FAILURE_CODE_POOL_FULL)]
+    assert failures(node.tell(events.Tick())) == [("a", FailureCode.POOL_FULL)]
 
 
 def test_a_sequence_without_a_slot_sits_out_and_stalls_nobody() -> None:
@@ -317,7 +317,7 @@ def test_a_request_that_its_first_token_ends_is_released_silently() -> None:
 def test_slots_of_a_running_step_are_released_only_after_it() -> None:
     node = Node()
     (run,) = only(node.join(start("a", 10)), RunStep)
-    assert node.tell(events.Abort("a")) == []
+    assert node.tell(AbortAttempt("a")) == []
     assert node.step(run) == [Release("a")]
 
 
@@ -325,23 +325,23 @@ def test_a_prompt_that_is_never_handed_over_is_given_up() -> None:
     node = Node()
     node.tell(start("a", 10))
     node.now = 300.0
-    assert failures(node.tell(events.Tick())) == [("a", pb.FAILURE_CODE_POOL_FULL)] and len(node.store.free) == NUM_SLOTS
+    assert failures(node.tell(events.Tick())) == [("a", FailureCode.POOL_FULL)] and len(node.store.free) == NUM_SLOTS
 
 
 def test_a_lost_store_fails_everything_and_a_new_one_starts_afresh() -> None:
     node = Node()
     (run,) = only(node.join(start("a", 10)), RunStep)
-    assert failures(node.core.handle(storage.StoreLost("gone"), 0.0)) == [("a", pb.FAILURE_CODE_PEER_LOST)]
-    assert failures(node.core.handle(start("b", 10), 0.0)) == [("b", pb.FAILURE_CODE_PEER_LOST)]
+    assert failures(node.core.handle(events.StoreLost("gone"), 0.0)) == [("a", FailureCode.PEER_LOST)]
+    assert failures(node.core.handle(start("b", 10), 0.0)) == [("b", FailureCode.PEER_LOST)]
     node.store.lost()
-    node.tell(storage.StoreUp(NUM_SLOTS))
+    node.tell(events.StoreUp(NUM_SLOTS))
     assert only(node.join(start("c", 10)), RunStep) == []
     assert [rows_of(run) for run in only(node.step(run), RunStep)] == [["c"]]
 
 
 def test_a_step_has_no_more_blocks_than_the_device_has_pages_and_the_youngest_wait() -> None:
     node = Node()
-    node.tell(storage.StoreUp(NUM_SLOTS, pages=5))
+    node.tell(events.StoreUp(NUM_SLOTS, pages=5))
     (run,) = only(node.join(start("a", 2 * BLOCK_TOKENS, max_tokens=3)), RunStep)
     node.join(start("b", 2 * BLOCK_TOKENS, max_tokens=2))
     assert rows_of(run) == ["a"]

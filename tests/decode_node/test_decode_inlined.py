@@ -9,8 +9,9 @@ from decode_node.core.actions import Reply, RunStep
 from decode_node.core.batching import LEAST_PROMPT_TOKENS
 from node_runtime import events
 from node_runtime.slotqueue import HEAD_PATIENCE_S
+from springtide.protocol.outputs import FailureCode, Finish
+from springtide.protocol.starts import AbortAttempt
 from springtide.protocol.storage import Acquire, Commit, Release, Reserve
-from springtide.rpc import common_pb2 as pb
 from tests.support.decode_core import INLINE_TOKENS, NUM_SLOTS, Node, failures, only, outputs, prefilled, rows_of, start
 from tests.support.node_core import BLOCK_TOKENS, EOS
 
@@ -23,10 +24,15 @@ def test_the_rest_of_a_prompt_is_one_row_of_a_step_and_its_first_token_is_sent()
     assert order.max_reused_blocks == 2 and order.sources == () and only(actions, Reserve) == []
     (run,) = only(actions, RunStep)
     (row,) = run.rows
-    assert (row.start, list(row.prompt), row.position) == (16, list(begin.request.token_ids[16:]), 0)
+    assert (row.start, list(row.prompt), row.position) == (16, list(begin.start.request.token_ids[16:]), 0)
     actions = node.step(run)
     (done,) = prefilled(actions)
-    assert (done.cached_tokens, done.remote_tokens, done.output.position, list(done.output.token_ids)) == (16, 0, 0, [5])
+    assert (done.cached_tokens, done.remote_tokens, done.output.position, [token.token_id for token in done.output.tokens]) == (
+        16,
+        0,
+        0,
+        [5],
+    )
     assert outputs(actions) == []
     (run,) = only(actions, RunStep)
     assert (run.rows[0].start, run.rows[0].output_ids, run.rows[0].prompt) == (21, [5], ())
@@ -82,7 +88,7 @@ def test_the_first_token_goes_in_one_message_with_what_else_the_step_has_for_the
     node.join(start("other", 5, session=2))
     node.tell(start("new", 10, inlined=True))
     (run,) = only(node.step(run), RunStep)
-    replies = [(reply.session, len(reply.outputs), len(reply.prefilled)) for reply in only(node.step(run), Reply)]
+    replies = [(reply.session, len(reply.update.outputs), len(reply.update.prefilled)) for reply in only(node.step(run), Reply)]
     assert replies == [(1, 1, 1), (2, 1, 0)]
 
 
@@ -91,7 +97,7 @@ def test_blocks_of_the_prompt_are_committed_as_they_are_computed() -> None:
     begin = start("a", 30, inlined=True)
     (run,) = only(node.tell(begin), RunStep)
     actions = node.step(run)
-    assert only(actions, Commit) == [Commit("a", 1, begin.request.keys[1:3])]
+    assert only(actions, Commit) == [Commit("a", 1, begin.start.request.keys[1:3])]
     (run,) = only(actions, RunStep)
     assert only(node.step(run), Commit) == []
 
@@ -100,7 +106,7 @@ def test_a_request_that_its_first_token_ends_is_over_with_it() -> None:
     node = Node()
     (run,) = only(node.tell(start("a", 10, inlined=True)), RunStep)
     actions = node.step(run, EOS)
-    assert [done.output.finish_reason for done in prefilled(actions)] == [pb.FINISH_REASON_STOP]
+    assert [done.output.finish for done in prefilled(actions)] == [Finish.STOP]
     assert only(actions, Release) == [Release("a")] and len(node.store.free) == NUM_SLOTS
 
 
@@ -123,10 +129,10 @@ def test_with_overlap_a_prompt_is_in_one_step_at_a_time() -> None:
 def test_an_abort_or_a_failed_step_gives_the_slots_of_a_prompt_back() -> None:
     node = Node(reused_blocks=1)
     (run,) = only(node.tell(start("a", 20, inlined=True)), RunStep)
-    assert node.tell(events.Abort("a")) == []
+    assert node.tell(AbortAttempt("a")) == []
     assert node.step(run) == [Release("a")]
     (run,) = only(node.tell(start("b", 20, inlined=True)), RunStep)
-    assert failures(node.tell(ev.StepFailed(run.step_id, "out of memory"))) == [("b", pb.FAILURE_CODE_INTERNAL)]
+    assert failures(node.tell(ev.StepFailed(run.step_id, "out of memory"))) == [("b", FailureCode.INTERNAL)]
     assert len(node.store.free) == NUM_SLOTS
 
 
@@ -134,7 +140,7 @@ def test_a_prompt_of_which_far_more_is_missing_than_is_inlined_is_left_to_anothe
     node = Node(30, reused_blocks=1)
     most = BLOCK_TOKENS + 2 * INLINE_TOKENS
     actions = node.tell(start("long", most + 1, inlined=True))
-    assert failures(actions) == [("long", pb.FAILURE_CODE_INTERNAL)] and only(actions, RunStep) == []
+    assert failures(actions) == [("long", FailureCode.INTERNAL)] and only(actions, RunStep) == []
     assert only(actions, Release) == [Release("long")] and len(node.store.free) == 30
     assert len(only(node.tell(start("short", most, inlined=True)), RunStep)) == 1
 
@@ -144,7 +150,7 @@ def test_an_inlined_prompt_waits_for_slots_as_any_other() -> None:
     node.tell(start("a", 30, max_tokens=2))
     waiting = node.tell(start("b", 30, max_tokens=2, inlined=True))
     assert failures(waiting) == [] and only(waiting, RunStep) == []
-    begun = node.tell(events.Abort("a"))
+    begun = node.tell(AbortAttempt("a"))
     assert len(only(begun, Release)) == 1
     node.now = 31.0 + HEAD_PATIENCE_S
-    assert failures(node.tell(events.Tick())) == [("b", pb.FAILURE_CODE_POOL_FULL)]
+    assert failures(node.tell(events.Tick())) == [("b", FailureCode.POOL_FULL)]

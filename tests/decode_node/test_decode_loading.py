@@ -5,11 +5,11 @@ from __future__ import annotations
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, LoadAhead, RunStep
 from node_runtime import events
-from springtide.protocol import storage
+from springtide.protocol.outputs import AttemptFailed, FailureCode
+from springtide.protocol.starts import AbortAttempt
 from springtide.protocol.storage import Ingested, Release
-from springtide.rpc import common_pb2 as pb
 from tests.support.decode_core import NUM_SLOTS, Node, failures, only, outputs, rows_of, start
-from tests.support.node_core import BLOCK_TOKENS, EOS
+from tests.support.node_core import BLOCK_TOKENS, EOS, failure
 
 
 def loading(actions: list[Action]) -> list[str]:
@@ -19,7 +19,7 @@ def loading(actions: list[Action]) -> list[str]:
 def joined(node: Node, begin: ev.Start) -> RunStep:
     """It is handed over, loaded, and in a step."""
     node.join(begin)
-    (run, *_) = only(node.tell(ev.Loaded(begin.request.attempt_id)), RunStep)
+    (run, *_) = only(node.tell(ev.Loaded(begin.start.request.attempt_id)), RunStep)
     return run
 
 
@@ -65,7 +65,7 @@ def test_a_request_that_its_first_token_ends_is_not_loaded() -> None:
 def test_slots_that_are_being_read_are_released_only_afterwards() -> None:
     node = Node(loads_ahead=True)
     node.join(start("a", 10))
-    assert node.tell(events.Abort("a")) == []
+    assert node.tell(AbortAttempt("a")) == []
     assert node.tell(start("a", 10)) == [], "the same attempt does not begin again meanwhile"
     assert node.tell(ev.Loaded("a")) == [Release("a")] and len(node.store.free) == NUM_SLOTS
     assert node.tell(ev.Loaded("a")) == []
@@ -76,8 +76,8 @@ def test_the_end_of_a_session_and_a_failure_at_the_store_hold_the_release_back_t
     node.join(start("a", 10, session=1))
     node.join(start("b", 10, session=2))
     assert node.tell(events.SessionEnded(1)) == []
-    failed = node.tell(storage.AttemptFailed("b", pb.Failure(code=pb.FAILURE_CODE_PEER_LOST)))
-    assert failures(failed) == [("b", pb.FAILURE_CODE_PEER_LOST)] and only(failed, Release) == []
+    failed = node.tell(AttemptFailed("b", failure(FailureCode.PEER_LOST)))
+    assert failures(failed) == [("b", FailureCode.PEER_LOST)] and only(failed, Release) == []
     assert node.tell(ev.Loaded("b")) == [Release("b")] and node.tell(ev.Loaded("a")) == [Release("a")]
 
 
@@ -85,17 +85,17 @@ def test_a_lost_store_fails_who_is_loaded_and_the_late_end_of_that_changes_nothi
     node = Node(loads_ahead=True)
     node.join(start("a", 10))
     node.join(start("b", 10))
-    node.tell(events.Abort("b"))
-    assert failures(node.core.handle(storage.StoreLost("gone"), 0.0)) == [("a", pb.FAILURE_CODE_PEER_LOST)]
+    node.tell(AbortAttempt("b"))
+    assert failures(node.core.handle(events.StoreLost("gone"), 0.0)) == [("a", FailureCode.PEER_LOST)]
     node.store.lost()
-    node.tell(storage.StoreUp(NUM_SLOTS))
+    node.tell(events.StoreUp(NUM_SLOTS))
     assert node.tell(ev.Loaded("a")) == node.tell(ev.Loaded("b")) == []
 
 
 def test_as_much_is_loaded_as_there_are_pages_for_beside_who_runs_and_the_oldest_first() -> None:
     """What were loaded beyond that would take pages that the next step needs."""
     node = Node(40, loads_ahead=True)
-    node.tell(storage.StoreUp(40, pages=10))
+    node.tell(events.StoreUp(40, pages=10))
     run = joined(node, start("a", 4 * BLOCK_TOKENS, max_tokens=3))
     for name, blocks in (("b", 6), ("c", 1)):
         assert loading(node.join(start(name, blocks * BLOCK_TOKENS, max_tokens=2))) == []
@@ -107,7 +107,7 @@ def test_as_much_is_loaded_as_there_are_pages_for_beside_who_runs_and_the_oldest
 def test_a_prompt_is_loaded_when_it_alone_has_more_slots_than_there_are_pages() -> None:
     """It is refused in its step, if at all."""
     node = Node(loads_ahead=True)
-    node.tell(storage.StoreUp(NUM_SLOTS, pages=2))
+    node.tell(events.StoreUp(NUM_SLOTS, pages=2))
     assert loading(node.join(start("a", 2 * BLOCK_TOKENS))) == ["a"]
 
 
@@ -121,7 +121,7 @@ def test_a_full_pool_preempts_who_is_still_loaded_and_only_it() -> None:
         actions = node.step(runs.pop())
         runs += only(actions, RunStep)
         seen += actions
-    assert failures(seen) == [("young", pb.FAILURE_CODE_PREEMPTED)] and only(seen, Release) == []
+    assert failures(seen) == [("young", FailureCode.PREEMPTED)] and only(seen, Release) == []
     actions = node.tell(events.Tick())
     assert failures(actions) == only(actions, RunStep) == [], "it waits for the slots of that one"
     actions = node.tell(ev.Loaded("young"))
@@ -132,12 +132,12 @@ def test_who_is_loaded_counts_at_the_door_and_in_the_load() -> None:
     node = Node(100, loads_ahead=True)
     node.join(start("a", 50, tbt_slo_ms=4.0))
     assert (node.core.load().running, node.core.load().waiting, node.core.load().tokens) == (1, 0, 51)
-    assert failures(node.tell(start("b", 200, tbt_slo_ms=100.0))) == [("b", pb.FAILURE_CODE_OVERLOADED)]
+    assert failures(node.tell(start("b", 200, tbt_slo_ms=100.0))) == [("b", FailureCode.OVERLOADED)]
 
 
 def test_late_and_unknown_ends_of_loads_change_nothing() -> None:
     node = Node(40, loads_ahead=True)
-    node.tell(storage.StoreUp(40, pages=4))
+    node.tell(events.StoreUp(40, pages=4))
     assert node.tell(ev.Loaded("nobody")) == []
     run = joined(node, start("a", 10))
     assert node.tell(ev.Loaded("a")) == []
@@ -152,7 +152,7 @@ def test_late_and_unknown_ends_of_loads_change_nothing() -> None:
 def test_an_older_prompt_is_loaded_though_younger_ones_have_the_pages() -> None:
     """Its step comes before theirs."""
     node = Node(40, loads_ahead=True)
-    node.tell(storage.StoreUp(40, pages=4))
+    node.tell(events.StoreUp(40, pages=4))
     node.tell(start("old", 10))
     run = joined(node, start("young", 10))
     assert loading(node.tell(Ingested("old", 100))) == ["old"]
@@ -163,7 +163,7 @@ def test_an_older_prompt_is_loaded_though_younger_ones_have_the_pages() -> None:
 
 def test_prompts_that_are_computed_here_and_keep_coming_keep_nobody_waiting_who_came_before() -> None:
     node = Node(40, loads_ahead=True)
-    node.tell(storage.StoreUp(40, pages=10))
+    node.tell(events.StoreUp(40, pages=10))
     node.tell(start("old", 9 * BLOCK_TOKENS - 1))
     (run,) = only(node.tell(start("young-0", 6, inlined=True, max_tokens=20)), RunStep)
     actions = node.tell(Ingested("old", 100))

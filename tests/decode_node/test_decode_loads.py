@@ -29,9 +29,9 @@ from springtide.clock import MonotonicClock
 from springtide.config import load_config
 from springtide.cost import DecodeCost
 from springtide.process import ProcessArguments
+from springtide.protocol.outputs import FailureCode
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.storage import Release
-from springtide.rpc import common_pb2 as pb
 from tests.support.engine_nodes import DirectEngine, EngineNodes, until
 from tests.support.models import make_tiny_llama
 
@@ -167,7 +167,7 @@ async def test_a_store_that_is_lost_meanwhile_ends_what_is_loaded_and_leaves_not
         before = nodes.members["decode-0"].incarnation
         await nodes.stores["decode-0"].close()
         outcome = await nodes.gateway.end_of(lost)
-        assert pb.FAILURE_CODE_PEER_LOST in [failure.code for failure in outcome.failures]
+        assert FailureCode.PEER_LOST in [failure.code for failure in outcome.failures]
         await nodes.start_store("decode-0")
         nodes.members["decode-0"] = await nodes.member("decode-0", other_than=before)
         assert all(copy.happened for copy in gate.held), "before the engine left the arena"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from decode_node.core import events as ev
 from decode_node.core.actions import Reply, RunStep
-from node_runtime import events
 from springtide.blocks import block_keys
-from springtide.protocol.outputs import SampledToken
+from springtide.protocol.outputs import FailureCode, Finish, SampledToken
+from springtide.protocol.starts import AbortAttempt
 from springtide.protocol.storage import Commit, Grow, Release
-from springtide.rpc import common_pb2 as pb
 from tests.support.decode_core import NUM_SLOTS, Node, failures, only, outputs, rows_of, start
 from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE
 
@@ -40,7 +39,7 @@ def test_a_sequence_that_certainly_ends_is_in_no_further_step() -> None:
     node = Node(overlap=True)
     (only_step,) = only(node.join(start("a", 10, max_tokens=2)), RunStep)
     actions = node.step(only_step)
-    assert [output.finish_reason for output in outputs(actions)] == [pb.FINISH_REASON_LENGTH]
+    assert [output.finish for output in outputs(actions)] == [Finish.LENGTH]
     assert only(actions, RunStep) == [] and len(node.store.free) == NUM_SLOTS
 
 
@@ -48,7 +47,7 @@ def test_a_sequence_that_turns_out_to_have_ended_is_dropped_from_the_next_steps_
     node = Node(overlap=True)
     first, second = two_under_way(node, start("a", 10))
     ended = node.step(first, EOS)
-    assert [output.finish_reason for output in outputs(ended)] == [pb.FINISH_REASON_STOP]
+    assert [output.finish for output in outputs(ended)] == [Finish.STOP]
     assert only(ended, Release) == [] and only(ended, RunStep) == []
     assert node.step(second) == [Release("a")] and len(node.store.free) == NUM_SLOTS
 
@@ -56,7 +55,7 @@ def test_a_sequence_that_turns_out_to_have_ended_is_dropped_from_the_next_steps_
 def test_slots_are_released_when_the_last_step_that_uses_them_has_ended() -> None:
     node = Node(overlap=True)
     first, second = two_under_way(node, start("a", 10))
-    assert node.tell(events.Abort("a")) == []
+    assert node.tell(AbortAttempt("a")) == []
     assert node.step(first) == []
     assert node.tell(start("a", 10)) == [], "the same attempt does not begin again meanwhile"
     assert node.step(second) == [Release("a")]
@@ -78,7 +77,7 @@ def test_what_a_step_under_way_computes_is_committed_only_when_it_has_ended() ->
     assert third.rows[0].start == 15, "the last of the block"
     (fourth,) = only(actions := node.step(second), RunStep)
     assert only(actions, Commit) == []
-    (key,) = block_keys(NAMESPACE, [*begin.request.token_ids, 100, 5, 5], BLOCK_TOKENS)[1:]
+    (key,) = block_keys(NAMESPACE, [*begin.start.request.token_ids, 100, 5, 5], BLOCK_TOKENS)[1:]
     actions = node.step(third)
     assert only(actions, Commit) == [Commit("a", 1, (key,))]
     assert fourth.rows[0].start == 16
@@ -104,7 +103,7 @@ def test_a_failed_step_fails_its_sequences_and_spares_who_joined_after_it() -> N
     node.join(start("b", 5))
     (third,) = only(node.step(first), RunStep)
     failed = node.tell(ev.StepFailed(second.step_id, "out of memory"))
-    assert failures(failed) == [("a", pb.FAILURE_CODE_INTERNAL)] and only(failed, Release) == []
+    assert failures(failed) == [("a", FailureCode.INTERNAL)] and only(failed, Release) == []
     (fourth,) = only(failed, RunStep)
     assert rows_of(third) == ["a", "b"] and rows_of(fourth) == ["b"]
     actions = node.step(third)
@@ -130,5 +129,5 @@ def test_a_full_pool_preempts_only_for_a_sequence_that_sits_out() -> None:
         actions = node.step(launched.pop(0))
         launched += only(actions, RunStep)
         seen += actions
-    assert failures(seen) == [("young", pb.FAILURE_CODE_PREEMPTED)]
+    assert failures(seen) == [("young", FailureCode.PREEMPTED)]
     assert [output.position for output in outputs(seen) if output.attempt_id == "old"] == list(range(1, 14))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from decode_node.server.steps import StepRunner
+from springtide.protocol.outputs import FailureCode, Finish
 from springtide.protocol.sampling import LogitBias, SamplingParams
-from springtide.rpc import common_pb2 as pb
 from tests.support.engine_nodes import EOS, DirectEngine, EngineNodes, Outcome, until
 from tests.support.models import make_tiny_llama
 
@@ -57,10 +57,10 @@ async def test_the_tokens_are_the_same_with_and_without_overlap_and_of_the_engin
     one_at_a_time, _ = await everything_at_once(tmp_path, model, overlap=False)
     for outcome, plain, tokens, (_, params) in zip(with_overlap, one_at_a_time, expected, REQUESTS, strict=True):
         assert outcome.token_ids == plain.token_ids == tokens
-        assert outcome.finish_reason == plain.finish_reason
+        assert outcome.finish == plain.finish
         assert outcome.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
         assert len(outcome.logprobs) == (0 if params.logprobs is None else len(tokens))
-    assert {outcome.finish_reason for outcome in with_overlap} == {pb.FINISH_REASON_LENGTH, pb.FINISH_REASON_STOP}
+    assert {outcome.finish for outcome in with_overlap} == {Finish.LENGTH, Finish.STOP}
 
 
 async def test_a_stop_token_ends_the_output_before_it(tmp_path: Path, model: Path) -> None:
@@ -69,7 +69,7 @@ async def test_a_stop_token_ends_the_output_before_it(tmp_path: Path, model: Pat
         stop = next(token for token in whole.token_ids[5:] if token not in whole.token_ids[:5])
         stopped = await nodes.gateway.run(prompt(30), replace(SEEDED, stop_token_ids=(stop,)))
         assert stopped.token_ids == whole.token_ids[: whole.token_ids.index(stop)]
-        assert stopped.finish_reason == pb.FINISH_REASON_STOP
+        assert stopped.finish == Finish.STOP
         await nodes.all_slots_given_back()
 
 
@@ -95,7 +95,7 @@ async def test_a_step_that_raises_fails_who_is_in_it_and_the_node_goes_on(
         with monkeypatch.context() as patched:
             patched.setattr(StepRunner, "run", broken)
             (failure,) = (await nodes.gateway.run(prompt(30), SEEDED)).failures
-        assert failure.code == pb.FAILURE_CODE_INTERNAL and "out of order" in failure.message
+        assert failure.code == FailureCode.INTERNAL and "out of order" in failure.message
         assert (await nodes.gateway.run(prompt(30), SEEDED)).token_ids == DirectEngine(nodes).generate(prompt(30), SEEDED)
         await nodes.all_slots_given_back()
 
@@ -111,7 +111,7 @@ async def test_an_inlined_prompt_has_the_tokens_of_one_that_a_prefill_group_comp
         inlined = await asyncio.gather(*(gateway.run(token_ids, params, inlined=True) for token_ids in prompts))
         by_prefill = await asyncio.gather(*(gateway.run(token_ids, params) for token_ids in prompts))
         for here, there in zip(inlined, by_prefill, strict=True):
-            assert here.token_ids == there.token_ids and here.finish_reason == there.finish_reason == pb.FINISH_REASON_LENGTH
+            assert here.token_ids == there.token_ids and here.finish == there.finish == Finish.LENGTH
             assert here.logprobs == pytest.approx(there.logprobs, abs=1e-4)
             assert here.done is not None and here.done.output.position == 0 and here.done.compute_ms > 0
 
@@ -122,9 +122,9 @@ async def test_an_inlined_prompt_has_the_tokens_of_one_that_a_prefill_group_comp
         continued = await gateway.run([*turn, *second.token_ids[:9]], params, num_prompt_tokens=len(turn), inlined=True)
         assert continued.token_ids == second.token_ids[9:]
         (failure,) = (await gateway.run(prompt(75), params, inlined=True)).failures
-        assert failure.code == pb.FAILURE_CODE_INTERNAL and "75 tokens" in failure.message
+        assert failure.code == FailureCode.INTERNAL and "75 tokens" in failure.message
         one = await gateway.run(prompt(30), replace(params, max_tokens=1), inlined=True)
-        assert one.finish_reason == pb.FINISH_REASON_LENGTH and len(one.token_ids) == 1
+        assert one.finish == Finish.LENGTH and len(one.token_ids) == 1
         for attempt_id in others:
             await gateway.abort(attempt_id)
         await nodes.all_slots_given_back()

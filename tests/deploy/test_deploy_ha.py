@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,10 +12,17 @@ from deploy.commands.conductors import View, cluster_status, leadership
 from deploy.local.plan import ClusterPaths, placed, processes, resolve
 from springtide.config import load_config
 from springtide.errors import Unavailable
+from springtide.protocol import wire
+from springtide.protocol.status import ClusterStatus
 from springtide.rpc import conductor_pb2 as pb
 
-LEADER = View("conductor-1", pb.ClusterStatus(leads=True, epoch=4, requests_scheduled=7))
-STANDBY = View("conductor-0", pb.ClusterStatus(epoch=4))
+
+def status(**fields: Any) -> ClusterStatus:
+    return replace(wire.CLUSTER_STATUS.decode(pb.ClusterStatus()), **fields)
+
+
+LEADER = View("conductor-1", status(leads=True, epoch=4, requests_scheduled=7))
+STANDBY = View("conductor-0", status(epoch=4))
 SILENT = View("conductor-0", None, "the Conductor at 127.0.0.1:1 does not answer: Connection refused")
 
 
@@ -32,7 +41,7 @@ def test_several_conductors_have_their_gateway_in_a_process_of_its_own() -> None
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        ([View("conductor-0", pb.ClusterStatus(leads=True))], "conductor-0 leads"),
+        ([View("conductor-0", status(leads=True))], "conductor-0 leads"),
         ([LEADER, STANDBY], "conductor-1 leads (epoch 4), conductor-0 stands by"),
         ([LEADER, SILENT], "conductor-1 leads (epoch 4), conductor-0 [red]does not answer[/]"),
         ([STANDBY], "[red]no Conductor leads[/] (epoch 4), conductor-0 stands by"),

@@ -10,10 +10,11 @@ from typing import Any
 
 from springtide.blocks import KEY_BYTES
 from springtide.config import ClusterConfig, ConductorConfig, KVConfig, ServerConfig
+from springtide.ids import AttemptId
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
-from springtide.protocol.outputs import SampledToken, token_output
-from springtide.protocol.sampling import SamplingParams
+from springtide.protocol import wire
+from springtide.protocol.outputs import SampledToken, TokenLogprob, token_output
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc, node_pb2, node_pb2_grpc
 from springtide.rpc.channels import new_server
@@ -77,14 +78,14 @@ class Cluster:
         """What the model says at an output position."""
         script = self.script(start)
         token_id = script[position] if position < len(script) else EOS
-        params = SamplingParams.from_proto(start.sampling)
+        params = wire.SAMPLING_PARAMS.decode(start.request.params)
         token = SampledToken(token_id)
         if params.logprobs is not None:
-            token = SampledToken(token_id, -0.5, tuple((token_id + rank, -0.5 - rank) for rank in range(params.logprobs)))
-        return token_output(start.context.attempt_id, (token,), position, params, (EOS,))
+            token = SampledToken(token_id, -0.5, tuple(TokenLogprob(token_id + rank, -0.5 - rank) for rank in range(params.logprobs)))
+        return wire.TOKEN_OUTPUT.encode(token_output(AttemptId(start.request.attempt_id), (token,), position, params, (EOS,)))
 
     def attempts_on(self, name: str) -> list[str]:
-        return [start.context.attempt_id for at, start in self.started if at == name]
+        return [start.request.attempt_id for at, start in self.started if at == name]
 
     @property
     def idle(self) -> bool:
@@ -229,7 +230,7 @@ class FakeNode:
                 self._cluster.aborted.append((self.name, command.abort.attempt_id))
                 self._abort(command.abort.attempt_id)
                 continue
-            attempt_id = command.start.context.attempt_id
+            attempt_id = command.start.request.attempt_id
             self._cluster.started.append((self.name, command.start))
             mine.add(attempt_id)
             task = self.running[attempt_id] = asyncio.create_task(self._run(command.start, out))
@@ -253,15 +254,15 @@ class FakePrefillNode(FakeNode, node_pb2_grpc.PrefillNodeServicer):
 
     async def _run(self, start: node_pb2.PrefillStart, out: asyncio.Queue[node_pb2.PrefillUpdate]) -> None:
         if self.failure is not None:
-            failed = pb.TokenOutput(attempt_id=start.context.attempt_id, failure=self.failure)
+            failed = pb.AttemptFailed(attempt_id=start.request.attempt_id, failure=self.failure)
             out.put_nowait(node_pb2.PrefillUpdate(failed=failed))
             return
-        position = len(start.token_ids) - start.num_prompt_tokens
+        position = len(start.request.token_ids) - start.request.num_prompt_tokens
         await self._pause(position)
         output = self._cluster.sampled(start, position)
         done = node_pb2.PrefillDone(output=output, cached_tokens=self._cluster.cached_tokens)
         out.put_nowait(node_pb2.PrefillUpdate(done=done))
-        self._cluster.handed_over[start.context.attempt_id].set()
+        self._cluster.handed_over[start.request.attempt_id].set()
 
 
 class FakeDecodeNode(FakeNode, node_pb2_grpc.DecodeNodeServicer):
@@ -273,13 +274,13 @@ class FakeDecodeNode(FakeNode, node_pb2_grpc.DecodeNodeServicer):
 
     async def _run(self, start: node_pb2.DecodeStart, out: asyncio.Queue[node_pb2.DecodeUpdate]) -> None:
         if self.failure is not None:
-            failed = pb.TokenOutput(attempt_id=start.context.attempt_id, failure=self.failure)
-            out.put_nowait(node_pb2.DecodeUpdate(outputs=[failed]))
+            failed = pb.AttemptFailed(attempt_id=start.request.attempt_id, failure=self.failure)
+            out.put_nowait(node_pb2.DecodeUpdate(failed=[failed]))
             return
-        await self._cluster.handed_over[start.context.attempt_id].wait()
-        position = len(start.token_ids) - start.num_prompt_tokens
+        await self._cluster.handed_over[start.request.attempt_id].wait()
+        position = len(start.request.token_ids) - start.request.num_prompt_tokens
         output = self._cluster.sampled(start, position)
-        while output.finish_reason == pb.FINISH_REASON_UNSPECIFIED:
+        while output.finish == pb.FINISH_REASON_UNSPECIFIED:
             position += 1
             await self._pause(position)
             output = self._cluster.sampled(start, position)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 from gateway import events as ev
 from gateway.core import GatewayCore
@@ -13,10 +12,9 @@ from gateway.state import Limits
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
 from springtide.protocol.attempts import Prediction
 from springtide.protocol.instances import InstanceRef, Role
-from springtide.protocol.outputs import SampledToken
+from springtide.protocol.outputs import AttemptFailed, AttemptSign, Failure, FailureCode, Finish, PrefillDone, SampledToken, TokenOutput
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import Assignment, Reason, Rejection, Schedule
-from springtide.rpc import common_pb2 as pb
 
 LIMITS = Limits(max_attempts=3, capacity_wait_s=5, arrival_wait_s=3, scheduler_wait_s=2, silence_s=3, standstill_s=10)
 GATEWAY = GatewayId("g")
@@ -28,13 +26,13 @@ REASONS = [
     Reason.TOO_LARGE,
 ]
 CODES = [
-    pb.FAILURE_CODE_INVALID,
-    pb.FAILURE_CODE_OVERLOADED,
-    pb.FAILURE_CODE_POOL_FULL,
-    pb.FAILURE_CODE_PREEMPTED,
-    pb.FAILURE_CODE_QUOTA_USED,
-    pb.FAILURE_CODE_PEER_LOST,
-    pb.FAILURE_CODE_INTERNAL,
+    FailureCode.INVALID,
+    FailureCode.OVERLOADED,
+    FailureCode.POOL_FULL,
+    FailureCode.PREEMPTED,
+    FailureCode.QUOTA_USED,
+    FailureCode.PEER_LOST,
+    FailureCode.INTERNAL,
 ]
 
 
@@ -76,7 +74,19 @@ def assignment(
 
 def new_core(limits: Limits | None = None) -> GatewayCore:
     """Whose block keys are the tokens themselves."""
-    return GatewayCore(limits or LIMITS, GATEWAY, lambda generation, token_ids: cast("Sequence[BlockKey]", token_ids))
+    return GatewayCore(limits or LIMITS, GATEWAY, TokensAsKeys())
+
+
+class TokensAsKeys:
+    """A block is a token."""
+
+    block_tokens = 1
+
+    def namespace(self, generation: ev.Generation) -> BlockKey:
+        return BlockKey(bytes(16))
+
+    def keys(self, generation: ev.Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
+        return tuple(BlockKey(token_id.to_bytes(16, "little")) for token_id in token_ids)
 
 
 def generation(number: int, max_tokens: int, *, accepted: bool = False) -> ev.Generation:
@@ -115,19 +125,19 @@ class Request:
     def token(self, position: int) -> int:
         return int(self.generation.request_id[1:]) * 1000 + position
 
-    def output(self, attempt_id: AttemptId, position: int, count: int) -> ev.Output:
+    def output(self, attempt_id: AttemptId, position: int, count: int) -> TokenOutput:
         """What a node that works well sends: at most `count` tokens, less where the output ends."""
         tokens: list[SampledToken] = []
-        finish: ev.Finish | None = None
+        finish: Finish | None = None
         for at in range(position, position + count):
             if at == self.stop_at:
-                finish = "stop"
+                finish = Finish.STOP
                 break
             tokens.append(SampledToken(self.token(at)))
             if at + 1 == self.generation.sampling.max_tokens:
-                finish = "length"
+                finish = Finish.LENGTH
                 break
-        return ev.Output(attempt_id, position, tuple(tokens), finish)
+        return TokenOutput(attempt_id, position, tuple(tokens), finish)
 
 
 class World:
@@ -139,6 +149,7 @@ class World:
         self.now = 0.0
         self.requests: dict[RequestId, Request] = {}
         self.asked: dict[AttemptId, Schedule] = {}
+        self.placed: dict[AttemptId, Assignment] = {}
         self.attempts: dict[AttemptId, Attempt] = {}
         self.sent: list[ev.Event] = []
 
@@ -156,26 +167,30 @@ class World:
                 request = self.requests[action.request_id]
                 assert not request.terminals
                 assert action.attempt_id not in self.asked and action.attempt_id not in self.attempts
-                assert list(action.block_keys) == [*request.generation.prompt_ids, *request.emitted], "keys of other tokens"
+                expected = TokensAsKeys().keys(request.generation, [*request.generation.prompt_ids, *request.emitted])
+                assert action.block_keys == expected, "keys of other tokens"
                 assert action.num_tokens == len(request.generation.prompt_ids) + len(request.emitted)
                 assert not any(attempt.running & {Role.DECODE} for attempt in request.attempts), "two attempts at once"
                 self.asked[action.attempt_id] = action
-            case ev.StartDecode():
-                request = self.requests[action.generation.request_id]
-                base = len(action.token_ids) - len(request.generation.prompt_ids)
+            case ev.StartAtDecode(at, start):
+                request = self.requests[start.request.request_id]
+                base = start.request.first_position
                 assert base == len(request.emitted)
-                attempt = Attempt(request, action.assignment, base, next_position=base + 1)
-                if action.assignment.inlined:
-                    assert not action.waits
-                    attempt.running, attempt.prompt_inlined = {Role.DECODE}, True
+                assert list(start.request.token_ids) == [*request.generation.prompt_ids, *request.emitted]
+                placed = self.placed[start.request.attempt_id]
+                assert at == placed.decode
+                attempt = Attempt(request, placed, base, next_position=base + 1, running={Role.DECODE})
+                if placed.inlined:
+                    assert not start.waits and start.inlined
+                    attempt.prompt_inlined = True
                 else:
-                    attempt.running, attempt.waits = {Role.DECODE}, action.waits
-                assert action.waits or not action.assignment.waits or action.assignment.inlined
+                    attempt.waits = start.waits
+                assert start.waits or not placed.waits or placed.inlined
                 request.attempts.append(attempt)
                 self.attempts[attempt.attempt_id] = attempt
-            case ev.StartPrefill():
-                assert action.ttft_budget_ms >= 0 and not action.assignment.inlined
-                attempt = self.attempts[action.assignment.attempt_id]
+            case ev.StartAtPrefill(at, start):
+                attempt = self.attempts[start.request.attempt_id]
+                assert start.ttft_budget_ms >= 0 and not attempt.assignment.inlined and at == attempt.assignment.prefill
                 assert not attempt.waits, "prefill begins when the decode side has room"
                 attempt.running.add(Role.PREFILL)
             case ev.Abort(side, instance_id, attempt_id):
@@ -202,7 +217,7 @@ class World:
         for attempt in request.attempts:
             assert not attempt.running & {Role.DECODE}, "an attempt goes on after the terminal reply"
             assert attempt.reported_over == 1
-        if isinstance(reply, ev.Finished) and reply.reason == "length":
+        if isinstance(reply, ev.Finished) and reply.reason is Finish.LENGTH:
             assert len(request.emitted) == request.generation.sampling.max_tokens
 
     # ---- what the world may do ----
@@ -221,6 +236,7 @@ class World:
             prefill = decode
         waits, refusable = self.random.random() < 0.3, self.random.random() < 0.5
         placed = assignment(attempt_id, prefill, decode, predicted_ttft_ms=5.0, ttft_slo_ms=100.0, waits=waits, refusable=refusable)
+        self.placed[attempt_id] = placed
         self.feed(ev.Assigned(placed))
 
     def reserve(self, attempt: Attempt) -> None:
@@ -241,12 +257,12 @@ class World:
             attempt.prompt_inlined = False
             if output.finish is not None:
                 attempt.running.discard(Role.DECODE)
-        self.feed(ev.PrefillDone(output, cached_tokens=self.random.randint(0, 2)))
+        self.feed(PrefillDone(output, cached_tokens=self.random.randint(0, 2)))
 
     def decode_output(self, attempt: Attempt) -> None:
         output = attempt.request.output(attempt.attempt_id, attempt.next_position, self.random.randint(1, 3))
         if self.random.random() < 0.05:
-            output = ev.Output(output.attempt_id, output.position + 1, output.tokens)
+            output = TokenOutput(output.attempt_id, output.position + 1, output.tokens)
         attempt.next_position = output.end
         if output.finish is not None:
             attempt.running.discard(Role.DECODE)
@@ -255,7 +271,7 @@ class World:
     def fail(self, attempt: Attempt) -> None:
         side = self.random.choice(sorted(attempt.running))
         attempt.running.discard(side)
-        self.feed(ev.AttemptFailed(attempt.attempt_id, side, self.random.choice(CODES), "broken"))
+        self.feed(ev.SideFailed(side, AttemptFailed(attempt.attempt_id, Failure(self.random.choice(CODES), "broken"))))
 
     def lose_session(self) -> None:
         side = self.random.choice(list(Role))
@@ -277,12 +293,12 @@ class World:
 
     def show_signs(self) -> None:
         side = self.random.choice(list(Role))
-        signs = [ev.Sign(attempt.attempt_id, attempt.next_position, self.random.random() < 0.5) for attempt in self.working(side)]
+        signs = [AttemptSign(attempt.attempt_id, attempt.next_position, self.random.random() < 0.5) for attempt in self.working(side)]
         self.feed(ev.Signs(side, tuple(signs)))
 
     def repeat_something(self) -> None:
         """Sends a message again: of an attempt that goes on, where there is one, else of any."""
-        outputs = [event for event in self.sent if isinstance(event, (ev.PrefillDone, ev.DecodeOutput))]
+        outputs = [event for event in self.sent if isinstance(event, (PrefillDone, ev.DecodeOutput))]
         live = [event for event in outputs if not self.attempts[event.output.attempt_id].reported_over]
         # A repeated failure or loss of an attempt that goes on would be news to it, not a repetition.
         past = [event for event in self.sent if self._is_past(event)]
@@ -294,8 +310,8 @@ class World:
             self.feed(self.random.choice(reserved))
 
     def _is_past(self, event: ev.Event) -> bool:
-        if isinstance(event, ev.AttemptFailed):
-            return self.attempts[event.attempt_id].reported_over > 0
+        if isinstance(event, ev.SideFailed):
+            return self.attempts[event.failed.attempt_id].reported_over > 0
         if isinstance(event, ev.SessionLost):
             return all(self.attempts[attempt_id].reported_over for attempt_id in event.attempt_ids)
         return isinstance(event, (ev.StopStringHit, ev.ClientGone)) and bool(self.requests[event.request_id].terminals)

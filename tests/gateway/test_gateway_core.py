@@ -7,18 +7,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from gateway_world import LIMITS, World, assignment, generation, instance, new_core
+from gateway_world import LIMITS, TokensAsKeys, World, assignment, generation, instance, new_core
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import events as ev
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
-from springtide.ids import AttemptId, InstanceId, RequestId
+from springtide.ids import AttemptId, BlockKey, InstanceId, RequestId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
-from springtide.protocol.outputs import SampledToken
+from springtide.protocol.outputs import AttemptFailed, AttemptSign, Failure, FailureCode, Finish, PrefillDone, SampledToken, TokenOutput
 from springtide.protocol.scheduling import Reason, Rejection, Schedule
-from springtide.rpc import common_pb2 as pb
 
 FIRST = AttemptId("r0.1")
 SECOND = AttemptId("r0.2")
@@ -59,6 +58,10 @@ def test_a_shutdown_answers_everything_at_once(seed: int) -> None:
 # ---- particular courses of events ----
 
 
+def keys(*token_ids: int) -> tuple[BlockKey, ...]:
+    return TokensAsKeys().keys(generation(0, 4), token_ids)
+
+
 class Course:
     """One request, with max_tokens 4, fed by hand."""
 
@@ -77,13 +80,13 @@ class Course:
         return self.feed(ev.Assigned(placed))
 
     def first_token(self, attempt_id: AttemptId = FIRST, position: int = 0) -> list[ev.Action]:
-        return self.feed(ev.PrefillDone(ev.Output(attempt_id, position, (SampledToken(position),)), cached_tokens=2))
+        return self.feed(PrefillDone(TokenOutput(attempt_id, position, (SampledToken(position),)), cached_tokens=2))
 
-    def tokens(self, position: int, *token_ids: int, attempt_id: AttemptId = FIRST, finish: ev.Finish | None = None) -> list[ev.Action]:
-        return self.feed(ev.DecodeOutput(ev.Output(attempt_id, position, tuple(SampledToken(t) for t in token_ids), finish)))
+    def tokens(self, position: int, *token_ids: int, attempt_id: AttemptId = FIRST, finish: Finish | None = None) -> list[ev.Action]:
+        return self.feed(ev.DecodeOutput(TokenOutput(attempt_id, position, tuple(SampledToken(t) for t in token_ids), finish)))
 
-    def fail(self, code: pb.FailureCode, side: Role = Role.DECODE, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
-        return self.feed(ev.AttemptFailed(attempt_id, side, code, "broken"))
+    def fail(self, code: FailureCode, side: Role = Role.DECODE, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
+        return self.feed(ev.SideFailed(side, AttemptFailed(attempt_id, Failure(code, "broken"))))
 
     def lose(self, side: Role, attempt_id: AttemptId = FIRST, *, connected: bool = True) -> list[ev.Action]:
         name = instance("p0" if side is Role.PREFILL else "d0").instance_id
@@ -109,8 +112,8 @@ def emitted(actions: list[ev.Action]) -> list[int]:
 def test_decode_and_prefill_are_started_together() -> None:
     course = Course()
     starts = course.assign()
-    assert [type(action) for action in starts] == [ev.StartDecode, ev.StartPrefill]
-    assert isinstance(starts[1], ev.StartPrefill) and starts[1].ttft_budget_ms == 500.0
+    assert [type(action) for action in starts] == [ev.StartAtDecode, ev.StartAtPrefill]
+    assert isinstance(starts[1], ev.StartAtPrefill) and starts[1].start.ttft_budget_ms == 500.0
 
 
 def inlined(course: Course, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
@@ -120,16 +123,16 @@ def inlined(course: Course, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
 
 def test_an_inlined_prompt_is_started_at_the_decode_node_alone() -> None:
     course = Course()
-    assert [type(action) for action in inlined(course)] == [ev.StartDecode]
+    assert [type(action) for action in inlined(course)] == [ev.StartAtDecode]
     assert emitted(course.first_token()) == [0]
-    assert emitted(course.tokens(1, 1, 2, 3, finish="length")) == [1, 2, 3]
+    assert emitted(course.tokens(1, 1, 2, 3, finish=Finish.LENGTH)) == [1, 2, 3]
     assert not any(isinstance(action, ev.Abort) for action in course.did)
 
 
 def test_an_inlined_request_that_its_first_token_ends_needs_no_abort() -> None:
     course = Course()
     inlined(course)
-    done = course.feed(ev.PrefillDone(ev.Output(FIRST, 0, (), "stop"), cached_tokens=2))
+    done = course.feed(PrefillDone(TokenOutput(FIRST, 0, (), Finish.STOP), cached_tokens=2))
     assert [type(action) for action in done] == [ev.Report, ev.Report, ev.Terminal]
 
 
@@ -145,7 +148,7 @@ def test_a_failed_inlined_prompt_is_scheduled_again_elsewhere() -> None:
 def test_the_only_node_of_an_inlined_prompt_is_to_blame_for_a_lost_peer() -> None:
     course = Course()
     inlined(course)
-    course.fail(pb.FAILURE_CODE_PEER_LOST)
+    course.fail(FailureCode.PEER_LOST)
     (over,) = [action for action in course.did if isinstance(action, ev.Report)]
     assert over.culprit == "d0" and course.schedule().avoid == {"d0"}
 
@@ -153,9 +156,9 @@ def test_the_only_node_of_an_inlined_prompt_is_to_blame_for_a_lost_peer() -> Non
 def test_a_prompt_that_the_decode_node_does_not_compute_after_all_is_scheduled_again_elsewhere_and_accepted() -> None:
     course = Course()
     inlined(course)
-    course.fail(pb.FAILURE_CODE_INTERNAL)
+    course.fail(FailureCode.INTERNAL)
     assert course.schedule().avoid == {"d0"} and course.schedule().accepted
-    assert [type(action) for action in course.assign(SECOND)] == [ev.StartDecode, ev.StartPrefill]
+    assert [type(action) for action in course.assign(SECOND)] == [ev.StartAtDecode, ev.StartAtPrefill]
 
 
 def test_a_lost_decode_node_is_replaced_with_the_tokens_already_received() -> None:
@@ -165,11 +168,11 @@ def test_a_lost_decode_node_is_replaced_with_the_tokens_already_received() -> No
     course.tokens(1, 1)
     course.lose(Role.DECODE)
     again = course.schedule()
-    assert again.block_keys == (0, 0, 0, 0, 1)
+    assert again.block_keys == keys(0, 0, 0, 0, 1)
     assert again.accepted and again.avoid == {"d0"} and again.max_new_tokens == 2
     course.assign(SECOND)
     assert emitted(course.first_token(SECOND, position=2)) == [2]
-    assert course.tokens(3, 3, attempt_id=SECOND, finish="length")[-1] == ev.Terminal(RequestId("r0"), ev.Finished("length", 2))
+    assert course.tokens(3, 3, attempt_id=SECOND, finish=Finish.LENGTH)[-1] == ev.Terminal(RequestId("r0"), ev.Finished(Finish.LENGTH, 2))
 
 
 def test_tokens_that_overtake_the_first_one_wait_for_it() -> None:
@@ -200,7 +203,7 @@ def test_the_prefill_side_may_fail_the_attempt_until_decode_has_shown_life() -> 
     course = Course()
     course.assign()
     course.first_token()
-    assert course.lose(Role.PREFILL) and course.schedule().block_keys == (0, 0, 0, 0)
+    assert course.lose(Role.PREFILL) and course.schedule().block_keys == keys(0, 0, 0, 0)
     course = Course()
     course.assign()
     course.first_token()
@@ -211,7 +214,7 @@ def test_the_prefill_side_may_fail_the_attempt_until_decode_has_shown_life() -> 
 def test_a_first_token_that_ends_the_request_aborts_the_decode_side() -> None:
     course = Course()
     course.assign()
-    actions = course.feed(ev.PrefillDone(ev.Output(FIRST, 0, (), "stop"), 0))
+    actions = course.feed(PrefillDone(TokenOutput(FIRST, 0, (), Finish.STOP), 0))
     assert ev.Abort(Role.DECODE, instance("d0").instance_id, FIRST) in actions
     assert isinstance(actions[-1], ev.Terminal)
 
@@ -232,19 +235,19 @@ def test_what_never_fits_is_an_invalid_request() -> None:
 def test_a_refusal_at_the_door_gets_one_more_chance() -> None:
     course = Course()
     course.assign(refusable=True)
-    course.fail(pb.FAILURE_CODE_OVERLOADED)
+    course.fail(FailureCode.OVERLOADED)
     assert not course.schedule().accepted, "the Conductor may now reject it"
     course.assign(SECOND, refusable=True)
-    course.fail(pb.FAILURE_CODE_OVERLOADED, attempt_id=SECOND)
+    course.fail(FailureCode.OVERLOADED, attempt_id=SECOND)
     assert isinstance(course.error(), Overloaded)
 
 
-NO_ROOM = [pb.FAILURE_CODE_POOL_FULL, pb.FAILURE_CODE_QUOTA_USED, pb.FAILURE_CODE_PREEMPTED, pb.FAILURE_CODE_OVERLOADED]
+NO_ROOM = [FailureCode.POOL_FULL, FailureCode.QUOTA_USED, FailureCode.PREEMPTED, FailureCode.OVERLOADED]
 
 
-@pytest.mark.parametrize("code", NO_ROOM, ids=pb.FailureCode.Name)
+@pytest.mark.parametrize("code", NO_ROOM, ids=FailureCode.Name)
 @pytest.mark.parametrize("side", [Role.PREFILL, Role.DECODE])
-def test_an_accepted_request_waits_for_room_however_often_it_finds_none(side: Role, code: pb.FailureCode) -> None:
+def test_an_accepted_request_waits_for_room_however_often_it_finds_none(side: Role, code: FailureCode) -> None:
     course = Course()
     for number in range(1, 1500):
         attempt_id = AttemptId(f"r0.{number}")
@@ -267,8 +270,8 @@ def test_a_refusal_at_the_door_after_a_token_is_no_refusal_any_more() -> None:
     course = Course()
     course.assign(refusable=True)
     course.first_token()
-    course.fail(pb.FAILURE_CODE_OVERLOADED)
-    assert course.schedule().accepted and course.schedule().block_keys == (0, 0, 0, 0)
+    course.fail(FailureCode.OVERLOADED)
+    assert course.schedule().accepted and course.schedule().block_keys == keys(0, 0, 0, 0)
 
 
 def test_waiting_for_room_is_not_waiting_for_somebody_to_be_there() -> None:
@@ -281,7 +284,7 @@ def test_waiting_for_room_is_not_waiting_for_somebody_to_be_there() -> None:
     course.assign(SECOND if not course.core._asked else next(iter(course.core._asked)), waits=True)
     (attempt_id,) = course.core._by_attempt
     course.now += 10 * LIMITS.capacity_wait_s
-    course.fail(pb.FAILURE_CODE_POOL_FULL, attempt_id=attempt_id)
+    course.fail(FailureCode.POOL_FULL, attempt_id=attempt_id)
     course.reject(Reason.NO_DECODE, course.schedule().attempt_id)
     assert not any(isinstance(action, ev.Terminal) for action in course.did)
 
@@ -289,10 +292,10 @@ def test_waiting_for_room_is_not_waiting_for_somebody_to_be_there() -> None:
 def test_where_there_is_no_room_prefill_begins_when_the_decode_node_has_some() -> None:
     course = Course()
     (start,) = course.assign(waits=True)
-    assert isinstance(start, ev.StartDecode) and start.waits
+    assert isinstance(start, ev.StartAtDecode) and start.waits
     course.now += 2.0
     (begin,) = course.feed(ev.DecodeReserved(FIRST))
-    assert isinstance(begin, ev.StartPrefill) and begin.age_ms == 2000.0
+    assert isinstance(begin, ev.StartAtPrefill) and begin.age_ms == 2000.0
     assert course.feed(ev.DecodeReserved(FIRST)) == [], "a repeat changes nothing"
     assert emitted(course.first_token()) == [0]
 
@@ -309,9 +312,9 @@ def test_a_request_keeps_its_age_over_its_attempts() -> None:
     course = Course()
     course.assign()
     course.now += 3.0
-    course.fail(pb.FAILURE_CODE_PREEMPTED)
+    course.fail(FailureCode.PREEMPTED)
     (start,) = course.assign(SECOND)
-    assert isinstance(start, ev.StartDecode) and start.age_ms == 3000.0
+    assert isinstance(start, ev.StartAtDecode) and start.age_ms == 3000.0
 
 
 def test_what_is_too_large_for_the_nodes_that_are_left_waits_for_the_others() -> None:
@@ -325,7 +328,7 @@ def test_a_node_that_cannot_take_what_another_has_begun_is_avoided() -> None:
     course = Course()
     course.assign()
     course.first_token()
-    course.fail(pb.FAILURE_CODE_INVALID)
+    course.fail(FailureCode.INVALID)
     assert course.schedule().avoid == {"d0"} and course.schedule().accepted
 
 
@@ -425,14 +428,14 @@ def test_a_client_that_goes_frees_both_sides() -> None:
 def test_a_lost_peer_makes_both_instances_suspect() -> None:
     course = Course()
     course.assign()
-    course.fail(pb.FAILURE_CODE_PEER_LOST)
+    course.fail(FailureCode.PEER_LOST)
     assert course.schedule().avoid == {"p0", "d0"}
 
 
 def test_a_preempted_request_may_come_back_to_the_same_instance() -> None:
     course = Course()
     course.assign()
-    course.fail(pb.FAILURE_CODE_PREEMPTED)
+    course.fail(FailureCode.PREEMPTED)
     assert course.schedule().avoid == frozenset()
 
 
@@ -464,7 +467,7 @@ def test_a_node_that_does_not_name_the_attempt_has_lost_it() -> None:
 def test_before_the_first_token_both_sides_owe_a_sign_and_either_alone_is_not_enough() -> None:
     course = Course()
     course.assign()
-    ticks(course, LIMITS.silence_s, lambda: [ev.Signs(Role.DECODE, (ev.Sign(FIRST, 0, True),))])
+    ticks(course, LIMITS.silence_s, lambda: [ev.Signs(Role.DECODE, (AttemptSign(FIRST, 0, True),))])
     assert course.schedule().avoid == {"p0"}
 
 
@@ -474,7 +477,10 @@ def test_a_prompt_of_minutes_goes_on_as_long_as_it_gets_on() -> None:
     done = itertools.count()
 
     def computing() -> list[ev.Signs]:
-        return [ev.Signs(Role.PREFILL, (ev.Sign(FIRST, next(done) // 16, False),)), ev.Signs(Role.DECODE, (ev.Sign(FIRST, 0, True),))]
+        return [
+            ev.Signs(Role.PREFILL, (AttemptSign(FIRST, next(done) // 16, False),)),
+            ev.Signs(Role.DECODE, (AttemptSign(FIRST, 0, True),)),
+        ]
 
     ticks(course, 600, computing)
     assert course.core.live_attempts()
@@ -483,7 +489,7 @@ def test_a_prompt_of_minutes_goes_on_as_long_as_it_gets_on() -> None:
 def test_who_waits_for_its_turn_need_not_get_on() -> None:
     course = Course()
     course.assign()
-    ticks(course, 600, lambda: [ev.Signs(side, (ev.Sign(FIRST, 0, True),)) for side in Role])
+    ticks(course, 600, lambda: [ev.Signs(side, (AttemptSign(FIRST, 0, True),)) for side in Role])
     assert course.core.live_attempts()
 
 
@@ -493,7 +499,7 @@ def test_an_attempt_that_its_node_works_on_without_any_headway_is_stuck() -> Non
     course.first_token()
 
     def stuck() -> list[ev.Signs]:
-        return [ev.Signs(Role.DECODE, (ev.Sign(FIRST, 4, False),))]
+        return [ev.Signs(Role.DECODE, (AttemptSign(FIRST, 4, False),))]
 
     ticks(course, LIMITS.standstill_s - 1, stuck)
     assert course.core.live_attempts()

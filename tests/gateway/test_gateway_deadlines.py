@@ -17,8 +17,8 @@ from gateway.core import GatewayCore
 from springtide.errors import DeadlineExceeded, Overloaded, SpringtideError
 from springtide.ids import AttemptId
 from springtide.protocol.instances import Role
+from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode
 from springtide.protocol.scheduling import Reason, Rejection, Schedule
-from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc
 from springtide.rpc.channels import connect
 
@@ -41,7 +41,7 @@ def error_of(actions: list[ev.Action]) -> SpringtideError:
 
 def fail_at(core: GatewayCore, now: float) -> list[ev.Action]:
     core.handle(ev.Assigned(assignment(FIRST)), 100.0)
-    actions = core.handle(ev.AttemptFailed(FIRST, Role.DECODE, pb.FAILURE_CODE_INTERNAL, "broken"), now)
+    actions = core.handle(ev.SideFailed(Role.DECODE, AttemptFailed(FIRST, Failure(FailureCode.INTERNAL, "broken"))), now)
     core.validate()
     return actions
 

@@ -29,7 +29,8 @@ from gateway.grpc_service import InferenceService
 from gateway.prepare import Origin
 from gateway.reply import Work
 from springtide.blocks import KEY_BYTES
-from springtide.protocol.sampling import LogitBias, SamplingParams
+from springtide.protocol import wire
+from springtide.protocol.sampling import LogitBias
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc
 from springtide.rpc.channels import connect
@@ -275,16 +276,16 @@ async def test_other_methods_take_small_messages_only(channel: grpc.aio.Channel)
 async def test_biases_reach_the_nodes(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
     tokens = inference_pb2.TokenPrompt(token_ids=[500, 501])
     [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, tokens=tokens, logit_bias={7: -3.5}))]
-    assert SamplingParams.from_proto(cluster.started[0][1].sampling).logit_bias == LogitBias.of({7: -3.5})
+    assert wire.SAMPLING_PARAMS.decode(cluster.started[0][1].request.params).logit_bias == LogitBias.of({7: -3.5})
 
 
 async def test_fields_at_zero_take_the_apis_defaults(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
     tokens = inference_pb2.TokenPrompt(token_ids=[500, 501])
     [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, tokens=tokens, stop=["three"], tenant="acme", priority=2))]
     start = cluster.started[0][1]
-    assert (start.sampling.temperature, start.sampling.top_p, start.sampling.repetition_penalty) == (0, 1, 1)
-    assert start.sampling.max_tokens == 16 and list(start.token_ids) == [500, 501]
-    assert (start.context.tenant, start.context.priority) == ("acme", 2)
+    assert (start.request.params.temperature, start.request.params.top_p, start.request.params.repetition_penalty) == (0, 1, 1)
+    assert start.request.params.max_tokens == 16 and list(start.request.token_ids) == [500, 501]
+    assert (start.request.tenant, start.request.priority) == ("acme", 2)
 
 
 async def test_tenants_do_not_share_blocks(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:

@@ -151,8 +151,10 @@ async def test_a_node_that_dies_mid_stream_is_replaced_without_the_client_notici
     received = second.num_tokens - first.num_tokens
     assert second.accepted and list(second.avoid) == [victim] and received == expected
     starts = [start for name, start in cluster.started if name.startswith("prefill")]
-    assert list(starts[1].token_ids) == [*starts[0].token_ids, *tokenizer.encode(TEXT)[:received]]
-    assert starts[0].sampling == starts[1].sampling and starts[1].num_prompt_tokens == starts[0].num_prompt_tokens
+    assert list(starts[1].request.token_ids) == [*starts[0].request.token_ids, *tokenizer.encode(TEXT)[:received]]
+    assert (
+        starts[0].request.params == starts[1].request.params and starts[1].request.num_prompt_tokens == starts[0].request.num_prompt_tokens
+    )
     await until(lambda: conductor_pb2.PHASE_FAILED in cluster.conductor.phases(first.attempt_id))
 
 

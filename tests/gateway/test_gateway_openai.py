@@ -12,8 +12,9 @@ from engine.tokenizer.tokenizer import Tokenizer
 from gateway.openai_format import ChatFormat, CompletionFormat
 from gateway.reply import Delta, Usage
 from gateway.text import PlacedToken
+from springtide.protocol import wire
 from springtide.protocol.outputs import SampledToken
-from springtide.protocol.sampling import LogitBias, SamplingParams
+from springtide.protocol.sampling import LogitBias
 from springtide.rpc import conductor_pb2
 
 TEXT = "Hello, wörld! One two three four."
@@ -60,15 +61,15 @@ async def test_a_chat_may_fill_the_context_and_a_completion_gets_16_tokens(clien
     await client.chat.completions.create(model=MODEL, messages=QUESTION)
     await client.completions.create(model=MODEL, prompt="Say it.")
     chat, completion = (start for name, start in cluster.started if name == "prefill-0")
-    assert chat.sampling.max_tokens == 2000 - chat.num_prompt_tokens
-    assert completion.sampling.max_tokens == 16
+    assert chat.request.params.max_tokens == 2000 - chat.request.num_prompt_tokens
+    assert completion.request.params.max_tokens == 16
 
 
 async def test_n_choices_differ_in_their_seed_and_follow_the_first(
     client: openai.AsyncOpenAI, cluster: Cluster, tokenizer: Tokenizer
 ) -> None:
     replies = {seed: tokenizer.encode(f"answer {seed}") for seed in (40, 41, 42)}
-    cluster.script = lambda start: replies[start.sampling.seed]
+    cluster.script = lambda start: replies[start.request.params.seed]
     answer = await client.chat.completions.create(model=MODEL, messages=QUESTION, n=3, seed=40)
     assert [choice.message.content for choice in answer.choices] == ["answer 40", "answer 41", "answer 42"]
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
@@ -122,7 +123,7 @@ async def test_completion_logprobs_have_offsets_and_end_where_the_text_does(clie
 
 @pytest.mark.parametrize("prompt", [["a b", "c d e"], [[507, 508], [509, 510, 511]]])
 async def test_several_prompts_are_answered_in_their_order(client: openai.AsyncOpenAI, cluster: Cluster, prompt: list[str]) -> None:
-    cluster.script = lambda start: list(start.token_ids[: start.num_prompt_tokens])
+    cluster.script = lambda start: list(start.request.token_ids[: start.request.num_prompt_tokens])
     answer = await client.completions.create(model=MODEL, prompt=prompt, n=2)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert answer.choices[0].text == answer.choices[1].text != answer.choices[2].text == answer.choices[3].text
@@ -136,11 +137,11 @@ async def test_vllms_extras_reach_the_nodes(client: openai.AsyncOpenAI, cluster:
         model=MODEL, prompt=[5, 6], max_tokens=40, temperature=0.25, logit_bias={"12": -100}, seed=-1, extra_body=extras
     )
     start = cluster.started[0][1]
-    sampling = start.sampling
+    sampling = start.request.params
     assert (sampling.ignore_eos, sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (True, 5, 0.125, 1.5)
     assert (list(sampling.stop_token_ids), sampling.temperature) == ([9], 0.25)
-    assert SamplingParams.from_proto(sampling).logit_bias == LogitBias.of({12: -100.0})
-    assert sampling.seed == 2**64 - 1 and start.context.priority == 3 and sampling.max_tokens == 40
+    assert wire.SAMPLING_PARAMS.decode(sampling).logit_bias == LogitBias.of({12: -100.0})
+    assert sampling.seed == 2**64 - 1 and start.request.priority == 3 and sampling.max_tokens == 40
 
 
 async def test_the_model_is_listed(client: openai.AsyncOpenAI) -> None:

@@ -11,7 +11,6 @@ from gateway_world import LIMITS, generation, new_core
 
 from gateway import events as ev
 from gateway.runner import Runner
-from springtide.blocks import namespace_root
 from springtide.clock import MonotonicClock
 from springtide.errors import Unavailable
 from springtide.protocol.outputs import SampledToken
@@ -40,7 +39,7 @@ class Sink:
 
 async def test_a_request_ends_when_asking_the_conductor_fails_unforeseen() -> None:
     core, link, sink = new_core(replace(LIMITS, scheduler_wait_s=0)), BrokenLink(), Sink()
-    runner = Runner(core, link, MonotonicClock(), lambda tenant: namespace_root("model", "float32", 16, tenant))  # type: ignore[arg-type]
+    runner = Runner(core, link, MonotonicClock())  # type: ignore[arg-type]
     runner.start()
     try:
         runner.launch(generation(1, 4), sink)

@@ -55,7 +55,7 @@ async def guarded_http(guarded: GatewayServer) -> AsyncIterator[httpx.AsyncClien
 
 def tenants(cluster: Cluster) -> set[str]:
     """As the Conductor and the nodes were told."""
-    return {request.tenant for request in cluster.conductor.requests} | {start.context.tenant for _, start in cluster.started}
+    return {request.tenant for request in cluster.conductor.requests} | {start.request.tenant for _, start in cluster.started}
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", PLAIN)])
@@ -66,7 +66,7 @@ async def test_a_header_says_whose_request_it_is_where_there_are_no_keys(
     assert tenants(cluster) == {"acme"}
     config = arguments.config
     root = namespace_root(arguments.model_info.fingerprint, config.dtype, config.kv.block_tokens, "acme")
-    assert {start.namespace for _, start in cluster.started} == {root}, "its blocks are its own"
+    assert {start.request.namespace for _, start in cluster.started} == {root}, "its blocks are its own"
 
 
 async def test_without_the_header_it_is_nobodys(http: httpx.AsyncClient, cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kvstore_support import SPEC, WAIT_S, contents, keys_of
+from kvstore_support import SPEC, WAIT_S, contents, keys_of, kind_of
 
 from kvstore.link import StoreLink
 from kvstore.server.node import StoreOptions
@@ -25,7 +25,9 @@ from messenger.inproc import InprocHub, InprocTransport
 from messenger.shm import ShmOptions, ShmTransport
 from messenger.tcp import TcpTransport
 from springtide.errors import PeerLost
-from springtide.ids import BlockKey, NodeId, new_incarnation
+from springtide.ids import BlockKey, InstanceId, NodeId, new_incarnation
+from springtide.protocol import wire
+from springtide.protocol.storage import EngineHello, Notice, StoreLoad
 from springtide.rpc import channels, common_pb2
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
@@ -55,7 +57,7 @@ class Inbox:
         """Raises Ended once the attempt has failed or the engine is gone."""
         for kind, message in self._notices:
             if kind in _FAILURES:
-                raise Ended(f"{kind} {common_pb2.FailureCode.Name(message.failure.code).removeprefix('FAILURE_CODE_').lower()}")
+                raise Ended(f"{kind} {message.failure.code.value}")
         if self._ended is not None:
             raise self._ended
 
@@ -85,7 +87,7 @@ class EngineSide:
     @classmethod
     async def connect(cls, node_id: str, store_socket: Path, arena_socket: Path) -> EngineSide:
         engine = cls()
-        hello = pb.EngineHello(instance_id=node_id, incarnation=new_incarnation())
+        hello = EngineHello(InstanceId(node_id), new_incarnation())
         engine.link = await StoreLink.connect(store_socket, arena_socket, hello, engine._on_notice, engine._on_lost)
         return engine
 
@@ -98,7 +100,9 @@ class EngineSide:
     def send(self, **command: Any) -> None:
         if self.gone is not None:
             raise self.gone
-        self.link.send(pb.EngineCommand(**command))
+        order = wire.ENGINE_COMMAND.decode(pb.EngineCommand(**command))
+        assert not isinstance(order, EngineHello)
+        self.link.send(order)
 
     def slot(self, slot: int) -> np.ndarray:
         """uint8 [layers, bytes_per_slab]"""
@@ -110,11 +114,9 @@ class EngineSide:
         self._go(Ended(why))
         await self.link.close()
 
-    def _on_notice(self, notice: pb.StoreNotice) -> None:
-        kind = notice.WhichOneof("notice") or ""
-        message = getattr(notice, kind)
-        if hasattr(message, "attempt_id"):
-            self.inbox(message.attempt_id).put(kind, message)
+    def _on_notice(self, notice: Notice) -> None:
+        if not isinstance(notice, StoreLoad):
+            self.inbox(notice.attempt_id).put(kind_of(notice), notice)
 
     def _on_lost(self, error: PeerLost) -> None:
         self._go(Ended("store lost"))

@@ -19,9 +19,11 @@ from kvstore.link import StoreLink
 from kvstore.server.node import StoreOptions
 from springtide.blocks import block_keys, namespace_root
 from springtide.errors import PeerLost
-from springtide.ids import BlockKey, new_id, new_incarnation
+from springtide.ids import BlockKey, InstanceId, new_id, new_incarnation
 from springtide.kvspec import KVSpec
 from springtide.modelinfo import ModelInfo
+from springtide.protocol import wire
+from springtide.protocol.storage import EngineHello, Notice
 from springtide.rpc import channels, common_pb2
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
@@ -104,38 +106,47 @@ Starter = Callable[..., Awaitable[tuple[StoreProcess, "Engine"]]]
 """Starts a store and connects an engine to it."""
 
 
+def kind_of(notice: Notice) -> str:
+    """Its name among a store's notices, as the schema has it."""
+    return wire.STORE_NOTICE.encode(notice).WhichOneof("notice") or ""
+
+
 class Engine:
     """An engine's behaviour towards its store, without a model: block contents are derived from keys."""
 
     def __init__(self) -> None:
-        self.notices: list[pb.StoreNotice] = []
+        self.notices: list[Notice] = []
         self.lost: list[PeerLost] = []
         self.link: StoreLink
 
     @classmethod
     async def connect(cls, store: StoreProcess | StoreOptions) -> Engine:
         engine = cls()
-        hello = pb.EngineHello(instance_id=store.node_id, incarnation=new_incarnation())
-        engine.link = await StoreLink.connect(store.store_socket, store.arena_socket, hello, engine.notices.append, engine.lost.append)
+        hello = EngineHello(InstanceId(store.node_id), new_incarnation())
+        engine.link = await StoreLink.connect(store.store_socket, store.arena_socket, hello, engine._take, engine.lost.append)
         engine._channel = channels.connect(engine.link.address)
         engine.stub = StoreStub(engine._channel)
         return engine
 
     def send(self, **command: Any) -> None:
-        self.link.send(pb.EngineCommand(**command))
+        order = wire.ENGINE_COMMAND.decode(pb.EngineCommand(**command))
+        assert not isinstance(order, EngineHello)
+        self.link.send(order)
+
+    def _take(self, notice: Notice) -> None:
+        self.notices.append(notice)
 
     async def notice(self, kind: str, attempt_id: str) -> Any:
         """The next notice of that kind about the attempt; fails at once when the attempt failed instead."""
 
         def find() -> Any:
             for notice in self.notices:
-                found = notice.WhichOneof("notice")
-                message = getattr(notice, found)
-                if getattr(message, "attempt_id", None) != attempt_id or found not in (kind, "attempt_failed"):
+                found = kind_of(notice)
+                if getattr(notice, "attempt_id", None) != attempt_id or found not in (kind, "attempt_failed"):
                     continue
-                assert found == kind, message
+                assert found == kind, notice
                 self.notices.remove(notice)
-                return message
+                return notice
             return None
 
         return await until(find)

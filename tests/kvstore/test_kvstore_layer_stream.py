@@ -17,7 +17,7 @@ from messenger.inproc import InprocHub
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.server.passes import Pushes
 from springtide.ids import AttemptId
-from springtide.rpc import common_pb2
+from springtide.protocol.outputs import FailureCode
 from springtide.rpc import store_pb2 as pb
 
 NUM_CHUNKS, CHUNK_BLOCKS = 8, 8
@@ -150,11 +150,11 @@ async def test_whoever_waits_for_a_reservation_hears_that_it_will_not_come(new_s
 
     open_hand_over("released")
     decode.engine.send(release=pb.Release(attempt_id="released"))
-    assert await why("released") == common_pb2.FAILURE_CODE_ABORTED
+    assert await why("released") == FailureCode.ABORTED
     open_hand_over("lost")
     await decode.engine.close("over")
     open_hand_over("too late")
-    assert [await why("lost"), await why("too late")] == [common_pb2.FAILURE_CODE_PEER_LOST] * 2
+    assert [await why("lost"), await why("too late")] == [FailureCode.PEER_LOST] * 2
 
 
 def hand_over(site: Site) -> HandOver | None:

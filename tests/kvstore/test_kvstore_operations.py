@@ -12,6 +12,7 @@ import pytest
 from kvstore_support import SPEC, WAIT_S, Engine, Starter, contents, keys_of, until
 
 from springtide.blocks import block_keys, namespace_root
+from springtide.protocol.outputs import FailureCode
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
 
@@ -174,15 +175,15 @@ async def test_a_full_quota_is_told_as_such_and_one_that_never_suffices_as_an_er
 
     running = await engine.acquire([], 3, tenant="anybody")
     engine.send(acquire=pb.Acquire(attempt_id="second", num_blocks=1, tenant="anybody"))
-    assert (await failure("second")).code == common_pb2.FAILURE_CODE_QUOTA_USED
+    assert (await failure("second")).code == FailureCode.QUOTA_USED
     engine.send(reserve=pb.Reserve(attempt_id="large", num_blocks=4, tenant="somebody else"))
     refusal = await failure("large")
-    assert refusal.code == common_pb2.FAILURE_CODE_INVALID
+    assert refusal.code == FailureCode.INVALID
     assert refusal.message == "4 blocks are more than the quota of tenant 'somebody else': 3 (kv.tenant_quotas)"
     engine.release(running.attempt_id)
     one, two = await engine.acquire([], 1, tenant="anybody"), await engine.acquire([], 2, tenant="anybody")
     engine.send(grow=pb.Grow(attempt_id=one.attempt_id, num_blocks=1))
-    assert (await failure(one.attempt_id)).code == common_pb2.FAILURE_CODE_QUOTA_USED, "what it has, it keeps"
+    assert (await failure(one.attempt_id)).code == FailureCode.QUOTA_USED, "what it has, it keeps"
     engine.release(one.attempt_id)
     engine.release(two.attempt_id)
     await engine.stat_until(lambda stat: stat.slots_free == 32)

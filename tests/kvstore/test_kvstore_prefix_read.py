@@ -25,7 +25,7 @@ from messenger.faulty import FaultyConnection
 from messenger.tcp import TcpTransport
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId, BlockKey, NodeId, new_id
-from springtide.rpc import common_pb2
+from springtide.protocol.scheduling import PrefixSource
 
 NUM_SLOTS = 700
 NUM_BLOCKS = 600
@@ -96,8 +96,8 @@ class Holder:
     endpoint: Endpoint
 
     @property
-    def source(self) -> common_pb2.PrefixSource:
-        return common_pb2.PrefixSource(store_address=self.store.address, node_id=self.store.options.node_id, num_blocks=NUM_BLOCKS)
+    def source(self) -> PrefixSource:
+        return PrefixSource(store_address=self.store.address, node_id=self.store.options.node_id, num_blocks=NUM_BLOCKS)
 
 
 class World:
@@ -130,7 +130,7 @@ class World:
         connection = self.transport.connections.get(holder.endpoint.addresses["tcp"])
         return connection.num_bytes if connection is not None else 0
 
-    async def fetch(self, *sources: common_pb2.PrefixSource, local: int = 0, tenant: str | None = "") -> tuple[int, int, list[int]]:
+    async def fetch(self, *sources: PrefixSource, local: int = 0, tenant: str | None = "") -> tuple[int, int, list[int]]:
         """As a Fetch does it: how many blocks could be had, how many are valid, and which layers were told. What is valid is right."""
         pool, attempt = self.reader.pool, AttemptId(new_id("attempt"))
         slots = pool.acquire(attempt, KEYS, NUM_BLOCKS, local).slots
@@ -255,7 +255,7 @@ async def test_a_source_that_hangs_altogether_is_given_up_though_there_is_no_oth
     hung = await world.holder(NUM_BLOCKS, Fault("hang", "read", after=1))
     control = ControlProxy(hung.store.address)
     await control.start()
-    source = common_pb2.PrefixSource(store_address=control.address, node_id="hung", num_blocks=NUM_BLOCKS)
+    source = PrefixSource(store_address=control.address, node_id="hung", num_blocks=NUM_BLOCKS)
     fetching = asyncio.create_task(world.fetch(source))
     await until(lambda: world.bytes_from(hung))
     began = asyncio.get_running_loop().time()
@@ -277,7 +277,7 @@ async def test_a_source_that_is_only_slow_is_waited_for(world: World, monkeypatc
 async def test_a_store_that_does_not_answer_is_not_waited_for_alone(world: World) -> None:
     quick = await world.holder()
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        source = common_pb2.PrefixSource(store_address=f"127.0.0.1:{deaf.getsockname()[1]}", node_id="deaf", num_blocks=NUM_BLOCKS)
+        source = PrefixSource(store_address=f"127.0.0.1:{deaf.getsockname()[1]}", node_id="deaf", num_blocks=NUM_BLOCKS)
         async with asyncio.timeout(WAIT_S):
             assert await world.fetch(source, quick.source) == (NUM_BLOCKS, NUM_BLOCKS, LAYERS_TOLD)
 
@@ -295,7 +295,7 @@ async def test_a_source_that_holds_it_for_another_tenant_is_left_out(world: Worl
 
 
 async def test_without_any_source_there_is_a_reason(world: World) -> None:
-    away = common_pb2.PrefixSource(store_address="127.0.0.1:1", node_id="away", num_blocks=5)
+    away = PrefixSource(store_address="127.0.0.1:1", node_id="away", num_blocks=5)
     read = PrefixRead(world.reader.node, KEYS, [away])
     assert await read.open(0) == 0
     assert isinstance(read.failure, PeerLost)

@@ -20,7 +20,8 @@ from messenger.base import DeadlineExceeded, Endpoint
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId
 from springtide.membership import Membership
-from springtide.rpc import common_pb2
+from springtide.protocol import storage
+from springtide.protocol.outputs import FailureCode
 from springtide.rpc import store_pb2 as pb
 from tests.support.valkey import new_valkey
 
@@ -42,7 +43,7 @@ async def test_blocks_of_one_attempt_are_found_by_the_next(start: Starter) -> No
         assert np.array_equal(engine.slot(slot), contents(key))
     stat = await engine.stat()
     assert (stat.slots_total, stat.slots_in_use, stat.hits_blocks, stat.lookups_blocks) == (32, 4, 3, 6)
-    load = await until(lambda: next((n.load for n in engine.notices if n.HasField("load") and n.load.slots_available == 28), None))
+    load = await until(lambda: next((n for n in engine.notices if isinstance(n, storage.StoreLoad) and n.slots_available == 28), None))
     assert load.slots_free == 28
 
 
@@ -52,12 +53,12 @@ async def test_a_full_pool_is_said_at_once_and_what_is_cached_makes_room(start: 
     held = await engine.acquire(keys_of(7), 3)
     engine.send(acquire=pb.Acquire(attempt_id="too much", num_blocks=2))
     failed = await engine.notice("attempt_failed", "too much")
-    assert failed.failure.code == common_pb2.FAILURE_CODE_POOL_FULL
+    assert failed.failure.code == FailureCode.POOL_FULL
     engine.send(grow=pb.Grow(attempt_id=held.attempt_id, num_blocks=1))
     assert len((await engine.notice("grown", held.attempt_id)).slots) == 1
     engine.send(grow=pb.Grow(attempt_id=held.attempt_id, num_blocks=1))
     failed = await engine.notice("attempt_failed", held.attempt_id)
-    assert failed.failure.code == common_pb2.FAILURE_CODE_POOL_FULL
+    assert failed.failure.code == FailureCode.POOL_FULL
     engine.commit(held.attempt_id, 0, keys_of(7))
     await engine.stat_until(lambda stat: stat.slots_in_use == 4)
 
@@ -173,7 +174,7 @@ async def test_a_writer_killed_in_the_middle_fails_the_attempt_and_leaks_nothing
     lost.kill()
     decode.release("released")
     failed = await decode.notice("attempt_failed", "waiting")
-    assert failed.failure.code == common_pb2.FAILURE_CODE_PEER_LOST
+    assert failed.failure.code == FailureCode.PEER_LOST
     decode.release("waiting")
     await decode.stat_until(lambda stat: stat.slots_free == 32)
     await until(lambda: prefill.lost)
@@ -187,14 +188,14 @@ async def test_slots_stay_quarantined_while_a_writer_is_silent_but_not_dead(star
     writer.kill(signal.SIGSTOP)
     try:
         failed = await decode.notice("attempt_failed", "a")
-        assert failed.failure.code == common_pb2.FAILURE_CODE_PEER_LOST
+        assert failed.failure.code == FailureCode.PEER_LOST
         decode.release("a")
         stat = await decode.stat_until(lambda stat: stat.slots_quarantined > 0)
         assert (stat.slots_quarantined, stat.slots_free) == (2, 30)
     finally:
         writer.kill(signal.SIGCONT)
     await decode.stat_until(lambda stat: stat.slots_free == 32)
-    assert (await prefill.notice("hand_over_failed", "a")).failure.code == common_pb2.FAILURE_CODE_ABORTED
+    assert (await prefill.notice("hand_over_failed", "a")).failure.code == FailureCode.ABORTED
 
 
 @TRANSPORTS
@@ -204,7 +205,7 @@ async def test_a_receiver_killed_in_the_middle_fails_the_hand_over_only(start: S
     lost.kill()
     prefill.send(push=all_layers("a", range(1, 2)))
     prefill.send(seal=pb.Seal(attempt_id="a", first_token=1))
-    assert (await prefill.notice("hand_over_failed", "a")).failure.code == common_pb2.FAILURE_CODE_PEER_LOST
+    assert (await prefill.notice("hand_over_failed", "a")).failure.code == FailureCode.PEER_LOST
     prefill.release("a")
     await prefill.stat_until(lambda stat: stat.slots_free == 32)
 
@@ -213,10 +214,10 @@ async def test_an_abort_on_either_side_ends_the_other(start: Starter) -> None:
     (_, prefill), (_, decode) = await asyncio.gather(start("prefill-0"), start("decode-0"))
     await begin_hand_over(prefill, decode, "by decode")
     decode.release("by decode")
-    assert (await prefill.notice("hand_over_failed", "by decode")).failure.code == common_pb2.FAILURE_CODE_ABORTED
+    assert (await prefill.notice("hand_over_failed", "by decode")).failure.code == FailureCode.ABORTED
     await begin_hand_over(prefill, decode, "by prefill")
     prefill.release("by prefill")
-    assert (await decode.notice("attempt_failed", "by prefill")).failure.code == common_pb2.FAILURE_CODE_PEER_LOST
+    assert (await decode.notice("attempt_failed", "by prefill")).failure.code == FailureCode.PEER_LOST
     prefill.release("by decode")
     decode.release("by prefill")
     await asyncio.gather(*(engine.stat_until(lambda stat: stat.slots_free == 32) for engine in (prefill, decode)))
@@ -229,18 +230,18 @@ async def test_an_engine_that_dies_loses_its_attempts_but_not_the_cache(start: S
     script = (
         "import asyncio, sys, pathlib\n"
         "from kvstore.link import StoreLink\n"
-        "from springtide.rpc import store_pb2 as pb\n"
+        "from springtide.protocol import storage\n"
         "async def main():\n"
         "    link = await StoreLink.connect(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]),\n"
-        "        pb.EngineHello(instance_id='second', incarnation=1), lambda n: print(n.WhichOneof('notice'), flush=True), print)\n"
-        "    link.send(pb.EngineCommand(acquire=pb.Acquire(attempt_id='x', num_blocks=9)))\n"
+        "        storage.EngineHello('second', 1), lambda n: print(type(n).__name__, flush=True), print)\n"
+        "    link.send(storage.Acquire('x', (), 9, 0))\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
     command = [sys.executable, "-c", script, str(store.store_socket), str(store.arena_socket)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as second:  # noqa: ASYNC220
         assert second.stdout is not None
-        while await asyncio.to_thread(second.stdout.readline) not in ("acquired\n", ""):
+        while await asyncio.to_thread(second.stdout.readline) not in ("Acquired\n", ""):
             pass
         await until(lambda: engine.lost)  # replaced: its attempts are over, but a pass of its may still be writing
         stat = await engine.stat()
@@ -341,8 +342,8 @@ async def test_leases_are_renewed_and_lost_ones_are_told(start: Starter) -> None
 
 def test_a_layer_that_does_not_come_is_an_error_in_time() -> None:
     board = FetchBoard()
-    board.update(pb.StoreNotice(acquired=pb.Acquired(attempt_id="a", remote_blocks=1)))
-    board.update(pb.StoreNotice(fetch_progress=pb.FetchProgress(attempt_id="a", layers_ready=1)))
+    board.update(storage.Acquired(AttemptId("a"), (), 0, 1))
+    board.update(storage.FetchProgress(AttemptId("a"), 1))
     assert board.wait_layer(AttemptId("a"), 0, 0.0) is None
     with pytest.raises(DeadlineExceeded, match="layer 1 of the prefix of a did not arrive"):
         board.wait_layer(AttemptId("a"), 1, 0.01)

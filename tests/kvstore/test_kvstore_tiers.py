@@ -23,6 +23,7 @@ from kvstore.server.ssd import SsdOptions
 from kvstore.server.store import Store
 from kvstore.ssd.disk import Disk
 from springtide.ids import BlockKey, NodeId
+from springtide.protocol.outputs import AttemptFailed, FailureCode
 from springtide.rpc import common_pb2
 from springtide.rpc import store_pb2 as pb
 
@@ -272,8 +273,8 @@ async def test_a_disk_that_stalls_in_a_read_fails_the_attempt_soon_and_keeps_its
     disk.may_read.clear()
     acquired = await engine.acquire(chain(0), CHAIN + 1)
     assert acquired.remote_blocks == CHAIN
-    failed = await until(lambda: next((each.attempt_failed for each in engine.notices if each.HasField("attempt_failed")), None))
-    assert (failed.attempt_id, failed.failure.code) == (acquired.attempt_id, common_pb2.FAILURE_CODE_PEER_LOST)
+    failed = await until(lambda: next((each for each in engine.notices if isinstance(each, AttemptFailed)), None))
+    assert (failed.attempt_id, failed.failure.code) == (acquired.attempt_id, FailureCode.PEER_LOST)
     engine.release(acquired.attempt_id)
     await engine.stat_until(lambda stat: stat.slots_quarantined == CHAIN)
     disk.may_read.set()
@@ -292,12 +293,12 @@ async def test_a_commit_of_what_was_computed_without_late_blocks_is_refused(star
     longer = keys_of(0, *range(1, CHAIN), 7)
     acquired = await engine.acquire(longer, CHAIN + 1)
     assert acquired.remote_blocks == CHAIN
-    await until(lambda: any(each.HasField("attempt_failed") for each in engine.notices))
+    await until(lambda: any(isinstance(each, AttemptFailed) for each in engine.notices))
     engine.notices.clear()
     disk.may_read.set()
     await until(lambda: REGISTRY.get_sample_value("springtide_store_ssd_promoted_blocks_total") == read_before + CHAIN)
     engine.commit(acquired.attempt_id, CHAIN, longer[CHAIN:])
-    await until(lambda: any(each.HasField("attempt_failed") for each in engine.notices))
+    await until(lambda: any(isinstance(each, AttemptFailed) for each in engine.notices))
     engine.release(acquired.attempt_id)
     assert (await fetched(engine, longer))[1] == CHAIN
 

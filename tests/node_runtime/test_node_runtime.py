@@ -10,26 +10,30 @@ from pathlib import Path
 import pytest
 
 from node_runtime.costs import cost_model
-from node_runtime.requests import parse_request
+from node_runtime.requests import check_request
 from node_runtime.sessions import Sessions
 from node_runtime.slotqueue import HEAD_PATIENCE_S, RETRY_S, SlotQueue
 from springtide.cost import PrefillCost
 from springtide.errors import ConfigError, InvalidRequest
-from springtide.protocol import storage
+from springtide.ids import AttemptId, BlockKey, Incarnation, InstanceId, NodeId, Slot
+from springtide.protocol import storage, wire
 from springtide.protocol.instances import Role
+from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode
+from springtide.protocol.scheduling import PrefixSource
 from springtide.rpc import common_pb2, node_pb2, store_pb2
 from tests.support.node_core import BLOCK_TOKENS, INFO, NAMESPACE
 
 
-def start(**changes: object) -> node_pb2.DecodeStart:
+def request(**changes: object) -> node_pb2.Request:
     values: dict[str, object] = {
-        "context": common_pb2.AttemptContext(attempt_id="a", request_id="r"),
+        "attempt_id": "a",
         "token_ids": [1, 2, 3],
         "num_prompt_tokens": 3,
-        "sampling": common_pb2.SamplingParams(top_p=1, repetition_penalty=1, max_tokens=4),
+        "params": common_pb2.SamplingParams(top_p=1, repetition_penalty=1, max_tokens=4),
         "namespace": NAMESPACE,
+        "block_tokens": BLOCK_TOKENS,
     }
-    return node_pb2.DecodeStart(**{**values, **changes})  # type: ignore[arg-type]
+    return node_pb2.Request(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -38,22 +42,28 @@ def start(**changes: object) -> node_pb2.DecodeStart:
         ({"token_ids": []}, "token_ids must not be empty"),
         ({"token_ids": [1, 1000], "num_prompt_tokens": 2}, "below the vocabulary size 1000, not 1000"),
         ({"num_prompt_tokens": 4}, "num_prompt_tokens must be between 1 and the 3 token_ids, not 4"),
+        ({"num_prompt_tokens": 0}, "num_prompt_tokens must be between 1 and the 3 token_ids, not 0"),
         ({"namespace": b"short"}, "namespace must be 16 bytes, not 5"),
-        ({"sampling": common_pb2.SamplingParams(top_p=1, repetition_penalty=1)}, "sampling.max_tokens must be at least 1, not 0"),
+        ({"keys": bytes(16)}, "keys has 1 keys; 3 tokens have 0 full blocks of 8"),
+        ({"keys": bytes(15)}, "15 bytes; a key has 16"),
+        ({"block_tokens": 0}, "block_tokens must be at least 1, not 0"),
+        ({"block_tokens": 16}, "block_tokens must be 8, as here, not 16"),
+        ({"params": common_pb2.SamplingParams(top_p=1, repetition_penalty=1)}, "max_tokens must be at least 1, not 0"),
         (
-            {"sampling": common_pb2.SamplingParams(top_p=1, repetition_penalty=1, max_tokens=4094)},
+            {"params": common_pb2.SamplingParams(top_p=1, repetition_penalty=1, max_tokens=4094)},
             "make 4097, more than .* context of 4096",
         ),
     ],
 )
-def test_a_start_that_can_never_succeed_is_refused_with_the_field_and_the_value(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        parse_request(start(**changes), INFO, BLOCK_TOKENS)
+def test_a_request_that_can_never_succeed_is_refused_with_the_field_and_the_value(changes: dict[str, object], message: str) -> None:
+    with pytest.raises((InvalidRequest, ValueError), match=message):
+        check_request(wire.REQUEST.decode(request(**changes)), INFO, BLOCK_TOKENS)
 
 
-def test_a_start_becomes_a_request_with_its_block_keys() -> None:
-    request = parse_request(start(token_ids=list(range(1, 21)), num_prompt_tokens=18), INFO, BLOCK_TOKENS)
-    assert (request.num_blocks, len(request.keys), request.first_position, request.continues) == (3, 2, 2, True)
+def test_a_request_knows_its_blocks_and_whether_it_continues() -> None:
+    message = request(token_ids=range(1, 21), num_prompt_tokens=18, keys=bytes(32))
+    decoded = wire.REQUEST.decode(message)
+    assert (decoded.num_blocks, len(decoded.keys), decoded.first_position, decoded.continues) == (3, 2, 2, True)
 
 
 def test_only_the_oldest_asks_for_slots_and_only_when_there_may_be_some() -> None:
@@ -98,24 +108,44 @@ def test_what_piles_up_for_a_large_one_is_not_taken_by_those_behind_it() -> None
     assert queue.expired(30.0) == [] and queue.next_to_ask(50, 0.5) is None
 
 
-def test_orders_and_notices_are_those_of_the_schema() -> None:
-    push = storage.to_command(storage.Push("a", 1, 2, 3, 4)).push
-    assert push == store_pb2.Push(attempt_id="a", layer_begin=1, layer_end=2, block_begin=3, block_end=4)
-    for order in (
-        storage.Acquire("a", (b"k",), 2, 1, (common_pb2.PrefixSource(store_address="source:1", node_id="prefill-1", num_blocks=1),)),
-        storage.Reserve("a", (b"k",), 2),
-        storage.Grow("a", 1),
-        storage.Commit("a", 1, (b"k",)),
-        storage.OpenHandOver("a", "decode:1", "decode-0"),
-        storage.Seal("a", 7),
-        storage.Release("a", True),
-    ):
-        assert storage.to_command(order).WhichOneof("command") is not None
-    notice = store_pb2.StoreNotice(acquired=store_pb2.Acquired(attempt_id="a", slots=[4, 5], local_blocks=1))
-    assert storage.from_notice(notice) == storage.Acquired("a", (4, 5), 1, 0)
-    load = store_pb2.StoreNotice(load=store_pb2.StoreLoad(slots_free=1, slots_available=2))
-    assert storage.from_notice(load) == storage.StoreLoad(1, 2)
-    assert storage.from_notice(store_pb2.StoreNotice(hello=store_pb2.StoreHello())) is None
+def test_orders_and_notices_come_through_the_wire_as_they_are() -> None:
+    attempt, key = AttemptId("a"), BlockKey(bytes(16))
+    source = PrefixSource(NodeId("prefill-1"), "source:1", 1)
+    orders: list[storage.EngineCommand] = [
+        storage.EngineHello(InstanceId("prefill-0"), Incarnation(7)),
+        storage.Acquire(attempt, (key,), 2, 1, (source,), "acme", recompute_us_per_block=0, leave_available=3, leave_in_quota=4),
+        storage.Acquire(attempt, (), 2, 1),
+        storage.Reserve(attempt, (key,), 2, "acme", 3, 4),
+        storage.Grow(attempt, 1),
+        storage.Commit(attempt, 1, (key,)),
+        storage.OpenHandOver(attempt, "decode:1", NodeId("decode-0")),
+        storage.Push(attempt, 1, 2, 3, 4),
+        storage.Seal(attempt, 7),
+        storage.Release(attempt, True),
+    ]
+    for order in orders:
+        assert wire.ENGINE_COMMAND.decode(wire.ENGINE_COMMAND.encode(order)) == order
+    failure = Failure(FailureCode.QUOTA_USED, "no room")
+    notices: list[storage.StoreNotice] = [
+        storage.StoreHello(NodeId("n"), Incarnation(7), 12, "store:1"),
+        storage.Acquired(attempt, (Slot(4), Slot(5)), 1, 1),
+        storage.FetchProgress(attempt, 3),
+        storage.FetchTruncated(attempt, 1),
+        storage.Reserved(attempt, (Slot(4),), 0),
+        storage.Ingested(attempt, 9),
+        storage.Grown(attempt, (Slot(6),)),
+        storage.HandedOver(attempt, 100, 2.5, 1.5),
+        storage.HandOverFailed(attempt, failure),
+        AttemptFailed(attempt, failure),
+        storage.StoreLoad(1, 2, 64),
+    ]
+    for notice in notices:
+        assert wire.STORE_NOTICE.decode(wire.STORE_NOTICE.encode(notice)) == notice
+
+
+def test_a_command_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="EngineCommand must have one of hello, acquire"):
+        wire.ENGINE_COMMAND.decode(store_pb2.EngineCommand())
 
 
 async def test_a_session_takes_commands_yields_updates_and_tells_its_end() -> None:

@@ -20,8 +20,8 @@ from springtide.errors import ConfigError
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
 from springtide.protocol.instances import Role
+from springtide.protocol.outputs import FailureCode
 from springtide.protocol.sampling import SamplingParams
-from springtide.rpc import common_pb2
 from tests.support.engine_nodes import DirectEngine, EngineNodes, until
 from tests.support.models import make_tiny_llama
 
@@ -77,7 +77,7 @@ async def test_a_prompt_that_the_device_has_no_pages_for_is_refused(tmp_path: Pa
         assert nodes.stores["prefill-0"].pool.counts().free > PAGES
         failures = (await nodes.gateway.run(prompt(16 * PAGES + 1, 0), GREEDY)).failures
         await until(lambda: len(failures) == 2)
-        assert {failure.code for failure in failures} == {common_pb2.FAILURE_CODE_INVALID}
+        assert {failure.code for failure in failures} == {FailureCode.INVALID}
         assert sorted(failure.message for failure in failures) == [
             f"the prompt needs {PAGES + 1} blocks, the arena has {PAGES} slots",
             f"the sequence may come to need {PAGES + 2} blocks, the arena has {PAGES} slots",

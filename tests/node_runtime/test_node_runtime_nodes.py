@@ -24,10 +24,11 @@ from prefill_node.server import passes
 from prefill_node.server.server import PrefillServer
 from springtide.clock import MonotonicClock
 from springtide.cost import DecodeCost, PrefillCost
-from springtide.protocol import wire
+from springtide.ids import AttemptId, Slot
+from springtide.protocol import storage, wire
+from springtide.protocol.outputs import FailureCode, Finish
 from springtide.protocol.sampling import SamplingParams
-from springtide.rpc import common_pb2 as pb
-from springtide.rpc import node_pb2, store_pb2
+from springtide.rpc import node_pb2
 from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes, until
 from tests.support.models import make_tiny_llama
 
@@ -63,7 +64,7 @@ async def test_tokens_are_those_of_the_engine_alone(nodes: EngineNodes) -> None:
     outcomes = await asyncio.gather(*(nodes.gateway.run(token_ids, greedy(40)) for token_ids in prompts))
     for token_ids, outcome in zip(prompts, outcomes, strict=True):
         assert outcome.token_ids == direct.generate(token_ids, greedy(40)), f"{len(token_ids)} tokens, {outcome}"
-        assert outcome.finish_reason == pb.FINISH_REASON_LENGTH
+        assert outcome.finish == Finish.LENGTH
     await nodes.all_slots_given_back()
 
 
@@ -122,7 +123,7 @@ async def test_a_continued_attempt_goes_on_exactly_where_the_last_one_was(nodes:
 
 async def test_a_request_for_one_token_ends_at_the_prefill_side(nodes: EngineNodes) -> None:
     outcome = await nodes.gateway.run(prompt(50), greedy(1))
-    assert outcome.finish_reason == pb.FINISH_REASON_LENGTH and len(outcome.token_ids) == 1
+    assert outcome.finish == Finish.LENGTH and len(outcome.token_ids) == 1
     await nodes.all_slots_given_back()
 
 
@@ -145,13 +146,13 @@ async def test_a_session_that_ends_gives_every_slot_back(nodes: EngineNodes) -> 
 
 async def test_an_attempt_that_cannot_be_is_refused_with_the_field(nodes: EngineNodes) -> None:
     outcome = await nodes.gateway.run([999_999], greedy(4))
-    assert outcome.failures[0].code == pb.FAILURE_CODE_INVALID and "token_ids" in outcome.failures[0].message
+    assert outcome.failures[0].code == FailureCode.INVALID and "token_ids" in outcome.failures[0].message
 
 
 async def test_the_door_is_closed_to_an_objective_that_cannot_be_met(nodes: EngineNodes) -> None:
     attempt_id = await nodes.gateway.start(prompt(20), greedy(4), tbt_slo_ms=1e-6)
     outcome = await nodes.gateway.end_of(attempt_id)
-    assert outcome.failures[0].code == pb.FAILURE_CODE_OVERLOADED
+    assert outcome.failures[0].code == FailureCode.OVERLOADED
     await nodes.gateway.abort(attempt_id)
     await nodes.all_slots_given_back()
 
@@ -162,7 +163,7 @@ async def test_a_lost_store_fails_its_attempts_and_the_engine_comes_back_with_a_
     await until(lambda: len(nodes.gateway.outcomes[attempt_id].token_ids) > 3)
     await nodes.stores["decode-0"].close()
     outcome = await nodes.gateway.end_of(attempt_id)
-    assert outcome.failures[0].code == pb.FAILURE_CODE_PEER_LOST
+    assert outcome.failures[0].code == FailureCode.PEER_LOST
     await nodes.start_store("decode-0")
     nodes.members["decode-0"] = await nodes.member("decode-0", other_than=before)
     again = await nodes.gateway.run(prompt(60), greedy(8))
@@ -181,7 +182,7 @@ async def test_a_store_that_breaks_over_a_command_ends_the_stream_instead_of_lea
         attempt_id = await nodes.gateway.start(prompt(60), greedy(8))
         outcome = await nodes.gateway.end_of(attempt_id)
     await nodes.gateway.abort(attempt_id)
-    assert outcome.failures[0].code == pb.FAILURE_CODE_PEER_LOST
+    assert outcome.failures[0].code == FailureCode.PEER_LOST
     nodes.members["decode-0"] = await nodes.member("decode-0", other_than=before)
     again = await nodes.gateway.run(prompt(60), greedy(8))
     assert again.token_ids == DirectEngine(nodes).generate(prompt(60), greedy(8))
@@ -207,13 +208,13 @@ async def test_slots_that_were_promised_are_taken_before_the_store_tells_of_it(n
     server = DecodeServer(
         Parts(nodes.arguments("decode-0"), DirectEngine(nodes).runner, thread, MonotonicClock()), DecodeCost(1.0, 1.0, 0.0)
     )
-    server.on_notice(store_pb2.StoreNotice(load=store_pb2.StoreLoad(slots_free=4, slots_available=9)))
-    server.on_notice(store_pb2.StoreNotice(reserved=store_pb2.Reserved(attempt_id="a", slots=[1, 2, 3])))
-    server.on_notice(store_pb2.StoreNotice(grown=store_pb2.Grown(attempt_id="a", slots=[4])))
+    server.on_notice(storage.StoreLoad(4, 9))
+    server.on_notice(storage.Reserved(AttemptId("a"), (Slot(1), Slot(2), Slot(3)), 0))
+    server.on_notice(storage.Grown(AttemptId("a"), (Slot(4),)))
     assert server.load_report().load.slots_available == 5
-    server.on_notice(store_pb2.StoreNotice(acquired=store_pb2.Acquired(attempt_id="b", slots=range(6), local_blocks=2)))
+    server.on_notice(storage.Acquired(AttemptId("b"), tuple(map(Slot, range(6))), 2))
     assert server.load_report().load.slots_available == 0
-    server.on_notice(store_pb2.StoreNotice(load=store_pb2.StoreLoad(slots_free=1, slots_available=2)))
+    server.on_notice(storage.StoreLoad(1, 2))
     assert server.load_report().load.slots_available == 2
     await thread.close()
 
@@ -248,11 +249,11 @@ async def test_a_pool_that_is_too_small_for_all_serves_them_one_after_another(tm
                 if not outcome.failures:
                     return tokens
                 assert {failure.code for failure in outcome.failures} <= {
-                    pb.FAILURE_CODE_PREEMPTED,
-                    pb.FAILURE_CODE_POOL_FULL,
-                    pb.FAILURE_CODE_ABORTED,
+                    FailureCode.PREEMPTED,
+                    FailureCode.POOL_FULL,
+                    FailureCode.ABORTED,
                 }
-                preempted += outcome.failures[0].code == pb.FAILURE_CODE_PREEMPTED
+                preempted += outcome.failures[0].code == FailureCode.PREEMPTED
 
         prompts = [prompt(70, seed) for seed in range(6)]
         results = await asyncio.gather(*(persist(token_ids) for token_ids in prompts))
@@ -283,7 +284,7 @@ async def test_an_engine_whose_store_is_silent_offers_nothing_and_fails_what_ask
         assert not report.stalled, "it is not sure yet"
         await reports_until(nodes, name, lambda report: report.stalled == "its store is silent")
         outcome = await nodes.gateway.end_of(attempt_id)
-        assert [failure.code for failure in outcome.failures] == [pb.FAILURE_CODE_PEER_LOST]
+        assert [failure.code for failure in outcome.failures] == [FailureCode.PEER_LOST]
         await nodes.gateway.abort(attempt_id)
     await reports_until(nodes, name, lambda report: not report.stalled and report.load.slots_total > 0)
     assert (await nodes.gateway.run(token_ids, greedy(4))).token_ids == DirectEngine(nodes).generate(token_ids, greedy(4))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from prefill_node.core.attempt import Attempt
-from prefill_node.core.events import Start
 from prefill_node.core.schedule import Policy
 from springtide.chunking import LEAST_PART, ROUND_TO, Chunking
 from springtide.cost import PrefillCost
+from springtide.protocol.starts import PrefillStart
 from tests.support.node_core import make_request
 
 CHUNK = 512
@@ -21,7 +21,7 @@ FIXED_SIZES = Policy(Chunking(COST, CHUNK, chunk_ms=1e9))
 
 
 def accepted(policy: Policy, name: str, num_tokens: int, *, arrived_at: float = 0.0, computed: int = 0, budget_ms: float = 0.0) -> Attempt:
-    attempt = Attempt(Start(0, make_request(name, num_tokens), "decode:1", "decode-0", budget_ms), arrived_at, phase="running")
+    attempt = Attempt(0, PrefillStart(make_request(name, num_tokens), "decode:1", "decode-0", budget_ms), arrived_at, phase="running")
     attempt.computed = attempt.launched = computed
     attempt.work_ms = policy.work_ms(num_tokens, computed)
     attempt.due_at = policy.due_at(arrived_at, attempt.work_ms, budget_ms)

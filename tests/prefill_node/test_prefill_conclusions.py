@@ -14,7 +14,7 @@ from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassInterr
 from prefill_node.server.passes import OwnPasses, Pushes, conclude, longest_pass_s
 from prefill_node.stage.compute import Outcome, Result
 from prefill_node.stage.wire import ended_report, part_from, part_of, pass_order, result_from
-from springtide.protocol.outputs import SampledToken
+from springtide.protocol.outputs import SampledToken, TokenLogprob
 from springtide.protocol.sampling import LogitBias, SamplingParams
 from tests.support.engine_nodes import until
 
@@ -31,7 +31,7 @@ RUN = RunPass(
 
 
 def test_a_pass_is_done_when_it_is_in_all_stages() -> None:
-    token = SampledToken(7, -0.5, ((7, -0.5), (1, -2.0)))
+    token = SampledToken(7, -0.5, (TokenLogprob(7, -0.5), TokenLogprob(1, -2.0)))
     last = Result(Outcome.DONE, tokens=(token,), waited_ms=1.0)
     assert conclude(RUN, (DONE, last), 9.0) == PassDone(4, [None, token], 9.0, waited_ms=3.0)
 
@@ -84,7 +84,7 @@ def test_a_pass_reaches_the_last_stage_as_it_is_but_for_its_tokens() -> None:
 
 def test_results_come_back_as_they_were() -> None:
     for result in (
-        Result(Outcome.DONE, tokens=(SampledToken(7), SampledToken(8, -0.5, ((8, -0.5),))), busy_ms=1.5, waited_ms=0.25),
+        Result(Outcome.DONE, tokens=(SampledToken(7), SampledToken(8, -0.5, (TokenLogprob(8, -0.5),))), busy_ms=1.5, waited_ms=0.25),
         Result(Outcome.FAILED, "why"),
         VOID,
     ):

@@ -18,10 +18,12 @@ from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
 from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
+from springtide.ids import NodeId
 from springtide.protocol import storage
-from springtide.protocol.outputs import AttemptFailed, SampledToken
+from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, PrefillDone, SampledToken
+from springtide.protocol.scheduling import PrefixSource
+from springtide.protocol.starts import AbortAttempt, PrefillStart
 from springtide.protocol.storage import Acquire, Acquired, Commit, FetchProgress, FetchTruncated, OpenHandOver, Push, Release, Seal
-from springtide.rpc import common_pb2 as pb
 from tests.support.node_core import BLOCK_TOKENS, EOS, INFO, StoreLedger, failure, make_request
 
 CHUNK_TOKENS = 16
@@ -36,8 +38,8 @@ def new_core(unit_bytes: int = 150, stages: int = 1) -> PrefillCore:
 
 def start(name: str, num_tokens: int, *, session: int = 1, source_blocks: int = 0, max_tokens: int = 8, budget_ms: float = 0.0) -> ev.Start:
     request = make_request(name, num_tokens, max_tokens=max_tokens)
-    source = pb.PrefixSource(store_address="source:1", node_id="prefill-1", num_blocks=source_blocks)
-    return ev.Start(session, request, "decode:1", "decode-0", budget_ms, (source,) if source_blocks else ())
+    source = PrefixSource(NodeId("prefill-1"), "source:1", source_blocks)
+    return ev.Start(session, PrefillStart(request, "decode:1", NodeId("decode-0"), budget_ms, (source,) if source_blocks else ()))
 
 
 class Node:
@@ -46,7 +48,7 @@ class Node:
     def __init__(self, core: PrefillCore | None = None) -> None:
         self.core = core or new_core()
         self.now = 0.0
-        self.tell(storage.StoreUp(NUM_SLOTS))
+        self.tell(events.StoreUp(NUM_SLOTS))
 
     def tell(self, event: ev.Event) -> list[Action]:
         actions = self.core.handle(event, self.now)
@@ -74,17 +76,17 @@ def slots(n: int) -> tuple[int, ...]:
 def test_a_prompt_is_acquired_computed_committed_pushed_sealed_and_released() -> None:
     node = Node()
     begin = start("a", 37)
-    assert node.tell(begin) == [Acquire("a", begin.request.keys, 5, 4, recompute_us_per_block=1300)]
+    assert node.tell(begin) == [Acquire("a", begin.start.request.keys, 5, 4, recompute_us_per_block=1300)]
     actions = node.run_passes(node.tell(Acquired("a", slots(5), 0, 0)))
     assert [len(row.chunk.token_ids) for run in only(actions, RunPass) for row in run.rows] == [16, 16, 5]
     assert [run.pushes for run in only(actions, RunPass)] == [
         tuple(Push("a", layer, layer + 1, begin, end) for layer in range(4)) for begin, end in ((0, 2), (2, 4))
     ] + [(Push("a", 0, 2, 4, 5), Push("a", 2, 4, 4, 5))]
     assert [(commit.first_block, len(commit.keys)) for commit in only(actions, Commit)] == [(0, 2), (2, 2)]
-    done = only(actions, Reply)[0].update.done
-    assert list(done.output.token_ids) == [7] and done.output.position == 0 and done.cached_tokens == 0 and done.compute_ms == 15.0
+    done = only(actions, Reply)[0].update
+    assert done.output.tokens == (SampledToken(7),) and done.output.position == 0 and done.cached_tokens == 0 and done.compute_ms == 15.0
     assert actions[-2:] == [Seal("a", 7), Release("a", finish_hand_over=True)]
-    assert node.tell(storage.HandedOver("a", 1)) == [] and node.core.load().attempt_ids == ()
+    assert node.tell(storage.HandedOver("a", 1)) == [] and node.core.load().attempt_ids == frozenset()
 
 
 def test_the_cached_prefix_is_pushed_at_once_and_reported() -> None:
@@ -95,7 +97,7 @@ def test_the_cached_prefix_is_pushed_at_once_and_reported() -> None:
     assert only(actions, Push) == [Push("a", layer, layer + 1, 0, 3) for layer in range(4)]
     run = only(actions, RunPass)[0]
     assert run.rows[0].chunk.start == 24 and len(run.rows[0].chunk.token_ids) == 9
-    done = only(node.run_passes(actions), Reply)[0].update.done
+    done = only(node.run_passes(actions), Reply)[0].update
     assert (done.cached_tokens, done.remote_tokens, done.fetch_ms) == (24, 0, 0.0)
 
 
@@ -114,7 +116,7 @@ def test_a_store_that_does_not_answer_is_taken_for_hung(source_blocks: int, answ
     node.tell(start("a", 37, source_blocks=source_blocks))
     assert ticks(node, answer_s - 0.25) == []
     (failed, release) = ticks(node, 0.25)
-    assert isinstance(failed, Reply) and failed.update.failed.failure.code == pb.FAILURE_CODE_PEER_LOST
+    assert isinstance(failed, Reply) and failed.update.failure.code == FailureCode.PEER_LOST
     assert release == Release("a")
     assert node.tell(Acquired("a", slots(5), 0, 0)) == [], "it is too late"
 
@@ -170,7 +172,7 @@ def test_a_prefix_that_arrives_is_waited_for_layer_by_layer_and_pushed_on() -> N
     assert run.awaits == "a" and run.rows[0].chunk.start == 32
     node.now = 0.25
     assert only(node.tell(FetchProgress("a", 4)), Push) == [Push("a", 2, 3, 1, 4), Push("a", 3, 4, 1, 4)]
-    done = only(node.run_passes([run]), Reply)[0].update.done
+    done = only(node.run_passes([run]), Reply)[0].update
     assert (done.cached_tokens, done.remote_tokens, done.fetch_ms) == (32, 24, 250.0)
 
 
@@ -188,7 +190,7 @@ def test_a_fetch_is_waited_for_in_its_pass_and_while_nothing_else_is_computed() 
     node.now = 0.45
     node.tell(FetchProgress("a", 4))
     (reply,) = only(node.tell(ev.PassDone(run.pass_id, [SampledToken(7)], 105.0, waited_ms=80.0)), Reply)
-    done = reply.update.done
+    done = reply.update
     assert (done.fetch_ms, done.fetch_wait_ms) == (pytest.approx(450.0), pytest.approx(100.0 + 50.0 + 80.0))
 
 
@@ -200,7 +202,7 @@ def test_what_a_fetch_of_which_nothing_comes_is_waited_for_is_reported() -> None
     run = only(node.tell(FetchProgress("a", 1)), RunPass)[0]
     node.now = 0.2
     node.tell(FetchTruncated("a", 0))
-    done = only(node.run_passes(node.tell(ev.PassInterrupted(run.pass_id, overdue=False, waited_ms=95.0))), Reply)[0].update.done
+    done = only(node.run_passes(node.tell(ev.PassInterrupted(run.pass_id, overdue=False, waited_ms=95.0))), Reply)[0].update
     assert (done.cached_tokens, done.fetch_ms, done.fetch_wait_ms) == (0, 0.0, pytest.approx(195.0))
 
 
@@ -220,7 +222,7 @@ def test_a_truncated_fetch_is_recomputed_from_the_valid_prefix() -> None:
         for block in range(push.block_begin, push.block_end)
     }
     assert {(layer, block) for layer in range(4) for block in range(1, 5)} <= pushed
-    done = only(actions, Reply)[0].update.done
+    done = only(actions, Reply)[0].update
     assert (done.cached_tokens, done.remote_tokens) == (16, 8)
 
 
@@ -237,7 +239,7 @@ def test_a_pass_that_ran_on_a_prefix_found_truncated_counts_for_nothing() -> Non
 def test_a_full_pool_is_asked_again_when_slots_come_free_and_given_up_at_the_budget() -> None:
     node = Node()
     node.tell(start("a", 33, budget_ms=10_000))
-    full = AttemptFailed("a", failure(pb.FAILURE_CODE_POOL_FULL))
+    full = AttemptFailed("a", failure(FailureCode.POOL_FULL))
     assert node.tell(full) == []
     assert node.tell(storage.StoreLoad(0, 2)) == []
     assert only(node.tell(storage.StoreLoad(0, 5)), Acquire) != []
@@ -245,13 +247,13 @@ def test_a_full_pool_is_asked_again_when_slots_come_free_and_given_up_at_the_bud
     node.tell(storage.StoreLoad(0, 0))
     node.now = 10.0 + HEAD_PATIENCE_S
     (reply,) = node.tell(events.Tick())
-    assert isinstance(reply, Reply) and reply.update.failed.failure.code == pb.FAILURE_CODE_POOL_FULL
+    assert isinstance(reply, Reply) and reply.update.failure.code == FailureCode.POOL_FULL
 
 
 def test_newcomers_do_not_overtake_what_waits_for_slots() -> None:
     node = Node()
     node.tell(start("large", 150))
-    node.tell(AttemptFailed("large", failure(pb.FAILURE_CODE_POOL_FULL)))
+    node.tell(AttemptFailed("large", failure(FailureCode.POOL_FULL)))
     node.tell(storage.StoreLoad(0, 1))
     assert node.tell(start("small", 8)) == []
     assert [acquire.attempt_id for acquire in only(node.tell(storage.StoreLoad(0, 20)), Acquire)] == ["large"]
@@ -261,15 +263,15 @@ def test_newcomers_do_not_overtake_what_waits_for_slots() -> None:
 def test_a_prompt_larger_than_the_arena_is_refused_with_both_numbers() -> None:
     (reply,) = Node().tell(start("a", 8 * NUM_SLOTS + 1))
     assert isinstance(reply, Reply)
-    assert reply.update.failed.failure.code == pb.FAILURE_CODE_INVALID
-    assert "25 blocks" in reply.update.failed.failure.message and "24 slots" in reply.update.failed.failure.message
+    assert reply.update.failure.code == FailureCode.INVALID
+    assert "25 blocks" in reply.update.failure.message and "24 slots" in reply.update.failure.message
 
 
 def test_slots_of_a_running_pass_are_released_only_after_it() -> None:
     node = Node()
     node.tell(start("a", 33))
     run = only(node.tell(Acquired("a", slots(5), 0, 0)), RunPass)[0]
-    assert node.tell(events.Abort("a")) == []
+    assert node.tell(AbortAttempt("a")) == []
     assert node.tell(ev.PassDone(run.pass_id, [None], 1.0)) == [Release("a")]
 
 
@@ -277,15 +279,15 @@ def test_a_hand_over_that_fails_after_the_first_token_is_reported() -> None:
     node = Node()
     node.tell(start("a", 9))
     node.run_passes(node.tell(Acquired("a", slots(2), 0, 0)))
-    (reply,) = node.tell(storage.HandOverFailed("a", failure(pb.FAILURE_CODE_PEER_LOST)))
-    assert isinstance(reply, Reply) and reply.update.failed.failure.code == pb.FAILURE_CODE_PEER_LOST
+    (reply,) = node.tell(storage.HandOverFailed("a", failure(FailureCode.PEER_LOST)))
+    assert isinstance(reply, Reply) and reply.update.failure.code == FailureCode.PEER_LOST
 
 
 def test_a_request_that_its_first_token_ends_is_not_handed_over() -> None:
     node = Node()
     node.tell(start("a", 9, max_tokens=1))
     actions = node.run_passes(node.tell(Acquired("a", slots(2), 0, 0)))
-    assert only(actions, Reply)[0].update.done.output.finish_reason == pb.FINISH_REASON_LENGTH
+    assert only(actions, Reply)[0].update.output.finish == Finish.LENGTH
     assert only(actions, Seal) == [] and actions[-1] == Release("a")
 
 
@@ -293,11 +295,11 @@ def test_a_lost_store_fails_everything_and_a_new_one_starts_afresh() -> None:
     node = Node()
     node.tell(start("a", 33))
     run = only(node.tell(Acquired("a", slots(5), 0, 0)), RunPass)[0]
-    (reply,) = node.tell(storage.StoreLost("the store is gone"))
-    assert isinstance(reply, Reply) and reply.update.failed.failure.code == pb.FAILURE_CODE_PEER_LOST
+    (reply,) = node.tell(events.StoreLost("the store is gone"))
+    assert isinstance(reply, Reply) and reply.update.failure.code == FailureCode.PEER_LOST
     (reply,) = node.tell(start("b", 9))
-    assert isinstance(reply, Reply) and reply.update.failed.failure.code == pb.FAILURE_CODE_PEER_LOST
-    node.tell(storage.StoreUp(NUM_SLOTS))
+    assert isinstance(reply, Reply) and reply.update.failure.code == FailureCode.PEER_LOST
+    node.tell(events.StoreUp(NUM_SLOTS))
     node.tell(start("c", 9))
     assert only(node.tell(Acquired("c", slots(2), 0, 0)), RunPass) == []
     assert len(only(node.tell(ev.PassDone(run.pass_id, [None], 1.0)), RunPass)) == 1
@@ -325,7 +327,7 @@ def test_slots_are_released_when_the_last_of_several_passes_has_ended() -> None:
     node.tell(start("a", 40))
     first = only(node.tell(Acquired("a", slots(5), 0, 0)), RunPass)[0]
     second = only(node.tell(ev.PassLeft(first.pass_id)), RunPass)[0]
-    assert node.tell(events.Abort("a")) == []
+    assert node.tell(AbortAttempt("a")) == []
     assert node.tell(ev.PassDone(first.pass_id, [None], 1.0)) == []
     assert node.tell(ev.PassDone(second.pass_id, [None], 1.0)) == [Release("a")]
 
@@ -342,7 +344,7 @@ def test_a_pass_that_builds_on_an_interrupted_one_counts_for_nothing() -> None:
     again = only(node.tell(ev.PassLeft(second.pass_id)), RunPass)[0]
     assert again.rows[0].chunk.start == 32
     assert only(node.tell(ev.PassDone(second.pass_id, [None], 1.0)), Commit) == []
-    assert only(node.tell(ev.PassDone(again.pass_id, [None], 1.0)), Commit) == [Commit("a", 4, start("a", 70).request.keys[4:6])]
+    assert only(node.tell(ev.PassDone(again.pass_id, [None], 1.0)), Commit) == [Commit("a", 4, start("a", 70).start.request.keys[4:6])]
 
 
 def test_one_pass_at_a_time_waits_for_a_prefix() -> None:
@@ -451,7 +453,7 @@ class World:
         self.excused: set[str] = set()
         self.pushed: defaultdict[str, dict[tuple[int, int], bool]] = defaultdict(dict)
         """(layer, block) -> whether what was pushed last is right."""
-        self.tell(storage.StoreUp(NUM_SLOTS))
+        self.tell(events.StoreUp(NUM_SLOTS))
 
     def tell(self, event: ev.Event) -> None:
         self.now += 0.01
@@ -470,10 +472,11 @@ class World:
                 assert [push.layer_end for push in action.pushes] == sorted(push.layer_end for push in action.pushes)
                 self.runs.append(action)
             case Reply(session, update):
-                output = update.done.output if update.HasField("done") else update.failed
-                assert self.started[output.attempt_id] == session
-                assert output.attempt_id not in self.excused
-                (self.done if update.HasField("done") else self.ended)[output.attempt_id] += 1
+                assert isinstance(update, PrefillDone | AttemptFailed)
+                name = update.output.attempt_id if isinstance(update, PrefillDone) else update.attempt_id
+                assert self.started[name] == session
+                assert name not in self.excused
+                (self.done if isinstance(update, PrefillDone) else self.ended)[name] += 1
             case _:
                 if isinstance(action, Release):
                     assert action.attempt_id not in {row.attempt_id for run in self.runs for row in run.rows}
@@ -529,7 +532,7 @@ class World:
     def abort(self) -> None:
         name = self.pick(list(self.started))
         self.excused.add(name)
-        self.tell(events.Abort(name))
+        self.tell(AbortAttempt(name))
 
     def end_session(self) -> None:
         session = self.data.draw(st.integers(1, 2), label="session")
@@ -542,8 +545,8 @@ class World:
         self.handing_over.clear()
         self.pushed.clear()
         self.right.clear()
-        self.tell(storage.StoreLost("lost"))
-        self.tell(storage.StoreUp(NUM_SLOTS))
+        self.tell(events.StoreLost("lost"))
+        self.tell(events.StoreUp(NUM_SLOTS))
 
     def tick(self) -> None:
         self.tell(events.Tick())
@@ -555,7 +558,7 @@ class World:
         assert isinstance(acquire, Acquire)
         given = self.store.give(name)
         if given is None:
-            self.tell(AttemptFailed(name, failure(pb.FAILURE_CODE_POOL_FULL)))
+            self.tell(AttemptFailed(name, failure(FailureCode.POOL_FULL)))
             return
         local = self.data.draw(st.integers(0, acquire.max_reused_blocks), label="local")
         at_source = max((source.num_blocks for source in acquire.sources), default=0)
@@ -563,7 +566,7 @@ class World:
         if remote:
             self.fetching[name] = (0, local, local + remote)
         self.store.committed[name] = local + remote
-        num_tokens = len(self.requests[name].request.token_ids)
+        num_tokens = len(self.requests[name].start.request.token_ids)
         self.right[name] = [position < (local + remote) * BLOCK_TOKENS for position in range(num_tokens)]
         self.tell(Acquired(name, given, local, remote))
 
@@ -634,7 +637,7 @@ class World:
         if self.data.draw(st.booleans(), label="handed over"):
             self.tell(storage.HandedOver(name, 100))
         else:
-            self.tell(storage.HandOverFailed(name, failure(pb.FAILURE_CODE_PEER_LOST)))
+            self.tell(storage.HandOverFailed(name, failure(FailureCode.PEER_LOST)))
 
 
 @given(st.data())
@@ -652,7 +655,7 @@ def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots
                 break
         else:
             getattr(world, choices[0])()
-    assert world.core.load().attempt_ids == ()
+    assert world.core.load().attempt_ids == frozenset()
     assert world.store.held == {} and len(world.store.free) == NUM_SLOTS
     for name in world.started:
         assert world.done[name] <= 1 and world.ended[name] <= 1
@@ -662,7 +665,7 @@ def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots
 def test_prompts_share_a_pass_as_far_as_the_device_has_pages() -> None:
     def rows(pages: int | None) -> list[str]:
         node = Node()
-        node.tell(storage.StoreUp(NUM_SLOTS, pages))
+        node.tell(events.StoreUp(NUM_SLOTS, pages))
         actions: list[Action] = []
         for slot, name in enumerate("xab"):
             node.tell(start(name, 6))

@@ -34,10 +34,12 @@ from prefill_node.stage.process import StageServer
 from prefill_node.stage.ring import Entrance, Ring
 from springtide.config import load_config
 from springtide.errors import ConfigError, SpringtideError
+from springtide.ids import AttemptId
 from springtide.process import ProcessArguments
+from springtide.protocol import storage
+from springtide.protocol.outputs import FailureCode
 from springtide.protocol.sampling import SamplingParams
-from springtide.rpc import common_pb2 as pb
-from springtide.rpc import node_pb2, stage_pb2, store_pb2
+from springtide.rpc import node_pb2, stage_pb2
 from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes, until
 from tests.support.models import make_tiny_llama
 from tests.support.reference import Reference
@@ -162,7 +164,7 @@ async def test_layers_are_split_as_the_configuration_says(tmp_path: Path, model:
         outcome = await nodes.gateway.run(prompt(200), greedy(6))
         assert outcome.token_ids == DirectEngine(nodes).generate(prompt(200), greedy(6))
         watched = nodes.gateway.stub("prefill-0").WatchLoad(node_pb2.WatchLoadRequest())
-        assert 0.5 < (await watched.read()).cost.slowest_share < 1
+        assert 0.5 < (await watched.read()).load.prefill_cost.slowest_share < 1
         watched.cancel()
 
 
@@ -171,7 +173,7 @@ async def test_sampling_at_the_last_stage_is_that_of_the_engine_alone(tmp_path: 
     async with EngineNodes(tmp_path, model, kv=KV, prefill_node={"chunk_tokens": 64, "stages": 2}) as nodes:
         outcome = await nodes.gateway.run(prompt(70), params)
         assert outcome.token_ids == DirectEngine(nodes).generate(prompt(70), params)
-        assert outcome.done is not None and len(outcome.done.output.logprobs[0].top) == 2
+        assert outcome.done is not None and len(outcome.done.output.tokens[0].top) == 2
 
 
 async def test_a_stage_that_dies_fails_the_attempts_of_its_group_which_forms_again_and_serves(tmp_path: Path, model: Path) -> None:
@@ -185,7 +187,7 @@ async def test_a_stage_that_dies_fails_the_attempts_of_its_group_which_forms_aga
         assert set(stages) == {"prefill-0.stage-1", "prefill-0.stage-2"}
         os.kill(stages["prefill-0.stage-1"].pid, signal.SIGKILL)
         outcomes = [await nodes.gateway.end_of(attempt_id) for attempt_id in attempts]
-        assert {failure.code for outcome in outcomes for failure in outcome.failures[:1]} == {pb.FAILURE_CODE_PEER_LOST}
+        assert {failure.code for outcome in outcomes for failure in outcome.failures[:1]} == {FailureCode.PEER_LOST}
         for attempt_id in attempts:
             await nodes.gateway.abort(attempt_id)
         nodes.members["prefill-0"] = await nodes.member("prefill-0", other_than=before)
@@ -205,7 +207,7 @@ async def test_a_stage_that_hangs_is_killed_and_the_group_forms_again(tmp_path: 
         attempt_id = await nodes.gateway.start(prompt(333), greedy(4))
         outcome = await nodes.gateway.end_of(attempt_id)
         await nodes.gateway.abort(attempt_id)
-        assert outcome.failures[0].code == pb.FAILURE_CODE_PEER_LOST
+        assert outcome.failures[0].code == FailureCode.PEER_LOST
         nodes.members["prefill-0"] = await nodes.member("prefill-0", other_than=before)
         again = await nodes.gateway.run(prompt(333), greedy(4))
         assert again.token_ids == DirectEngine(nodes).generate(prompt(333), greedy(4))
@@ -219,7 +221,7 @@ async def test_a_pass_that_hangs_in_a_stage_which_still_talks_ends_the_formation
     async with two_stages(tmp_path, model) as group:
         formed, told = await group.form(scratch(group)), list[PassLeft | PassEnded]()
         # Its prefix, the second stage hears, is under way, and then nothing more of it.
-        formed.relay(store_pb2.StoreNotice(acquired=store_pb2.Acquired(attempt_id="a", remote_blocks=1)))
+        formed.relay(storage.Acquired(AttemptId("a"), (), 0, 1))
         run = RunPass(0, (Row("a", SequenceChunk((1,) * 8, 0, (0,)), None),), (), awaits="a")
         formed.launch(Launch(run, None, lambda _, event: told.append(event)))
         await until(lambda: told == [PassLeft(0)])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from springtide.protocol.outputs import FailureCode
 from springtide.protocol.sampling import SamplingParams
-from springtide.rpc import common_pb2 as pb
 from tests.support.engine_nodes import WAIT_S, EngineNodes
 from tests.support.hanging_engine import HANGING, hanging_engine, serves_after_hanging
 from tests.support.models import make_tiny_llama
@@ -30,5 +30,5 @@ async def test_an_engine_whose_first_stage_hangs_ends_and_the_next_one_serves(tm
                 assert await engine.wait() == 1
             if stages > 1:
                 failures = (await nodes.gateway.end_of(attempt_id)).failures
-                assert failures[0].code == pb.FAILURE_CODE_PEER_LOST, "the group fails its attempts before its process ends"
+                assert failures[0].code == FailureCode.PEER_LOST, "the group fails its attempts before its process ends"
         await serves_after_hanging(nodes, "prefill-1", tmp_path, attempt_id, PROMPT, GREEDY)

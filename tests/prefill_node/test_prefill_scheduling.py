@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from prefill_node.core.attempt import Attempt
-from prefill_node.core.events import Start
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
 from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
+from springtide.protocol.starts import PrefillStart
 from springtide.protocol.storage import Push
 from tests.support.node_core import make_request
 
@@ -19,7 +19,7 @@ POLICY = Policy(Chunking(PrefillCost(fixed_ms=1.0, per_token_ms=1.0, per_pair_ms
 def running(
     name: str, num_tokens: int, *, arrived_at: float = 0.0, computed: int = 0, fetching: bool = False, budget_ms: float = 0.0
 ) -> Attempt:
-    attempt = Attempt(Start(0, make_request(name, num_tokens), "decode:1", "decode-0", budget_ms), arrived_at, phase="running")
+    attempt = Attempt(0, PrefillStart(make_request(name, num_tokens), "decode:1", "decode-0", budget_ms), arrived_at, phase="running")
     attempt.computed = attempt.launched = computed
     attempt.fetching = fetching
     attempt.work_ms = POLICY.work_ms(num_tokens, computed)

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,10 @@ from messenger.faults import Fault, FaultPlan
 from messenger.faulty import FaultyTransport
 from messenger.tcp import TcpTransport
 from prefill_node.server.transfers import Transfers
+from springtide.ids import AttemptId
+from springtide.protocol.outputs import Finish, PrefillDone, SampledToken, TokenOutput
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.storage import HandedOver
-from springtide.rpc import common_pb2, node_pb2
 from tests.support.engine_nodes import EngineNodes, until
 from tests.support.models import make_tiny_llama
 from tests.support.node_core import make_request
@@ -25,10 +27,10 @@ FETCH = re.compile(r"fetch (\S+) ms, (\S+) ms waited for, (\d+)% hidden")
 HAND_OVER = re.compile(r"hand-over (\S+) ms .*, (\S+) ms writing (\S+) MB, (\S+) ms waited for after the first token, (\d+)% hidden")
 
 
-def done(attempt_id: str, **fields: float) -> node_pb2.PrefillDone:
-    counts = {"cached_tokens": 64, "remote_tokens": 48} | {name: value for name, value in fields.items() if name != "finish_reason"}
-    output = common_pb2.TokenOutput(attempt_id=attempt_id, token_ids=[7], finish_reason=int(fields.get("finish_reason", 0)))
-    return node_pb2.PrefillDone(output=output, queue_ms=1.0, compute_ms=250.0, **counts)
+def done(attempt_id: str, finish: Finish | None = None, **fields: float) -> PrefillDone:
+    output = TokenOutput(AttemptId(attempt_id), 0, (SampledToken(7),), finish)
+    counts: dict[str, Any] = {"cached_tokens": 64, "remote_tokens": 48, **fields}
+    return PrefillDone(output, queue_ms=1.0, compute_ms=250.0, **counts)
 
 
 class Lines(logging.Handler):
@@ -78,7 +80,7 @@ def test_prompts_without_a_transfer_say_so(lines: list[logging.LogRecord]) -> No
     transfers = Transfers()
     for name in ("one token", "had it", "broken off", "in vain", "never computed"):
         transfers.started(make_request(name, 200))
-    transfers.computed(done("one token", finish_reason=common_pb2.FINISH_REASON_STOP), 5.0)
+    transfers.computed(done("one token", finish=Finish.STOP), 5.0)
     transfers.computed(done("had it"), 5.0)
     transfers.handed_over(HandedOver("had it", 0), 5.1)
     transfers.computed(done("broken off"), 5.0)

@@ -17,16 +17,15 @@ from node_runtime import events
 from springtide.blocks import block_keys
 from springtide.cost import DecodeCost
 from springtide.protocol import storage
-from springtide.protocol.outputs import AttemptFailed, SampledToken
+from springtide.protocol.outputs import AttemptFailed, FailureCode, PrefillDone, SampledToken, TokenOutput
+from springtide.protocol.starts import AbortAttempt, DecodeStart
 from springtide.protocol.storage import Acquire, Acquired, Commit, Grow, Grown, Ingested, Release, Reserve, Reserved
-from springtide.rpc import common_pb2 as pb
-from springtide.rpc import node_pb2
 from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE, StoreLedger, failure, make_request
 
 MAX_BATCH = 3
 NUM_SLOTS = 12
 INLINE_TOKENS = 20
-POOL_FULL = failure(pb.FAILURE_CODE_POOL_FULL)
+POOL_FULL = failure(FailureCode.POOL_FULL)
 
 
 ActionT = TypeVar("ActionT")
@@ -64,27 +63,31 @@ def start(
     """A continuation, with tokens already `sent`, is not refused at the door."""
     request = make_request(name, num_tokens, num_prompt_tokens=num_tokens - sent, max_tokens=max_tokens)
     request = replace(request, age_s=age_s, tenant=tenant)
-    return ev.Start(session, request, tbt_slo_ms, inlined, waits, refusable=not sent, expected_tokens=expected_tokens)
+    return ev.Start(session, DecodeStart(request, tbt_slo_ms, inlined, waits, refusable=not sent, expected_tokens=expected_tokens))
 
 
 def only(actions: list[Action], kind: type[ActionT]) -> list[ActionT]:
     return [action for action in actions if isinstance(action, kind)]
 
 
-def outputs(actions: list[Action]) -> list[pb.TokenOutput]:
-    return [output for reply in only(actions, Reply) for output in reply.outputs]
+def outputs(actions: list[Action]) -> list[TokenOutput]:
+    return [output for reply in only(actions, Reply) for output in reply.update.outputs]
 
 
-def prefilled(actions: list[Action]) -> list[node_pb2.PrefillDone]:
-    return [done for reply in only(actions, Reply) for done in reply.prefilled]
+def prefilled(actions: list[Action]) -> list[PrefillDone]:
+    return [done for reply in only(actions, Reply) for done in reply.update.prefilled]
 
 
-def failures(actions: list[Action]) -> list[tuple[str, int]]:
-    return [(output.attempt_id, output.failure.code) for output in outputs(actions) if output.HasField("failure")]
+def failed(actions: list[Action]) -> list[AttemptFailed]:
+    return [failed for reply in only(actions, Reply) for failed in reply.update.failed]
+
+
+def failures(actions: list[Action]) -> list[tuple[str, FailureCode]]:
+    return [(one.attempt_id, one.failure.code) for one in failed(actions)]
 
 
 def reserved(actions: list[Action]) -> list[str]:
-    return [attempt_id for reply in only(actions, Reply) for attempt_id in reply.reserved]
+    return [attempt_id for reply in only(actions, Reply) for attempt_id in reply.update.reserved]
 
 
 def rows_of(run: RunStep) -> list[str]:
@@ -100,7 +103,7 @@ class Node:
         self.core = new_core(overlap, loads_ahead)
         self.store = StoreLedger(num_slots)
         self.now = 0.0
-        self.tell(storage.StoreUp(num_slots))
+        self.tell(events.StoreUp(num_slots))
 
     def tell(self, event: ev.Event) -> list[Action]:
         """Returns what followed, the store's answers and what they caused included."""
@@ -138,7 +141,7 @@ class Node:
         return []
 
     def join(self, begin: ev.Start, first_token: int = 100) -> list[Action]:
-        return self.tell(begin) + self.tell(Ingested(begin.request.attempt_id, first_token))
+        return self.tell(begin) + self.tell(Ingested(begin.start.request.attempt_id, first_token))
 
     def step(self, run: RunStep, token: int = 5) -> list[Action]:
         """Runs it, sampling the same token for each."""
@@ -178,7 +181,7 @@ class World:
         self.store_up()
 
     def store_up(self) -> None:
-        self.tell(storage.StoreUp(min(NUM_SLOTS, self.pages or NUM_SLOTS), self.pages))
+        self.tell(events.StoreUp(min(NUM_SLOTS, self.pages or NUM_SLOTS), self.pages))
 
     def tell(self, event: ev.Event) -> None:
         self.now += 0.01
@@ -187,17 +190,20 @@ class World:
         for action in actions:
             match action:
                 case RunStep():
-                    assert self.pages is None or all(self.begun[name].inlined or name in self.loaded for name in rows_of(action))
+                    assert self.pages is None or all(self.begun[name].start.inlined or name in self.loaded for name in rows_of(action))
                     self.launched.append(action)
                 case LoadAhead(name, slots):
                     assert name not in self.loading and name not in self.loaded
-                    assert self.store.may_use(name, slots) and len(slots) == self.begun[name].request.num_blocks
+                    assert self.store.may_use(name, slots) and len(slots) == self.begun[name].start.request.num_blocks
                     self.loading[name] = slots
-                case Reply(session, messages, done, reserved):
-                    for output in (*(of.output for of in done), *messages):
+                case Reply(session, update):
+                    for output in (*(of.output for of in update.prefilled), *update.outputs):
                         self.receive(session, output)
-                    for name in reserved:
-                        assert self.begun[name].waits and name in self.store.held and not self.reserved[name]
+                    for one in update.failed:
+                        self.due(session, one.attempt_id)
+                        self.ended[one.attempt_id] += 1
+                    for name in update.reserved:
+                        assert self.begun[name].start.waits and name in self.store.held and not self.reserved[name]
                         self.reserved[name] += 1
                 case _:
                     if isinstance(action, Release):
@@ -215,15 +221,16 @@ class World:
         tokens = [self.memory[slot][place] for slot in slots for place in range(BLOCK_TOKENS)]
         assert tuple(block_keys(NAMESPACE, tokens, BLOCK_TOKENS))[commit.first_block :] == commit.keys
 
-    def receive(self, session: int, output: pb.TokenOutput) -> None:
-        name = output.attempt_id
+    def due(self, session: int, name: str) -> None:
         assert self.begun[name].session == session and name not in self.excused and not self.ended[name]
-        if output.HasField("failure") or output.finish_reason:
-            self.ended[name] += 1
-        if not output.HasField("failure"):
-            assert output.position == self.positions[name]
-            assert list(output.token_ids) == [token for token in [self.sampled[name].pop(0)] if token != EOS]
-            self.positions[name] += 1
+
+    def receive(self, session: int, output: TokenOutput) -> None:
+        name = output.attempt_id
+        self.due(session, name)
+        self.ended[name] += output.finish is not None
+        assert output.position == self.positions[name]
+        assert [token.token_id for token in output.tokens] == [token for token in [self.sampled[name].pop(0)] if token != EOS]
+        self.positions[name] += 1
 
     def possible(self) -> list[str]:
         choices = ["answer"] * bool(self.store.unanswered) + ["grow"] * bool(self.store.growing) + ["load"] * bool(self.loading)
@@ -250,7 +257,7 @@ class World:
     def abort(self) -> None:
         name = self.pick(self.begun)
         self.excused |= {name} - set(self.ended)
-        self.tell(events.Abort(name))
+        self.tell(AbortAttempt(name))
 
     def end_session(self) -> None:
         session = self.data.draw(st.integers(1, 2), label="session")
@@ -262,7 +269,7 @@ class World:
         self.ingesting.clear()
         self.memory.clear()
         self.lost_runs = list(self.launched)
-        self.tell(storage.StoreLost("lost"))
+        self.tell(events.StoreLost("lost"))
         self.store_up()
 
     def tick(self) -> None:
@@ -277,7 +284,7 @@ class World:
             self.tell(AttemptFailed(name, POOL_FULL))
         elif isinstance(order, Acquire):
             reused = self.store.committed[name] = self.data.draw(st.integers(0, order.max_reused_blocks), label="reused")
-            for position, token_id in enumerate(self.begun[name].request.token_ids[: reused * BLOCK_TOKENS]):
+            for position, token_id in enumerate(self.begun[name].start.request.token_ids[: reused * BLOCK_TOKENS]):
                 self.write(given, position, token_id)
             self.tell(Acquired(name, given, reused, 0))
         else:
@@ -297,9 +304,9 @@ class World:
         name = self.pick(self.ingesting)
         self.ingesting.remove(name)
         if self.data.draw(st.integers(0, 4), label="hand-over fails") == 0:
-            self.tell(AttemptFailed(name, failure(pb.FAILURE_CODE_PEER_LOST)))
+            self.tell(AttemptFailed(name, failure(FailureCode.PEER_LOST)))
             return
-        request = self.begun[name].request
+        request = self.begun[name].start.request
         for position, token_id in enumerate(request.token_ids):
             self.write(self.store.held[name], position, token_id)
         token = self.data.draw(st.sampled_from([EOS, 7, 7]), label="first token")

@@ -23,13 +23,15 @@ from engine.sampling.sampler import sample
 from kvstore.server.process import options_of
 from kvstore.server.store import MakeTransport, Store
 from node_runtime.process import serve
-from springtide.blocks import namespace_root
+from springtide.blocks import block_keys, namespace_root, packed
 from springtide.config import load_config
 from springtide.ids import new_id
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments
+from springtide.protocol import wire
+from springtide.protocol.outputs import AttemptFailed, Failure, Finish, PrefillDone, TokenOutput
 from springtide.protocol.sampling import SamplingParams
-from springtide.rpc import channels, common_pb2, node_pb2
+from springtide.rpc import channels, node_pb2
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from tests.support.valkey import new_valkey
 
@@ -128,23 +130,24 @@ class Outcome:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """Of the tokens, when asked for."""
-    done: node_pb2.PrefillDone | None = None
-    finish_reason: int = 0
-    failures: list[common_pb2.Failure] = field(default_factory=list)
+    done: PrefillDone | None = None
+    finish: Finish | None = None
+    failures: list[Failure] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def take(self, output: common_pb2.TokenOutput) -> None:
-        if output.HasField("failure"):
-            self.failures.append(output.failure)
-        else:
-            self.token_ids += output.token_ids
-            self.logprobs += [logprobs.chosen.logprob for logprobs in output.logprobs]
-            self.finish_reason = self.finish_reason or output.finish_reason
+    def take(self, output: TokenOutput) -> None:
+        self.token_ids += [token.token_id for token in output.tokens]
+        self.logprobs += [token.logprob for token in output.tokens if token.logprob is not None]
+        self.finish = self.finish or output.finish
+        self.changed.set()
+
+    def fail(self, failure: Failure) -> None:
+        self.failures.append(failure)
         self.changed.set()
 
     @property
     def ended(self) -> bool:
-        return bool(self.finish_reason or self.failures)
+        return bool(self.finish or self.failures)
 
 
 class Session:
@@ -205,20 +208,28 @@ class Gateway:
         for channel in self._channels.values():
             await channel.close()
 
-    def _take(self, update: node_pb2.PrefillUpdate | node_pb2.DecodeUpdate) -> None:
-        if isinstance(update, node_pb2.DecodeUpdate):
+    def _take(self, message: node_pb2.PrefillUpdate | node_pb2.DecodeUpdate) -> None:
+        if isinstance(message, node_pb2.DecodeUpdate):
+            update = wire.DECODE_UPDATE.decode(message)
             for done in update.prefilled:
-                self._take(node_pb2.PrefillUpdate(done=done))
+                self._take_done(done)
             for output in update.outputs:
                 self.outcomes[output.attempt_id].take(output)
+            for failed in update.failed:
+                self.outcomes[failed.attempt_id].fail(failed.failure)
             for attempt_id in update.reserved:
                 if (begin := self._waiting.pop(attempt_id, None)) is not None:
                     self._beginning.add(asyncio.create_task(begin()))
-        elif update.HasField("done"):
-            self.outcomes[update.done.output.attempt_id].done = update.done
-            self.outcomes[update.done.output.attempt_id].take(update.done.output)
-        elif update.HasField("failed"):
-            self.outcomes[update.failed.attempt_id].take(update.failed)
+            return
+        match wire.PREFILL_UPDATE.decode(message):
+            case PrefillDone() as done:
+                self._take_done(done)
+            case AttemptFailed(attempt_id, failure):
+                self.outcomes[attempt_id].fail(failure)
+
+    def _take_done(self, done: PrefillDone) -> None:
+        self.outcomes[done.output.attempt_id].done = done
+        self.outcomes[done.output.attempt_id].take(done.output)
 
     async def start(
         self,
@@ -237,28 +248,30 @@ class Gateway:
         prefill_id, decode_id = on
         attempt_id = new_id("attempt")
         members = self._nodes.members
-        common: dict[str, Any] = {
-            "context": common_pb2.AttemptContext(request_id="req", attempt_id=attempt_id),
-            "token_ids": token_ids,
-            "num_prompt_tokens": len(token_ids) if num_prompt_tokens is None else num_prompt_tokens,
-            "sampling": params.to_proto(),
-            "namespace": self._namespace,
-        }
-        decode_start = node_pb2.DecodeStart(**common, tbt_slo_ms=tbt_slo_ms, inlined=inlined, waits=waits, refusable=True)
+        block_tokens = self._nodes.config.kv.block_tokens
+        request = node_pb2.Request(
+            request_id="req",
+            attempt_id=attempt_id,
+            token_ids=token_ids,
+            num_prompt_tokens=len(token_ids) if num_prompt_tokens is None else num_prompt_tokens,
+            params=wire.SAMPLING_PARAMS.encode(params),
+            namespace=self._namespace,
+            keys=packed(block_keys(self._namespace, token_ids, block_tokens)),
+            block_tokens=block_tokens,
+        )
+        decode_start = node_pb2.DecodeStart(request=request, tbt_slo_ms=tbt_slo_ms, inlined=inlined, waits=waits, refusable=True)
         if inlined:
             await self.session(decode_id).send(node_pb2.DecodeCommand(start=decode_start))
             return attempt_id
         prefill_start = node_pb2.PrefillStart(
-            **common,
+            request=request,
             decode_store_address=members[decode_id].details["store_address"],
             decode_store_node_id=decode_id,
             ttft_budget_ms=30_000,
         )
         if source is not None:
             prefill_start.sources.add(
-                node_id=source,
-                store_address=members[source].details["store_address"],
-                num_blocks=len(token_ids) // self._nodes.config.kv.block_tokens,
+                node_id=source, store_address=members[source].details["store_address"], num_blocks=len(token_ids) // block_tokens
             )
 
         async def begin_prefill() -> None:
@@ -288,7 +301,7 @@ class Gateway:
         """To its end; as the gateway does, aborts the decode side when the first token was the last."""
         attempt_id = await self.start(token_ids, params, **options)
         outcome = await self.end_of(attempt_id)
-        if outcome.done is not None and outcome.done.output.finish_reason and not options.get("inlined"):
+        if outcome.done is not None and outcome.done.output.finish and not options.get("inlined"):
             await self.abort(attempt_id, options.get("on", ("prefill-0", "decode-0")))
         return outcome
 

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
-from node_runtime.requests import parse_request
-from springtide.blocks import namespace_root
+from springtide.blocks import block_keys, namespace_root
+from springtide.ids import AttemptId, RequestId
 from springtide.modelinfo import ModelInfo
 from springtide.protocol import storage
+from springtide.protocol.outputs import Failure, FailureCode
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.starts import Request
-from springtide.rpc import common_pb2 as pb
-from springtide.rpc import node_pb2
 
 BLOCK_TOKENS = 8
 EOS = 0
 INFO = ModelInfo("", "tiny", "llama", "f" * 8, context_length=4096, layers=4, kv_heads=1, head_dim=4, vocab_size=1000, eos_token_ids=(EOS,))
-ROOMY = replace(INFO, context_length=4 << 20)
 NAMESPACE = namespace_root("tiny", "float32", BLOCK_TOKENS)
 
 
 def make_request(attempt_id: str, num_tokens: int, *, num_prompt_tokens: int | None = None, max_tokens: int = 8, seed: int = 1) -> Request:
     token_ids = [1 + (seed * 31 + i) % 900 for i in range(num_tokens)]
-    context = pb.AttemptContext(request_id=f"req-{attempt_id}", attempt_id=attempt_id)
-    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens).to_proto()
-    start = node_pb2.DecodeStart(
-        context=context,
-        token_ids=token_ids,
+    return Request(
+        attempt_id=AttemptId(attempt_id),
+        request_id=RequestId(f"req-{attempt_id}"),
+        tenant="",
+        token_ids=tuple(token_ids),
         num_prompt_tokens=num_tokens if num_prompt_tokens is None else num_prompt_tokens,
-        sampling=sampling,
+        params=SamplingParams(temperature=0.0, max_tokens=max_tokens),
         namespace=NAMESPACE,
+        keys=tuple(block_keys(NAMESPACE, token_ids, BLOCK_TOKENS)),
+        block_tokens=BLOCK_TOKENS,
     )
-    return parse_request(start, ROOMY, BLOCK_TOKENS)
 
 
-def failure(code: pb.FailureCode, message: str = "by the test") -> pb.Failure:
-    return pb.Failure(code=code, message=message)
+def failure(code: FailureCode, message: str = "by the test") -> Failure:
+    return Failure(code, message)
 
 
 class StoreLedger:
