@@ -94,7 +94,7 @@ class Pool:
         attempt = self._ledger.admit(
             attempt_id, keys, num_blocks, max_reused_blocks, tenant, Holder.ENGINE, leave_available, leave_in_quota
         )
-        return Acquired(attempt_id, tuple(_slots_of(attempt)), attempt.complete)
+        return Acquired(attempt_id, _slots_of(attempt), attempt.complete)
 
     def reserve(
         self,
@@ -108,7 +108,7 @@ class Pool:
         """As `acquire`, for a prompt that a peer will write (`open_ingest`)."""
         attempt = self._ledger.admit(attempt_id, keys, num_blocks, len(keys), tenant, Holder.ENGINE, leave_available, leave_in_quota)
         attempt.ingest = Ingest(self._num_layers, num_blocks, attempt.complete)
-        return Reserved(attempt_id, tuple(_slots_of(attempt)), attempt.complete)
+        return Reserved(attempt_id, _slots_of(attempt), attempt.complete)
 
     def grow(self, attempt_id: AttemptId, num_blocks: int) -> list[Slot]:
         """That many more private slots. Raises PoolFull, QuotaExceeded, InvalidRequest as `acquire`, UnknownAttempt."""
@@ -169,12 +169,12 @@ class Pool:
 
     # ---- transfers by this store ----
 
-    def begin_fetch(self, attempt_id: AttemptId, blocks: range) -> list[Slot]:
+    def begin_fetch(self, attempt_id: AttemptId, blocks: range) -> tuple[Slot, ...]:
         """The store will write these private blocks of the attempt, until `end_fetch`. Returns their slots. Raises UnknownAttempt."""
         attempt = self._ledger.with_owner(attempt_id)
         assert blocks.start == attempt.complete, "a fetch follows the blocks that are there"
         attempt.holders[Holder.FETCH] = blocks
-        return [slot for slot in attempt.slots[blocks.start : blocks.stop] if slot is not None]
+        return tuple(slot for slot in attempt.slots[blocks.start : blocks.stop] if slot is not None)
 
     def end_fetch(self, attempt_id: AttemptId, valid_blocks: int) -> None:
         """Nothing more will be written; the attempt's first `valid_blocks` are there in all layers and become visible."""
@@ -185,7 +185,7 @@ class Pool:
             self._ledger.publish(attempt, valid_blocks)
         self._ledger.let_go(attempt_id, Holder.FETCH)
 
-    def begin_hand_over(self, attempt_id: AttemptId) -> list[Slot]:
+    def begin_hand_over(self, attempt_id: AttemptId) -> tuple[Slot, ...]:
         """The store will read every block of the prompt, until `end_hand_over`. Returns their slots. Raises UnknownAttempt."""
         attempt = self._ledger.with_engine(attempt_id)
         attempt.holders[Holder.HAND_OVER] = range(len(attempt.slots))
@@ -197,7 +197,7 @@ class Pool:
     def admit_replica(self, attempt_id: AttemptId, keys: Sequence[BlockKey], tenant: str) -> Acquired:
         """As `acquire`, for blocks that this store brings here by itself (`begin_fetch`, `end_fetch`), until `end_replica`."""
         attempt = self._ledger.admit(attempt_id, keys, len(keys), len(keys), tenant, Holder.STORE)
-        return Acquired(attempt_id, tuple(_slots_of(attempt)), attempt.complete)
+        return Acquired(attempt_id, _slots_of(attempt), attempt.complete)
 
     def end_replica(self, attempt_id: AttemptId) -> None:
         self._ledger.let_go(attempt_id, Holder.STORE)
@@ -443,8 +443,8 @@ class Pool:
             self._ledger.index.dereference(block)
 
 
-def _slots_of(attempt: Attempt) -> list[Slot]:
-    return [slot for slot in attempt.slots if slot is not None]
+def _slots_of(attempt: Attempt) -> tuple[Slot, ...]:
+    return tuple(slot for slot in attempt.slots if slot is not None)
 
 
 def _open_writer(attempt: Attempt) -> Writer | None:

@@ -245,7 +245,7 @@ def test_a_refusal_at_the_door_gets_one_more_chance() -> None:
 NO_ROOM = [FailureCode.POOL_FULL, FailureCode.QUOTA_USED, FailureCode.PREEMPTED, FailureCode.OVERLOADED]
 
 
-@pytest.mark.parametrize("code", NO_ROOM, ids=FailureCode.Name)
+@pytest.mark.parametrize("code", NO_ROOM, ids=str)
 @pytest.mark.parametrize("side", [Role.PREFILL, Role.DECODE])
 def test_an_accepted_request_waits_for_room_however_often_it_finds_none(side: Role, code: FailureCode) -> None:
     course = Course()

@@ -285,7 +285,7 @@ async def test_fields_at_zero_take_the_apis_defaults(stub: inference_pb2_grpc.In
     start = cluster.started[0][1]
     assert (start.request.params.temperature, start.request.params.top_p, start.request.params.repetition_penalty) == (0, 1, 1)
     assert start.request.params.max_tokens == 16 and list(start.request.token_ids) == [500, 501]
-    assert (start.request.tenant, start.request.priority) == ("acme", 2)
+    assert (start.request.tenant, cluster.conductor.requests[0].priority) == ("acme", 2)
 
 
 async def test_tenants_do_not_share_blocks(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:

@@ -48,7 +48,7 @@ async def test_the_chat_is_rendered_with_the_models_template(client: openai.Asyn
         model=MODEL, messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
     )
     expected = tokenizer.apply_chat_template([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say\nit."}])
-    assert list(cluster.started[0][1].token_ids) == expected
+    assert list(cluster.started[0][1].request.token_ids) == expected
 
 
 async def test_max_tokens_ends_the_output_with_length(client: openai.AsyncOpenAI) -> None:
@@ -141,7 +141,7 @@ async def test_vllms_extras_reach_the_nodes(client: openai.AsyncOpenAI, cluster:
     assert (sampling.ignore_eos, sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (True, 5, 0.125, 1.5)
     assert (list(sampling.stop_token_ids), sampling.temperature) == ([9], 0.25)
     assert wire.SAMPLING_PARAMS.decode(sampling).logit_bias == LogitBias.of({12: -100.0})
-    assert sampling.seed == 2**64 - 1 and start.request.priority == 3 and sampling.max_tokens == 40
+    assert sampling.seed == 2**64 - 1 and cluster.conductor.requests[0].priority == 3 and sampling.max_tokens == 40
 
 
 async def test_the_model_is_listed(client: openai.AsyncOpenAI) -> None:

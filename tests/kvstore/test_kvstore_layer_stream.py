@@ -144,9 +144,10 @@ async def test_whoever_waits_for_a_reservation_hears_that_it_will_not_come(new_s
         prefill.engine.send(acquire=pb.Acquire(attempt_id=attempt_id, num_blocks=1))
         prefill.engine.send(open_hand_over=pb.OpenHandOver(attempt_id=attempt_id, address=decode.store.address))
 
-    async def why(attempt_id: str) -> int:
+    async def why(attempt_id: str) -> FailureCode:
         await until(lambda: prefill.engine.inbox(attempt_id).has("hand_over_failed"))
-        return int((await prefill.engine.inbox(attempt_id).next("hand_over_failed")).failure.code)
+        code: FailureCode = (await prefill.engine.inbox(attempt_id).next("hand_over_failed")).failure.code
+        return code
 
     open_hand_over("released")
     decode.engine.send(release=pb.Release(attempt_id="released"))
