@@ -292,10 +292,10 @@ def test_waiting_for_room_is_not_waiting_for_somebody_to_be_there() -> None:
 def test_where_there_is_no_room_prefill_begins_when_the_decode_node_has_some() -> None:
     course = Course()
     (start,) = course.assign(waits=True)
-    assert isinstance(start, ev.StartAtDecode) and start.waits
+    assert isinstance(start, ev.StartAtDecode) and start.start.waits
     course.now += 2.0
     (begin,) = course.feed(ev.DecodeReserved(FIRST))
-    assert isinstance(begin, ev.StartAtPrefill) and begin.age_ms == 2000.0
+    assert isinstance(begin, ev.StartAtPrefill) and begin.start.request.age_s == 2.0
     assert course.feed(ev.DecodeReserved(FIRST)) == [], "a repeat changes nothing"
     assert emitted(course.first_token()) == [0]
 
@@ -314,7 +314,7 @@ def test_a_request_keeps_its_age_over_its_attempts() -> None:
     course.now += 3.0
     course.fail(FailureCode.PREEMPTED)
     (start,) = course.assign(SECOND)
-    assert isinstance(start, ev.StartAtDecode) and start.age_ms == 3000.0
+    assert isinstance(start, ev.StartAtDecode) and start.start.request.age_s == 3.0
 
 
 def test_what_is_too_large_for_the_nodes_that_are_left_waits_for_the_others() -> None:

@@ -161,7 +161,7 @@ class PoolMachine(RuleBasedStateMachine):
         blocks = range(attempt.complete, min(attempt.complete + count, len(attempt.keys)))
         if attempt.reserved or attempt.fetching or not blocks:
             return
-        assert self.pool.begin_fetch(attempt.attempt_id, blocks) == attempt.slots[blocks.start : blocks.stop]
+        assert list(self.pool.begin_fetch(attempt.attempt_id, blocks)) == attempt.slots[blocks.start : blocks.stop]
         attempt.fetching = blocks
 
     @precondition(lambda self: self.attempts)
@@ -182,7 +182,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def begin_hand_over(self, data: st.DataObject) -> None:
         attempt = data.draw(st.sampled_from(self._with_engine()))
-        assert self.pool.begin_hand_over(attempt.attempt_id) == attempt.slots
+        assert list(self.pool.begin_hand_over(attempt.attempt_id)) == attempt.slots
         attempt.handing_over = True
 
     @precondition(lambda self: self.attempts)

@@ -227,7 +227,8 @@ class World:
     def receive(self, session: int, output: TokenOutput) -> None:
         name = output.attempt_id
         self.due(session, name)
-        self.ended[name] += output.finish is not None
+        if output.finish is not None:
+            self.ended[name] += 1
         assert output.position == self.positions[name]
         assert [token.token_id for token in output.tokens] == [token for token in [self.sampled[name].pop(0)] if token != EOS]
         self.positions[name] += 1
