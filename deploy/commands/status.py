@@ -16,6 +16,7 @@ from springtide.membership import Member
 from springtide.rpc import conductor_pb2 as pb
 
 _OTHER_ROLE = {"prefill": "decode", "decode": "prefill"}
+_MOST_NAMED = 8
 
 
 def status(where: Where, *, predictions: bool = False) -> None:
@@ -29,7 +30,19 @@ def status(where: Where, *, predictions: bool = False) -> None:
         return
     console.print(_summary(reply), highlight=False)
     console.print(f"conductor: {leadership(found)}", highlight=False)
+    console.print(f"kernels: {kernels(members)}", highlight=False)
     console.print(_table(members, reply))
+
+
+def kernels(members: Sequence[Member]) -> str:
+    """What the engines compute with; whose is what where they differ."""
+    names: dict[str, list[str]] = {}
+    for member in members:
+        if member.role in _OTHER_ROLE:
+            names.setdefault(member.details.get("kernels", "not told"), []).append(member.member_id)
+    if len(names) < 2:
+        return next(iter(names), "no engine is there")
+    return "; ".join(f"{kind} at {', '.join(at[:_MOST_NAMED])}{' and others' if at[_MOST_NAMED:] else ''}" for kind, at in names.items())
 
 
 async def _ask(where: Where) -> tuple[Sequence[Member], Sequence[View]]:
