@@ -1,4 +1,4 @@
-"""A pool full of blocks: its memory, and how fast it is (`python -m benchmarks.filled_pool COUNT BLOCKS [plain]` prints them as JSON)."""
+"""A pool full of blocks: its memory, and how fast it is (`python -m benchmarks.filled_pool COUNT BLOCKS` prints them as JSON)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from array import array
 from dataclasses import asdict, dataclass
 
 import psutil
-
-if "plain" in sys.argv:
-    sys.modules["kvstore._native"] = None  # type: ignore[assignment]  # importing it fails from now on
 
 from benchmarks.drivers.prompts import Prompts
 from kvstore.core.eviction import new_policy

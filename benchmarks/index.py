@@ -19,14 +19,13 @@ NOTES = (
     f"Prompts of {BLOCKS} blocks that have nothing in common, stored through the pool (acquire, commit, release) with the default policy. "
     "Memory: what the process grows by from before the pool is made until it is full, the table of slots and generations included. "
     f"Look-up: the longest held prefix of a prompt that is held in full, {LOOK_UPS} of them, of prompts chosen at random. Beside others: "
-    f"{COMPARED} blocks each, all in one process with the caller. The plain index is Python objects in a dict, which stands in for ours "
-    "where there is no C compiler. Dynamo's RadixTree answers with how many blocks each worker has (here one), not with the blocks, and has"
-    " keys of 64 bits."
+    f"{COMPARED} blocks each, all in one process with the caller. Dynamo's RadixTree answers with how many "
+    "blocks each worker has (here one), not with the blocks, and has keys of 64 bits."
 )
 
 
-def filled(num_blocks: int, *arguments: str) -> Figures:
-    command = [OURS, "-m", "benchmarks.filled_pool", str(num_blocks // BLOCKS), str(BLOCKS), *arguments]
+def filled(num_blocks: int) -> Figures:
+    command = [OURS, "-m", "benchmarks.filled_pool", str(num_blocks // BLOCKS), str(BLOCKS)]
     return Figures(**json.loads(subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, check=True).stdout))
 
 
@@ -44,29 +43,15 @@ def at_ten_million() -> list[Row]:
     ]
 
 
-def memory_of_plain() -> Row:
-    ours, plain = (filled(COMPARED, *arguments).memory_bytes / COMPARED for arguments in ((), ("plain",)))
-    return Row("memory of a block", "bytes", ours, None, plain, "plain index", plain / ours)
-
-
 def look_ups() -> tuple[list[Row], list[str]]:
-    """And why peers were left out."""
+    """And why the peer was left out."""
     count = COMPARED // BLOCKS
-    ours = Job(Driver("Springtide", "index_springtide", OURS), count, BLOCKS)
-    peers = [
-        Job(Driver("plain index", "index_springtide", OURS, ("plain",)), count, BLOCKS),
-        Job(Driver("Dynamo RadixTree", "index_dynamo"), count, BLOCKS),
-    ]
-    with Bench([ours], peers) as bench:
+    ours, peer = Driver("Springtide", "index_springtide", OURS), Driver("Dynamo RadixTree", "index_dynamo")
+    with Bench([Job(ours, count, BLOCKS)], [Job(peer, count, BLOCKS)]) as bench:
         seconds = bench.rounds("look_up", TIMES)
     scale = Scale("1/s", LOOKED_UP)
-    rows = [
-        compared(
-            f"look-ups of {BLOCKS} blocks, 1 million held", scale, seconds["Springtide"], seconds[peer.driver.name], peer.driver.name, None
-        )
-        for peer in peers
-        if peer.driver.name in seconds
-    ]
+    mine = seconds.pop("Springtide")
+    rows = [compared(f"look-ups of {BLOCKS} blocks, 1 million held", scale, mine, theirs, name, None) for name, theirs in seconds.items()]
     return rows, bench.left_out
 
 
@@ -74,8 +59,6 @@ def main() -> None:
     remark = others_at_work()
     console.print("look-ups beside others")
     rows, left_out = look_ups()
-    console.print("memory beside plain objects")
-    rows.append(memory_of_plain())
     console.print("ten million blocks; takes some minutes")
     rows += at_ten_million()
     show("index", rows)

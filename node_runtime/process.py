@@ -104,7 +104,8 @@ async def serve_node(arguments: ProcessArguments, role: Role, threads: int | Non
         port = server.add_insecure_port(f"{arguments.bind_host}:0")
         await server.start()
         address = f"{arguments.bind_host}:{port}"
-        member = _Announcement(arguments, role, address, serve_metrics(arguments.bind_host), ready)
+        kernels = node.runner.model.backend.kernels
+        member = _Announcement(arguments, role, kernels, address, serve_metrics(arguments.bind_host), ready)
         try:
             await _first_of(stop, node.run(), _stay_connected(arguments, node, member), _leave(node, member, clock))
         finally:
@@ -135,8 +136,9 @@ def load_runner(arguments: ProcessArguments, role: Role, layers: tuple[int, int]
         parallel = Parallel(devices, torch.get_num_threads(), timeout_s, meeting, on_lost=end_process)
         runner = TensorParallelRunner.start(info, config.dtype, spec, scratch, num_slots, parallel, layers, config.kernels)
     which = "" if layers is None else f"layers {layers[0]} to {layers[1] - 1} of "
-    place, kernels = ", ".join(str(device.torch_device) if device is not None else "CPU" for device in devices), runner.model.backend.name
-    logger.info("loaded %s%s in %.1f s: %s, %s kernels", which, info.name, time.perf_counter() - started, place, kernels)
+    place = ", ".join(str(device.torch_device) if device is not None else "CPU" for device in devices)
+    kernels = runner.model.backend.kernels
+    logger.info("loaded %s%s in %.1f s: %s, kernels: %s", which, info.name, time.perf_counter() - started, place, kernels)
     return runner
 
 
@@ -180,6 +182,8 @@ class _Announcement:
 
     arguments: ProcessArguments
     role: Role
+    kernels: str
+    """As of engine.backends.base.Backend."""
     address: str
     metrics_address: str
     health: Any
@@ -204,6 +208,7 @@ class _Announcement:
             "block_tokens": str(spec.block_tokens),
             "dtype": spec.dtype,
             "bytes_per_token": str(spec.bytes_per_token),
+            "kernels": self.kernels,
         }
         self.membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, credentials_of(config))
         await self.membership.announce(

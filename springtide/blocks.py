@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
+from springtide import _native
 from springtide.errors import InvalidRequest
 from springtide.ids import BlockKey
 
@@ -19,33 +19,13 @@ def namespace_root(model_fingerprint: str, kv_dtype: str, block_tokens: int, ten
     return BlockKey(blake2b(identity.encode(), digest_size=KEY_BYTES, person=b"springtide-root").digest())
 
 
-def plain_block_keys(parent: BlockKey, token_ids: Sequence[int], block_tokens: int) -> list[BlockKey]:
-    """As `block_keys`, for where there is no C compiler."""
-    tokens = array("I", token_ids).tobytes()
-    stride = block_tokens * array("I").itemsize
-    keys = []
-    for end in range(stride, len(tokens) + 1, stride):
-        parent = BlockKey(blake2b(tokens[end - stride : end], digest_size=KEY_BYTES, salt=parent).digest())
-        keys.append(parent)
-    return keys
-
-
-if TYPE_CHECKING:
-    _chained = plain_block_keys
-else:
-    try:
-        from springtide._native import block_keys as _chained
-    except ImportError:
-        _chained = plain_block_keys
-
-
 def block_keys(parent: BlockKey, token_ids: Sequence[int], block_tokens: int) -> list[BlockKey]:
     """The keys of every *full* block of `token_ids`, chained from `parent` (a namespace root or the key of the block before).
 
     A key is the BLAKE2b digest of the block's tokens, salted with the parent's key (RFC 7693): as good as hashing both together, and at 64
     tokens a third less work. Raises OverflowError when a token id is not in [0, 2**32).
     """
-    return _chained(parent, token_ids, block_tokens)
+    return _native.block_keys(parent, token_ids, block_tokens)
 
 
 class PackedKeys(Sequence[BlockKey]):

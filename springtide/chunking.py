@@ -26,7 +26,7 @@ class Chunking:
     """`chunk_ms`: how long a pass should take at most; None for as long as `chunk_tokens` take with nothing before them, or longer where
     the fixed part of the cost is large.
 
-    `conductor.core.kernels.estimating` has the arithmetic of `prompt_ms` once more, over many instances, to the same digit.
+    `conductor/native/estimating.c` has the arithmetic of `prompt_ms` once more, over many instances, to the same digit.
     """
 
     cost: PrefillCost

@@ -69,7 +69,7 @@ class Member:
     metrics_address: str = ""
     pid: int = 0
     details: dict[str, str] = field(default_factory=dict)
-    """Engines: model fingerprint, served name, context length, block_tokens, dtype, bytes_per_token, store address."""
+    """Engines: model fingerprint, served name, context length, block_tokens, dtype, bytes_per_token, kernels, store address."""
 
 
 _MEMBER = TypeAdapter(Member)

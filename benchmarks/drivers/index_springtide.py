@@ -1,12 +1,8 @@
-"""The index of our pool; with the argument `plain` that of Python objects in a dict, which stands in where there is no C compiler."""
+"""The index of our pool."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-
-if "plain" in sys.argv:
-    sys.modules["kvstore._native"] = None  # type: ignore[assignment]  # importing it fails from now on
 
 from benchmarks.drivers.prompts import LookUpJob
 from benchmarks.drivers.protocol import run
@@ -16,7 +12,7 @@ from springtide.ids import BlockKey
 
 class SpringtideIndex(LookUpJob):
     def __init__(self, arguments: Sequence[str]) -> None:
-        count, blocks = map(int, arguments[-2:])
+        count, blocks = map(int, arguments)
         self._pool = new_pool(count * blocks)
         super().__init__(arguments)
 

@@ -1,4 +1,4 @@
-/* Estimates, row by row: conductor/core/kernels/plain_estimating.py says what arguments and results mean, and does it column by column. */
+/* Estimates, instance by instance: conductor/_native.pyi says what arguments and results mean. */
 #include "arrays.h"
 
 #include <math.h>
@@ -61,79 +61,75 @@ static double compute_ms(const Chunks *chunks, int64_t tokens, int64_t cached) {
     return occupied + (1.0 - chunks->slowest_share) * first_ms;
 }
 
-PyObject *estimate_prefill(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *table_o, *own_o, *held_o, *dram_o, *nodes_o, *leaving_o, *arriving_o, *rates_o, *floats_o, *ints_o;
-    double now, chunk_ms, threshold, assumed;
-    long long tokens, block_tokens, chunk, most, best, source, block_bytes;
-    if (!PyArg_ParseTuple(args, "OOOOOOOOOO(dLLLdLLLdLd)", &table_o, &own_o, &held_o, &dram_o, &nodes_o, &leaving_o, &arriving_o, &rates_o,
-                          &floats_o, &ints_o, &now, &tokens, &block_tokens, &chunk, &chunk_ms, &most, &best, &source, &threshold, &block_bytes,
-                          &assumed))
-        return NULL;
+static Attribute ASKED[] = {ASKED_FIELDS(INT64_ATTRIBUTE, FLOAT64_ATTRIBUTE)};
+static Attribute PREFILL_ESTIMATES[] = {PREFILL_ESTIMATES_FIELDS(INT64_ATTRIBUTE, FLOAT64_ATTRIBUTE)};
+static Attribute DECODE_ESTIMATES[] = {DECODE_ESTIMATES_FIELDS(INT64_ATTRIBUTE, FLOAT64_ATTRIBUTE)};
+
+PyObject *estimate_prefills(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *instances_o, *held_o, *dram_o, *links_o, *rates_o, *asked_o, *into_o;
+    if (!PyArg_ParseTuple(args, "OOOOOOO", &instances_o, &held_o, &dram_o, &links_o, &rates_o, &asked_o, &into_o)) return NULL;
+    Asked asked;
+    if (numbers_of(asked_o, ASKED, Py_ARRAY_LENGTH(ASKED), &asked)) return NULL;
     Buffers buffers = {.count = 0};
     PyObject *done = NULL;
-    const int64_t *own = int64s(&buffers, own_o, "bits", 0, 0);
-    if (!own) goto end;
+    const PrefillInstance *instances = array(&buffers, instances_o, "instances", &PREFILL_INSTANCE, 0, 0);
+    if (!instances) goto end;
     Py_ssize_t n = items(&buffers);
-    const double *table = doubles(&buffers, table_o, "table", 9 * n, 0);
-    if (!table) goto end;
     const int64_t *held = int64s(&buffers, held_o, "held", 0, 0);
-    if (!held || !all_below(own, n, items(&buffers))) goto end;
-    const int64_t *dram = dram_o == Py_None ? held : int64s(&buffers, dram_o, "in_dram", 0, 0);
-    if (!dram || !all_below(own, n, items(&buffers))) goto end;
-    const int64_t *leaving = int64s(&buffers, leaving_o, "leaving", 0, 0);
-    if (!leaving) goto end;
-    Py_ssize_t known = items(&buffers);
-    const int64_t *nodes = int64s(&buffers, nodes_o, "nodes", n, 0);
-    const int64_t *arriving = nodes ? int64s(&buffers, arriving_o, "arriving", known, 0) : NULL;
-    if (!arriving || !all_below(nodes, n, known)) goto end;
-    const double *rates = rates_o == Py_None ? NULL : doubles(&buffers, rates_o, "rates", known, 0);
+    if (!held) goto end;
+    Py_ssize_t num_bits = items(&buffers);
+    const int64_t *dram = dram_o == Py_None ? held : int64s(&buffers, dram_o, "in_dram", num_bits, 0);
+    if (!dram) goto end;
+    const LinkEnd *links = array(&buffers, links_o, "links", &LINK_END, 0, 0);
+    if (!links) goto end;
+    Py_ssize_t num_nodes = items(&buffers);
+    const double *rates = rates_o == Py_None ? NULL : doubles(&buffers, rates_o, "rates", num_nodes, 0);
     if (PyErr_Occurred()) goto end;
-    double *floats = doubles(&buffers, floats_o, "floats", 5 * n, 1);
-    int64_t *ints = floats ? int64s(&buffers, ints_o, "ints", 3 * n, 1) : NULL;
-    if (!ints) goto end;
-    if (source >= known || block_tokens < 1 || chunk < 1) {
+    PrefillEstimates into;
+    if (columns_of(&buffers, into_o, PREFILL_ESTIMATES, Py_ARRAY_LENGTH(PREFILL_ESTIMATES), n, &into)) goto end;
+    if (asked.source >= num_nodes || asked.block_tokens < 1 || asked.chunk_tokens < 1) {
         PyErr_SetString(PyExc_ValueError, "a node, a block or a chunk that is none");
         goto end;
     }
-    const double *queued = table, *reported_at = table + n, *placed = table + 2 * n, *fixed = table + 3 * n, *per_token = table + 4 * n;
-    const double *per_pair = table + 5 * n, *slowest_share = table + 6 * n, *ssd_read = table + 7 * n, *slots = table + 8 * n;
-    double *queue = floats, *transfer = floats + n, *computing = floats + 2 * n, *ttft = floats + 3 * n, *saved = floats + 4 * n;
-    int64_t *local = ints, *total = ints + n, *branch = ints + 2 * n;
     for (Py_ssize_t i = 0; i < n; i++) {
-        int64_t mine = held[own[i]] < most ? held[own[i]] : most;
-        Chunks chunks = {.fixed = fixed[i], .per_token = per_token[i], .per_pair = per_pair[i], .slowest_share = slowest_share[i]};
-        set_budget(&chunks, chunk, chunk_ms);
-        double compute = compute_ms(&chunks, tokens, mine * block_tokens), read = 0;
+        const PrefillInstance *own = &instances[i];
+        if (!is_within(own->bit, num_bits) || !is_within(own->node, num_nodes)) goto end;
+        int64_t local = held[own->bit] < asked.most_reused ? held[own->bit] : asked.most_reused, branch = CACHE_AWARE;
+        Chunks chunks = {
+            .fixed = own->fixed_ms, .per_token = own->per_token_ms, .per_pair = own->per_pair_ms, .slowest_share = own->slowest_share};
+        set_budget(&chunks, asked.chunk_tokens, asked.chunk_ms);
+        double compute = compute_ms(&chunks, asked.num_tokens, local * asked.block_tokens), read = 0, fetch = 0, saved = 0;
         if (dram != held) {
-            int64_t at_once = dram[own[i]] < most ? dram[own[i]] : most;
-            read = (double)(mine - at_once) * ssd_read[i];
+            int64_t at_once = dram[own->bit] < asked.most_reused ? dram[own->bit] : asked.most_reused;
+            read = (double)(local - at_once) * own->ssd_read_ms_per_block;
             if (read > 0) {
-                double without = compute_ms(&chunks, tokens, at_once * block_tokens);
-                if (read + compute >= without) mine = at_once, compute = without, read = 0;
+                double without = compute_ms(&chunks, asked.num_tokens, at_once * asked.block_tokens);
+                if (read + compute >= without) local = at_once, compute = without, read = 0;
             }
         }
-        branch[i] = CACHE_AWARE;
-        saved[i] = 0;
-        transfer[i] = read;
-        if (source >= 0 && nodes[i] != source && best > mine && (double)best >= threshold * (double)mine) {
-            int64_t sharers = leaving[source] > arriving[nodes[i]] ? leaving[source] : arriving[nodes[i]];
-            double rate = rates && !isnan(rates[nodes[i]]) ? rates[nodes[i]] : assumed;
-            double fetch = 1000.0 * (double)((best - mine) * block_bytes) * (double)(1 + sharers) / rate;
-            double rest = compute_ms(&chunks, tokens, best * block_tokens);
-            branch[i] = RECOMPUTE;
-            if (fetch + rest < compute) {
-                branch[i] = FETCH;
-                saved[i] = compute - rest;
-                transfer[i] = read + fetch;
+        int is_longer = asked.best > local && (double)asked.best >= asked.threshold * (double)local;
+        if (asked.source >= 0 && own->node != asked.source && is_longer) {
+            int64_t leaving = links[asked.source].leaving, arriving = links[own->node].arriving;
+            double rate = rates && !isnan(rates[own->node]) ? rates[own->node] : asked.assumed_bytes_per_s;
+            double sharers = (double)(1 + (leaving > arriving ? leaving : arriving));
+            double moving = 1000.0 * (double)((asked.best - local) * asked.bytes_per_block) * sharers / rate;
+            double rest = compute_ms(&chunks, asked.num_tokens, asked.best * asked.block_tokens);
+            branch = RECOMPUTE;
+            if (moving + rest < compute) {
+                branch = FETCH;
+                saved = compute - rest;
+                fetch = moving;
                 compute = rest;
             }
         }
-        double left = queued[i] - 1000.0 * (now - reported_at[i]);
-        queue[i] = (left > 0 ? left : 0) + placed[i];
-        computing[i] = compute;
-        ttft[i] = queue[i] + transfer[i] + compute;
-        local[i] = mine;
-        total[i] = (int64_t)slots[i];
+        double left = own->queue_ms - 1000.0 * (asked.now - own->reported_at);
+        into.local_blocks[i] = local;
+        into.queue_ms[i] = (left > 0 ? left : 0) + own->placed_ms;
+        into.transfer_ms[i] = read + fetch;
+        into.prefill_ms[i] = compute;
+        into.saved_ms[i] = saved;
+        into.slots_total[i] = own->slots_total;
+        into.branch[i] = branch;
     }
     done = Py_NewRef(Py_None);
 end:
@@ -141,32 +137,31 @@ end:
     return done;
 }
 
-PyObject *estimate_decode(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *table_o, *own_o, *held_o, *floats_o, *ints_o;
-    long long more;
-    if (!PyArg_ParseTuple(args, "OOOOOL", &table_o, &own_o, &held_o, &floats_o, &ints_o, &more)) return NULL;
+PyObject *estimate_decodes(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *instances_o, *held_o, *into_o;
+    long long num_tokens;
+    if (!PyArg_ParseTuple(args, "OOLO", &instances_o, &held_o, &num_tokens, &into_o)) return NULL;
     Buffers buffers = {.count = 0};
     PyObject *done = NULL;
-    const int64_t *own = int64s(&buffers, own_o, "bits", 0, 0);
-    if (!own) goto end;
+    const DecodeInstance *instances = array(&buffers, instances_o, "instances", &DECODE_INSTANCE, 0, 0);
+    if (!instances) goto end;
     Py_ssize_t n = items(&buffers);
-    const double *table = doubles(&buffers, table_o, "table", 8 * n, 0);
-    if (!table) goto end;
     const int64_t *held = int64s(&buffers, held_o, "held", 0, 0);
-    if (!held || !all_below(own, n, items(&buffers))) goto end;
-    double *tbt = doubles(&buffers, floats_o, "floats", n, 1);
-    int64_t *ints = tbt ? int64s(&buffers, ints_o, "ints", 5 * n, 1) : NULL;
-    if (!ints) goto end;
-    const double *running = table, *context = table + n, *largest = table + 2 * n, *fixed = table + 3 * n, *per_sequence = table + 4 * n;
-    const double *per_context = table + 5 * n, *free_slots = table + 6 * n, *slots = table + 7 * n;
+    if (!held) goto end;
+    Py_ssize_t num_bits = items(&buffers);
+    DecodeEstimates into;
+    if (columns_of(&buffers, into_o, DECODE_ESTIMATES, Py_ARRAY_LENGTH(DECODE_ESTIMATES), n, &into)) goto end;
     for (Py_ssize_t i = 0; i < n; i++) {
-        double batch = running[i] + 1, at_once = largest[i] > 0 && largest[i] < batch ? largest[i] : batch, turns = batch / at_once;
-        tbt[i] = fixed[i] + per_sequence[i] * at_once + per_context[i] * floor((context[i] + (double)more) / turns);
-        ints[i] = held[own[i]];
-        ints[n + i] = (int64_t)batch;
-        ints[2 * n + i] = (int64_t)free_slots[i];
-        ints[3 * n + i] = (int64_t)slots[i];
-        ints[4 * n + i] = (int64_t)largest[i];
+        const DecodeInstance *own = &instances[i];
+        if (!is_within(own->bit, num_bits)) goto end;
+        int64_t batch = own->attempts + 1, at_once = own->max_batch > 0 && own->max_batch < batch ? own->max_batch : batch;
+        double turns = (double)batch / (double)at_once, context_tokens = floor((own->context_tokens + (double)num_tokens) / turns);
+        into.prefix_blocks[i] = held[own->bit];
+        into.tbt_ms[i] = own->fixed_ms + own->per_sequence_ms * (double)at_once + own->per_context_token_ms * context_tokens;
+        into.batch[i] = batch;
+        into.slots_free[i] = own->slots_free;
+        into.slots_total[i] = own->slots_total;
+        into.max_batch[i] = own->max_batch;
     }
     done = Py_NewRef(Py_None);
 end:
@@ -174,7 +169,7 @@ end:
     return done;
 }
 
-PyObject *estimate_spread(PyObject *Py_UNUSED(module), PyObject *args) {
+PyObject *spread(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *column_o;
     long long value;
     PyObject *mask_o;

@@ -1,75 +1,112 @@
-/* The decode pool at a moment to come, attempt by attempt: conductor/core/kernels/plain_forecasting.py says what arguments and results mean. */
+/* The decode instances' batches at a moment to come, attempt by attempt: conductor/_native.pyi says what arguments and results mean. */
 #include "arrays.h"
 
 #include <math.h>
 
-enum { READY, RUNNING, CONTEXT_TOKENS, FIXED, PER_SEQUENCE, PER_CONTEXT_TOKEN, MAX_BATCH, PACE, PRODUCED, PACED_AT, DECODING, INSTANCE_FIGURES };
-enum { JOINS_AT, JOINED, PROMPT, MOST, IN_PREFILL, ATTEMPT_FIGURES };
-enum { ATTEMPTS, BATCH_TOKENS, STEP_VARIANCE, BATCH_FIGURES };
-static const double BINS_PER_ROOT = 4.0;
-
 static double most(double a, double b) { return a > b ? a : b; }
 
-static double share_longer(const double *law, Py_ssize_t bins, double tokens) {
-    double bin = sqrt(tokens) * BINS_PER_ROOT;
-    return law[bin < (double)(bins - 1) ? (Py_ssize_t)bin : bins - 1];
+/* [laws, bins]: the share of outputs under each law that are longer than a bin's edge. */
+typedef struct {
+    const double *shares;
+    Py_ssize_t laws, bins;
+} Survival;
+
+/* -1 with an error set. */
+static int take_survival(Buffers *buffers, PyObject *object, Survival *survival) {
+    survival->shares = doubles(buffers, object, "survival", 0, 0);
+    if (!survival->shares) return -1;
+    const Py_buffer *table = &buffers->held[buffers->count - 1];
+    if (table->ndim != 2 || table->shape[1] < 1) {
+        PyErr_SetString(PyExc_ValueError, "survival is [laws, bins], with at least one bin");
+        return -1;
+    }
+    survival->laws = table->shape[0];
+    survival->bins = table->shape[1];
+    return 0;
 }
 
-PyObject *forecast_pool(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *instances_o, *attempts_o, *places_o, *laws_o, *survival_o, *batches_o;
-    Py_ssize_t count;
+static double share_longer(const Survival *survival, int64_t law, double tokens) {
+    double bin = sqrt(tokens) * BINS_PER_ROOT;
+    return survival->shares[law * survival->bins + (bin < (double)(survival->bins - 1) ? (Py_ssize_t)bin : survival->bins - 1)];
+}
+
+typedef struct {
     double now, at;
-    int joining;
-    if (!PyArg_ParseTuple(args, "OOOOOOnddp", &instances_o, &attempts_o, &places_o, &laws_o, &survival_o, &batches_o, &count, &now, &at,
-                          &joining))
+    int joining; /* or of those only that are in a batch now */
+} Moment;
+
+/* With what probability an attempt is in its instance's batch, and its context tokens if it is. */
+typedef struct {
+    double stay, context_tokens;
+} Presence;
+
+static Presence presence(const ForecastInstance *instance, const ForecastAttempt *attempt, const Survival *survival, const Moment *moment) {
+    double begun = 0, from = moment->now;
+    if (attempt->in_prefill) {
+        if (!moment->joining || attempt->joins_at > moment->at) return (Presence){0, 0};
+        from = most(attempt->joins_at, moment->now);
+    } else {
+        double produced = instance->produced + (moment->now - instance->paced_at) / instance->pace_s;
+        begun = most(produced - attempt->joined, 0);
+    }
+    double more = most(moment->at - from, 0) / instance->pace_s, length = begun + more;
+    if (more > 0 && length >= attempt->most_tokens) return (Presence){0, 0};
+    double stay = share_longer(survival, attempt->law, length) / share_longer(survival, attempt->law, begun);
+    return (Presence){stay, attempt->prompt_tokens + length};
+}
+
+/* What an attempt adds to the variance of its instance's step. */
+static double step_variance_ms2(const ForecastInstance *instance, const Presence *presence) {
+    double step_ms = instance->per_sequence_ms + instance->per_context_token_ms * presence->context_tokens;
+    return presence->stay * (1.0 - presence->stay) * (step_ms * step_ms);
+}
+
+/* What an instance reports beyond the attempts that are known here, such as those of a Conductor before this one. */
+static double unknown_attempts(const ForecastInstance *instance) { return most((double)(instance->running - instance->decoding), 0); }
+
+static double unknown_tokens(const ForecastInstance *instance) {
+    return unknown_attempts(instance) * instance->context_tokens / most((double)instance->running, 1);
+}
+
+/* Attempts beyond the largest batch wait for a place in it. */
+static double step_ms(const ForecastInstance *instance, double attempts, double context_tokens) {
+    double turns = most(attempts / instance->max_batch, 1);
+    return instance->fixed_ms + (instance->per_sequence_ms * attempts + instance->per_context_token_ms * context_tokens) / turns;
+}
+
+PyObject *expect_batches(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"instances", "attempts", "survival", "into", "now", "at", "joining", NULL};
+    PyObject *instances_o, *attempts_o, *survival_o, *into_o;
+    Moment moment;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO$ddp", names, &instances_o, &attempts_o, &survival_o, &into_o, &moment.now,
+                                     &moment.at, &moment.joining))
         return NULL;
     Buffers buffers = {.count = 0};
     PyObject *done = NULL;
-    const double *instances = doubles(&buffers, instances_o, "instances", 0, 0);
+    Survival survival;
+    const ForecastInstance *instances = array(&buffers, instances_o, "instances", &FORECAST_INSTANCE, 0, 0);
     if (!instances) goto end;
-    Py_ssize_t n = items(&buffers) / INSTANCE_FIGURES;
-    const double *attempts = doubles(&buffers, attempts_o, "attempts", ATTEMPT_FIGURES * count, 0);
+    Py_ssize_t n = items(&buffers);
+    const ForecastAttempt *attempts = array(&buffers, attempts_o, "attempts", &FORECAST_ATTEMPT, 0, 0);
     if (!attempts) goto end;
-    Py_ssize_t room = items(&buffers) / ATTEMPT_FIGURES;
-    const int64_t *places = int64s(&buffers, places_o, "places", count, 0);
-    if (!places || !all_below(places, count, n)) goto end;
-    const double *survival = doubles(&buffers, survival_o, "survival", 0, 0);
-    if (!survival) goto end;
-    const Py_buffer *table = &buffers.held[buffers.count - 1];
-    if (table->ndim != 2 || table->shape[1] < 1) {
-        PyErr_SetString(PyExc_ValueError, "survival is [laws, bins], with at least one bin");
-        goto end;
-    }
-    Py_ssize_t num_laws = table->shape[0], bins = table->shape[1];
-    const int64_t *laws = int64s(&buffers, laws_o, "laws", count, 0);
-    if (!laws || !all_below(laws, count, num_laws)) goto end;
-    double *batches = doubles(&buffers, batches_o, "batches", BATCH_FIGURES * n, 1);
-    if (!batches) goto end;
-    for (Py_ssize_t i = 0; i < BATCH_FIGURES * n; i++) batches[i] = 0;
+    Py_ssize_t count = items(&buffers);
+    if (take_survival(&buffers, survival_o, &survival)) goto end;
+    ExpectedBatch *into = array(&buffers, into_o, "into", &EXPECTED_BATCH, n, 1);
+    if (!into) goto end;
+    memset(into, 0, (size_t)n * sizeof *into);
     for (Py_ssize_t i = 0; i < count; i++) {
-        Py_ssize_t own = places[i];
-        const double *law = survival + laws[i] * bins;
-        double joins_at = attempts[JOINS_AT * room + i], pace = instances[PACE * n + own], begun = 0, from = now;
-        int waiting = attempts[IN_PREFILL * room + i] > 0;
-        if (waiting) {
-            if (!joining || joins_at > at) continue;
-            from = most(joins_at, now);
-        } else {
-            double produced = instances[PRODUCED * n + own] + (now - instances[PACED_AT * n + own]) / pace;
-            begun = most(produced - attempts[JOINED * room + i], 0);
-        }
-        double more = most(at - from, 0) / pace, length = begun + more;
-        if (more > 0 && length >= attempts[MOST * room + i]) continue;
-        double stay = share_longer(law, bins, length) / share_longer(law, bins, begun), context = attempts[PROMPT * room + i] + length;
-        double step = instances[PER_SEQUENCE * n + own] + instances[PER_CONTEXT_TOKEN * n + own] * context;
-        batches[ATTEMPTS * n + own] += stay;
-        batches[BATCH_TOKENS * n + own] += stay * context;
-        batches[STEP_VARIANCE * n + own] += stay * (1.0 - stay) * (step * step);
+        const ForecastAttempt *attempt = &attempts[i];
+        if (!is_within(attempt->place, n) || !is_within(attempt->law, survival.laws)) goto end;
+        const ForecastInstance *own = &instances[attempt->place];
+        ExpectedBatch *batch = &into[attempt->place];
+        Presence there = presence(own, attempt, &survival, &moment);
+        batch->attempts += there.stay;
+        batch->context_tokens += there.stay * there.context_tokens;
+        batch->step_variance_ms2 += step_variance_ms2(own, &there);
     }
     for (Py_ssize_t i = 0; i < n; i++) {
-        double running = instances[RUNNING * n + i], unknown = most(running - instances[DECODING * n + i], 0);
-        batches[ATTEMPTS * n + i] += unknown;
-        batches[BATCH_TOKENS * n + i] += unknown * instances[CONTEXT_TOKENS * n + i] / most(running, 1);
+        into[i].attempts += unknown_attempts(&instances[i]);
+        into[i].context_tokens += unknown_tokens(&instances[i]);
     }
     done = Py_NewRef(Py_None);
 end:
@@ -77,44 +114,145 @@ end:
     return done;
 }
 
-PyObject *forecast_with_one_more(PyObject *Py_UNUSED(module), PyObject *args) {
+PyObject *step_times_ms(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *instances_o, *batches_o, *times = NULL;
+    if (!PyArg_ParseTuple(args, "OO", &instances_o, &batches_o)) return NULL;
+    Buffers buffers = {.count = 0};
+    const ForecastInstance *instances = array(&buffers, instances_o, "instances", &FORECAST_INSTANCE, 0, 0);
+    if (!instances) goto end;
+    Py_ssize_t n = items(&buffers);
+    const ExpectedBatch *batches = array(&buffers, batches_o, "batches", &EXPECTED_BATCH, n, 0);
+    if (!batches) goto end;
+    times = PyList_New(n);
+    for (Py_ssize_t i = 0; times && i < n; i++) {
+        double attempts = batches[i].attempts;
+        PyObject *time = PyFloat_FromDouble(attempts > 0 ? step_ms(&instances[i], attempts, batches[i].context_tokens) : 0);
+        if (time)
+            PyList_SET_ITEM(times, i, time);
+        else
+            Py_CLEAR(times);
+    }
+end:
+    release(&buffers);
+    return times;
+}
+
+/* A named tuple of `type`; NULL with an error set. */
+static PyObject *named(PyTypeObject *type, const double *values, Py_ssize_t count) {
+    PyObject *result = PyStructSequence_New(type);
+    for (Py_ssize_t i = 0; result && i < count; i++) {
+        PyObject *value = PyFloat_FromDouble(values[i]);
+        if (value)
+            PyStructSequence_SET_ITEM(result, i, value);
+        else
+            Py_CLEAR(result);
+    }
+    return result;
+}
+
+PyObject *look_at_pool(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"instances", "batches", "place", "num_tokens", NULL};
     PyObject *instances_o, *batches_o;
     Py_ssize_t place;
     long long num_tokens;
-    if (!PyArg_ParseTuple(args, "OOnL", &instances_o, &batches_o, &place, &num_tokens)) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO$nL", names, &instances_o, &batches_o, &place, &num_tokens)) return NULL;
     Buffers buffers = {.count = 0};
-    PyObject *done = NULL;
-    const double *instances = doubles(&buffers, instances_o, "instances", 0, 0);
+    PyObject *outlook = NULL;
+    const ForecastInstance *instances = array(&buffers, instances_o, "instances", &FORECAST_INSTANCE, 0, 0);
     if (!instances) goto end;
-    Py_ssize_t n = items(&buffers) / INSTANCE_FIGURES;
-    const double *batches = doubles(&buffers, batches_o, "batches", BATCH_FIGURES * n, 0);
-    if (!batches) goto end;
-    if (place < 0 || place >= n) {
-        PyErr_SetString(PyExc_IndexError, "there is no such instance");
-        goto end;
-    }
-    const double *fixed = instances + FIXED * n, *per_sequence = instances + PER_SEQUENCE * n;
-    const double *per_context_token = instances + PER_CONTEXT_TOKEN * n, *largest = instances + MAX_BATCH * n;
+    Py_ssize_t n = items(&buffers);
+    const ExpectedBatch *batches = array(&buffers, batches_o, "batches", &EXPECTED_BATCH, n, 0);
+    if (!batches || !is_within(place, n)) goto end;
     double expected = 0, total = 0, total_fixed = 0, variance = 0;
     Py_ssize_t ready = 0;
     for (Py_ssize_t i = 0; i < n; i++) {
-        int is_ready = instances[READY * n + i] > 0;
-        if (!is_ready && i != place) continue;
-        double batch = batches[ATTEMPTS * n + i] + (i == place), context = batches[BATCH_TOKENS * n + i];
-        if (i == place) context += (double)num_tokens;
-        double step = fixed[i] + (per_sequence[i] * batch + per_context_token[i] * context) / most(batch / largest[i], 1);
+        const ForecastInstance *own = &instances[i];
+        if (!own->ready && i != place) continue;
+        double attempts = batches[i].attempts + (i == place), context_tokens = batches[i].context_tokens;
+        if (i == place) context_tokens += (double)num_tokens;
+        double step = step_ms(own, attempts, context_tokens);
         if (i == place) expected = step;
-        if (!is_ready) continue;
+        if (!own->ready) continue;
         ready++;
         total += step;
-        total_fixed += fixed[i];
-        variance += batches[STEP_VARIANCE * n + i];
+        total_fixed += own->fixed_ms;
+        variance += batches[i].step_variance_ms2;
     }
-    double instances_ready = (double)(ready ? ready : 1);
-    double mean = total / instances_ready + sqrt(variance) / instances_ready;
-    double idle = (total_fixed + (per_sequence[place] + per_context_token[place] * (double)num_tokens)) / instances_ready;
-    done = Py_BuildValue("ddd", expected, mean, idle);
+    const ForecastInstance *joined = &instances[place];
+    double num_ready = (double)(ready ? ready : 1), alone = joined->per_sequence_ms + joined->per_context_token_ms * (double)num_tokens;
+    const double found[] = {expected, total / num_ready + sqrt(variance) / num_ready, (total_fixed + alone) / num_ready};
+    outlook = named(PoolOutlook_Type, found, Py_ARRAY_LENGTH(found));
 end:
     release(&buffers);
-    return done;
+    return outlook;
+}
+
+/* Pairwise (Higham 1993), as numpy adds: the error does not grow with their number. */
+static double sum(const double *values, Py_ssize_t count) {
+    enum { ABREAST = 8, AT_ONCE = 128 };
+    if (count > AT_ONCE) {
+        Py_ssize_t half = count / 2 - count / 2 % ABREAST;
+        return sum(values, half) + sum(values + half, count - half);
+    }
+    double parts[ABREAST] = {0};
+    Py_ssize_t i = 0;
+    for (; i + ABREAST <= count; i += ABREAST)
+        for (int part = 0; part < ABREAST; part++) parts[part] += values[i + part];
+    double total = ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
+    for (; i < count; i++) total += values[i];
+    return total;
+}
+
+PyObject *look_at_instance(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"instances", "attempts", "survival", "moments", "place", "num_tokens", "now", NULL};
+    PyObject *instances_o, *attempts_o, *survival_o, *moments_o;
+    Py_ssize_t place;
+    long long num_tokens;
+    Moment moment = {.joining = 1};
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO$nLd", names, &instances_o, &attempts_o, &survival_o, &moments_o, &place, &num_tokens,
+                                     &moment.now))
+        return NULL;
+    Buffers buffers = {.count = 0};
+    PyObject *outlook = NULL;
+    double *stay = NULL;
+    Survival survival;
+    const ForecastInstance *instances = array(&buffers, instances_o, "instances", &FORECAST_INSTANCE, 0, 0);
+    if (!instances || !is_within(place, items(&buffers))) goto end;
+    const ForecastAttempt *attempts = array(&buffers, attempts_o, "attempts", &FORECAST_ATTEMPT, 0, 0);
+    if (!attempts) goto end;
+    Py_ssize_t count = items(&buffers);
+    if (take_survival(&buffers, survival_o, &survival)) goto end;
+    const double *moments = doubles(&buffers, moments_o, "moments", 1, 0);
+    if (!moments) goto end;
+    Py_ssize_t num_moments = items(&buffers);
+    stay = PyMem_New(double, 3 * (count + 1));
+    if (!stay) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    double *tokens = stay + count, *variances = tokens + count;
+    const ForecastInstance *own = &instances[place];
+    double found[] = {0, -INFINITY};
+    for (Py_ssize_t i = 0; i < num_moments; i++) {
+        moment.at = moments[i];
+        Py_ssize_t here = 0;
+        for (Py_ssize_t j = 0; j < count; j++) {
+            if (attempts[j].place != place) continue;
+            if (!is_within(attempts[j].law, survival.laws)) goto end;
+            Presence there = presence(own, &attempts[j], &survival, &moment);
+            stay[here] = there.stay;
+            tokens[here] = there.stay * there.context_tokens;
+            variances[here++] = step_variance_ms2(own, &there);
+        }
+        double in_batch = 1 + sum(stay, here) + unknown_attempts(own);
+        double context_tokens = (double)num_tokens + sum(tokens, here) + unknown_tokens(own);
+        double expected = step_ms(own, in_batch, context_tokens);
+        if (i == 0) found[0] = expected;
+        found[1] = most(expected + sqrt(sum(variances, here)), found[1]);
+    }
+    outlook = named(InstanceOutlook_Type, found, Py_ARRAY_LENGTH(found));
+end:
+    PyMem_Free(stay);
+    release(&buffers);
+    return outlook;
 }

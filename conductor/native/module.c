@@ -1,14 +1,16 @@
-/* The extension module conductor._native. Its twins in Python, which say what its parts are for: conductor/core/kernels/plain_estimating.py of
- * `prefill`, `decode` and `spread`, conductor/core/kernels/plain_forecasting.py of `pool` and `with_one_more`, conductor/core/kernels/plain_table.py of
- * HolderTable. */
+/* The extension module conductor._native: conductor/_native.pyi says what its parts are for. */
 #include "native.h"
 
+PyTypeObject *PoolOutlook_Type, *InstanceOutlook_Type;
+
 static PyMethodDef methods[] = {
-    {"prefill", estimate_prefill, METH_VARARGS, NULL},
-    {"decode", estimate_decode, METH_VARARGS, NULL},
-    {"spread", estimate_spread, METH_VARARGS, NULL},
-    {"pool", forecast_pool, METH_VARARGS, NULL},
-    {"with_one_more", forecast_with_one_more, METH_VARARGS, NULL},
+    {"estimate_prefills", estimate_prefills, METH_VARARGS, NULL},
+    {"estimate_decodes", estimate_decodes, METH_VARARGS, NULL},
+    {"spread", spread, METH_VARARGS, NULL},
+    {"expect_batches", (PyCFunction)(void (*)(void))expect_batches, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"step_times_ms", step_times_ms, METH_VARARGS, NULL},
+    {"look_at_pool", (PyCFunction)(void (*)(void))look_at_pool, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"look_at_instance", (PyCFunction)(void (*)(void))look_at_instance, METH_VARARGS | METH_KEYWORDS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -19,9 +21,26 @@ static struct PyModuleDef definition = {
     .m_methods = methods,
 };
 
+static PyStructSequence_Field of_pool[] = {{"expected_ms", NULL}, {"mean_ms", NULL}, {"idle_mean_ms", NULL}, {NULL, NULL}};
+static PyStructSequence_Desc pool_outlook = {"conductor._native.PoolOutlook", NULL, of_pool, Py_ARRAY_LENGTH(of_pool) - 1};
+
+static PyStructSequence_Field of_instance[] = {{"first_ms", NULL}, {"worst_ms", NULL}, {NULL, NULL}};
+static PyStructSequence_Desc instance_outlook = {"conductor._native.InstanceOutlook", NULL, of_instance, Py_ARRAY_LENGTH(of_instance) - 1};
+
+static int add_type(PyObject *module, const char *name, PyTypeObject *type) {
+    return type ? PyModule_AddObjectRef(module, name, (PyObject *)type) : -1;
+}
+
 PyMODINIT_FUNC PyInit__native(void) {
     if (PyType_Ready(&HolderTable_Type)) return NULL;
     PyObject *module = PyModule_Create(&definition);
-    if (module && PyModule_AddObjectRef(module, "HolderTable", (PyObject *)&HolderTable_Type)) Py_CLEAR(module);
+    if (!module) return NULL;
+    PoolOutlook_Type = PyStructSequence_NewType(&pool_outlook);
+    InstanceOutlook_Type = PyStructSequence_NewType(&instance_outlook);
+    PyObject *bins_per_root = PyFloat_FromDouble(BINS_PER_ROOT);
+    if (!bins_per_root || add_type(module, "HolderTable", &HolderTable_Type) || add_type(module, "PoolOutlook", PoolOutlook_Type) ||
+        add_type(module, "InstanceOutlook", InstanceOutlook_Type) || PyModule_AddObjectRef(module, "BINS_PER_ROOT", bins_per_root))
+        Py_CLEAR(module);
+    Py_XDECREF(bins_per_root);
     return module;
 }

@@ -3,10 +3,16 @@
 #include <Python.h>
 #include <stdint.h>
 
-extern PyTypeObject HolderTable_Type;
+/* Bins of `survival` grow with the square root of the length. */
+#define BINS_PER_ROOT 4.0
 
-PyObject *estimate_prefill(PyObject *module, PyObject *args);
-PyObject *estimate_decode(PyObject *module, PyObject *args);
-PyObject *estimate_spread(PyObject *module, PyObject *args);
-PyObject *forecast_pool(PyObject *module, PyObject *args);
-PyObject *forecast_with_one_more(PyObject *module, PyObject *args);
+extern PyTypeObject HolderTable_Type;
+extern PyTypeObject *PoolOutlook_Type, *InstanceOutlook_Type;
+
+PyObject *estimate_prefills(PyObject *module, PyObject *args);
+PyObject *estimate_decodes(PyObject *module, PyObject *args);
+PyObject *spread(PyObject *module, PyObject *args);
+PyObject *expect_batches(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *step_times_ms(PyObject *module, PyObject *args);
+PyObject *look_at_pool(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *look_at_instance(PyObject *module, PyObject *args, PyObject *kwargs);

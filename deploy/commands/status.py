@@ -13,7 +13,10 @@ from deploy.commands.conductors import View, cluster_status, leadership, views
 from deploy.commands.locate import Where, locate, without_password
 from springtide.errors import Unavailable
 from springtide.membership import Member
+from springtide.protocol.instances import Role
 from springtide.protocol.status import ClusterStatus, InstanceStatus
+
+_MOST_NAMED = 8
 
 
 def status(where: Where, *, predictions: bool = False) -> None:
@@ -27,7 +30,19 @@ def status(where: Where, *, predictions: bool = False) -> None:
         return
     console.print(_summary(reply), highlight=False)
     console.print(f"conductor: {leadership(found)}", highlight=False)
+    console.print(f"kernels: {kernels(members)}", highlight=False)
     console.print(_table(members, reply))
+
+
+def kernels(members: Sequence[Member]) -> str:
+    """What the engines compute with; whose is what where they differ."""
+    names: dict[str, list[str]] = {}
+    for member in members:
+        if member.role in tuple(Role):
+            names.setdefault(member.details.get("kernels", "not told"), []).append(member.member_id)
+    if len(names) < 2:
+        return next(iter(names), "no engine is there")
+    return "; ".join(f"{kind} at {', '.join(at[:_MOST_NAMED])}{' and others' if at[_MOST_NAMED:] else ''}" for kind, at in names.items())
 
 
 async def _ask(where: Where) -> tuple[Sequence[Member], Sequence[View]]:

@@ -161,6 +161,8 @@ def _no_workspace(slabs: torch.Tensor, heads: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Backend:
     name: str
+    kernels: str
+    """What it computes with, in words for people."""
     ops: Ops
     attention: Callable[[torch.Tensor, int, Sequence[int | None]], AttentionBackend]
     """From an arena [slots, layers, 2, block_tokens, kv_heads, head_dim], the number of heads, and each layer's window."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
+import platform
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
@@ -17,9 +18,9 @@ from engine.device.base import Device
 from engine.model_config import ModelConfig
 from springtide.errors import ConfigError
 
-try:
+if platform.machine() == "x86_64":
     from engine import _native
-except ImportError:  # installed without a C compiler, or for another kind of processor
+else:  # setup.py builds them for no other processor
     _native = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ FLASHINFER_DTYPES = (torch.bfloat16, torch.float16)
 FLASHINFER_HEAD_DIMS = (64, 128, 256)
 
 
-PLAIN = Backend("plain", PlainOps(), TorchAttention)
+PLAIN = Backend("plain", "torch", PlainOps(), TorchAttention)
 
 
 def choose(config: ModelConfig, dtype: torch.dtype, kernels: str = "auto", device: Device | None = None) -> Backend:
@@ -63,7 +64,7 @@ def flashinfer(device: Device) -> Backend:
     most_fixed = max(sizes_up_to(device.step_graphs), default=0)
     attention = partial(FlashInferAttention, library, most_fixed)
     workspace = partial(workspace_of, device.torch_device, most_fixed)
-    return Backend("flashinfer", FlashInferOps(library), attention, workspace_bytes=workspace, device=device)
+    return Backend("flashinfer", "FlashInfer", FlashInferOps(library), attention, workspace_bytes=workspace, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def _flashinfer_runs(trial: _Trial) -> bool:
 
 
 def native_can_run(config: ModelConfig) -> bool:
-    """Whether the C kernels were built, this CPU can run them, and they are made for heads of this shape."""
+    """Whether this CPU can run the C kernels, and they are made for heads of this shape."""
     if _native is None or not _native.supported():
         return False
     group = config.heads // config.kv_heads
@@ -117,4 +118,4 @@ def native() -> Backend:
     from engine.backends.native_cpu.layers import fuse
     from engine.backends.native_cpu.ops import NativeOps
 
-    return Backend("native", NativeOps(), NativeAttention, fuse)
+    return Backend("native", "native AVX-512 bfloat16", NativeOps(), NativeAttention, fuse)

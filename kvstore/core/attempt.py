@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from kvstore.core.block import Block
+from kvstore._native import Block
 from kvstore.core.ingest import Ingest
 from kvstore.core.tenants import Tenant
 from springtide.ids import AttemptId, BlockKey, Slot

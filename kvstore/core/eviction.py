@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from kvstore.core.block import MAX_USES, Block, BlockHeap
+from kvstore._native import MAX_USES, Block, BlockHeap
 from kvstore.core.eviction_policy import EvictionPolicy, VictimQueue
 from kvstore.core.hit_density import HitDensity
 

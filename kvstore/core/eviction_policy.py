@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kvstore.core.block import Block
+from kvstore._native import Block
 
 
 class VictimQueue(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from kvstore.core.block import MAX_USES, Block
+from kvstore._native import MAX_USES, Block
 
 _USES_BITS = MAX_USES.bit_length()
 _MIN_ENTRIES = 1 << 16

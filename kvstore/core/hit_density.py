@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from kvstore.core.block import Block, BlockHeap
+from kvstore._native import Block, BlockHeap
 from kvstore.core.eviction_policy import VictimQueue
 from springtide.ids import BlockKey
 

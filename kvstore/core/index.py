@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Collection, Container, Generator, Iterator, Sequence
 
-from kvstore.core.block import Block, BlockTable
+from kvstore._native import Block, BlockTable
 from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.history import UseHistory
 from kvstore.core.order import EvictionOrder

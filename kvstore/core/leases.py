@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvstore.core.block import Block
+from kvstore._native import Block
 
 
 @dataclass(slots=True)

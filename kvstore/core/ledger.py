@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from kvstore._native import Block
 from kvstore.core.attempt import OWNERS, Attempt, Holder
-from kvstore.core.block import Block
 from kvstore.core.index import BlockIndex
 from kvstore.core.journal import Journal
 from kvstore.core.pins import Pins

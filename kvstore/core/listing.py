@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore.core.block import Block
+from kvstore._native import Block
 from kvstore.core.index import BlockIndex
 from kvstore.core.pins import PinKind, Pins
 from springtide.ids import BlockKey

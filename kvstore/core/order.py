@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Generator
 
-from kvstore.core.block import Block
+from kvstore._native import Block
 from kvstore.core.eviction import new_policy
 from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.tenants import Tenant

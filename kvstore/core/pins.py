@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kvstore.core.block import Block
+from kvstore._native import Block
 from kvstore.core.index import BlockIndex
 from springtide.errors import InvalidRequest, SpringtideError
 from springtide.ids import BlockKey

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import TYPE_CHECKING
 
+from kvstore._native import Block
 from kvstore.core.attempt import Attempt, Holder
-from kvstore.core.block import Block
 from kvstore.core.eviction import new_policy
 from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.index import BlockIndex

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvstore.core.block import Block
+from kvstore._native import Block
 from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.index import BlockIndex
 from kvstore.core.journal import Journal

@@ -1,4 +1,4 @@
-/* Block: kvstore/core/plain_block.py says what its fields mean. */
+/* Block: kvstore/_native.pyi says what its fields mean. */
 #include "native.h"
 
 #include <stddef.h>

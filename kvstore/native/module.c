@@ -1,4 +1,4 @@
-/* The extension module kvstore._native; kvstore/core/plain_block.py is its twin in Python and says what its parts are for. */
+/* The extension module kvstore._native: kvstore/_native.pyi says what its parts are for. */
 #include "native.h"
 
 static struct PyModuleDef definition = {
@@ -13,7 +13,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     if (!module) return NULL;
     if (PyModule_AddObjectRef(module, "Block", (PyObject *)&Block_Type) ||
         PyModule_AddObjectRef(module, "BlockTable", (PyObject *)&BlockTable_Type) ||
-        PyModule_AddObjectRef(module, "BlockHeap", (PyObject *)&BlockHeap_Type)) {
+        PyModule_AddObjectRef(module, "BlockHeap", (PyObject *)&BlockHeap_Type) ||
+        PyModule_AddIntMacro(module, MAX_USES)) {
         Py_DECREF(module);
         return NULL;
     }

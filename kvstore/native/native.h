@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "Block.key_bits is the key's first eight bytes as a little-endian number; plain_block.py serves other machines"
+#error "Block.key_bits is the key's first eight bytes as a little-endian number: little-endian machines only"
 #endif
 
 enum { KEY_BYTES = 16 };

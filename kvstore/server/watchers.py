@@ -9,7 +9,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from kvstore import metrics
-from kvstore.core.block import Block
+from kvstore._native import Block
 from kvstore.core.pool import Pool
 from kvstore.core.results import PoolEvent
 from springtide.errors import SpringtideError

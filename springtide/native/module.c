@@ -1,4 +1,4 @@
-/* The extension module springtide._native: springtide/blocks.py says what its function does, and does the same in Python without it. */
+/* The extension module springtide._native: springtide/blocks.py says what its function does. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 

@@ -31,7 +31,7 @@ def test_a_node_that_goes_during_its_transfer_leaves_its_number_to_another() -> 
         model.forget(NodeId(destination))
         model.end(attempt, 1000, 1.0)
         model.validate(set())
-    assert len(model.leaving) == 64 and model.number(NodeId("last")) < 4
+    assert len(model.links) == 64 and model.number(NodeId("last")) < 4
 
 
 def test_a_rate_that_was_measured_to_a_node_that_is_gone_is_not_that_of_the_next_with_its_number() -> None:

@@ -1,22 +1,28 @@
-"""The C part of the Conductor beside its twins in Python."""
+"""The C part of the Conductor beside its oracles; and what it refuses."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from conductor_oracles import estimates, forecast, holders
 from conductor_support import keys_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conductor.core.kernels import plain_estimating, plain_forecasting, plain_table
-from conductor.core.kernels.plain_estimating import Asked
-from conductor.core.types.estimates import Ints
+from conductor import _native
+from conductor._native import HolderTable
+from conductor.core.forecast.decode_forecast import ExpectedBatches, ForecastAttempts, ForecastInstances
+from conductor.core.placement.columns import DecodeInstances, PrefillInstances
+from conductor.core.placement.transfer import LinkEnds
+from conductor.core.structured_array import Rows
+from conductor.core.types.estimates import Asked, DecodeEstimates, PrefillEstimates
 from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
-
-native = pytest.importorskip("conductor._native", reason="it takes a C compiler")
+from springtide.ids import InstanceId
 
 KEYS = keys_of(300)
 MASKS = [1 << bit for bit in (0, 1, 2, 30, 31, 62, 63, 64, 999)]
@@ -37,10 +43,13 @@ def swept(table: Any, mask: int, step: int) -> int:
     return cleared
 
 
+# ---- the index's table ----
+
+
 @given(operations)
 @settings(max_examples=150, deadline=None)
-def test_both_tables_hold_the_same_after_the_same(steps: list[tuple[str, int, int, int]]) -> None:
-    compact, plain = native.HolderTable(), plain_table.HolderTable()
+def test_the_table_holds_what_a_dict_does_after_the_same(steps: list[tuple[str, int, int, int]]) -> None:
+    compact, plain = HolderTable(), holders.HolderTable()
     for operation, first, count, mask in steps:
         if operation == "sweep":
             assert swept(compact, mask | 2, count) == swept(plain, mask | 2, count)
@@ -53,7 +62,7 @@ def test_both_tables_hold_the_same_after_the_same(steps: list[tuple[str, int, in
 
 
 def test_keys_that_begin_alike_are_told_apart() -> None:
-    table = native.HolderTable()
+    table = HolderTable()
     keys = [bytes(8) + number.to_bytes(8, "little") for number in range(1000)] + [
         number.to_bytes(8, "little") * 2 for number in range(1, 500)
     ]
@@ -64,7 +73,7 @@ def test_keys_that_begin_alike_are_told_apart() -> None:
 
 @pytest.mark.parametrize("keys", [[b"short"], ["text"], [None], [b"x" * 17]])
 def test_what_is_no_key_is_refused(keys: list[Any]) -> None:
-    table = native.HolderTable()
+    table = HolderTable()
     table.add(KEYS[:1], 1, int)
     for tell in (table.add, table.discard):
         with pytest.raises(TypeError, match="16 bytes"):
@@ -72,28 +81,43 @@ def test_what_is_no_key_is_refused(keys: list[Any]) -> None:
 
 
 def test_a_failing_share_leaves_the_table_whole() -> None:
-    table = native.HolderTable()
+    table = HolderTable()
     table.add(KEYS, 1, int)
     with pytest.raises(ZeroDivisionError):
         table.add(KEYS, 2, lambda holders: holders // 0)
     assert {holders for _, holders in table.items()} == {1}
 
 
-def prefill_table(chance: np.random.Generator, rows: int) -> np.ndarray:
-    """Of some instances parts of the cost are 0, of some it is that of one stage."""
-    scale = np.array([[300.0], [10.0], [100.0], [5.0], [1.0], [1e-4], [1.0], [20.0], [1e6]])
-    table = chance.random((9, rows)) * scale
-    table[3:6][chance.random((3, rows)) < 0.1] = 0.0
-    table[6][chance.random(rows) < 0.5] = 1.0
-    return table
+# ---- estimates ----
+
+BY_NUMPY_AND_C: tuple[Any, Any] = (estimates, _native)
+
+
+def names(count: int) -> tuple[InstanceId, ...]:
+    return tuple(InstanceId(f"i{number}") for number in range(count))
+
+
+def prefill_instances(chance: np.random.Generator, count: int) -> PrefillInstances:
+    """Of some, parts of the cost are 0; of some it is that of one stage."""
+    instances = PrefillInstances.zeros(count)
+    instances.bit[:] = np.arange(count)
+    instances.queue_ms[:], instances.reported_at[:], instances.placed_ms[:] = chance.random((3, count)) * [[300.0], [10.0], [100.0]]
+    for cost, scale in ((instances.fixed_ms, 5.0), (instances.per_token_ms, 1.0), (instances.per_pair_ms, 1e-4)):
+        cost[:] = np.where(chance.random(count) < 0.1, 0.0, chance.random(count) * scale)
+    instances.slowest_share[:] = np.where(chance.random(count) < 0.5, 1.0, chance.random(count))
+    instances.ssd_read_ms_per_block[:] = chance.random(count) * 20.0
+    instances.slots_total[:] = chance.integers(0, 1_000_000, count)
+    return instances
 
 
 @given(st.integers(0, 2**32), st.integers(0, 40), st.booleans(), st.booleans(), st.booleans())
 @settings(max_examples=400, deadline=None)
-def test_both_estimate_to_the_same_digit(seed: int, rows: int, with_source: bool, with_ssd: bool, measured: bool) -> None:
+def test_prefills_are_estimated_to_the_digit(seed: int, count: int, with_source: bool, with_ssd: bool, measured: bool) -> None:
     chance = np.random.default_rng(seed)
     num_bits, num_nodes = 64, 80
-    table = prefill_table(chance, rows)
+    instances, links = prefill_instances(chance, count), LinkEnds.zeros(num_nodes)
+    instances.node[:] = chance.integers(0, num_nodes, count)
+    links.leaving[:], links.arriving[:] = chance.integers(0, 3, (2, num_nodes))
     held = chance.integers(0, 100, num_bits)
     in_dram = np.minimum(held, chance.integers(0, 100, num_bits)) if with_ssd else None
     rates = np.where(chance.random(num_nodes) < 0.5, np.nan, chance.random(num_nodes) * 1e6) if measured else None
@@ -113,172 +137,319 @@ def test_both_estimate_to_the_same_digit(seed: int, rows: int, with_source: bool
         bytes_per_block=6400,
         assumed_bytes_per_s=1e6,
     )
-    links: tuple[Ints, Ints, Ints] = (
-        chance.integers(0, num_nodes, rows),
-        chance.integers(0, 3, num_nodes),
-        chance.integers(0, 3, num_nodes),
-    )
-    results = []
-    for prefill in (plain_estimating.prefill, native.prefill):
-        floats, ints = np.empty((5, rows)), np.empty((3, rows), np.int64)
-        prefill(table, np.arange(rows), held, in_dram, *links, rates, floats, ints, asked)
-        results.append((floats.tolist(), ints.tolist()))
-    assert results[0] == results[1]
+    found = []
+    for by in BY_NUMPY_AND_C:
+        into = PrefillEstimates.unfilled(names(count), None, best)
+        into.ttft_ms[:] = 0.0
+        by.estimate_prefills(instances.rows, held, in_dram, links.rows, rates, asked, into)
+        found.append(into.plain())
+    assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("prefill", [plain_estimating.prefill, native.prefill])
+ASKED = Asked(
+    now=0.0,
+    num_tokens=100,
+    block_tokens=64,
+    chunk_tokens=512,
+    chunk_ms=0.0,
+    most_reused=1,
+    best=0,
+    source=-1,
+    threshold=1.0,
+    bytes_per_block=6400,
+    assumed_bytes_per_s=1e6,
+)
+
+
 @given(seed=st.integers(0, 2**32), chunk_tokens=st.sampled_from([1, 100, 512, 2048]), chunk_ms=st.sampled_from([None, 2.0, 300.0]))
 @settings(max_examples=200, deadline=None)
-def test_prefills_are_estimated_to_the_digit_as_prefill_nodes_cut_them(
-    prefill: Any, seed: int, chunk_tokens: int, chunk_ms: float | None
-) -> None:
-    chance, rows = np.random.default_rng(seed), 20
-    table, held = prefill_table(chance, rows), chance.integers(0, 2000, rows)
+def test_prefills_are_estimated_to_the_digit_as_prefill_nodes_cut_them(seed: int, chunk_tokens: int, chunk_ms: float | None) -> None:
+    chance, count = np.random.default_rng(seed), 20
+    instances, held = prefill_instances(chance, count), chance.integers(0, 2000, count)
     num_tokens = int(chance.integers(1, 200_000))
     most = (num_tokens - 1) // 64
-    floats, ints, none = np.empty((5, rows)), np.empty((3, rows), np.int64), np.zeros(rows, np.int64)
-    asked = Asked(0.0, num_tokens, 64, chunk_tokens, chunk_ms or 0.0, most, 0, -1, 1.0, 6400, 1e6)
-    prefill(table, np.arange(rows), held, None, none, none, none, None, floats, ints, asked)
-    for row in range(rows):
-        chunking = Chunking(PrefillCost(*table[3:7, row].tolist()), chunk_tokens, chunk_ms)
+    into = PrefillEstimates.unfilled(names(count), None, 0)
+    asked = ASKED._replace(num_tokens=num_tokens, chunk_tokens=chunk_tokens, chunk_ms=chunk_ms or 0.0, most_reused=most)
+    _native.estimate_prefills(instances.rows, held, None, LinkEnds.zeros(1).rows, None, asked, into)
+    for row in range(count):
+        cost = (instances.fixed_ms, instances.per_token_ms, instances.per_pair_ms, instances.slowest_share)
+        chunking = Chunking(PrefillCost(*(float(column[row]) for column in cost)), chunk_tokens, chunk_ms)
         cached = 64 * min(int(held[row]), most)
-        assert floats[2, row] == chunking.prompt_ms(num_tokens - cached, cached)
+        assert into.prefill_ms[row] == chunking.prompt_ms(num_tokens - cached, cached)
 
 
 @given(st.integers(0, 2**32), st.integers(0, 40))
-def test_both_predict_the_same_time_between_tokens(seed: int, rows: int) -> None:
+def test_times_between_tokens_are_predicted_to_the_digit(seed: int, count: int) -> None:
     chance = np.random.default_rng(seed)
-    table = np.floor(chance.random((8, rows)) * np.array([[100.0], [1e6], [64.0], [50.0], [9.0], [9.0], [2000.0], [3000.0]])) - 100.0 * (
-        np.arange(8)[:, None] == 6
-    )
-    table[3:6] *= chance.random((3, rows))
-    results = []
-    for decode in (plain_estimating.decode, native.decode):
-        floats, ints = np.empty((1, rows)), np.empty((5, rows), np.int64)
-        decode(table, np.arange(rows), np.arange(rows) * 3, floats, ints, 777)
-        results.append((floats.tolist(), ints.tolist()))
-    assert results[0] == results[1]
+    instances = DecodeInstances.zeros(count)
+    instances.bit[:] = np.arange(count)
+    for name, least, most in (("attempts", 0, 100), ("context_tokens", 0, 10**6), ("max_batch", 0, 64), ("slots_total", 0, 3000)):
+        instances.rows[name] = chance.integers(least, most, count)
+    instances.slots_free[:] = chance.integers(-100, 1900, count)
+    instances.fixed_ms[:], instances.per_sequence_ms[:], instances.per_context_token_ms[:] = chance.random((3, count)) * 50.0
+    found = []
+    for by in BY_NUMPY_AND_C:
+        into = DecodeEstimates.unfilled(names(count))
+        by.estimate_decodes(instances.rows, np.arange(count) * 3, 777, into)
+        found.append(into.plain())
+    assert found[0] == found[1]
+
+
+@given(st.integers(1, 2**200), st.integers(0, 100))
+def test_a_value_is_spread_over_the_places_of_a_mask(mask: int, value: int) -> None:
+    columns = [np.zeros(200, np.int64), np.zeros(200, np.int64)]
+    for column, by in zip(columns, BY_NUMPY_AND_C, strict=True):
+        by.spread(column, value, (mask >> 1).to_bytes(25, "little"))
+    assert columns[0].tolist() == columns[1].tolist()
+
+
+# ---- looking ahead ----
+
+AHEAD_BY_NUMPY_AND_C: tuple[Any, Any] = (forecast, _native)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Some instances of any kind, and attempts on them."""
+
+    instances: ForecastInstances
+    attempts: ForecastAttempts
+    survival: Any
+
+    @classmethod
+    def of(cls, chance: np.random.Generator, num_instances: int, num_attempts: int) -> Pool:
+        instances, attempts = ForecastInstances.zeros(num_instances), ForecastAttempts.zeros(num_attempts)
+        instances.ready[:] = chance.integers(0, 2, num_instances)
+        instances.running[:], instances.decoding[:] = chance.integers(0, 10, (2, num_instances))
+        instances.context_tokens[:] = chance.integers(0, 9000, num_instances)
+        for name, scale in (("fixed_ms", 50.0), ("per_sequence_ms", 5.0), ("per_context_token_ms", 0.01), ("max_batch", 64.0)):
+            instances.rows[name] = chance.random(num_instances) * scale
+        for name, scale in (("pace_s", 0.1), ("produced", 500.0), ("paced_at", 90.0)):
+            instances.rows[name] = chance.random(num_instances) * scale
+        attempts.place[:] = chance.integers(0, num_instances, num_attempts)
+        attempts.law[:] = chance.integers(0, 3, num_attempts)
+        attempts.in_prefill[:] = chance.integers(0, 2, num_attempts)
+        attempts.prompt_tokens[:] = chance.integers(1, 9000, num_attempts)
+        for name, scale in (("joins_at", 200.0), ("joined", 500.0), ("most_tokens", 500.0)):
+            attempts.rows[name] = chance.random(num_attempts) * scale
+        return cls(instances, attempts, 0.001 + np.sort(chance.random((3, 100)))[:, ::-1].copy())
 
 
 @given(st.integers(0, 2**32), st.integers(1, 20), st.integers(0, 40), st.booleans())
 @settings(deadline=None)
-def test_both_look_ahead_to_the_same_digit(seed: int, num_instances: int, count: int, joining: bool) -> None:
+def test_batches_to_come_are_expected_to_the_digit(seed: int, num_instances: int, num_attempts: int, joining: bool) -> None:
     chance = np.random.default_rng(seed)
-    instances = chance.random((plain_forecasting.INSTANCE_FIGURES, num_instances)) * np.array(
-        [[1.0], [9.0], [9e3], [50.0], [5.0], [0.01], [64.0], [0.1], [500.0], [90.0], [9.0]]
+    pool, at = Pool.of(chance, num_instances, num_attempts), 100.0 + chance.random() * 50
+    instances, place, found = pool.instances.rows, num_instances - 1, []
+    for by in AHEAD_BY_NUMPY_AND_C:
+        batches = np.full(num_instances, np.nan, ExpectedBatches.dtype)
+        by.expect_batches(instances, pool.attempts.rows, pool.survival, batches, now=100.0, at=at, joining=joining)
+        outlook = by.look_at_pool(instances, batches, place=place, num_tokens=777)
+        found.append((batches.tolist(), by.step_times_ms(instances, batches), tuple(outlook)))
+    assert found[0] == found[1]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(0, 400), st.integers(1, 17))
+@settings(deadline=None)
+def test_an_instances_worst_moment_is_that_of_its_attempts(seed: int, num_instances: int, num_attempts: int, num_moments: int) -> None:
+    """Within what numpy's own order of adding may change."""
+    chance = np.random.default_rng(seed)
+    pool, moments = Pool.of(chance, num_instances, num_attempts), 100.0 + np.sort(chance.random(num_moments)) * 50
+    wanted, found = (
+        by.look_at_instance(
+            pool.instances.rows, pool.attempts.rows, pool.survival, moments, place=num_instances - 1, num_tokens=777, now=100.0
+        )
+        for by in AHEAD_BY_NUMPY_AND_C
     )
-    instances[plain_forecasting.READY] = instances[plain_forecasting.READY].round()
-    attempts = chance.random((plain_forecasting.ATTEMPT_FIGURES, 64)) * np.array([[200.0], [500.0], [9e3], [500.0], [1.0]])
-    attempts[plain_forecasting.IN_PREFILL] = attempts[plain_forecasting.IN_PREFILL].round()
-    places, laws = chance.integers(0, num_instances, 64), chance.integers(0, 3, 64)
-    survival = 0.001 + np.sort(chance.random((3, 100)))[:, ::-1].copy()
-    at = 100.0 + chance.random() * 50
-    results = []
-    for twin in (plain_forecasting, native):
-        batches = np.full((plain_forecasting.BATCH_FIGURES, num_instances), np.nan)
-        twin.pool(instances, attempts, places, laws, survival, batches, count, 100.0, at, joining)
-        results.append((batches.tolist(), twin.with_one_more(instances, batches, num_instances - 1, 777)))
-    assert results[0] == results[1]
+    assert tuple(found) == pytest.approx(wanted, rel=1e-12)
 
 
-@given(st.integers(1, 2**200), st.integers(0, 100))
-def test_both_spread_a_value_over_the_same_places(mask: int, value: int) -> None:
-    columns = [np.zeros(200, np.int64), np.zeros(200, np.int64)]
-    for column, spread in zip(columns, (plain_estimating.spread, native.spread), strict=True):
-        spread(column, value, (mask >> 1).to_bytes(25, "little"))
-    assert columns[0].tolist() == columns[1].tolist()
-
-
-def test_rows_that_name_what_is_not_there_are_refused() -> None:
-    one = np.zeros(1, np.int64)
-    with pytest.raises(IndexError):
-        native.decode(np.zeros((8, 1)), one + 5, one, np.empty((1, 1)), np.empty((5, 1), np.int64), 1)
-    with pytest.raises(ValueError, match="wanted"):
-        native.decode(np.zeros((8, 1)), one, one, np.empty((1, 1)), np.empty((3, 1), np.int64), 1)
-
+# ---- what is refused ----
 
 ONE = np.zeros(1, np.int64)
-CALLS: dict[str, tuple[Any, dict[str, Any], tuple[Any, ...]]] = {
-    "prefill": (
-        native.prefill,
-        {
-            "table": np.ones((9, 1)),
-            "bits": ONE,
-            "held": ONE,
-            "in_dram": ONE,
-            "nodes": ONE,
-            "leaving": ONE,
-            "arriving": ONE,
-            "rates": np.ones(1),
-            "floats": np.empty((5, 1)),
-            "ints": np.empty((3, 1), np.int64),
-        },
-        (Asked(0.0, 100, 64, 512, 0.0, 1, 0, -1, 1.0, 6400, 1e6),),
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments that are taken: arrays by name, the columns of `into` among them, and others."""
+
+    function: Callable[..., Any]
+    arrays: dict[str, Any]
+    others: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = field(default_factory=dict)
+    into: PrefillEstimates | DecodeEstimates | None = None
+
+    @property
+    def names(self) -> list[str]:
+        columns = [] if self.into is None else [name for name, column in self.into.plain().items() if isinstance(column, list)]
+        return [*self.arrays, *(name for name in columns if name != "ttft_ms")]
+
+    def given(self, name: str) -> Any:
+        return self.arrays[name] if name in self.arrays else getattr(self.into, name)
+
+    def __call__(self, **changed: Any) -> None:
+        arrays = {name: changed.get(name, array) for name, array in self.arrays.items()}
+        into = () if self.into is None else (replace(self.into, **{name: changed[name] for name in changed.keys() - arrays.keys()}),)
+        self.function(*arrays.values(), *self.others, *into, **self.keywords)
+
+
+INSTANCES, ATTEMPTS, BATCHES = (kind.zeros(1).rows for kind in (ForecastInstances, ForecastAttempts, ExpectedBatches))
+CALLS = {
+    "estimate_prefills": Call(
+        _native.estimate_prefills,
+        {"instances": PrefillInstances.zeros(1).rows, "held": ONE, "in_dram": ONE, "links": LinkEnds.zeros(1).rows, "rates": np.ones(1)},
+        (ASKED,),
+        into=PrefillEstimates.unfilled(names(1), None, 0),
     ),
-    "decode": (
-        native.decode,
-        {"table": np.ones((8, 1)), "bits": ONE, "held": ONE, "floats": np.empty((1, 1)), "ints": np.empty((5, 1), np.int64)},
+    "estimate_decodes": Call(
+        _native.estimate_decodes,
+        {"instances": DecodeInstances.zeros(1).rows, "held": ONE},
         (7,),
+        into=DecodeEstimates.unfilled(names(1)),
     ),
-    "spread": (native.spread, {"column": np.zeros(8, np.int64)}, (1, b"\x01")),
-    "pool": (
-        native.pool,
-        {
-            "instances": np.ones((plain_forecasting.INSTANCE_FIGURES, 1)),
-            "attempts": np.ones((plain_forecasting.ATTEMPT_FIGURES, 1)),
-            "places": ONE,
-            "laws": ONE,
-            "survival": np.ones((1, 4)),
-            "batches": np.empty((plain_forecasting.BATCH_FIGURES, 1)),
-        },
-        (1, 0.0, 1.0, True),
+    "spread": Call(_native.spread, {"column": np.zeros(8, np.int64)}, (1, b"\x01")),
+    "expect_batches": Call(
+        _native.expect_batches,
+        {"instances": INSTANCES, "attempts": ATTEMPTS, "survival": np.ones((1, 4)), "into": BATCHES},
+        keywords={"now": 0.0, "at": 1.0, "joining": True},
     ),
-    "with_one_more": (
-        native.with_one_more,
-        {"instances": np.ones((plain_forecasting.INSTANCE_FIGURES, 1)), "batches": np.ones((plain_forecasting.BATCH_FIGURES, 1))},
-        (0, 10),
+    "step_times_ms": Call(_native.step_times_ms, {"instances": INSTANCES, "batches": BATCHES}),
+    "look_at_pool": Call(_native.look_at_pool, {"instances": INSTANCES, "batches": BATCHES}, keywords={"place": 0, "num_tokens": 10}),
+    "look_at_instance": Call(
+        _native.look_at_instance,
+        {"instances": INSTANCES, "attempts": ATTEMPTS, "survival": np.ones((1, 4)), "moments": np.ones(1)},
+        keywords={"place": 0, "num_tokens": 10, "now": 0.0},
     ),
 }
 
 
-@pytest.mark.parametrize(("function", "name"), [(function, name) for function, (_, arrays, _) in CALLS.items() for name in arrays])
+@pytest.mark.parametrize(("function", "name"), [(function, name) for function, call in CALLS.items() for name in call.names])
 @pytest.mark.parametrize("dtype", ["f8", "i8", "u8", "f4", "i4", ">f8", ">i8", "S8", "c8"])
 def test_arrays_are_taken_by_the_type_of_their_items_not_by_their_size(function: str, name: str, dtype: str) -> None:
-    call, arrays, others = CALLS[function]
-    call(*arrays.values(), *others)
-    wrong = np.zeros(arrays[name].shape, dtype)
-    if wrong.dtype != arrays[name].dtype:
+    call = CALLS[function]
+    call()
+    wrong = np.zeros(call.given(name).shape, dtype)
+    if wrong.dtype != call.given(name).dtype:
         with pytest.raises(TypeError, match=f"^{name} must be an array of"):
-            call(*{**arrays, name: wrong}.values(), *others)
+            call(**{name: wrong})
     with pytest.raises(TypeError, match=f"^{name} must be an array of .*, not list"):
-        call(*{**arrays, name: [0]}.values(), *others)
+        call(**{name: [0]})
+
+
+Fields = list[tuple[str, str]]
+CHANGES: dict[str, tuple[Callable[[Fields], Fields], Callable[[Fields], tuple[int, str, str]]]] = {
+    "another name": (
+        lambda fields: [("another", fields[0][1]), *fields[1:]],
+        lambda fields: (1, said(fields[0]), said(("another", fields[0][1]))),
+    ),
+    "another type": (
+        lambda fields: [(fields[0][0], "u8"), *fields[1:]],
+        lambda fields: (1, said(fields[0]), said((fields[0][0], "u8"))),
+    ),
+    "another order": (
+        lambda fields: [*fields[:-2], fields[-1], fields[-2]],
+        lambda fields: (len(fields) - 1, said(fields[-2]), said(fields[-1])),
+    ),
+    "one fewer": (lambda fields: fields[:-1], lambda fields: (len(fields), said(fields[-1]), "nothing")),
+    "one more": (lambda fields: [*fields, ("more", "<f8")], lambda fields: (len(fields) + 1, "nothing", "more (d)")),
+}
+
+
+def said(of: tuple[str, str]) -> str:
+    return f"{of[0]} ({np.dtype(of[1]).char})"
+
+
+def fields_of(rows: Any) -> Fields | None:
+    return None if rows.dtype.names is None else [(name, rows.dtype[name].str) for name in rows.dtype.names]
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(function, name) for function, call in CALLS.items() for name, array in call.arrays.items() if fields_of(array) is not None],
+)
+@pytest.mark.parametrize("change", CHANGES)
+def test_rows_are_taken_by_the_names_and_types_of_their_fields_in_order(function: str, name: str, change: str) -> None:
+    call, (make, tell) = CALLS[function], CHANGES[change]
+    fields = fields_of(call.given(name))
+    assert fields is not None
+    number, wanted, given = tell(fields)
+    with pytest.raises(TypeError) as refused:
+        call(**{name: np.zeros(1, np.dtype(make(fields)))})
+    assert str(refused.value).startswith(f"{name} must be an array of ")
+    assert str(refused.value).endswith(f" rows: field {number} is {wanted}, not {given}")
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_an_array_that_is_too_short_is_refused(function: str) -> None:
+    call = CALLS[function]
+    for name in call.names:
+        if name not in ("instances", "attempts", "survival", "column", "links", "held"):
+            with pytest.raises(ValueError, match=f"^{name} has 0 items; 1 are wanted"):
+                call(**{name: call.given(name)[:0]})
+
+
+def test_rows_that_name_what_is_not_there_are_refused() -> None:
+    prefill, decode = PrefillInstances.zeros(1), DecodeInstances.zeros(1)
+    for column in (prefill.bit, prefill.node, decode.bit):
+        for place in (5, -1):
+            column[0] = place
+            call = CALLS["estimate_decodes" if column is decode.bit else "estimate_prefills"]
+            with pytest.raises(IndexError):
+                call(instances=(decode if column is decode.bit else prefill).rows)
+        column[0] = 0
+
+
+@pytest.mark.parametrize("changed", [{"source": 1}, {"block_tokens": 0}, {"chunk_tokens": 0}])
+def test_what_is_asked_makes_sense(changed: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="that is none"):
+        replace(CALLS["estimate_prefills"], others=(ASKED._replace(**changed),))()
+
+
+def test_what_is_asked_is_read_by_name() -> None:
+    for asked, error in ((tuple(ASKED), AttributeError), (ASKED._replace(now="soon"), TypeError), (ASKED._replace(best=1.5), TypeError)):
+        with pytest.raises(error):
+            replace(CALLS["estimate_prefills"], others=(asked,))()
 
 
 def test_a_column_lies_in_one_piece_that_can_be_written() -> None:
     column = np.zeros(16, np.int64)
     with pytest.raises(ValueError, match=r"^column must lie in one piece"):
-        native.spread(column[::2], 1, b"\x01")
+        _native.spread(column[::2], 1, b"\x01")
     column.flags.writeable = False
     with pytest.raises(ValueError, match=r"^column must be writable"):
-        native.spread(column, 1, b"\x01")
+        _native.spread(column, 1, b"\x01")
 
 
-def test_a_mask_is_bytes() -> None:
+def test_a_mask_is_bytes_and_no_longer_than_its_column() -> None:
     with pytest.raises(TypeError, match=r"^mask must be bytes, not"):
-        native.spread(np.zeros(64, np.int64), 1, np.ones(1, np.float32))
-
-
-def test_looking_ahead_over_what_is_not_there_is_refused() -> None:
-    instances = np.ones((plain_forecasting.INSTANCE_FIGURES, 2))
-    attempts, batches = np.ones((plain_forecasting.ATTEMPT_FIGURES, 1)), np.empty((plain_forecasting.BATCH_FIGURES, 2))
-    first, survival = np.zeros(1, np.int64), np.ones((1, 4))
-    for places, laws, shares, error in (
-        (first + 2, first, survival, IndexError),
-        (first, first - 1, survival, IndexError),
-        (first, first, np.ones((1, 0)), ValueError),
-        (first, first, np.ones(4), ValueError),
-    ):
-        with pytest.raises(error):
-            native.pool(instances, attempts, places, laws, shares, batches, 1, 0.0, 1.0, True)
+        _native.spread(np.zeros(64, np.int64), 1, np.ones(1, np.float32))  # type: ignore[arg-type]
     with pytest.raises(IndexError):
-        native.with_one_more(instances, batches, 2, 1)
+        _native.spread(np.zeros(7, np.int64), 1, b"\x80")
+
+
+def attempt(**changed: int) -> Rows:
+    rows = np.zeros(1, ForecastAttempts.dtype)
+    for name, value in changed.items():
+        rows[name] = value
+    return rows
+
+
+@pytest.mark.parametrize("function", ["expect_batches", "look_at_instance"])
+def test_looking_ahead_over_what_is_not_there_is_refused(function: str) -> None:
+    call = CALLS[function]
+    for law in (1, -1):
+        with pytest.raises(IndexError):
+            call(attempts=attempt(law=law))
+    for survival in (np.ones((1, 0)), np.ones(4)):
+        with pytest.raises(ValueError):
+            call(survival=survival)
+
+
+def test_a_place_is_that_of_an_instance() -> None:
+    for place in (1, -1):
+        with pytest.raises(IndexError):
+            CALLS["expect_batches"](attempts=attempt(place=place))
+        for function in ("look_at_pool", "look_at_instance"):
+            call = CALLS[function]
+            with pytest.raises(IndexError):
+                replace(call, keywords={**call.keywords, "place": place})()

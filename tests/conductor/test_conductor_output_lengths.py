@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 import pytest
+from conductor_oracles.forecast import share_longer
 
 from conductor.core.forecast.output_lengths import CLUSTER, INITIAL_MEAN_TOKENS, OutputLengths
-from conductor.core.kernels.plain_forecasting import share_longer
 
 
 def fed(lengths_of: dict[str, list[int]], seed: int = 7) -> OutputLengths:

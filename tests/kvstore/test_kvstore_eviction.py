@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvstore_support import keys_of
 
-from kvstore.core.block import MAX_USES, Block
+from kvstore._native import MAX_USES, Block
 from kvstore.core.eviction import PolicyName, new_policy
 from kvstore.core.history import UseHistory
 from kvstore.core.hit_density import HitDensity, hit_density

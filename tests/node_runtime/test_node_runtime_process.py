@@ -13,6 +13,7 @@ from kvstore.link import StoreLink
 from node_runtime import process
 from springtide.config import load_config
 from springtide.errors import ConfigError, NoMemory
+from springtide.membership import Member
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
 
@@ -29,3 +30,25 @@ async def test_an_engine_that_cannot_map_its_stores_arena_ends_instead_of_waitin
     async with asyncio.timeout(10):
         with pytest.raises(ConfigError, match=r"kv\.arena_size: no room for an arena of 5 bytes"):
             await process._connect(arguments, node, 1, asyncio.get_running_loop().create_future())
+
+
+async def test_an_engine_announces_what_its_model_is_computed_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    announced: list[Member] = []
+
+    class Listening:
+        def __init__(self, *arguments: Any) -> None:
+            pass
+
+        async def announce(self, member: Member) -> None:
+            announced.append(member)
+
+    async def set_health(*arguments: Any) -> None:
+        pass
+
+    monkeypatch.setattr(process, "Membership", Listening)
+    config = load_config(overrides={"redis_url": "redis://127.0.0.1:1"}, environ={})
+    arguments = ProcessArguments(config, MODEL, tmp_path, "decode-0", "decode-0", "127.0.0.1")
+    health, link = SimpleNamespace(set=set_health), SimpleNamespace(address="127.0.0.1:2")
+    announcement = process._Announcement(arguments, "decode", "torch", "127.0.0.1:1", "127.0.0.1:3", health)
+    await announcement.announce(link, 1)  # type: ignore[arg-type]
+    assert [(member.member_id, member.details["kernels"]) for member in announced] == [("decode-0", "torch")]

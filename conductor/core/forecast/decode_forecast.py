@@ -7,16 +7,13 @@ output goes on until then, given how far it is: by the lengths of recent outputs
 from __future__ import annotations
 
 from collections.abc import Container, Set
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from conductor import _native
 from conductor.core.forecast.output_lengths import OutputLengths
-from conductor.core.kernels import plain_forecasting as plain
-from conductor.core.kernels.forecasting import pool, with_one_more
-from conductor.core.types.estimates import Floats
+from conductor.core.structured_array import Rows, StructuredArray
+from conductor.core.types.estimates import Floats, Ints
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId, InstanceId
 
@@ -26,65 +23,75 @@ _MOST_MOMENTS = 16
 """At which one instance's load is looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batches:
-    """What each decode instance of the pool is expected to have in its batch."""
+class ForecastInstances(StructuredArray):
+    """Decode instances, as the forecast knows them."""
 
-    table: Floats
-    """[BATCH_FIGURES, instances]"""
-
-    @property
-    def attempts(self) -> Floats:
-        return np.asarray(self.table[plain.ATTEMPTS])
-
-    @property
-    def context_tokens(self) -> Floats:
-        return np.asarray(self.table[plain.BATCH_TOKENS])
-
-
-@dataclass(frozen=True, slots=True)
-class PoolOutlook:
-    """Times between tokens once one more attempt has joined."""
-
-    expected_ms: float
-    """Of the instance that it joins."""
-    mean_ms: float
-    """Over the instances that are ready; a standard deviation above what is expected, as half of the requests would miss an objective that
-    is expected to be just met."""
-    idle_mean_ms: float
-    """The same with nobody else there."""
+    ready: Ints
+    """1 or 0."""
+    running: Ints
+    """In its batch, by the latest report."""
+    decoding: Ints
+    """Of the attempts that are known here, those in its batch."""
+    context_tokens: Floats
+    """Of its batch, by the latest report."""
+    fixed_ms: Floats
+    per_sequence_ms: Floats
+    per_context_token_ms: Floats
+    """As of DecodeCost."""
+    max_batch: Floats
+    """Infinite: not limited."""
+    pace_s: Floats
+    """Between tokens at present."""
+    produced: Floats
+    """Tokens that an attempt in the batch all the time would have had by `paced_at` (s)."""
+    paced_at: Floats
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceOutlook:
-    """Times between tokens of one instance."""
+class ForecastAttempts(StructuredArray):
+    """Live attempts, as the forecast knows them."""
 
-    first_ms: float
-    """Expected at the beginning."""
-    worst_ms: float
-    """The greatest, as in `PoolOutlook.mean_ms`."""
+    place: Ints
+    """Row of its instance."""
+    law: Ints
+    """See OutputLengths.law."""
+    in_prefill: Ints
+    """1 or 0."""
+    joins_at: Floats
+    """Predicted end of its prefill (s)."""
+    joined: Floats
+    """Its instance's `produced` when it joined."""
+    prompt_tokens: Floats
+    most_tokens: Floats
+    """Upper bound of its output."""
+
+
+class ExpectedBatches(StructuredArray):
+    """What each instance is expected to have in its batch."""
+
+    attempts: Floats
+    context_tokens: Floats
+    step_variance_ms2: Floats
+    """Of a step's time, for it is not certain who will be in the batch."""
 
 
 class DecodeForecast:
-    """Live attempts and instances as columns of two tables (plain_forecasting.py says of what). Looking ahead costs some 10 us for 1,000
-    attempts on 16 instances."""
+    """Live attempts and decode instances, as rows that C looks ahead over: some 10 us for 1,000 attempts on 16 instances."""
 
     def __init__(self, lengths: OutputLengths) -> None:
         self._lengths = lengths
         # Instances.
         self._places: dict[InstanceId, int] = {}
-        """Columns of `_instances`."""
+        """Rows of `_instances`."""
         self._gone: set[int] = set()
         """Places whose instance was forgotten while attempts still name it."""
         self._free_places: list[int] = []
-        self._instances = _unused(8)
+        self._instances = ForecastInstances(_unused(8))
         self._members = np.zeros(8, dtype=np.intp)
         # Attempts.
-        self._columns: dict[AttemptId, int] = {}
+        self._row_of: dict[AttemptId, int] = {}
         self._ids: list[AttemptId] = []
-        self._attempts = np.zeros((plain.ATTEMPT_FIGURES, 64))
-        self._place = np.zeros(64, dtype=np.int64)
-        self._law = np.zeros(64, dtype=np.int64)
+        self._attempts = ForecastAttempts.zeros(64)
+        """Of which the first `len(_ids)` are there."""
 
     # ---- instances ----
 
@@ -93,31 +100,29 @@ class DecodeForecast:
     ) -> None:
         """The instance is ready, and its batch was this. `step_ms`: measured time between tokens, 0 when there is none."""
         place = self._place_of(instance_id)
-        own = self._instances[:, place]
         pace_ms = step_ms if running and step_ms > 0 else cost.predict_ms(max(running, 1), tokens)
-        own[plain.PRODUCED] += (now - own[plain.PACED_AT]) / own[plain.PACE_S]
-        own[plain.PACED_AT] = now
-        own[plain.PACE_S] = max(pace_ms / 1000.0, 1e-6)
-        own[: plain.MAX_BATCH + 1] = (
-            1.0,
-            running,
-            tokens,
-            cost.fixed_ms,
-            cost.per_sequence_ms,
-            cost.per_context_token_ms,
-            max_batch or np.inf,
-        )
+        instances = self._instances
+        instances.produced[place] = self._produced(place, now)
+        instances.paced_at[place] = now
+        instances.pace_s[place] = max(pace_ms / 1000.0, 1e-6)
+        instances.ready[place] = 1
+        instances.running[place] = running
+        instances.context_tokens[place] = tokens
+        instances.fixed_ms[place] = cost.fixed_ms
+        instances.per_sequence_ms[place] = cost.per_sequence_ms
+        instances.per_context_token_ms[place] = cost.per_context_token_ms
+        instances.max_batch[place] = max_batch or np.inf
 
     def down(self, instance_id: InstanceId) -> None:
         """No member of the pool until it reports again."""
         place = self._places.get(instance_id)
         if place is not None:
-            self._instances[plain.READY, place] = 0.0
+            self._instances.ready[place] = 0
 
     def forget(self, instance_id: InstanceId) -> None:
         place = self._places.pop(instance_id, None)
         if place is not None:
-            self._instances[plain.READY, place] = 0.0
+            self._instances.ready[place] = 0
             self._gone.add(place)
             self._free(place)
 
@@ -131,98 +136,103 @@ class DecodeForecast:
     def place(self, attempt_id: AttemptId, instance_id: InstanceId, num_tokens: int, most_tokens: float, law: int, joins_at: float) -> None:
         """An attempt is in prefill, and predicted to join its decode instance at `joins_at` (s). `law`: see OutputLengths.law."""
         place = self._place_of(instance_id)
-        column = len(self._ids)
-        if column == len(self._place):
-            self._place, self._law, self._attempts = _doubled(self._place), _doubled(self._law), _doubled(self._attempts)
-        self._columns[attempt_id] = column
+        row = len(self._ids)
+        if row == len(self._attempts):
+            self._attempts = self._attempts.extended(np.zeros_like(self._attempts.rows))
+        self._row_of[attempt_id] = row
         self._ids.append(attempt_id)
-        self._place[column], self._law[column] = place, law
-        self._attempts[:, column] = joins_at, 0.0, num_tokens, most_tokens, 1.0
+        attempts = self._attempts
+        attempts.place[row] = place
+        attempts.law[row] = law
+        attempts.in_prefill[row] = 1
+        attempts.joins_at[row] = joins_at
+        attempts.joined[row] = 0.0
+        attempts.prompt_tokens[row] = num_tokens
+        attempts.most_tokens[row] = most_tokens
         self._members[place] += 1
 
     def join(self, attempt_id: AttemptId, now: float) -> None:
         """Its first token is out: from now on it is in its decode instance's batch."""
-        column = self._columns.get(attempt_id)
-        if column is not None and self._attempts[plain.IN_PREFILL, column]:
-            own = self._instances[:, self._place[column]]
-            self._attempts[plain.IN_PREFILL, column] = 0.0
-            self._attempts[plain.JOINED, column] = own[plain.PRODUCED] + (now - own[plain.PACED_AT]) / own[plain.PACE_S]
-            own[plain.DECODING] += 1
+        row, attempts = self._row_of.get(attempt_id), self._attempts
+        if row is not None and attempts.in_prefill[row]:
+            place = int(attempts.place[row])
+            attempts.in_prefill[row] = 0
+            attempts.joined[row] = self._produced(place, now)
+            self._instances.decoding[place] += 1
 
     def remove(self, attempt_id: AttemptId) -> None:
-        column = self._columns.pop(attempt_id, None)
-        if column is None:
+        row, attempts = self._row_of.pop(attempt_id, None), self._attempts
+        if row is None:
             return
-        place = int(self._place[column])
+        place = int(attempts.place[row])
         self._members[place] -= 1
-        if not self._attempts[plain.IN_PREFILL, column]:
-            self._instances[plain.DECODING, place] -= 1
+        if not attempts.in_prefill[row]:
+            self._instances.decoding[place] -= 1
         last = self._ids.pop()
         if last != attempt_id:
-            end = len(self._ids)
-            self._columns[last] = column
-            self._ids[column] = last
-            self._place[column], self._law[column] = self._place[end], self._law[end]
-            self._attempts[:, column] = self._attempts[:, end]
+            self._row_of[last] = row
+            self._ids[row] = last
+            attempts.rows[row] = attempts.rows[len(self._ids)]
         self._free(place)
 
     def running_tokens(self, now: float) -> Floats:
         """How many tokens each attempt that decodes has had by now."""
-        count, instances = len(self._ids), self._instances
-        decoding, places = self._attempts[plain.IN_PREFILL, :count] == 0, self._place[:count]
-        produced = instances[plain.PRODUCED] + (now - instances[plain.PACED_AT]) / instances[plain.PACE_S]
-        return np.asarray(np.maximum(produced[places] - self._attempts[plain.JOINED, :count], 0.0)[decoding])
+        attempts, instances = self._live(), self._instances
+        places = attempts["place"]
+        produced = instances.produced + (now - instances.paced_at) / instances.pace_s
+        return np.asarray(np.maximum(produced[places] - attempts["joined"], 0.0)[attempts["in_prefill"] == 0])
+
+    def _live(self) -> Rows:
+        """The live attempts' rows."""
+        return self._attempts.rows[: len(self._ids)]
+
+    def _produced(self, place: int, now: float) -> float:
+        """Tokens that an attempt in the batch all the time would have had by now."""
+        instances = self._instances
+        return float(instances.produced[place] + (now - instances.paced_at[place]) / instances.pace_s[place])
 
     # ---- looking ahead ----
 
-    def pool(self, now: float, at: float, *, joining: bool) -> Batches:
+    def pool(self, now: float, at: float, *, joining: bool) -> ExpectedBatches:
         """Every instance's batch at `at` (s, not before `now`). Without `joining`, of those only that are in it now."""
-        batches = np.empty((plain.BATCH_FIGURES, self._instances.shape[1]))
+        batches = ExpectedBatches(np.empty(len(self._instances), ExpectedBatches.dtype))
         survival = self._lengths.survival
-        pool(self._instances, self._attempts, self._place, self._law, survival, batches, len(self._ids), now, at, joining)
-        return Batches(batches)
+        _native.expect_batches(self._instances.rows, self._live(), survival, batches.rows, now=now, at=at, joining=joining)
+        return batches
 
-    def outlook(self, batches: Batches, joined: InstanceId, num_tokens: int) -> PoolOutlook:
+    def outlook(self, batches: ExpectedBatches, joined: InstanceId, num_tokens: int) -> _native.PoolOutlook:
         """Of the pool, once an attempt of `num_tokens` has joined one of its instances."""
-        return PoolOutlook(*with_one_more(self._instances, batches.table, self._places[joined], num_tokens))
+        return _native.look_at_pool(self._instances.rows, batches.rows, place=self._places[joined], num_tokens=num_tokens)
 
-    def instance(self, instance_id: InstanceId, num_tokens: int, now: float, start: float, end: float) -> InstanceOutlook:
+    def instance(self, instance_id: InstanceId, num_tokens: int, now: float, start: float, end: float) -> _native.InstanceOutlook:
         """Of one instance from `start` (s, not before `now`) to `end`, once an attempt of `num_tokens` has joined it."""
-        place, instances = self._places[instance_id], self._instances
-        columns = np.flatnonzero(self._place[: len(self._ids)] == place)
-        attempts, places, laws = self._attempts[:, columns], self._place[columns], self._law[columns]
+        place, attempts, survival = self._places[instance_id], self._live(), self._lengths.survival
         # A batch grows when somebody joins: it is looked at then, and at the start.
-        joins_at = np.sort(attempts[plain.JOINS_AT, attempts[plain.IN_PREFILL] > 0])
-        joins_at = joins_at[(joins_at > start) & (joins_at < end)]
-        at = np.concatenate([[start], joins_at[:: len(joins_at) // _MOST_MOMENTS + 1]])[:, None]
-        stay, context = plain.expected(instances, attempts, places, laws, self._lengths.survival, now, at, joining=True)
-        unknown, unknown_context = plain.unknown(instances)
-        in_batch, tokens = 1 + stay.sum(axis=1) + unknown[place], num_tokens + (stay * context).sum(axis=1) + unknown_context[place]
-        expected_ms = plain.step_ms(instances, place, in_batch, tokens)
-        deviation_ms = np.sqrt(plain.step_variance_ms2(instances, place, stay, context).sum(axis=1))
-        return InstanceOutlook(float(expected_ms[0]), float((expected_ms + deviation_ms).max()))
+        joins_at = attempts["joins_at"]
+        joins_at = np.sort(joins_at[(attempts["place"] == place) & (attempts["in_prefill"] > 0) & (joins_at > start) & (joins_at < end)])
+        moments = np.concatenate([[start], joins_at[:: len(joins_at) // _MOST_MOMENTS + 1]])
+        return _native.look_at_instance(self._instances.rows, attempts, survival, moments, place=place, num_tokens=num_tokens, now=now)
 
     def idle_tbt_ms(self, instance_id: InstanceId, num_tokens: int) -> float:
         """Of one instance with nothing but an attempt of `num_tokens`."""
-        fixed, per_sequence, per_context_token = self._instances[plain.FIXED_MS : plain.MAX_BATCH, self._places[instance_id]]
-        return float(fixed + per_sequence + per_context_token * num_tokens)
+        place, instances = self._places[instance_id], self._instances
+        alone_ms = instances.fixed_ms[place] + instances.per_sequence_ms[place] + instances.per_context_token_ms[place] * num_tokens
+        return float(alone_ms)
 
-    def tbts_ms(self, batches: Batches) -> dict[InstanceId, float]:
+    def tbts_ms(self, batches: ExpectedBatches) -> dict[InstanceId, float]:
         """Time between tokens of each instance that is ready; of an empty one, 0."""
-        steps_ms = plain.step_ms(self._instances, slice(None), batches.attempts, batches.context_tokens)
-        found = np.where(batches.attempts > 0, steps_ms, 0.0).tolist()
-        ready = self._instances[plain.READY].tolist()
-        return {instance_id: found[place] for instance_id, place in self._places.items() if ready[place]}
+        steps_ms, ready = _native.step_times_ms(self._instances.rows, batches.rows), self._instances.ready.tolist()
+        return {instance_id: steps_ms[place] for instance_id, place in self._places.items() if ready[place]}
 
     def validate(self, live_ids: Set[AttemptId]) -> None:
-        """Asserts that the columns are one for each of `live_ids`, and the counts those of the columns."""
-        assert self._columns.keys() == live_ids, "the forecast counts other attempts than those that live"
-        assert len(self._columns) == len(self._ids)
-        assert all(self._ids[column] == attempt_id for attempt_id, column in self._columns.items())
-        count, num_places = len(self._ids), len(self._members)
-        places, decoding = self._place[:count], self._attempts[plain.IN_PREFILL, :count] == 0
+        """Asserts that the rows are one for each of `live_ids`, and the counts those of the rows."""
+        assert self._row_of.keys() == live_ids, "the forecast counts other attempts than those that live"
+        assert len(self._row_of) == len(self._ids)
+        assert all(self._ids[row] == attempt_id for attempt_id, row in self._row_of.items())
+        attempts, num_places = self._live(), len(self._members)
+        places, decoding = attempts["place"], attempts["in_prefill"] == 0
         assert (np.bincount(places, minlength=num_places) == self._members).all()
-        assert (np.bincount(places[decoding], minlength=num_places) == self._instances[plain.DECODING]).all()
+        assert (np.bincount(places[decoding], minlength=num_places) == self._instances.decoding).all()
         told = [*self._places.values(), *self._gone, *self._free_places]
         assert sorted(told) == list(range(len(told)))
 
@@ -235,9 +245,9 @@ class DecodeForecast:
         # Places in use and free ones are all there are: without a free one, the next is a new one.
         place = self._free_places.pop() if self._free_places else len(self._places) + len(self._gone)
         if place == len(self._members):
-            self._instances = np.concatenate([self._instances, _unused(place)], axis=1)
-            self._members = _doubled(self._members)
-        self._instances[:, place] = _unused(1)[:, 0]
+            self._instances = self._instances.extended(_unused(place))
+            self._members = np.concatenate([self._members, np.zeros_like(self._members)])
+        self._instances.rows[place] = _unused(1)[0]
         self._places[instance_id] = place
         return place
 
@@ -248,13 +258,8 @@ class DecodeForecast:
             self._free_places.append(place)
 
 
-def _unused(count: int) -> Floats:
-    """Columns of instances of which nothing is known yet."""
-    columns = np.zeros((plain.INSTANCE_FIGURES, count))
-    columns[plain.MAX_BATCH], columns[plain.PACE_S] = np.inf, _NEVER_S
-    return columns
-
-
-def _doubled(array: NDArray[Any]) -> NDArray[Any]:
-    """Twice as long in its last dimension, with zeros behind."""
-    return np.concatenate([array, np.zeros_like(array)], axis=-1)
+def _unused(count: int) -> Rows:
+    """Rows of instances of which nothing is known yet."""
+    instances = ForecastInstances.zeros(count)
+    instances.max_batch[:], instances.pace_s[:] = np.inf, _NEVER_S
+    return instances.rows

@@ -12,7 +12,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from conductor.core.kernels.plain_forecasting import BINS_PER_ROOT
+from conductor._native import BINS_PER_ROOT
 from conductor.core.types.estimates import Floats
 
 CLUSTER = 0
@@ -102,7 +102,7 @@ class OutputLengths:
         self._cluster = _History(_CLUSTER_WINDOW, prior * (INITIAL_MEAN_TOKENS / prior.mean()))
         self._tenants: OrderedDict[str, tuple[int, _History]] = OrderedDict()
         self.survival: Floats = np.ones((1 + _MOST_TENANTS, _BINS))
-        """[laws, bins]: the share of outputs under each law that are longer, see plain_forecasting.share_longer."""
+        """[laws, bins]: the share of outputs under each law that are longer than a bin's edge."""
         self._running: Floats = np.zeros(0)
         self.survival[CLUSTER] = self._cluster.survival(self._running)
 

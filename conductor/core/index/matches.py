@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from conductor.core.kernels.estimating import spread
+from conductor._native import spread
 from springtide.ids import NodeId
 
 Numbers = npt.NDArray[np.int64]

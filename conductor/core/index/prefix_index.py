@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from conductor._native import HolderTable
 from conductor.core.index.matches import Matches, bits
-from conductor.core.kernels.table import HolderTable
 from springtide.ids import BlockKey, NodeId
 from springtide.protocol.storage import Tier
 

@@ -9,37 +9,80 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import ClassVar
-
-import numpy as np
+from typing import ClassVar, Generic, TypeVar
 
 from conductor.core.index.prefix_index import PrefixIndex
 from conductor.core.placement.transfer import TransferModel
 from conductor.core.state import Instance
+from conductor.core.structured_array import StructuredArray
 from conductor.core.types.estimates import Floats, Ints
 from springtide.ids import InstanceId
 from springtide.protocol.instances import Role
 
 
-class InstanceColumns(ABC):
-    """A float64 column has all integers below 2^53 exactly."""
+class PrefillInstances(StructuredArray):
+    """What prefill instances are estimated from."""
 
+    bit: Ints
+    """Of its own store in the prefix index."""
+    node: Ints
+    """Number of its node in the transfer model."""
+    queue_ms: Floats
+    reported_at: Floats
+    """When that was, in seconds."""
+    placed_ms: Floats
+    """Predicted prefill time of what was placed on it since."""
+    fixed_ms: Floats
+    per_token_ms: Floats
+    per_pair_ms: Floats
+    slowest_share: Floats
+    """As of PrefillCost."""
+    ssd_read_ms_per_block: Floats
+    slots_total: Ints
+
+
+class DecodeInstances(StructuredArray):
+    """What decode instances are estimated from."""
+
+    bit: Ints
+    """Of its own store in the prefix index."""
+    attempts: Ints
+    """Running there, or promised to it."""
+    context_tokens: Floats
+    """Of these."""
+    max_batch: Ints
+    """0: not limited."""
+    fixed_ms: Floats
+    per_sequence_ms: Floats
+    per_context_token_ms: Floats
+    """As of DecodeCost."""
+    slots_free: Ints
+    """Negative when more is promised than there is."""
+    slots_total: Ints
+    inlining_ms: Floats
+    """Predicted time of the prompts that it is to compute itself."""
+
+
+InstancesT = TypeVar("InstancesT", PrefillInstances, DecodeInstances)
+
+
+class InstanceColumns(ABC, Generic[InstancesT]):
     role: ClassVar[Role]
-    names: ClassVar[tuple[str, ...]]
 
-    def __init__(self) -> None:
-        self.instance_ids: tuple[InstanceId, ...] = ()
-        self.bits: Ints = np.zeros(0, np.int64)
-        """Of each instance's own store in the prefix index."""
-        self.nodes: Ints = np.zeros(0, np.int64)
-        """Number of each instance's node in the transfer model."""
+    def __init__(self, kind: type[InstancesT]) -> None:
+        self._kind: type[InstancesT] = kind
         self._row_of: dict[InstanceId, int] = {}
-        self.table: Floats = np.zeros((len(self.names), 0))
-        """[names, instances], of which the next refresh changes some."""
+        self.instance_ids: tuple[InstanceId, ...] = ()
+        self.instances: InstancesT = kind.zeros(0)
+        """Of which the next refresh changes some."""
 
     @abstractmethod
-    def row(self, instance: Instance) -> tuple[float, ...]:
-        """Its figures, in the order of `names`."""
+    def locate(self, row: int, bit: int, node: int) -> None:
+        """Writes where the instance's store is in the index, and its node in the transfer model."""
+
+    @abstractmethod
+    def write(self, row: int, instance: Instance) -> None:
+        """Writes what is known of its load, and what it takes to predict."""
 
     def ready(self, instance: Instance) -> bool:
         """Its load is known, with what it takes to predict."""
@@ -53,14 +96,10 @@ class InstanceColumns(ABC):
         rows = [(instance, bit) for instance, bit in chosen if bit is not None]
         self.instance_ids = tuple(instance.ref.instance_id for instance, _ in rows)
         self._row_of = {instance_id: row for row, instance_id in enumerate(self.instance_ids)}
-        self.bits = np.array([bit for _, bit in rows], np.int64)
-        self.nodes = np.array([transfers.number(instance.ref.node_id) for instance, _ in rows], np.int64)
-        self.table = np.array([self.row(instance) for instance, _ in rows], np.float64).reshape(len(rows), len(self.names)).T.copy()
-
-    def column(self, name: str) -> Floats:
-        """[instances], to be read before the next refresh."""
-        column: Floats = self.table[self.names.index(name)]
-        return column
+        self.instances = self._kind.zeros(len(rows))
+        for row, (instance, bit) in enumerate(rows):
+            self.locate(row, bit, transfers.number(instance.ref.node_id))
+            self.write(row, instance)
 
     def __contains__(self, instance_id: InstanceId) -> bool:
         return instance_id in self._row_of
@@ -72,76 +111,54 @@ class InstanceColumns(ABC):
             return row is None
         if row is None:
             return False
-        self.table[:, row] = self.row(instance)
+        self.write(row, instance)
         return True
 
 
-class PrefillColumns(InstanceColumns):
+class PrefillColumns(InstanceColumns[PrefillInstances]):
     role = Role.PREFILL
-    names = (
-        "queue_ms",
-        "reported_at",
-        "placed_ms",
-        "fixed_ms",
-        "per_token_ms",
-        "per_pair_ms",
-        "slowest_share",
-        "ssd_read_ms_per_block",
-        "slots_total",
-    )
 
-    def row(self, instance: Instance) -> tuple[float, ...]:
-        load = instance.load
+    def __init__(self) -> None:
+        super().__init__(PrefillInstances)
+
+    def locate(self, row: int, bit: int, node: int) -> None:
+        self.instances.bit[row] = bit
+        self.instances.node[row] = node
+
+    def write(self, row: int, instance: Instance) -> None:
+        load, columns = instance.load, self.instances
         cost = load.prefill_cost
         assert cost is not None
-        placed_ms = sum(attempt.prefill_ms for attempt in instance.unreported.values()) if instance.unreported else 0.0
-        return (
-            load.queue_ms,
-            instance.changed_at,
-            placed_ms,
-            cost.fixed_ms,
-            cost.per_token_ms,
-            cost.per_pair_ms,
-            cost.slowest_share,
-            load.ssd_read_us_per_block / 1000,
-            load.slots_total,
-        )
+        columns.queue_ms[row] = load.queue_ms
+        columns.reported_at[row] = instance.changed_at
+        columns.placed_ms[row] = sum(attempt.prefill_ms for attempt in instance.unreported.values()) if instance.unreported else 0.0
+        columns.fixed_ms[row] = cost.fixed_ms
+        columns.per_token_ms[row] = cost.per_token_ms
+        columns.per_pair_ms[row] = cost.per_pair_ms
+        columns.slowest_share[row] = cost.slowest_share
+        columns.ssd_read_ms_per_block[row] = load.ssd_read_us_per_block / 1000
+        columns.slots_total[row] = load.slots_total
 
 
-class DecodeColumns(InstanceColumns):
+class DecodeColumns(InstanceColumns[DecodeInstances]):
     role = Role.DECODE
-    names = (
-        "batch",
-        "context_tokens",
-        "max_batch",
-        "fixed_ms",
-        "per_sequence_ms",
-        "per_context_token_ms",
-        "slots_free",
-        "slots_total",
-        "inlining_ms",
-    )
 
-    @property
-    def estimated(self) -> Floats:
-        """The part of the table that `estimating.decode` takes: all but the last column."""
-        part: Floats = self.table[:-1]
-        return part
+    def __init__(self) -> None:
+        super().__init__(DecodeInstances)
 
-    def row(self, instance: Instance) -> tuple[float, ...]:
-        load = instance.load
+    def locate(self, row: int, bit: int, node: int) -> None:
+        self.instances.bit[row] = bit
+
+    def write(self, row: int, instance: Instance) -> None:
+        load, columns, arriving = instance.load, self.instances, instance.arriving
         cost = load.decode_cost
         assert cost is not None
-        arriving = instance.arriving
-        context = load.tokens + sum(attempt.num_tokens for attempt in arriving.values()) if arriving else load.tokens
-        return (
-            load.running + len(arriving),
-            context,
-            load.max_batch,
-            cost.fixed_ms,
-            cost.per_sequence_ms,
-            cost.per_context_token_ms,
-            instance.slots_free(),
-            load.slots_total,
-            instance.inlining_ms() if arriving else 0.0,
-        )
+        columns.attempts[row] = load.running + len(arriving)
+        columns.context_tokens[row] = load.tokens + sum(attempt.num_tokens for attempt in arriving.values()) if arriving else load.tokens
+        columns.max_batch[row] = load.max_batch
+        columns.fixed_ms[row] = cost.fixed_ms
+        columns.per_sequence_ms[row] = cost.per_sequence_ms
+        columns.per_context_token_ms[row] = cost.per_context_token_ms
+        columns.slots_free[row] = instance.slots_free()
+        columns.slots_total[row] = load.slots_total
+        columns.inlining_ms[row] = instance.inlining_ms() if arriving else 0.0

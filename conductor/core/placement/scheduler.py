@@ -12,11 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from conductor import _native
 from conductor.core.admission.rules import ADMISSIONS
 from conductor.core.index.matches import Matches, bits
 from conductor.core.index.prefix_index import PrefixIndex
-from conductor.core.kernels import estimating
-from conductor.core.kernels.plain_estimating import Asked
 from conductor.core.placement.columns import DecodeColumns, PrefillColumns
 from conductor.core.placement.inlining import inline_estimates
 from conductor.core.placement.policy import POLICIES
@@ -24,7 +23,7 @@ from conductor.core.placement.transfer import Fetch, TransferModel
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
 from conductor.core.types.decision import Alternatives, Outcome, Placement
-from conductor.core.types.estimates import DecodeEstimate, DecodeEstimates, InlineEstimate, Ints, PrefillEstimate, PrefillEstimates
+from conductor.core.types.estimates import Asked, DecodeEstimate, DecodeEstimates, InlineEstimate, Ints, PrefillEstimate, PrefillEstimates
 from springtide.blocks import blocks_for
 from springtide.ids import InstanceId, NodeId
 from springtide.protocol.instances import Role
@@ -128,7 +127,7 @@ class Scheduler:
         if holders.bit_count() == 1:
             return [matches.node_of_bit[holders.bit_length() - 1]]
         held = np.asarray(bits(holders))
-        congestion = self._transfers.leaving[self._node_of_bit[held]]
+        congestion = self._transfers.links.leaving[self._node_of_bit[held]]
         return [matches.node_of_bit[bit] for bit in held[np.argsort(congestion, kind="stable")[:count]]]
 
     # ---- estimates ----
@@ -156,43 +155,31 @@ class Scheduler:
             bytes_per_block=settings.bytes_per_block,
             assumed_bytes_per_s=settings.transfer_bytes_per_s,
         )
-        floats, ints = np.empty((5, len(columns.bits))), np.empty((3, len(columns.bits)), np.int64)
+        estimates = PrefillEstimates.unfilled(columns.instance_ids, source_id, best)
+        held = matches.blocks_by_bit()
         in_dram = self._index.match_in_dram(request.block_keys).blocks_by_bit() if self._index.has_ssd else None
-        links = columns.nodes, transfers.leaving, transfers.arriving, transfers.rates_from(source)
-        estimating.prefill(columns.table, columns.bits, matches.blocks_by_bit(), in_dram, *links, floats, ints, asked)
-        queue_ms, transfer_ms, prefill_ms, ttft_ms, saved_ms = floats
+        rates = transfers.rates_from(source)
+        _native.estimate_prefills(columns.instances.rows, held, in_dram, transfers.links.rows, rates, asked, estimates)
+        queue_ms, prefill_ms = estimates.queue_ms, estimates.prefill_ms
         if self._policy.foresees_wait:
             queue_ms *= self._state.queue_bias.factors(prefill_ms, queue_ms)
-        np.add(queue_ms, transfer_ms + prefill_ms, out=ttft_ms)
-        local_blocks, slots_total, branch = ints
-        return PrefillEstimates(
-            instance_ids=columns.instance_ids,
-            source_id=source_id,
-            source_blocks=best,
-            local_blocks=local_blocks,
-            queue_ms=queue_ms,
-            transfer_ms=transfer_ms,
-            prefill_ms=prefill_ms,
-            ttft_ms=ttft_ms,
-            saved_ms=saved_ms,
-            slots_total=slots_total,
-            branch=branch,
-        )
+        np.add(queue_ms, estimates.transfer_ms + prefill_ms, out=estimates.ttft_ms)
+        return estimates
 
     def _decodes(self, request: Schedule, matches: Matches) -> DecodeEstimates:
         columns = self._decode
-        floats, ints = np.empty((1, len(columns.bits))), np.empty((5, len(columns.bits)), np.int64)
-        estimating.decode(columns.estimated, columns.bits, matches.blocks_by_bit(), floats, ints, request.num_tokens)
-        return DecodeEstimates(columns.instance_ids, ints[0], floats[0], *ints[1:])
+        estimates = DecodeEstimates.unfilled(columns.instance_ids)
+        _native.estimate_decodes(columns.instances.rows, matches.blocks_by_bit(), request.num_tokens, estimates)
+        return estimates
 
     def _inlines(self, request: Schedule, matches: Matches, decodes: DecodeEstimates) -> Sequence[InlineEstimate]:
-        settings, columns = self._settings, self._decode
+        settings, instances = self._settings, self._decode.instances
         if not settings.inline_tokens or not self._policy.fetches or not len(decodes):
             return ()
         if self._index.has_ssd:
             matches = self._index.match_in_dram(request.block_keys)
-        in_dram = matches.blocks_by_bit()[columns.bits]
-        return inline_estimates(decodes, columns.column, in_dram, request.num_tokens, settings.block_tokens, settings.inline_tokens)
+        in_dram = matches.blocks_by_bit()[instances.bit]
+        return inline_estimates(decodes, instances, in_dram, request.num_tokens, settings.block_tokens, settings.inline_tokens)
 
 
 def decide(alternatives: Alternatives) -> Outcome:

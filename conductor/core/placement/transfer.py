@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from conductor.core.placement.fetch_threshold import AdaptiveThreshold
+from conductor.core.structured_array import StructuredArray
 from conductor.core.types.estimates import Floats, Ints
 from springtide.ids import AttemptId, NodeId
 
@@ -39,6 +40,13 @@ class _Transfer:
     """How many transfers shared the link's busier end when this one began, itself included."""
 
 
+class LinkEnds(StructuredArray):
+    """Of each node, how many transfers are under way from it and to it."""
+
+    leaving: Ints
+    arriving: Ints
+
+
 class TransferModel:
     """A link's rate is what it was measured to be, or else assumed (by who asks); transfers under way at either end share it equally.
 
@@ -54,9 +62,8 @@ class TransferModel:
         self._rates: dict[int, Floats] = {}
         """Of the links that leave a source, by the destination's number; NaN where none was measured."""
         self._under_way: dict[AttemptId, _Transfer] = {}
-        self.leaving: Ints = np.zeros(_FIRST_NODES, np.int64)
-        self.arriving: Ints = np.zeros(_FIRST_NODES, np.int64)
-        """[nodes] transfers under way at either end, by the node's number."""
+        self.links = LinkEnds.zeros(_FIRST_NODES)
+        """[nodes], by the node's number."""
 
     def number(self, node_id: NodeId) -> int:
         """The node's number, until it is forgotten."""
@@ -64,8 +71,8 @@ class TransferModel:
         number = self._number.get(node_id)
         if number is None:
             number = self._number[node_id] = self._free.pop() if self._free else len(self._number)
-            if number >= len(self.leaving):
-                self.leaving, self.arriving = (np.append(column, np.zeros_like(column)) for column in (self.leaving, self.arriving))
+            if number >= len(self.links):
+                self.links = self.links.extended(np.zeros_like(self.links.rows))
                 self._rates = {source: np.append(rates, np.full_like(rates, np.nan)) for source, rates in self._rates.items()}
         return number
 
@@ -76,10 +83,10 @@ class TransferModel:
     def begin(self, attempt_id: AttemptId, fetch: Fetch) -> None:
         self.end(attempt_id)
         source, destination = self.number(fetch.source), self.number(fetch.destination)
-        sharers = 1 + max(int(self.leaving[source]), int(self.arriving[destination]))
+        sharers = 1 + max(int(self.links.leaving[source]), int(self.links.arriving[destination]))
         self._under_way[attempt_id] = _Transfer(fetch, source, destination, sharers)
-        self.leaving[source] += 1
-        self.arriving[destination] += 1
+        self.links.leaving[source] += 1
+        self.links.arriving[destination] += 1
 
     def end(self, attempt_id: AttemptId, num_bytes: int = 0, elapsed_ms: float = 0.0) -> None:
         """The attempt's transfer, if it had one, is over; with both figures it becomes a measurement of its link, and of what fetching
@@ -87,8 +94,8 @@ class TransferModel:
         transfer = self._under_way.pop(attempt_id, None)
         if transfer is None:
             return
-        self.leaving[transfer.source] -= 1
-        self.arriving[transfer.destination] -= 1
+        self.links.leaving[transfer.source] -= 1
+        self.links.arriving[transfer.destination] -= 1
         is_measured = num_bytes > 0 and elapsed_ms > 0
         if is_measured and not self._gone & {transfer.fetch.source, transfer.fetch.destination}:
             self._measured(transfer, 1000.0 * num_bytes * transfer.sharers / elapsed_ms)
@@ -118,19 +125,19 @@ class TransferModel:
         assert self._under_way.keys() <= live, "a transfer outlived its attempt's prefill"
         transfers = self._under_way.values()
         for counts, ends in (
-            (self.leaving, Counter(transfer.source for transfer in transfers)),
-            (self.arriving, Counter(transfer.destination for transfer in transfers)),
+            (self.links.leaving, Counter(transfer.source for transfer in transfers)),
+            (self.links.arriving, Counter(transfer.destination for transfer in transfers)),
         ):
             assert {number: count for number, count in enumerate(counts.tolist()) if count} == ends, "transfers are miscounted"
 
     def _release(self, node_id: NodeId) -> None:
         number = self._number[node_id]
-        if not self.leaving[number] and not self.arriving[number]:
+        if not self.links.leaving[number] and not self.links.arriving[number]:
             self._gone.discard(node_id)
             del self._number[node_id]
             self._free.append(number)
 
     def _measured(self, transfer: _Transfer, bytes_per_s: float) -> None:
-        rates = self._rates.setdefault(transfer.source, np.full(len(self.leaving), np.nan))
+        rates = self._rates.setdefault(transfer.source, np.full(len(self.links), np.nan))
         known = rates[transfer.destination]
         rates[transfer.destination] = bytes_per_s if np.isnan(known) else bytes_per_s + (1 - _SMOOTHING) * (known - bytes_per_s)

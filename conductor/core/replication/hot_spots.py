@@ -202,12 +202,12 @@ class HotSpots:
         rates = self._transfers.rates_from(source)
         measured = math.nan if rates is None else float(rates[destination])
         bytes_per_s = self._settings.transfer_bytes_per_s if math.isnan(measured) else measured
-        sharers = 1 + max(int(self._transfers.leaving[source]), int(self._transfers.arriving[destination]))
+        sharers = 1 + max(int(self._transfers.links.leaving[source]), int(self._transfers.links.arriving[destination]))
         return 1000.0 * num_bytes * sharers / bytes_per_s
 
     def _least_busy(self, node_ids: Iterable[NodeId]) -> list[NodeId]:
         """Those first that fewer transfers leave now."""
-        return sorted(node_ids, key=lambda node_id: (int(self._transfers.leaving[self._transfers.number(node_id)]), node_id))
+        return sorted(node_ids, key=lambda node_id: (int(self._transfers.links.leaving[self._transfers.number(node_id)]), node_id))
 
     def _forget_past(self, now: float) -> None:
         self._budget.forget_past(now)

@@ -26,6 +26,28 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
+class Asked(NamedTuple):
+    """What a prompt's estimates depend on beside the instances."""
+
+    now: float
+    num_tokens: int
+    block_tokens: int
+    chunk_tokens: int
+    chunk_ms: float
+    """As of Chunking, 0 for None."""
+    most_reused: int
+    """Blocks: the last token is always computed."""
+    best: int
+    """Blocks of the longest match, at most `most_reused`."""
+    source: int
+    """Number of the node that would be fetched from; -1 for none."""
+    threshold: float
+    """`kvcache_balancing_threshold`"""
+    bytes_per_block: int
+    assumed_bytes_per_s: float
+    """Of links that were not measured."""
+
+
 class PrefillEstimate(NamedTuple):
     """What the request may expect of one prefill instance. Milliseconds."""
 
@@ -68,7 +90,7 @@ _Row = TypeVar("_Row", PrefillEstimate, DecodeEstimate, covariant=True)
 
 
 class _Estimates(Sequence[_Row]):
-    """Base of both: the dataclass fields of a subclass are its columns. They are not to be written once they are here."""
+    """Base of both: the dataclass fields of a subclass are its columns, unfilled until they are estimated and not to be written then."""
 
     instance_ids: tuple[InstanceId, ...]
 
@@ -125,6 +147,24 @@ class PrefillEstimates(_Estimates[PrefillEstimate]):
     branch: Ints
     """Index into BRANCHES."""
 
+    @classmethod
+    def unfilled(cls, instance_ids: tuple[InstanceId, ...], source_id: NodeId | None, source_blocks: int) -> Self:
+        """With columns that are still to be filled."""
+        count = len(instance_ids)
+        return cls(
+            instance_ids=instance_ids,
+            source_id=source_id,
+            source_blocks=source_blocks,
+            local_blocks=np.empty(count, np.int64),
+            queue_ms=np.empty(count),
+            transfer_ms=np.empty(count),
+            prefill_ms=np.empty(count),
+            ttft_ms=np.empty(count),
+            saved_ms=np.empty(count),
+            slots_total=np.empty(count, np.int64),
+            branch=np.empty(count, np.int64),
+        )
+
     def row(self, index: int) -> PrefillEstimate:
         branch = int(self.branch[index])
         return PrefillEstimate(
@@ -152,6 +192,20 @@ class DecodeEstimates(_Estimates[DecodeEstimate]):
     slots_free: Ints
     slots_total: Ints
     max_batch: Ints
+
+    @classmethod
+    def unfilled(cls, instance_ids: tuple[InstanceId, ...]) -> Self:
+        """With columns that are still to be filled."""
+        count = len(instance_ids)
+        return cls(
+            instance_ids=instance_ids,
+            prefix_blocks=np.empty(count, np.int64),
+            tbt_ms=np.empty(count),
+            batch=np.empty(count, np.int64),
+            slots_free=np.empty(count, np.int64),
+            slots_total=np.empty(count, np.int64),
+            max_batch=np.empty(count, np.int64),
+        )
 
     def row(self, index: int) -> DecodeEstimate:
         return DecodeEstimate(

@@ -1,4 +1,4 @@
-"""Block key -> holders, with a dict. `conductor._native.HolderTable` is its twin in C: a third of the memory, some three times as fast."""
+"""Block key -> holders, with a dict."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from itertools import islice
 from springtide.ids import BlockKey
 
 Share = Callable[[int], int]
-"""Holders -> the int that stands for them in the table."""
 
 
 class HolderTable:
-    """Holders are a non-zero int, a bit each; a block without any is not in the table."""
-
     def __init__(self) -> None:
         self._holders: dict[BlockKey, int] = {}
         self._swept: list[BlockKey] = []
@@ -22,20 +19,17 @@ class HolderTable:
         return len(self._holders)
 
     def get(self, key: BlockKey) -> int:
-        """0 when it is not in the table."""
         return self._holders.get(key, 0)
 
     def items(self) -> list[tuple[BlockKey, int]]:
         return list(self._holders.items())
 
     def add(self, keys: Sequence[BlockKey], mask: int, share: Share) -> int:
-        """Sets the bit of `mask` in the holders of each. Returns of how many it was not set."""
         added, others, together = 0, 0, mask
         for key in keys:
             holders = self._holders.get(key, 0)
             if holders & mask:
                 continue
-            # Neighbours in a prompt mostly have the same holders.
             if holders is not others:
                 others, together = holders, share(holders | mask) if holders else mask
             self._holders[key] = together
@@ -43,13 +37,9 @@ class HolderTable:
         return added
 
     def discard(self, keys: Sequence[BlockKey], mask: int, share: Share) -> int:
-        """Clears the bit of `mask` in the holders of each. Returns of how many it was set."""
         return sum(self._clear(key, mask, share) for key in keys)
 
     def sweep(self, first: int, count: int, mask: int, share: Share) -> tuple[int, int]:
-        """Clears the bits of `mask` at `count` places of the table, from place `first` on. Returns the place to go on at, 0 at the end of
-        the table, and how many bits were cleared. What is added, or has its place changed by what is discarded, between two calls may
-        be passed over: when bits are left, go over the table again."""
         if first == 0:
             self._swept = list(self._holders)
         cleared = sum(self._clear(key, mask, share) for key in islice(self._swept, first, first + count))

@@ -1,0 +1,1 @@
+"""What `conductor._native` is held to: the same with numpy, column by column, and with a dict."""
