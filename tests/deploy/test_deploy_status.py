@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from deploy.commands.status import kernels
-from springtide.membership import Member, Role
+from springtide.membership import Member, MemberRole
 
 
-def member(role: Role, name: str, **details: str) -> Member:
+def member(role: MemberRole, name: str, **details: str) -> Member:
     return Member(role, name, 1, "127.0.0.1:1", name, details=details)
 
 
