@@ -17,7 +17,7 @@ import grpc.aio
 import numpy as np
 
 from messenger.arena_memory import SharedMemory, attach_session
-from messenger.base import DeadlineExceeded, Identity
+from messenger.base import Identity, TransferTimeout
 from messenger.notices import introduction
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId
@@ -113,7 +113,7 @@ class FetchBoard:
                 if layer < state.layers_ready:
                     return None
                 if not self._changed.wait(deadline - monotonic()):
-                    raise DeadlineExceeded(f"layer {layer} of the prefix of {attempt_id} did not arrive within {timeout_s:g} s")
+                    raise TransferTimeout(f"layer {layer} of the prefix of {attempt_id} did not arrive within {timeout_s:g} s")
 
 
 class StoreLink:
@@ -191,7 +191,7 @@ class StoreLink:
         """Blocks a thread (never the event loop's) until the remote blocks of the attempt are here in this layer.
 
         Returns None then, and at once where nothing is being fetched. Returns a number of blocks when the fetch ended short: only so many
-        of the prefix are valid, in all layers, and what was computed on the rest is void. Raises DeadlineExceeded; PeerLost with the store.
+        of the prefix are valid, in all layers, and what was computed on the rest is void. Raises TransferTimeout; PeerLost with the store.
         """
         return self._fetches.wait_layer(attempt_id, layer, timeout_s)
 

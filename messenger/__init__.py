@@ -1,1 +1,1 @@
-"""Messenger: moves bytes between registered memory of different processes, one-sidedly. Knows nothing of tensors or blocks."""
+"""Messenger: moves bytes between registered memory of different processes, one-sidedly. It knows nothing of tensors or blocks."""

@@ -6,16 +6,16 @@ import numpy as np
 
 from messenger.base import Slice
 
-class Batch:
+class SliceBatch:
     """The slices of one read or write, checked against regions of `local_bytes` here and `remote_bytes` in granules of `granule` there, and
     joined where they are neighbours. Raises ValueError or OverflowError when one is wrong. Used once, by `copy` or by Lanes."""
 
     num_bytes: int
     outcome: int
-    """Once it has ended in Lanes: 0 complete, 1 the lanes were lost, 2 interrupted."""
-    def __new__(cls, slices: Sequence[Slice], local_bytes: int, remote_bytes: int, granule: int) -> Batch: ...
+    """How it has ended in Lanes: 0 complete, 1 the lanes were lost, 2 interrupted."""
+    def __new__(cls, slices: Sequence[Slice], local_bytes: int, remote_bytes: int, granule: int) -> SliceBatch: ...
     def failed(self) -> list[tuple[int, int]]:
-        """(index, messenger.plan.SliceVerdict) of the slices that were refused."""
+        """The slices that were refused: (index, messenger.batch.SliceVerdict)."""
 
     def copy(self, local: np.ndarray, remote: np.ndarray, generations: np.ndarray, write: bool, begin: int, end: int) -> None:
         """Copies bytes [begin, end) of the batch, all its slices being one row; several threads may copy different ones at once."""
@@ -31,36 +31,37 @@ class Lanes:
         """Lends a connected socket until it is reaped or `close` has returned. The express lane is kept for small batches. Raises
         OSError when the lanes are lost, are 64 already, or the machine has no room for another."""
 
-    def submit(self, batch: Batch, write: bool) -> bool:
-        """True: it has ended already. Else it will be among those reaped."""
+    def submit(self, batch: SliceBatch, write: bool) -> bool:
+        """Hands over a batch. True: it has ended already. Else it will be among those reaped."""
 
-    def stop(self, batch: Batch) -> None:
+    def stop(self, batch: SliceBatch) -> None:
         """Begins no more parts of it."""
 
-    def interrupt(self, batch: Batch) -> None:
-        """And gives up those under way, with the lanes that they are on."""
+    def interrupt(self, batch: SliceBatch) -> None:
+        """Does what `stop` does, and gives up the parts under way, with the lanes that they are on."""
 
     def lose(self, reason: str) -> None:
         """Ends every batch and every lane."""
 
-    def reap(self) -> tuple[list[Batch], list[int], str | None]:
+    def reap(self) -> tuple[list[SliceBatch], list[int], str | None]:
         """Batches that have ended; file descriptors that are given back, each in the middle of an exchange; why all is lost, if it is."""
 
     def close(self) -> None:
-        """`lose`, and waits until every thread has ended: some microseconds. What has ended by it is still to be reaped. Idempotent."""
+        """Does what `lose` does, and waits until every thread has ended: some microseconds. What has ended by it is still to be reaped.
+        Idempotent."""
 
     def fileno(self) -> int:
-        """Readable when there is something to reap."""
+        """A file descriptor that is readable when there is something to reap."""
 
-class Session:
-    """The owner's end of one data lane: serves the region from a thread of its own until the peer goes or `abort`."""
+class LaneSession:
+    """The owner's end of one data lane: it serves the region from a thread of its own until the peer goes or `abort`."""
 
     ended: bool
     complaint: str | None
     """What the peer did wrong, if that ended the session."""
     error: int
     """The error number that ended it, else 0."""
-    def __new__(cls, fd: int, memory: np.ndarray, generations: np.ndarray, granule: int, signal: int, checksums: bool) -> Session:
+    def __new__(cls, fd: int, memory: np.ndarray, generations: np.ndarray, granule: int, signal: int, checksums: bool) -> LaneSession:
         """`fd` and `signal`, an eventfd that is written to at the end, are lent until `join` has returned."""
 
     def abort(self) -> None:

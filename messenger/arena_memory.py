@@ -21,7 +21,7 @@ import numpy as np
 
 from messenger.base import Region
 from messenger.listener import Listener
-from messenger.stream import Stream
+from messenger.stream import SocketStream
 from springtide.errors import NoMemory, PeerLost
 
 _PAGE = 4096
@@ -33,7 +33,7 @@ _MAX_SOCKET_PATH = 107
 
 @dataclass(frozen=True, slots=True)
 class MemoryHeader:
-    """What a process has to know to use the memory behind a file descriptor. Travels as JSON beside it."""
+    """What a process has to know to use the memory behind a file descriptor, beside which it travels as JSON."""
 
     num_granules: int
     granule: int
@@ -46,7 +46,7 @@ class MemoryHeader:
 
 
 class SharedMemory:
-    """A mapping of such memory. `region` views it; the views keep the mapping alive for as long as somebody holds one."""
+    """A mapping of memory that is shared. `region` views it; the views keep the mapping alive for as long as somebody holds one."""
 
     def __init__(self, fd: int, header: MemoryHeader, populate: bool) -> None:
         """Takes over `fd`, on failure too. `populate` sets up the page tables (and gets the pages) now instead of at the first touch.
@@ -67,7 +67,7 @@ class SharedMemory:
 
     @classmethod
     def create(cls, num_granules: int, granule: int, incarnation: int, populate: bool = True) -> SharedMemory:
-        """Zeroed. Peers that map it cannot resize it. Raises NoMemory when the machine does not have that much."""
+        """New memory, zeroed. Peers that map it cannot resize it. Raises NoMemory when the machine does not have that much."""
         data_offset = -(-num_granules * 8 // _PAGE) * _PAGE
         header = MemoryHeader(num_granules, granule, incarnation, data_offset)
         fd = os.memfd_create("springtide-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -81,11 +81,11 @@ class SharedMemory:
 
     @property
     def fd(self) -> int:
-        """To hand to others; stays this object's own."""
+        """The file descriptor to hand to others; it stays this object's own."""
         return self._fd
 
     def close(self) -> None:
-        """Idempotent. Unmaps now, or, where somebody still holds a view, when the last view goes."""
+        """Unmaps now, or, where somebody still holds a view, when the last view goes. Idempotent."""
         if self._fd < 0:
             return
         os.close(self._fd)
@@ -151,22 +151,23 @@ def _receive_fd(sock: socket.socket) -> tuple[int, MemoryHeader]:
     return fds[0], header
 
 
-async def wait_for_end(stream: Stream) -> None:
-    """The session of a peer that only wants the memory."""
+async def wait_for_end(stream: SocketStream) -> None:
+    """Does nothing for as long as a peer lives that only wants the memory."""
     await stream.drain()
 
 
 class FdServer:
-    """Hands the memory to whoever connects to the Unix socket at `path`, then runs `session` with the connection."""
+    """A server that hands the memory to whoever connects to the Unix socket at `path`, then runs `session` with the connection."""
 
-    def __init__(self, memory: SharedMemory, path: Path, session: Callable[[Stream], Awaitable[None]] = wait_for_end) -> None:
+    def __init__(self, memory: SharedMemory, path: Path, session: Callable[[SocketStream], Awaitable[None]] = wait_for_end) -> None:
         self._memory = memory
         self._path = path
         self._session = session
         self._listener: Listener | None = None
 
     async def start(self) -> None:
-        """Replaces a socket file that a killed process left. Raises OSError when `path` cannot be bound, ValueError when too long."""
+        """Begins to serve, and replaces a socket file that a killed process left. Raises OSError when `path` cannot be bound, ValueError
+        when it is too long."""
         if len(os.fsencode(self._path)) > _MAX_SOCKET_PATH:
             raise ValueError(f"the path of a Unix socket has at most {_MAX_SOCKET_PATH} bytes: {self._path}")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -181,13 +182,13 @@ class FdServer:
         self._listener = Listener(sock, self._serve, str(self._path))
 
     async def close(self) -> None:
-        """Idempotent. Ends every session; the memory stays its owner's to close."""
+        """Ends every session; the memory stays its owner's to close. Idempotent."""
         if self._listener is not None:
             listener, self._listener = self._listener, None
             self._path.unlink(missing_ok=True)
             await listener.close()
 
-    async def _serve(self, stream: Stream) -> None:
+    async def _serve(self, stream: SocketStream) -> None:
         text = json.dumps(asdict(self._memory.header)).encode()
         stream.send_with_fd(_LENGTH.pack(len(text)) + text, self._memory.fd)
         await self._session(stream)

@@ -16,7 +16,7 @@ import numpy as np
 from springtide.errors import PeerLost, SpringtideError
 
 
-class DeadlineExceeded(SpringtideError):
+class TransferTimeout(SpringtideError):
     """The operation did not end in time. Own memory is at rest; the peer's may still be written until `Connection.drain` returns."""
 
 
@@ -28,7 +28,7 @@ class CorruptBytes(SpringtideError):
     """The checksum of a slice was wrong where it arrived: what is there now is not what was sent."""
 
 
-class Unauthenticated(PeerLost):
+class WrongSecret(PeerLost):
     """One side does not know the cluster's secret."""
 
 
@@ -38,9 +38,9 @@ class Region:
     is its fence: the owner changes a granule's generation when it gives the granule away, and from then on old handles are stale.
 
     The owner changes generations in the event loop that its transports run in, and then calls `Transport.settle`: from there on `tcp`
-    and `inproc` guarantee that not one byte of an old handle lands. With `shm` and `rdma` a piece may be under way at that moment in the
-    peer's process or NIC, so granules that a live peer may be writing are to be fenced (`Transport.fence`) or acknowledged by the peer
-    before they are given away.
+    guarantees that not one byte of an old handle lands. With `shm` and `rdma` a piece may be under way at that moment in the peer's process
+    or NIC, so granules that a live peer may be writing are to be fenced (`Transport.fence`) or acknowledged by the peer before they are
+    given away.
     """
 
     memory: np.ndarray
@@ -71,9 +71,8 @@ class Slice:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What came of a batch. `num_bytes` were moved; `failed` maps the index of a slice to its error (StaleHandle, CorruptBytes); all others
-    are done.
-    What a failed slice of a read left in its local bytes is undefined. A batch that failed as a whole raises instead (PeerLost,
-    DeadlineExceeded, InvalidSlice)."""
+    are done. What a failed slice of a read left in its local bytes is undefined. A batch that failed as a whole raises instead (PeerLost,
+    TransferTimeout, InvalidSlice)."""
 
     num_bytes: int
     failed: Mapping[int, SpringtideError] = field(default_factory=dict)
@@ -89,20 +88,20 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How to reach a listening Messenger. Travels as JSON in the owner's membership record."""
+    """How to reach a listening Messenger. It travels as JSON in the owner's membership record."""
 
     host_id: str
-    """Same for all processes that can share memory (boot id and mount namespace)."""
+    """An id that all processes which can share memory have in common (boot id and mount namespace)."""
     incarnation: int
     addresses: Mapping[str, str]
-    """By transport name: `shm` -> Unix socket path, `tcp` -> host:port, `inproc` -> name."""
+    """Addresses by transport name: `shm` -> path of a Unix socket, `tcp` and `rdma` -> host:port."""
 
     def to_json(self) -> str:
         return json.dumps({"host_id": self.host_id, "incarnation": self.incarnation, "addresses": dict(self.addresses)})
 
     @classmethod
     def from_json(cls, text: str) -> Endpoint:
-        """Raises ValueError when `text` is not what `to_json` makes."""
+        """The endpoint that `to_json` made `text` of. Raises ValueError when it is none."""
         fields = json.loads(text)
         try:
             addresses = {str(name): str(address) for name, address in fields["addresses"].items()}
@@ -112,14 +111,15 @@ class Endpoint:
 
 
 NotifyHandler = Callable[[str, bytes], None]
-"""Called in the event loop with the peer's name and the payload, after the bytes of the batch are visible. Must not block."""
+"""The owner's function for notifications, called in the event loop with the peer's name and the payload, after the bytes of the batch are
+visible. It must not block."""
 
 
 class Connection(ABC):
-    """To one peer. Safe for concurrent batches from one event loop. Notifications arrive in the order of their writes.
+    """A way to one peer, safe for concurrent batches from one event loop. Notifications arrive in the order of their writes.
 
-    A batch that misses its deadline raises DeadlineExceeded; where the transport cannot give up one batch by itself (inproc, rdma) that
-    closes the connection. A cancelled one ends where it can be left, or is given up within a second. So whenever `read` or `write` has
+    A batch that misses its deadline raises TransferTimeout; where the transport cannot give up one batch by itself (rdma) that closes the
+    connection. A cancelled one ends where it can be left, or is given up within a second. So whenever `read` or `write` has
     ended, however it ended, the own memory of the batch is at rest and belongs to the caller again. A peer that is silent in the middle
     of a batch for some 1.5 s is lost.
     """
@@ -127,44 +127,49 @@ class Connection(ABC):
     @property
     @abstractmethod
     def is_open(self) -> bool:
-        """False from the moment that the peer is known to be lost or the connection closed: every later batch raises PeerLost."""
+        """Whether batches can be moved. Once the peer is known to be lost or the connection closed, they cannot: every later one raises
+        PeerLost."""
 
     @abstractmethod
     async def read(self, batch: Sequence[Slice], timeout_s: float) -> Completion:
-        """Peer to here."""
+        """Moves the slices from the peer to here."""
 
     @abstractmethod
     async def write(self, batch: Sequence[Slice], timeout_s: float, notify: bytes | None = None) -> Completion:
-        """Here to peer; then, when no slice failed, `notify` is delivered to the peer's handler: exactly once when this returns, at most
-        once when it raises. `batch` may be empty."""
+        """Moves the slices from here to the peer; then, when no slice failed, `notify` is delivered to the peer's handler: exactly once
+        when this returns, at most once when it raises. `batch` may be empty."""
 
     async def drain(self) -> None:
-        """After it returns, no byte of a write that has failed or was cancelled can land any more (a peer that hangs is given a second to
+        """Returns when no byte of a write that has failed or was cancelled can land any more (a peer that hangs is given a second to
         say so; what is then still in its kernel is refused by generation). Batches under way on an open connection go on."""
         if not self.is_open:
             await self.close()
 
     @abstractmethod
     async def close(self) -> None:
-        """Ends every batch; after it returns, as after `drain`, no byte of any can land."""
+        """Ends every batch; after it returns, as after `drain`, no byte of any can land. Idempotent."""
 
 
 class Transport(ABC):
-    """One way to move bytes. `connect` raises PeerLost when the peer is away or is another incarnation than the endpoint says."""
+    """A way to move bytes (docs/add-a-transport.md)."""
 
     name: str
+    """The name in configurations and endpoints (messenger.registry)."""
+    one_host_only: bool = False
+    """It leads to peers on the same host only."""
 
     @abstractmethod
     async def listen(self, region: Region, identity: Identity, on_notify: NotifyHandler) -> str:
-        """Serves `region` to peers; returns the address for `Endpoint.addresses`."""
+        """Serves `region` to peers; returns the address for `Endpoint.addresses`. Raises OSError, ValueError or SpringtideError."""
 
     @abstractmethod
     async def connect(self, endpoint: Endpoint, region: Region, identity: Identity) -> Connection:
-        """`region` is this side's memory, which the slices' local offsets mean; `identity`, this side's too, is told to the peer."""
+        """Connects to a peer that listens. `region` is this side's memory, which the slices' local offsets mean; `identity`, this side's
+        too, is told to the peer. Raises PeerLost when the peer is away or is another incarnation than the endpoint says."""
 
     def settle(self) -> None:  # noqa: B027 (nothing to wait for where the owner's loop does the writing, or somebody else's process)
-        """The owner has changed generations: returns when no writer that relied on the old ones is at work, with the limits that `Region`
-        names. Takes microseconds."""
+        """To be called when the owner has changed generations: returns when no writer that relied on the old ones is at work, with the
+        limits that `Region` names. It takes microseconds."""
 
     @abstractmethod
     async def fence(self, peer: Identity) -> bool:

@@ -1,4 +1,4 @@
-"""Accepts connections on a socket and runs one session task for each."""
+"""A listening socket whose connections each get a session task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 
-from messenger.stream import Stream
+from messenger.stream import SocketStream
 from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
@@ -16,19 +16,20 @@ _RETRY_S = 0.2
 
 
 class Listener:
-    """From its making to `close`. A session that fails is logged and touches no other; its stream is closed when it ends."""
+    """A task that accepts, from its making to `close`. A session that fails is logged and touches no other; its stream is closed when it
+    ends."""
 
-    def __init__(self, sock: socket.socket, session: Callable[[Stream], Awaitable[None]], name: str) -> None:
+    def __init__(self, sock: socket.socket, session: Callable[[SocketStream], Awaitable[None]], name: str) -> None:
         """Takes over `sock`, which is bound and listening."""
-        self._listening = Stream(sock)
+        self._listening = SocketStream(sock)
         self._session = session
         self._name = name
         self._closed = False
-        self._sessions: dict[asyncio.Task[None], Stream] = {}
+        self._sessions: dict[asyncio.Task[None], SocketStream] = {}
         self._accepting = supervised(self._accept, f"accept {name}")
 
     async def close(self) -> None:
-        """Idempotent. Ends every session."""
+        """Ends every session. Idempotent."""
         self._closed = True
         self._listening.close()
         for stream in self._sessions.values():
@@ -38,7 +39,7 @@ class Listener:
     async def _accept(self) -> None:
         while not self._closed:
             try:
-                stream = Stream(await self._listening.accept())
+                stream = SocketStream(await self._listening.accept())
             except OSError as error:
                 if not self._closed:
                     # Out of file descriptors, for example: peers wait in the backlog meanwhile.
@@ -50,7 +51,7 @@ class Listener:
             task.add_done_callback(self._sessions.pop)
             await asyncio.sleep(0)  # it begins before another comes in, however many there are
 
-    async def _serve(self, stream: Stream) -> None:
+    async def _serve(self, stream: SocketStream) -> None:
         try:
             await self._session(stream)
         except OSError as error:

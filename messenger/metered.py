@@ -1,4 +1,4 @@
-"""Counts what goes through a connection."""
+"""A connection that counts what goes through it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from messenger import metrics
-from messenger.base import Completion, Connection, CorruptBytes, DeadlineExceeded, InvalidSlice, Slice
+from messenger.base import Completion, Connection, CorruptBytes, InvalidSlice, Slice, TransferTimeout
 from springtide.errors import PeerLost
 
 _FAILURE_KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (PeerLost, "peer_lost"),
-    (DeadlineExceeded, "deadline"),
+    (TransferTimeout, "deadline"),
     (InvalidSlice, "invalid"),
     (asyncio.CancelledError, "cancelled"),
 )

@@ -20,16 +20,16 @@ _LABELS = ("transport", "direction")
 
 
 class Meter:
-    """Of one transport and direction, all connections together. Used by one thread, that of the event loop."""
+    """The counts of one transport and direction, all connections together. Used by one thread, that of the event loop."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
         self.seconds = 0.0
         self.batches = [0] * (len(_BUCKETS_S) + 1)
-        """By bucket, the last for all that took longer than any."""
+        """Batches by bucket, the last for all that took longer than any."""
 
     def count(self, num_bytes: int, seconds: float) -> None:
-        """A batch that has ended, well or not."""
+        """Counts a batch that has ended, well or not."""
         self.num_bytes += num_bytes
         self.seconds += seconds
         self.batches[bisect_left(_BUCKETS_S, seconds)] += 1
@@ -39,6 +39,7 @@ _meters: dict[tuple[str, str], Meter] = {}
 
 
 def meter(transport: str, direction: str) -> Meter:
+    """The meter of that transport and direction."""
     return _meters.setdefault((transport, direction), Meter())
 
 

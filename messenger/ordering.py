@@ -8,12 +8,12 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
-from messenger.base import DeadlineExceeded, NotifyHandler
+from messenger.base import NotifyHandler, TransferTimeout
 
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE_S = 1.0
-"""How long a cancelled batch may go on before its connection is closed under it."""
+"""The time for which a cancelled batch may go on before its connection is closed under it."""
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ async def run_to_rest(
     """The result of `work`. When this ends, so has `work`, whatever happened: no memory of the batch is touched any more.
 
     `interrupt` is called when the time is up, and must make `work` end soon. `wind_down` is called when the caller is cancelled: it makes
-    the work end where it can be left without harm, or CANCEL_GRACE_S later it is interrupted. Raises DeadlineExceeded when the time is up,
+    the work end where it can be left without harm, or CANCEL_GRACE_S later it is interrupted. Raises TransferTimeout when the time is up,
     and CancelledError after the caller was cancelled and the work has come to rest.
     """
     loop = asyncio.get_running_loop()
@@ -52,12 +52,12 @@ async def run_to_rest(
     if cancelled is not None:
         raise cancelled
     if expired:
-        raise DeadlineExceeded(f"{what} took longer than {timeout_s:g} s") from failure
+        raise TransferTimeout(f"{what} took longer than {timeout_s:g} s") from failure
     return task.result()
 
 
 class Turns:
-    """Lets holders pass in the order in which they asked, though what they do beforehand may end in any order."""
+    """A queue that lets holders pass in the order in which they asked, though what they do beforehand may end in any order."""
 
     def __init__(self) -> None:
         self._last: asyncio.Future[None] | None = None
@@ -82,7 +82,7 @@ class Turns:
 
 
 def deliver(on_notify: NotifyHandler, peer: str, payload: bytes) -> None:
-    """A handler that fails is its owner's fault, not the peer's: logged, and the connection goes on."""
+    """Hands a notification to its handler. One that fails is its owner's fault, not the peer's: logged, and the connection goes on."""
     try:
         on_notify(peer, payload)
     except Exception:

@@ -23,11 +23,9 @@ from springtide.errors import PeerLost, SpringtideError
 
 logger = logging.getLogger(__name__)
 
-_ONE_HOST_ONLY = frozenset(("shm",))
-
 
 def host_id() -> str:
-    """Same in all processes that see the same kernel and the same files, so that they can pass memory to each other."""
+    """An id that all processes have in common which see the same kernel and the same files, so that they can pass memory to each other."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.readlink('/proc/self/ns/mnt')}"
     except OSError:
@@ -35,7 +33,7 @@ def host_id() -> str:
 
 
 class Messenger:
-    """Serves one region and reaches others'. Everything runs in the event loop that `start` was called in."""
+    """Serves one region and reaches those of others. Everything runs in the event loop that `start` was called in."""
 
     def __init__(
         self,
@@ -91,7 +89,7 @@ class Messenger:
         return await asyncio.shield(connecting)
 
     def forget_broken(self) -> None:
-        """Connections whose peers are gone: nothing of them is kept."""
+        """Keeps nothing of connections whose peers are gone."""
         self._connections = {peer: task for peer, task in self._connections.items() if not task.done() or _usable(task)}
 
     def settle(self) -> None:
@@ -106,7 +104,7 @@ class Messenger:
         return all([await transport.fence(peer) for transport in self._transports])
 
     async def close(self) -> None:
-        """Idempotent. Connections of both directions end; no byte of an earlier batch moves afterwards."""
+        """Ends the connections of both directions; no byte of an earlier batch moves afterwards. Idempotent."""
         self._closed = True
         connecting = list(self._connections.values())
         self._connections.clear()
@@ -131,7 +129,7 @@ class Messenger:
 
     def _common_transports(self, endpoint: Endpoint) -> list[Transport]:
         same_host = endpoint.host_id == host_id()
-        return [t for t in self._transports if t.name in endpoint.addresses and (same_host or t.name not in _ONE_HOST_ONLY)]
+        return [t for t in self._transports if t.name in endpoint.addresses and (same_host or not t.one_host_only)]
 
 
 def _usable(connecting: asyncio.Task[MeteredConnection]) -> bool:

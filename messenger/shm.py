@@ -1,50 +1,68 @@
 """The shm transport: the peer's memory is mapped here and copied by this side; the peer's code only hears of notifications.
 
 After the memory has been handed out (messenger.arena_memory) the Unix socket carries messages of the peer that attached: first its identity
-as JSON, then notifications (messenger.notices). When the socket ends, the process behind it is gone or has unmapped the memory.
+as JSON, then notifications (messenger.notices; docs/wire.md). When the socket ends, the process behind it is gone or has unmapped the
+memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from messenger import native
 from messenger.arena_memory import FdServer, SharedMemory, attach_session
 from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Transport
-from messenger.copying import CopyWork, NativeCopy, PythonCopy
+from messenger.batch import completion_of, native_batch
 from messenger.notices import NoticeSender, introduction, receive_identity, serve_notices
+from messenger.options import ShmOptions
 from messenger.ordering import run_to_rest
-from messenger.stream import PeerClosed, Stream, Vector
+from messenger.stream import PeerClosed, SocketStream
 from springtide.errors import NoMemory, PeerLost
 
 _SHARE_BYTES = 4 << 20
-"""Copied at a time, some 200 us: small batches at once, by the thread of the event loop, for less than waking another would take."""
+"""Bytes copied at a time, in some 200 us: small batches are copied at once by the thread of the event loop, for less than waking another
+would take."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShmOptions:
-    helpers: int = field(default_factory=lambda: max(0, min(3, len(os.sched_getaffinity(0)) // 2 - 1)))
-    """Threads that help the event loop's to copy large batches; the second hyperthread of a core brings nothing."""
-    connect_timeout_s: float = 2.0
-    populate: bool = True
-    """Gets all pages of a peer's memory when it is mapped: copies are faster from the first on, but a large arena that was not touched yet
-    takes a second or two, in which this process does nothing else (Python holds its lock in madvise)."""
-    native: bool = native.AVAILABLE
-    """Copies by the C part, which runs in parallel where slices are small too."""
+class _ShmCopy:
+    """A batch that is copied in shares, by several threads at once. A share is a range of its bytes, all its slices being one row."""
+
+    def __init__(self, batch: Sequence[Slice], local: np.ndarray, remote: Region, inward: bool) -> None:
+        """`inward`: from `remote` to `local`, which are mapped until every `run` has returned. Raises InvalidSlice."""
+        self._batch = batch
+        self._local = local
+        self._remote = remote
+        self._inward = inward
+        self._work = native_batch(batch, local.nbytes, remote.memory.nbytes, remote.granule)
+        self.num_bytes = self._work.num_bytes
+
+    def run(self, begin: int, end: int) -> None:
+        """Copies bytes [begin, end)."""
+        self._work.copy(self._local, self._remote.memory, self._remote.generations, not self._inward, begin, end)
+
+    def run_all(self, shares: Iterator[tuple[int, int]]) -> None:
+        """Copies one share after another; several threads may do so with the same iterator (of a list: it is drawn from under the GIL)."""
+        for begin, end in shares:
+            self.run(begin, end)
+
+    def stop(self) -> None:
+        """Lets every `run` return soon, those to come at once."""
+        self._work.stop()
+
+    def completion(self) -> Completion:
+        """What came of the batch, after all of it was copied."""
+        return completion_of(self._work, self._batch, self._remote.granule)
 
 
 class ShmConnection(Connection):
     def __init__(
-        self, peer: str, memory: SharedMemory, stream: Stream, region: Region, pool: ThreadPoolExecutor, options: ShmOptions
+        self, peer: str, memory: SharedMemory, stream: SocketStream, region: Region, pool: ThreadPoolExecutor, options: ShmOptions
     ) -> None:
         """Takes over `memory` and `stream`; `pool` stays the transport's."""
         self._peer = peer
@@ -55,7 +73,7 @@ class ShmConnection(Connection):
         self._options = options
         self._lost: PeerLost | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._copies: dict[CopyWork, asyncio.Future[Any]] = {}
+        self._copies: dict[_ShmCopy, asyncio.Future[Any]] = {}
         self._notices = NoticeSender(stream, peer, self._fail, self._check_peer)
 
     @property
@@ -78,8 +96,7 @@ class ShmConnection(Connection):
 
     async def _copy(self, batch: Sequence[Slice], inward: bool, timeout_s: float) -> Completion:
         self._raise_if_lost()
-        make = NativeCopy if self._options.native else PythonCopy
-        work = make(batch, self._region.memory, self._memory.region, inward)
+        work = _ShmCopy(batch, self._region.memory, self._memory.region, inward)
         if work.num_bytes <= _SHARE_BYTES:
             work.run(0, work.num_bytes)
         else:
@@ -94,8 +111,8 @@ class ShmConnection(Connection):
         self._raise_if_lost()
         return work.completion()
 
-    async def _copy_in_shares(self, work: CopyWork) -> None:
-        """This thread takes turns with whatever else the loop does. Helpers take shares from the same row, once they have woken up."""
+    async def _copy_in_shares(self, work: _ShmCopy) -> None:
+        """Copies in turns with whatever else the loop does. Helpers take shares from the same row, once they have woken up."""
         loop = asyncio.get_running_loop()
         shares = iter([(begin, min(begin + _SHARE_BYTES, work.num_bytes)) for begin in range(0, work.num_bytes, _SHARE_BYTES)])
         helpers = [loop.run_in_executor(self._pool, work.run_all, shares) for _ in range(self._options.helpers)]
@@ -105,7 +122,7 @@ class ShmConnection(Connection):
         await asyncio.gather(*helpers)
 
     async def _check_peer(self) -> None:
-        """A stopped process answers no notification. One that is busy may still."""
+        """Fails when the peer's process is stopped: it answers no notification. One that is busy may still."""
         if _is_stopped(self._stream.peer_pid()):
             self._fail(PeerLost(f"lost {self._peer}: its process is stopped"))
 
@@ -122,7 +139,7 @@ class ShmConnection(Connection):
         self._closing = asyncio.create_task(self._release(error), name=f"unmap {self._peer}")
 
     async def _release(self, error: PeerLost) -> None:
-        """The socket ends only after the last copy: that tells the peer that its memory is out of reach."""
+        """Ends the socket, only after the last copy: that tells the peer that its memory is out of reach."""
         if self._copies:
             await asyncio.wait(self._copies.values())
         self._notices.fail(error)
@@ -130,25 +147,27 @@ class ShmConnection(Connection):
         await self._notices.close()
 
 
-class _Session:
-    """The owner's end: one attached peer."""
+class _AttachedPeer:
+    """A process that has this side's memory mapped: the owner's end of its connection."""
 
-    def __init__(self, stream: Stream, on_notify: NotifyHandler) -> None:
-        self.stream = stream
-        self.peer: Identity | None = None
+    def __init__(self, stream: SocketStream, on_notify: NotifyHandler) -> None:
+        self._stream = stream
+        self.identity: Identity | None = None
+        """Once it has said who it is."""
         self._on_notify = on_notify
 
     async def run(self) -> None:
-        """Until the peer closes. Raises ConnectionError when it breaks off or sends what it must not."""
+        """Returns when the peer closes. Raises ConnectionError when it breaks off or sends what it must not."""
         try:
-            self.peer = await receive_identity(self.stream)
-            await serve_notices(self.stream, self.peer.name, self._on_notify)
+            self.identity = await receive_identity(self._stream)
+            await serve_notices(self._stream, self.identity.name, self._on_notify)
         except PeerClosed:
             return
 
 
 class ShmTransport(Transport):
     name = "shm"
+    one_host_only = True
 
     def __init__(self, memory: SharedMemory, socket_path: Path, options: ShmOptions | None = None) -> None:
         """`memory` is what `listen` serves, at `socket_path`; it stays the caller's."""
@@ -157,25 +176,25 @@ class ShmTransport(Transport):
         self._options = options or ShmOptions()
         self._pool = ThreadPoolExecutor(max(1, self._options.helpers), thread_name_prefix="messenger-copy")
         self._attachers = ThreadPoolExecutor(thread_name_prefix="messenger-attach")
-        """Threads of their own: one may have to wait for a peer that hangs, and copies are not to wait for it."""
+        """Threads that attach to peers: one may have to wait for a peer that hangs, and copies are not to wait for it."""
         self._server: FdServer | None = None
-        self._sessions: set[_Session] = set()
+        self._attached: set[_AttachedPeer] = set()
         self._connections: list[ShmConnection] = []
 
     async def listen(self, region: Region, identity: Identity, on_notify: NotifyHandler) -> str:
-        """Raises ValueError when `region` or `identity` is not that of the memory that the transport was made with."""
+        """Serves the memory. Raises ValueError when `region` or `identity` is not that of the memory that the transport was made with."""
         if not np.shares_memory(region.memory, self._memory.region.memory):
             raise ValueError("shm can only serve the region of its SharedMemory, not another")
         if identity.incarnation != self._memory.header.incarnation:
             raise ValueError(f"the memory is of incarnation {self._memory.header.incarnation}, not {identity.incarnation}")
 
-        async def serve(stream: Stream) -> None:
-            session = _Session(stream, on_notify)
-            self._sessions.add(session)
+        async def serve(stream: SocketStream) -> None:
+            peer = _AttachedPeer(stream, on_notify)
+            self._attached.add(peer)
             try:
-                await session.run()
+                await peer.run()
             finally:
-                self._sessions.remove(session)
+                self._attached.remove(peer)
 
         self._server = FdServer(self._memory, self._path, serve)
         await self._server.start()
@@ -193,11 +212,11 @@ class ShmTransport(Transport):
         except asyncio.CancelledError:
             attaching.add_done_callback(_discard)
             raise
-        stream = Stream(sock)
+        stream = SocketStream(sock)
         try:
             if memory.header.incarnation != endpoint.incarnation:
                 raise PeerLost(f"the peer has restarted: it is incarnation {memory.header.incarnation}, not {endpoint.incarnation}")
-            await stream.send(Vector([memoryview(introduction(identity))]))
+            await stream.send(introduction(identity))
         except BaseException as error:
             stream.close()
             memory.close()
@@ -209,9 +228,9 @@ class ShmTransport(Transport):
         return connection
 
     async def fence(self, peer: Identity) -> bool:
-        """A process that has the memory mapped can be asked to let go only by itself: True once every session of it has ended, and every
-        one that has not said yet whose it is."""
-        return not any(session.peer in (None, peer) for session in self._sessions)
+        """A process that has the memory mapped can be asked to let go only by itself: True once none of its attachments is left, and none
+        of which it is not known yet whose it is."""
+        return not any(attached.identity in (None, peer) for attached in self._attached)
 
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self._connections))
@@ -230,7 +249,7 @@ def _discard(attaching: asyncio.Future[Any]) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """False, too, when the process cannot be seen from here."""
+    """Whether a process is stopped; False, too, when it cannot be seen from here."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except OSError:

@@ -16,10 +16,10 @@ import uvloop
 from benchmarks.drivers.protocol import Target, run
 from benchmarks.drivers.slices import Slices, Transfer
 from messenger.arena_memory import SharedMemory
-from messenger.base import Endpoint, Slice, Transport
+from messenger.base import Endpoint, Slice
+from messenger.options import ShmOptions
+from messenger.registry import TransportOptions, TransportSite, make_transport
 from messenger.router import Messenger
-from messenger.shm import ShmTransport
-from messenger.tcp import TcpTransport
 from springtide.ids import new_incarnation
 
 TIMEOUT_S = 30.0
@@ -32,8 +32,9 @@ class Side:
         incarnation = new_incarnation()
         self.memory = SharedMemory.create(slices.count, slices.cell, incarnation)
         self.memory.region.generations[:] = 1
-        kind: Transport = ShmTransport(self.memory, directory / f"{incarnation}.sock") if transport == "shm" else TcpTransport()
-        self.messenger = Messenger([kind], self.memory.region, "benchmark", incarnation, lambda peer, payload: None)
+        site = TransportSite(self.memory, "127.0.0.1", directory / f"{incarnation}.sock")
+        made = make_transport(transport, site, TransportOptions(shm=ShmOptions(populate=True)))
+        self.messenger = Messenger([made], self.memory.region, "benchmark", incarnation, lambda peer, payload: None)
 
 
 class MessengerTransfer(Transfer):

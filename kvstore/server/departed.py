@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from kvstore.server.node import Node
 from messenger.base import Identity
 from messenger.notices import receive_identity
-from messenger.stream import PeerClosed, Stream
+from messenger.stream import PeerClosed, SocketStream
 from springtide.ids import AttemptId
 from springtide.supervision import supervised
 
@@ -59,10 +59,10 @@ class Attachments:
     """Who has the arena mapped, where shm is not among the transports that would know. `serve` is for an FdServer."""
 
     def __init__(self) -> None:
-        self._attached: dict[Stream, Identity | None] = {}
+        self._attached: dict[SocketStream, Identity | None] = {}
         """None: somebody who has not said who it is."""
 
-    async def serve(self, stream: Stream) -> None:
+    async def serve(self, stream: SocketStream) -> None:
         self._attached[stream] = None
         try:
             self._attached[stream] = await receive_identity(stream)

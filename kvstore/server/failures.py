@@ -8,7 +8,7 @@ import grpc.aio
 from kvstore.core.pins import NothingHeld, PinLimit, UnknownPin
 from kvstore.core.results import UnknownAttempt
 from kvstore.core.tenants import QuotaExceeded
-from messenger.base import DeadlineExceeded
+from messenger.base import TransferTimeout
 from springtide.errors import InvalidRequest, PeerLost, PoolFull, SpringtideError, StaleHandle
 from springtide.protocol.outputs import Failure, FailureCode
 
@@ -26,7 +26,7 @@ _STATUS: tuple[tuple[type[SpringtideError], grpc.StatusCode], ...] = (
     (NothingHeld, grpc.StatusCode.NOT_FOUND),
     (UnknownPin, grpc.StatusCode.NOT_FOUND),
     (PeerLost, grpc.StatusCode.UNAVAILABLE),
-    (DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (TransferTimeout, grpc.StatusCode.DEADLINE_EXCEEDED),
 )
 _FAILURE: tuple[tuple[type[SpringtideError], FailureCode], ...] = (
     (UnknownAttempt, FailureCode.ABORTED),
@@ -35,7 +35,7 @@ _FAILURE: tuple[tuple[type[SpringtideError], FailureCode], ...] = (
     (PoolFull, FailureCode.POOL_FULL),
     (QuotaExceeded, FailureCode.QUOTA_USED),
     (PeerLost, FailureCode.PEER_LOST),
-    (DeadlineExceeded, FailureCode.PEER_LOST),
+    (TransferTimeout, FailureCode.PEER_LOST),
     (StaleHandle, FailureCode.PEER_LOST),
 )
 

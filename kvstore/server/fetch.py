@@ -15,7 +15,7 @@ from kvstore.server.node import Node
 from kvstore.server.prefix_read import PrefixRead
 from kvstore.server.ssd import Ssd
 from kvstore.ssd.tier import SsdTier
-from messenger.base import DeadlineExceeded
+from messenger.base import TransferTimeout
 from springtide.ids import AttemptId, BlockKey, Slot
 from springtide.protocol.outputs import AttemptFailed
 from springtide.protocol.scheduling import PrefixSource
@@ -135,7 +135,7 @@ class Fetch:
                 break
             await asyncio.sleep(LOOK_EVERY_S)
         self._late = True
-        error = DeadlineExceeded(f"blocks are late from the SSD, after {taken_s:.1f} s")
+        error = TransferTimeout(f"blocks are late from the SSD, after {taken_s:.1f} s")
         logger.warning("%s", error, extra={"attempt_id": self._attempt_id})
         self._notify(AttemptFailed(self._attempt_id, failure_of(error)))
 

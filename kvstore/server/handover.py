@@ -18,7 +18,7 @@ from kvstore.server.failures import TransferCancelled, error_of, failure_of
 from kvstore.server.node import Node
 from kvstore.server.peers import CALL_TIMEOUT_S
 from kvstore.server.slabs import Pace, batches, block_slice
-from messenger.base import Connection, DeadlineExceeded
+from messenger.base import Connection, TransferTimeout
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import AttemptId, Slot
 from springtide.protocol.storage import HandedOver, HandOverFailed, Notice
@@ -144,7 +144,7 @@ class HandOver:
         until = loop.time() + self._node.options.lease_s
         while not (blocks := await self._ask_for_targets()):
             if loop.time() >= until:
-                raise DeadlineExceeded(f"{self._address} reserved nothing for the prompt within {self._node.options.lease_s:g} s")
+                raise TransferTimeout(f"{self._address} reserved nothing for the prompt within {self._node.options.lease_s:g} s")
         if len(blocks) != len(self._slots):
             raise SpringtideError(f"{self._address} reserved {len(blocks)} blocks for a prompt of {len(self._slots)}")
         return blocks

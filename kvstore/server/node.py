@@ -15,8 +15,7 @@ from kvstore.server.lateness import Lateness
 from kvstore.server.peers import Peers
 from kvstore.server.ssd import Ssd, SsdOptions
 from kvstore.server.watchers import Watchers
-from messenger.rdma.options import RdmaOptions
-from messenger.tcp_options import TcpOptions
+from messenger.registry import TransportOptions
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import Incarnation, NodeId
 from springtide.kvspec import KVSpec
@@ -35,8 +34,7 @@ class StoreOptions:
     """Best first."""
     optional_transports: Sequence[str] = ()
     """Those of them that it goes on without, if this machine turns out not to have them."""
-    tcp: TcpOptions = field(default_factory=TcpOptions)
-    rdma: RdmaOptions = field(default_factory=RdmaOptions)
+    transport_options: TransportOptions = field(default_factory=TransportOptions)
     credentials: Credentials = OPEN
     """Of the cluster: other stores, Conductors and operators are asked for them, and this store shows them."""
     eviction: PolicyName = "hit-density"

@@ -10,12 +10,9 @@ from kvstore.server.node import StoreOptions
 from kvstore.server.ssd import SsdOptions
 from kvstore.server.store import Store
 from kvstore.ssd.errors import SsdUnavailable
-from messenger.rdma.options import RdmaOptions
-from messenger.rdma.ports import rdma_problem
-from messenger.tcp_options import TcpOptions
+from messenger.registry import choose_transports, transport_options_of
 from springtide.capacity import arena_slots, check_memory, memory_bytes, quota_slots
-from springtide.config import ClusterConfig, KVConfig
-from springtide.credentials import credentials_of, secret_of
+from springtide.credentials import credentials_of
 from springtide.errors import ConfigError, NoMemory
 from springtide.ids import NodeId
 from springtide.kvspec import KVSpec
@@ -69,7 +66,8 @@ def options_of(arguments: ProcessArguments) -> StoreOptions:
     without a secret."""
     config = arguments.config
     check_memory(config.kv, 1, memory_bytes())
-    transports, optional = transports_of(config.kv)
+    transport_options = transport_options_of(config)
+    transports, optional = choose_transports(config.kv.transports, transport_options)
     spec = arguments.model_info.kv_spec(config.dtype, config.kv.block_tokens)
     return StoreOptions(
         node_id=NodeId(arguments.node_id),
@@ -80,8 +78,7 @@ def options_of(arguments: ProcessArguments) -> StoreOptions:
         arena_socket=arguments.arena_socket,
         transports=transports,
         optional_transports=optional,
-        tcp=tcp_options(config),
-        rdma=rdma_options(config),
+        transport_options=transport_options,
         credentials=credentials_of(config),
         eviction=config.kv.eviction,
         lease_s=config.kv.lease_s,
@@ -113,32 +110,4 @@ def ssd_options(arguments: ProcessArguments, spec: KVSpec) -> SsdOptions | None:
         demote_below=kv.demote_below,
         demote_until=kv.demote_until,
         flush_s=kv.ssd_flush_s,
-    )
-
-
-def transports_of(kv: KVConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What to serve by, best first, and which of that may fail. Raises ConfigError when rdma, or a device of it, is named and not there."""
-    if kv.transports is not None and "rdma" not in kv.transports:
-        return kv.transports, ()
-    problem = rdma_problem(kv.rdma_devices)
-    if problem is not None and (kv.transports is not None or kv.rdma_devices):
-        raise ConfigError(f"kv.transports: {problem}")
-    if kv.transports is not None:
-        return kv.transports, ()
-    if problem is not None:
-        logger.info("without rdma: %s", problem)
-        return ("shm", "tcp"), ()
-    return ("shm", "rdma", "tcp"), ("rdma",)
-
-
-def tcp_options(config: ClusterConfig) -> TcpOptions:
-    return TcpOptions(checksums=config.kv.checksums, secret=secret_of(config), open_to_strangers=config.kv.open_to_strangers)
-
-
-def rdma_options(config: ClusterConfig) -> RdmaOptions:
-    return RdmaOptions(
-        devices=config.kv.rdma_devices,
-        traffic_class=config.kv.rdma_traffic_class,
-        secret=secret_of(config),
-        open_to_strangers=config.kv.open_to_strangers,
     )

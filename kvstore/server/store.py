@@ -27,10 +27,8 @@ from kvstore.ssd.disk import Disk
 from kvstore.ssd.tier import SsdTier
 from messenger.arena_memory import FdServer, SharedMemory
 from messenger.base import Endpoint, Identity, Slice, Transport
-from messenger.rdma.transport import RdmaTransport
+from messenger.registry import TransportSite, make_transport
 from messenger.router import Messenger
-from messenger.shm import ShmOptions, ShmTransport
-from messenger.tcp import TcpTransport
 from springtide.clock import MonotonicClock
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, new_incarnation
@@ -169,11 +167,8 @@ class Store:
         self._tasks.append(asyncio.create_task(self._demotion.run(), name="demotion"))
 
     def _transport(self, name: str, arena: SharedMemory) -> Transport:
-        if name == "shm":
-            return ShmTransport(arena, self.options.arena_socket, ShmOptions(populate=False))
-        if name == "rdma":
-            return RdmaTransport(self.options.bind_host, self.options.rdma)
-        return TcpTransport(self.options.bind_host, options=self.options.tcp)
+        site = TransportSite(arena, self.options.bind_host, self.options.arena_socket)
+        return make_transport(name, site, self.options.transport_options)
 
     def _on_notify(self, peer: str, payload: bytes) -> None:
         self._ingests.on_notify(peer, payload)

@@ -191,7 +191,7 @@ static PyGetSetDef batch_getters[] = {
 };
 
 PyTypeObject Batch_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "messenger._native.Batch",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "messenger._native.SliceBatch",
     .tp_basicsize = sizeof(Batch),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = batch_new,

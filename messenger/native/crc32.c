@@ -1,4 +1,4 @@
-/* CRC-32 as zlib computes it, sixteen bytes a step ("slicing", Kounavis and Berry 2008): the pure Python path has zlib.crc32 only. */
+/* CRC-32 as zlib computes it, sixteen bytes a step ("slicing", Kounavis and Berry 2008). */
 #include "native.h"
 
 #include <string.h>

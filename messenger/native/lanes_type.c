@@ -27,7 +27,7 @@ static PyObject *submit(Lanes *self, PyObject *arguments) {
 
 static PyObject *stop(Lanes *self, PyObject *argument) {
     Batch *batch = (Batch *)argument;
-    if (!PyObject_TypeCheck(argument, &Batch_Type)) return PyErr_Format(PyExc_TypeError, "not a Batch");
+    if (!PyObject_TypeCheck(argument, &Batch_Type)) return PyErr_Format(PyExc_TypeError, "not a SliceBatch");
     pthread_mutex_lock(&self->lock);
     lanes_stop_batch(self, batch);
     pthread_mutex_unlock(&self->lock);
@@ -36,7 +36,7 @@ static PyObject *stop(Lanes *self, PyObject *argument) {
 
 static PyObject *interrupt(Lanes *self, PyObject *argument) {
     Batch *batch = (Batch *)argument;
-    if (!PyObject_TypeCheck(argument, &Batch_Type)) return PyErr_Format(PyExc_TypeError, "not a Batch");
+    if (!PyObject_TypeCheck(argument, &Batch_Type)) return PyErr_Format(PyExc_TypeError, "not a SliceBatch");
     pthread_mutex_lock(&self->lock);
     lanes_interrupt_batch(self, batch);
     pthread_mutex_unlock(&self->lock);

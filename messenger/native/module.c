@@ -18,8 +18,8 @@ PyMODINIT_FUNC PyInit__native(void) {
     if (batch_init() || PyType_Ready(&Batch_Type) || PyType_Ready(&Lanes_Type) || PyType_Ready(&Session_Type)) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (!module) return NULL;
-    if (PyModule_AddObjectRef(module, "Batch", (PyObject *)&Batch_Type) || PyModule_AddObjectRef(module, "Lanes", (PyObject *)&Lanes_Type) ||
-        PyModule_AddObjectRef(module, "Session", (PyObject *)&Session_Type)) {
+    if (PyModule_AddObjectRef(module, "SliceBatch", (PyObject *)&Batch_Type) || PyModule_AddObjectRef(module, "Lanes", (PyObject *)&Lanes_Type) ||
+        PyModule_AddObjectRef(module, "LaneSession", (PyObject *)&Session_Type)) {
         Py_DECREF(module);
         return NULL;
     }

@@ -1,7 +1,7 @@
 /* The part of Messenger that runs without the GIL: copies, the caller's end of tcp data lanes, and the owner's.
  *
  * Nothing in here knows of asyncio: Python makes connections and shakes hands, then lends the file descriptor of a lane; what has ended is
- * signalled through an eventfd. The bytes on the wire are those of messenger/tcp_protocol.py. */
+ * signalled through an eventfd. The bytes on the wire are those of docs/wire.md. */
 #ifndef SPRINGTIDE_MESSENGER_NATIVE_H
 #define SPRINGTIDE_MESSENGER_NATIVE_H
 
@@ -13,10 +13,10 @@
 #include <sys/uio.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "the wire format is little-endian, and so is this code; the pure Python path serves other machines"
+#error "the wire format is little-endian, and so is this code"
 #endif
 
-/* ---- the wire (tcp_protocol.py) ---- */
+/* ---- the wire (docs/wire.md, data lanes) ---- */
 
 enum { OP_READ = 1, OP_WRITE = 2 };
 enum { VERDICT_DONE = 0, VERDICT_STALE = 1, VERDICT_CORRUPT = 2 };
@@ -33,7 +33,7 @@ typedef struct {
     uint64_t offset, length, generation;
 } Entry;
 
-_Static_assert(sizeof(Header) == 16 && sizeof(Entry) == 24, "as tcp_protocol.py packs them");
+_Static_assert(sizeof(Header) == 16 && sizeof(Entry) == 24, "as docs/wire.md has them");
 
 /* ---- scatter/gather ---- */
 

@@ -187,6 +187,9 @@ static int serve_large_read(Session *self, uint64_t num_bytes) {
     }
     if (self->checksums) {
         sum_slices(self, self->sums);
+        __atomic_thread_fence(__ATOMIC_ACQ_REL);
+        for (uint32_t i = 0; i < count; i++)
+            if (is_refused(self, i)) self->sums[i] = 0; /* it may be that of somebody else's bytes */
         if (send_bytes(self, self->sums, count * sizeof(uint32_t))) return -1;
     }
     __atomic_thread_fence(__ATOMIC_ACQ_REL);

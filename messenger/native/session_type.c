@@ -1,4 +1,4 @@
-/* messenger._native.Session: what Python sees of sessions; and the list of all that run, for `settle`. */
+/* messenger._native.LaneSession: what Python sees of sessions; and the list of all that run, for `settle`. */
 #include "../../springtide/native/buffers.h"
 #include "session.h"
 
@@ -141,7 +141,7 @@ static PyGetSetDef session_getters[] = {
 };
 
 PyTypeObject Session_Type = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "messenger._native.Session",
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "messenger._native.LaneSession",
     .tp_basicsize = sizeof(Session),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = session_new,

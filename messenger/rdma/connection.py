@@ -11,49 +11,52 @@ from typing import Any
 from messenger import metrics
 from messenger.base import Completion, Connection, InvalidSlice, Region, Slice
 from messenger.ordering import Turns, run_to_rest
-from messenger.plan import make_plan
 from messenger.rdma.control import ControlClient, close_quietly
-from messenger.rdma.job import Job
-from messenger.rdma.lane import Lane
-from messenger.rdma.notices import MAX_NOTIFY_BYTES, Outbox
+from messenger.rdma.lane import RdmaLane
+from messenger.rdma.notices import MAX_NOTIFY_BYTES, NoticeOutbox
 from messenger.rdma.opening import OpenedPath, PathMaker
-from messenger.rdma.path import Path, PathLost
+from messenger.rdma.path import PathLost, RdmaPath
+from messenger.rdma.plan import make_plan
 from messenger.rdma.queue_pair import Opcode
-from messenger.rdma.wire import Answer
+from messenger.rdma.transfer import RdmaTransfer
+from messenger.rdma.wire import AnsweredOffer
 from springtide.errors import PeerLost, SpringtideError
 
 logger = logging.getLogger(__name__)
 
 _MAX_PIECE_BYTES = 1 << 20
 _STRIPES_OF_A_BATCH = 2
-"""On one lane: one under way while the next is being prepared, and others' come in between."""
+"""Stripes of one batch on one lane: one under way while the next is being prepared, and others' come in between."""
 _LATE_GRACE_S = 0.5
 _RESTORE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class _JoinedLane:
     rail: int
     index: int
-    """By which the peer knows the path."""
-    lane: Lane
+    """The peer's number for the path."""
+    lane: RdmaLane
 
 
 class RdmaConnection(Connection):
-    """`join` gives it its paths, before it is used. As long as one is left, it tries to get lost ones back."""
+    """A connection that has several paths, which `join` gives it before it is used. As long as one is left, it tries to get lost ones
+    back."""
 
-    def __init__(self, peer: str, region: Region, control: ControlClient, answer: Answer, maker: PathMaker, silence_s: float) -> None:
-        """Takes over `control`, which `maker` uses too. `answer`: to the first offer. `silence_s`: after which a path is given up."""
+    def __init__(
+        self, peer: str, region: Region, control: ControlClient, answer: AnsweredOffer, maker: PathMaker, silence_s: float
+    ) -> None:
+        """Takes over `control`, which `maker` uses too. `answer`: that to the first offer. `silence_s`: time until a path is given up."""
         self._peer = peer
         self._region = region
         self._control = control
         self._answer = answer
         self._maker = maker
         self._silence_s = silence_s
-        self._outbox = Outbox(maker.nics, self)
-        self._lanes: dict[Path, _Joined] = {}
+        self._outbox = NoticeOutbox(maker.nics, self)
+        self._lanes: dict[RdmaPath, _JoinedLane] = {}
         self._restoring: asyncio.Task[None] | None = None
-        self._leaving: dict[Path, asyncio.Task[None]] = {}
+        self._leaving: dict[RdmaPath, asyncio.Task[None]] = {}
         self._lost: PeerLost | None = None
         self._closing: asyncio.Task[None] | None = None
         self._turns = Turns()
@@ -64,10 +67,10 @@ class RdmaConnection(Connection):
 
     async def join(self, opened: Sequence[OpenedPath]) -> None:
         """Takes over those of `opened` that packets come through. Raises PeerLost when it then has no path at all."""
-        lanes: list[Lane] = []
+        lanes: list[RdmaLane] = []
         try:
             for path in opened:
-                lanes.append(Lane(self._path(path), path.nic, path.local, path.remote))
+                lanes.append(RdmaLane(self._path(path), path.nic, path.local, path.remote))
             problems = await asyncio.gather(*(lane.probe() for lane in lanes), return_exceptions=True)
             self._raise_if_lost()
         except BaseException:
@@ -79,7 +82,7 @@ class RdmaConnection(Connection):
         level = logging.DEBUG if self._lanes else logging.WARNING  # at first, and not at every try to get one back
         for path, lane, problem in zip(opened, lanes, problems, strict=True):
             if lane.path.is_open and problem is None:
-                self._lanes[lane.path] = _Joined(path.rail, path.index, lane)
+                self._lanes[lane.path] = _JoinedLane(path.rail, path.index, lane)
                 metrics.RDMA_PATHS.labels(lane.nic.port.device).inc()
             else:
                 logger.log(level, "no path to %s over %s: %s", self._peer, lane.nic.port, problem)
@@ -89,15 +92,15 @@ class RdmaConnection(Connection):
         self._restore_missing()
 
     async def read(self, batch: Sequence[Slice], timeout_s: float) -> Completion:
-        job = self._job(Opcode.READ, batch)
-        return await self._run(job, self._move(job), timeout_s, f"reading {job.plan.num_bytes} bytes of {self._peer}")
+        transfer = self._transfer(Opcode.READ, batch)
+        return await self._run(transfer, self._move(transfer), timeout_s, f"reading {transfer.plan.num_bytes} bytes of {self._peer}")
 
     async def write(self, batch: Sequence[Slice], timeout_s: float, notify: bytes | None = None) -> Completion:
-        job = self._job(Opcode.WRITE, batch)
+        transfer = self._transfer(Opcode.WRITE, batch)
         if notify is not None and len(notify) > MAX_NOTIFY_BYTES:
             raise InvalidSlice(f"a notification of {len(notify)} bytes, more than {MAX_NOTIFY_BYTES}")
-        work = self._move(job) if notify is None else self._write_and_notify(job, notify)
-        return await self._run(job, work, timeout_s, f"writing {job.plan.num_bytes} bytes to {self._peer}")
+        work = self._move(transfer) if notify is None else self._write_and_notify(transfer, notify)
+        return await self._run(transfer, work, timeout_s, f"writing {transfer.plan.num_bytes} bytes to {self._peer}")
 
     async def drain(self) -> None:
         # A batch ends when the NIC has ended all of it, or with the connection.
@@ -109,15 +112,15 @@ class RdmaConnection(Connection):
         assert self._closing is not None
         await asyncio.shield(self._closing)
 
-    def _path(self, opened: OpenedPath) -> Path:
+    def _path(self, opened: OpenedPath) -> RdmaPath:
         name = f"{self._peer} over {opened.nic.port}"
-        return Path(opened.pair, name, self._on_receive, self._on_lost, self._silence_s)
+        return RdmaPath(opened.pair, name, self._on_receive, self._on_lost, self._silence_s)
 
-    def _on_receive(self, path: Path, immediate: int, length: int) -> None:
-        """The peer only ever sends acknowledgements."""
+    def _on_receive(self, path: RdmaPath, immediate: int, length: int) -> None:
+        """Takes an acknowledgement: the peer never sends anything else."""
         self._outbox.on_acknowledged(immediate)
 
-    def _on_lost(self, path: Path, error: SpringtideError) -> None:
+    def _on_lost(self, path: RdmaPath, error: SpringtideError) -> None:
         joined = self._lanes.pop(path, None)
         if joined is None:  # it never worked
             return
@@ -154,11 +157,12 @@ class RdmaConnection(Connection):
                 logger.debug("paths to %s are still missing: %s", self._peer, error)
         logger.info("all paths to %s work again", self._peer)
 
-    def next_lane(self) -> Lane:
+    def next_lane(self) -> RdmaLane:
+        """The least busy lane. Raises PeerLost."""
         self._raise_if_lost()
         return self._by_load()[0]
 
-    async def leave(self, path: Path) -> None:
+    async def leave(self, path: RdmaPath) -> None:
         """Returns when nothing of a lost path can land any more: only then may its work be done again. Raises PeerLost."""
         self._raise_if_lost()
         if path in self._leaving:
@@ -166,31 +170,31 @@ class RdmaConnection(Connection):
             self._raise_if_lost()
 
     async def check(self) -> None:
-        """Raises PeerLost when the peer's process does not answer."""
+        """Asks the peer's process whether it is there. Raises PeerLost when it does not answer."""
         try:
             await self._control.ask()
         except PeerLost as error:
             self._fail(PeerLost(f"lost {self._peer}, it is silent: {error.message}"))
         self._raise_if_lost()
 
-    def _job(self, opcode: Opcode, batch: Sequence[Slice]) -> Job:
+    def _transfer(self, opcode: Opcode, batch: Sequence[Slice]) -> RdmaTransfer:
         self._raise_if_lost()
         plan = make_plan(batch, self._region.memory.nbytes, self._answer.region_bytes, self._answer.granule, _MAX_PIECE_BYTES)
-        return Job(opcode, plan)
+        return RdmaTransfer(opcode, plan)
 
-    async def _run(self, job: Job, work: Coroutine[Any, Any, Completion], timeout_s: float, what: str) -> Completion:
-        """What a NIC has been given cannot be taken back but by breaking its path: a late batch begins nothing more, and breaks the
-        connection only if what it has begun does not end."""
+    async def _run(self, transfer: RdmaTransfer, work: Coroutine[Any, Any, Completion], timeout_s: float, what: str) -> Completion:
+        """Runs a batch to its end. What a NIC has been given cannot be taken back but by breaking its path: a late batch begins nothing
+        more, and breaks the connection only if what it has begun does not end."""
         forced: asyncio.TimerHandle | None = None
 
         def expire() -> None:
             nonlocal forced
-            job.abandon()
+            transfer.abandon()
             late = PeerLost(f"the connection to {self._peer} was closed when a batch missed its deadline")
             forced = asyncio.get_running_loop().call_later(_LATE_GRACE_S, self._fail, late)
 
         try:
-            return await run_to_rest(work, timeout_s, expire, what, job.abandon)
+            return await run_to_rest(work, timeout_s, expire, what, transfer.abandon)
         finally:
             if forced is not None:
                 forced.cancel()
@@ -199,41 +203,41 @@ class RdmaConnection(Connection):
         if self._lost is not None:
             raise self._lost
 
-    def _by_load(self) -> list[Lane]:
-        """The least busy first."""
+    def _by_load(self) -> list[RdmaLane]:
+        """The lanes, the least busy first."""
         return sorted((joined.lane for joined in self._lanes.values()), key=lambda lane: lane.path.outstanding)
 
-    async def _write_and_notify(self, job: Job, notify: bytes) -> Completion:
+    async def _write_and_notify(self, transfer: RdmaTransfer, notify: bytes) -> Completion:
         async with self._turns.take() as come:
-            completion = await self._move(job)
-            await job.unless_abandoned(come())
+            completion = await self._move(transfer)
+            await transfer.unless_abandoned(come())
             if not completion.failed:
-                await job.unless_abandoned(self._outbox.send(notify))
+                await transfer.unless_abandoned(self._outbox.send(notify))
             return completion
 
-    async def _move(self, job: Job) -> Completion:
-        """Lanes take the stripes from one queue; what a broken one leaves behind goes to the others."""
-        while job.stripes:
+    async def _move(self, transfer: RdmaTransfer) -> Completion:
+        """Lets lanes take the stripes from one queue; what a broken one leaves behind goes to the others."""
+        while transfer.stripes:
             self._raise_if_lost()
-            workers = (self._by_load() * _STRIPES_OF_A_BATCH)[: len(job.stripes)]
-            results = await asyncio.gather(*(self._pull(lane, job) for lane in workers), return_exceptions=True)
+            workers = (self._by_load() * _STRIPES_OF_A_BATCH)[: len(transfer.stripes)]
+            results = await asyncio.gather(*(self._pull(lane, transfer) for lane in workers), return_exceptions=True)
             for result in results:
                 if isinstance(result, BaseException):
                     raise result
-        job.check()
-        return job.plan.completion(job.stale)
+        transfer.check()
+        return transfer.plan.completion(transfer.stale)
 
-    async def _pull(self, lane: Lane, job: Job) -> None:
-        while job.stripes:
-            async with lane.turn(job.unless_abandoned) as row:
-                if not job.stripes:
+    async def _pull(self, lane: RdmaLane, transfer: RdmaTransfer) -> None:
+        while transfer.stripes:
+            async with lane.turn(transfer.unless_abandoned) as row:
+                if not transfer.stripes:
                     return
-                stripe = job.stripes.popleft()
+                stripe = transfer.stripes.popleft()
                 try:
-                    job.stale[stripe] = await lane.move(job.opcode, job.plan, stripe, row)
+                    transfer.stale[stripe] = await lane.move(transfer.opcode, transfer.plan, stripe, row)
                 except PathLost:
                     await self.leave(lane.path)
-                    job.put_back(stripe)
+                    transfer.put_back(stripe)
                     return
 
     async def _leave(self, index: int) -> None:
@@ -257,7 +261,7 @@ class RdmaConnection(Connection):
         self._closing = asyncio.create_task(self._release(), name=f"release {self._peer}")
 
     async def _release(self) -> None:
-        """The NICs have let go already; the peer is told so that it lets go too."""
+        """Tells the peer to let go, as the NICs of this side have already."""
         self._outbox.close()
         if self._restoring is not None:
             await asyncio.wait((self._restoring,))

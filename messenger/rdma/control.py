@@ -13,13 +13,12 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from messenger.base import Identity, Unauthenticated
-from messenger.rdma.nonces import Nonces
-from messenger.rdma.ports import Address
+from messenger.base import Identity, WrongSecret
+from messenger.rdma.ports import PortAddress
+from messenger.rdma.proofs import NONCE_BYTES, Nonces, proof_of
 from messenger.rdma.wire import (
-    NONCE_BYTES,
     VERSION,
-    Answer,
+    AnsweredOffer,
     OfferedPath,
     answer_from_pb,
     answer_to_pb,
@@ -27,7 +26,6 @@ from messenger.rdma.wire import (
     pair_from_pb,
     port_from_pb,
     port_to_pb,
-    proof_of,
 )
 from springtide.errors import PeerLost, SpringtideError
 from springtide.rpc import channels
@@ -37,17 +35,17 @@ from springtide.rpc.rdma_pb2_grpc import RdmaControlServicer, RdmaControlStub, a
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _LEAVE_TIMEOUT_S = 1.0
-"""For a peer to say that nothing can land any more."""
+"""A peer has so long to say that nothing can land any more."""
 _ASK_TIMEOUT_S = 1.0
 
 
-class Host(Protocol):
+class Lender(Protocol):
     """What the server end asks of the process that lends memory."""
 
-    def ports(self) -> list[Address]: ...
+    def ports(self) -> list[PortAddress]: ...
 
-    def open(self, caller: Identity, paths: list[OfferedPath], session: bytes) -> Answer:
-        """`session`: to which they are added, empty for a new one. Raises SpringtideError."""
+    def open(self, caller: Identity, paths: list[OfferedPath], session: bytes) -> AnsweredOffer:
+        """Connects `paths` and adds them to `session`, empty for a new one. Raises SpringtideError."""
         ...
 
     def leave(self, session: bytes, path: int | None) -> None:
@@ -56,9 +54,9 @@ class Host(Protocol):
 
 
 class ControlServer:
-    def __init__(self, host: Host, incarnation: int, secret: bytes | None) -> None:
+    def __init__(self, lender: Lender, incarnation: int, secret: bytes | None) -> None:
         self._server = channels.new_server()
-        servicer = _Servicer(host, incarnation, secret)
+        servicer = _Servicer(lender, incarnation, secret)
         add_RdmaControlServicer_to_server(servicer, self._server)
 
     async def start(self, address: str) -> str:
@@ -75,7 +73,7 @@ class ControlServer:
 
 
 class ControlClient:
-    """To one peer. Every method raises PeerLost when it is away or does not answer as it should."""
+    """The caller's end, to one peer. Every method raises PeerLost when that is away or does not answer as it should."""
 
     def __init__(self, address: str, secret: bytes | None) -> None:
         self._address = address
@@ -85,8 +83,9 @@ class ControlClient:
         self._nonces = (b"", b"")
         self._closed = False
 
-    async def greet(self, expected_incarnation: int, timeout_s: float) -> list[Address]:
-        """The peer's ports. It has half of the time: gRPC gives up what is not connected within 0.2 s, and until then it is tried again."""
+    async def greet(self, expected_incarnation: int, timeout_s: float) -> list[PortAddress]:
+        """The peer's ports. It has half of the time: gRPC gives up what is not connected within 0.2 s, and until then it is tried again.
+        Raises PeerLost when it is another incarnation."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         welcome: pb.RdmaWelcome = await self._call(
             self._stub.Greet, pb.RdmaGreeting(caller_nonce=nonce), timeout_s / 2, wait_for_ready=True
@@ -101,14 +100,14 @@ class ControlClient:
 
     async def connect(
         self, expected_incarnation: int, caller: Identity, paths: list[OfferedPath], session: bytes, timeout_s: float
-    ) -> Answer:
-        """After `greet`. `session`: to which the paths are added, empty for a new one."""
+    ) -> AnsweredOffer:
+        """Offers paths, after `greet`, to be added to `session`, empty for a new one. Raises WrongSecret, PeerLost."""
         offer = offer_to_pb(expected_incarnation, caller, paths, session).SerializeToString()
         proof = proof_of(self._secret, "offer", *self._nonces, offer)
         signed = pb.SignedRdmaOffer(caller_nonce=self._nonces[0], server_nonce=self._nonces[1], offer=offer, proof=proof)
         reply: pb.SignedRdmaAnswer = await self._call(self._stub.Connect, signed, timeout_s)
         if not hmac.compare_digest(reply.proof, proof_of(self._secret, "answer", *self._nonces, reply.answer)):
-            raise Unauthenticated(f"{self._address} does not know the cluster_secret")
+            raise WrongSecret(f"{self._address} does not know the cluster_secret")
         try:
             answer = answer_from_pb(pb.RdmaAnswer.FromString(reply.answer))
         except (ValueError, DecodeError) as error:
@@ -118,20 +117,20 @@ class ControlClient:
         return answer
 
     async def ask(self) -> None:
-        """Whether the peer's process answers at all."""
+        """Asks whether the peer's process answers at all."""
         await self._call(self._stub.Greet, pb.RdmaGreeting(), _ASK_TIMEOUT_S)
 
     async def leave(self, session: bytes, path: int) -> None:
-        """After it returns, nothing that was sent over `path` can land."""
+        """Has the peer close one path of a session: after it returns, nothing that was sent over it can land."""
         message = pb.LeaveRdmaPath(session=pb.RdmaSession(token=session), path=path)
         await self._call(self._stub.LeavePath, message, _LEAVE_TIMEOUT_S)
 
     async def disconnect(self, session: bytes) -> None:
-        """As `leave` for all paths."""
+        """Does for all paths of a session what `leave` does for one."""
         await self._call(self._stub.Disconnect, pb.RdmaSession(token=session), _LEAVE_TIMEOUT_S)
 
     async def close(self) -> None:
-        """Idempotent. Calls under way raise PeerLost."""
+        """Ends the channel; calls under way raise PeerLost. Idempotent."""
         self._closed = True
         await self._channel.close(None)
 
@@ -146,19 +145,19 @@ class ControlClient:
                 raise closed from error
             raise
         except grpc.aio.AioRpcError as error:
-            kind = Unauthenticated if error.code() is grpc.StatusCode.PERMISSION_DENIED else PeerLost
+            kind = WrongSecret if error.code() is grpc.StatusCode.PERMISSION_DENIED else PeerLost
             raise kind(f"{self._address}: {error.details()} ({error.code().name})") from error
 
 
 class _Servicer(RdmaControlServicer):
-    def __init__(self, host: Host, incarnation: int, secret: bytes | None) -> None:
-        self._host = host
+    def __init__(self, lender: Lender, incarnation: int, secret: bytes | None) -> None:
+        self._lender = lender
         self._incarnation = incarnation
         self._secret = secret
         self._nonces = Nonces()
 
     async def Greet(self, request: pb.RdmaGreeting, context: Context) -> pb.RdmaWelcome:
-        ports = [port_to_pb(port) for port in self._host.ports()]
+        ports = [port_to_pb(port) for port in self._lender.ports()]
         return pb.RdmaWelcome(server_nonce=self._nonces.make(time.monotonic()), incarnation=self._incarnation, ports=ports)
 
     async def Connect(self, request: pb.SignedRdmaOffer, context: Context) -> pb.SignedRdmaAnswer:
@@ -174,24 +173,24 @@ class _Servicer(RdmaControlServicer):
         return pb.SignedRdmaAnswer(answer=message, proof=proof_of(self._secret, "answer", *nonces, message))
 
     async def LeavePath(self, request: pb.LeaveRdmaPath, context: Context) -> pb.RdmaDone:
-        self._host.leave(request.session.token, request.path)
+        self._lender.leave(request.session.token, request.path)
         return pb.RdmaDone()
 
     async def Disconnect(self, request: pb.RdmaSession, context: Context) -> pb.RdmaDone:
-        self._host.leave(request.token, None)
+        self._lender.leave(request.token, None)
         return pb.RdmaDone()
 
-    def _open(self, offer: pb.RdmaOffer) -> Answer:
+    def _open(self, offer: pb.RdmaOffer) -> AnsweredOffer:
         if offer.version != VERSION:
             raise ValueError(f"version {offer.version} of the rdma transport, this is {VERSION}")
         if offer.expected_incarnation != self._incarnation:
             raise ValueError(f"the peer has restarted: it is incarnation {self._incarnation}, not {offer.expected_incarnation}")
         paths = [OfferedPath(pair_from_pb(path.queue_pair), path.port) for path in offer.paths]
-        return self._host.open(Identity(offer.caller_name, offer.caller_incarnation), paths, offer.session.token)
+        return self._lender.open(Identity(offer.caller_name, offer.caller_incarnation), paths, offer.session.token)
 
 
 async def close_quietly(client: ControlClient, session: bytes) -> None:
-    """Tells a peer that may be gone, and ends the channel."""
+    """Tells a peer that may be gone that a session is over, and ends the channel."""
     with contextlib.suppress(PeerLost):
         await client.disconnect(session)
     await client.close()

@@ -20,7 +20,7 @@ class DeviceMemory:
 
     fd: int
     offset: int
-    """Of the region's first byte in the dma-buf."""
+    """The place of the region's first byte in the dma-buf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,30 @@ class Registration:
     remote_key: int
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteMemory:
+    """Memory of the peer, as one of its NICs knows it. It travels over the control RPC."""
+
+    address: int
+    num_bytes: int
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRegion:
+    """What a peer lends over one of its NICs."""
+
+    memory: RemoteMemory
+    generations: RemoteMemory
+    mailbox: RemoteMemory
+    """The memory where notifications are put."""
+
+
 class Nic:
-    """`close` ends everything that was made with it; queue pairs are to be closed before."""
+    """An open port. `close` ends everything that was made with it; queue pairs are to be closed before."""
 
     def __init__(self, port: Port) -> None:
-        """Raises RdmaUnavailable when the device cannot be opened."""
+        """Opens `port`. Raises RdmaUnavailable when the device cannot be opened."""
         self.port = port
         self._verbs = load()
         self._registered: list[Any] = []
@@ -50,7 +69,7 @@ class Nic:
         self.max_reads_out = max(1, int(limits.max_qp_init_rd_atom))
         """Reads that a queue pair of this NIC may have under way."""
         self.max_reads_in = max(1, int(limits.max_qp_rd_atom))
-        """Reads that it can answer at once."""
+        """Reads that a queue pair of this NIC can answer at once."""
 
     def register(self, memory: np.ndarray, *, peers_read: bool, peers_write: bool) -> Registration:
         """Pins `memory`, which has to be kept alive until `forget` or `close`. Raises SpringtideError."""
@@ -67,7 +86,7 @@ class Nic:
         return self._keep(made, address, memory.nbytes)
 
     def register_device(self, memory: np.ndarray, exported: DeviceMemory) -> Registration:
-        """For local use only. Raises RdmaUnavailable when the driver of the NIC cannot reach into other devices."""
+        """Registers device memory, for local use only. Raises RdmaUnavailable when the NIC's driver cannot reach into other devices."""
         try:
             access = self._verbs.enums.IBV_ACCESS_LOCAL_WRITE
             made = self._verbs.mr.DmaBufMR(self.domain, memory.nbytes, access, dmabuf=exported.fd, offset=exported.offset)
@@ -79,13 +98,13 @@ class Nic:
         return self._keep(made, exported.offset, memory.nbytes)
 
     def forget(self, registration: Registration) -> None:
-        """Idempotent. The NIC may not touch it any more."""
+        """Ends a registration: the NIC may not touch that memory any more. Idempotent."""
         for made in [made for made in self._registered if made.lkey == registration.local_key]:
             self._registered.remove(made)
             made.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Ends every registration, and the port's context. Idempotent."""
         for made in self._registered:
             made.close()
         self._registered.clear()

@@ -13,17 +13,17 @@ import numpy as np
 
 from messenger.base import NotifyHandler
 from messenger.ordering import deliver
-from messenger.rdma.lane import Lane
+from messenger.rdma.lane import RdmaLane
 from messenger.rdma.nic import Nic, Registration
-from messenger.rdma.path import Path, PathLost
-from messenger.rdma.queue_pair import Opcode, Work
+from messenger.rdma.path import PathLost, RdmaPath
+from messenger.rdma.queue_pair import Opcode, WorkRequest
 from springtide.errors import SpringtideError
 
 MAX_NOTIFY_BYTES = 1 << 20
 MAILBOX_BYTES = 64 << 10
-"""A longer notification goes in several parts."""
+"""Bytes of a mailbox. A longer notification goes in several parts."""
 _ASK_AFTER_S = 0.4
-"""Without an acknowledgement, the sender asks by the control RPC whether anybody is there."""
+"""The sender asks by the control RPC whether anybody is there when an acknowledgement takes longer."""
 _MORE = 1 << 31
 _NUMBERS = 1 << 31
 
@@ -31,11 +31,11 @@ _NUMBERS = 1 << 31
 class Route(Protocol):
     """What the sending side asks of its connection. Every method raises PeerLost once there is no way to the peer."""
 
-    def next_lane(self) -> Lane:
-        """One that works."""
+    def next_lane(self) -> RdmaLane:
+        """A lane that works."""
         ...
 
-    async def leave(self, path: Path) -> None:
+    async def leave(self, path: RdmaPath) -> None:
         """Returns when nothing that was sent over a lost path can arrive any more."""
         ...
 
@@ -44,7 +44,7 @@ class Route(Protocol):
         ...
 
 
-class Outbox:
+class NoticeOutbox:
     """The sending side of one connection."""
 
     def __init__(self, nics: Sequence[Nic], route: Route) -> None:
@@ -59,12 +59,12 @@ class Outbox:
             raise
         self._number = 0
         self._acknowledged: asyncio.Future[None] | None = None
-        self._through: Path | None = None
+        self._through: RdmaPath | None = None
         self._last: asyncio.Task[None] | None = None
 
     async def send(self, payload: bytes) -> None:
-        """Returns when the peer's handler has had it. When the caller is cancelled it may still be delivered: what follows waits for that,
-        since it needs the mailbox. Raises PeerLost."""
+        """Sends one notification, and returns when the peer's handler has had it. When the caller is cancelled it may still be delivered:
+        what follows waits for that, since it needs the mailbox. Raises PeerLost."""
         sending = asyncio.create_task(self._send(payload, self._last), name=f"notification {self._number}")
         sending.add_done_callback(_mark_retrieved)
         self._last = sending
@@ -85,20 +85,20 @@ class Outbox:
         if number == self._number and self._acknowledged is not None and not self._acknowledged.done():
             self._acknowledged.set_result(None)
 
-    def on_lost(self, path: Path, error: SpringtideError) -> None:
+    def on_lost(self, path: RdmaPath, error: SpringtideError) -> None:
         if path is self._through and self._acknowledged is not None and not self._acknowledged.done():
             self._acknowledged.set_exception(error)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Ends the registrations of the staged bytes. Idempotent."""
         for nic, registered in self._registered.items():
             nic.forget(registered)
 
-    async def _sent(self, lane: Lane, length: int, immediate: int) -> bool:
+    async def _sent(self, lane: RdmaLane, length: int, immediate: int) -> bool:
         local, mailbox = self._registered[lane.nic], lane.remote.mailbox
         self._through = lane.path
         self._acknowledged = asyncio.get_running_loop().create_future()
-        work = Work(Opcode.WRITE_WITH_IMMEDIATE, local.address, local.local_key, mailbox.address, mailbox.key, length, immediate)
+        work = WorkRequest(Opcode.WRITE_WITH_IMMEDIATE, local.address, local.local_key, mailbox.address, mailbox.key, length, immediate)
         try:
             # The NIC may have to send it again until it has completed, so the staged bytes are kept as long.
             await asyncio.gather(lane.path.run([work], short=True), self._answer(self._acknowledged))
@@ -108,7 +108,8 @@ class Outbox:
             return False
 
     async def _answer(self, acknowledged: asyncio.Future[None]) -> None:
-        """The peer's NIC takes what a stopped process will never see: one that is silent is asked whether it is there."""
+        """Waits for the acknowledgement. The peer's NIC takes what a stopped process will never see: one that is silent is asked whether it
+        is there."""
         while not acknowledged.done():
             await asyncio.wait((acknowledged,), timeout=_ASK_AFTER_S)
             if not acknowledged.done():
@@ -116,8 +117,8 @@ class Outbox:
         acknowledged.result()
 
 
-class Inbox:
-    """The receiving side: `memory` is where the peer writes. Numbers are checked, so nothing is delivered twice."""
+class NoticeInbox:
+    """The receiving side of one connection: the peer writes into `memory`. Numbers are checked, so nothing is delivered twice."""
 
     def __init__(self, peer: str, on_notify: NotifyHandler) -> None:
         self.memory = np.zeros(MAILBOX_BYTES, np.uint8)
@@ -126,12 +127,12 @@ class Inbox:
         self._expected = 0
         self._parts: list[bytes] = []
 
-    def on_receive(self, path: Path, immediate: int, length: int) -> None:
+    def on_receive(self, path: RdmaPath, immediate: int, length: int) -> None:
         number = immediate & ~_MORE
         if number == self._expected:
             self._expected = (self._expected + 1) % _NUMBERS
             self._take(self.memory[:length].tobytes(), last=not immediate & _MORE)
-        path.post([Work(Opcode.SEND_WITH_IMMEDIATE, immediate=number)])
+        path.post([WorkRequest(Opcode.SEND_WITH_IMMEDIATE, immediate=number)])
 
     def _take(self, part: bytes, last: bool) -> None:
         self._parts.append(part)

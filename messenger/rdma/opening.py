@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from messenger.base import Identity
+from messenger.options import RdmaOptions
 from messenger.rdma.control import ControlClient
-from messenger.rdma.lane import MAX_WORK, RemoteRegion
-from messenger.rdma.nic import Nic, Registration
-from messenger.rdma.options import RdmaOptions
+from messenger.rdma.lane import MAX_WORK
+from messenger.rdma.nic import Nic, Registration, RemoteRegion
 from messenger.rdma.ports import pair_ports
 from messenger.rdma.queue_pair import QueuePair
-from messenger.rdma.wire import Answer, AnsweredPath, OfferedPath
+from messenger.rdma.wire import AnsweredOffer, AnsweredPath, OfferedPath
 from springtide.errors import PeerLost, SpringtideError
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class OpenedPath:
 
     rail: int
     index: int
-    """By which the peer knows it."""
+    """The peer's number for it."""
     pair: QueuePair
     nic: Nic
     local: Registration
@@ -33,7 +33,8 @@ class OpenedPath:
 
 
 class PathMaker:
-    """For one peer. A rail is a port here and a port there, the same for as long as the connection lives; it has one path or none."""
+    """The maker of paths to one peer. A rail is a port here and a port there, the same for as long as the connection lives; it has one path
+    or none."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class PathMaker:
         incarnation: int,
         options: RdmaOptions,
     ) -> None:
-        """`local`: the own region, as registered with each of `nics`. `incarnation`: that the peer must have."""
+        """`local`: the own region, as registered with each of `nics`. `incarnation`: the one that the peer must have."""
         self._control = control
         self._local = local
         self._identity = identity
@@ -52,9 +53,9 @@ class PathMaker:
         self._options = options
         self.nics = nics
         self.num_rails = 0
-        """Once it has been asked for paths."""
+        """Known once it has been asked for paths."""
 
-    async def open(self, rails: Collection[int] | None = None, session: bytes = b"") -> tuple[Answer, list[OpenedPath]]:
+    async def open(self, rails: Collection[int] | None = None, session: bytes = b"") -> tuple[AnsweredOffer, list[OpenedPath]]:
         """Paths over `rails` (None: all), for `session` (empty: a new one). Not all that were wanted need be there. Raises
         SpringtideError, as a rule PeerLost."""
         timeout_s = self._options.connect_timeout_s

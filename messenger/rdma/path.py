@@ -8,35 +8,36 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
-from messenger.rdma.queue_pair import Done, Opcode, QueuePair, Work
+from messenger.rdma.queue_pair import Opcode, QueuePair, WorkCompletion, WorkRequest
 from springtide.errors import PeerLost, SpringtideError
 
 _SIGNAL_EVERY = 32
-"""Work requests are posted in lists of so many, of which the last completes."""
+"""Work requests in a list that is posted, of which the last completes."""
 _POLL_BATCH = 32
 _SPIN_S = 20e-6
-"""How long a short piece of work is polled for before it is waited for: a NIC answers sooner than the kernel wakes a process."""
+"""Time for which short work is polled for before it is waited for: a NIC answers sooner than the kernel wakes a process."""
 _BEATS_OF_SILENCE = 4
-"""How often a path is looked at in the time that it may be silent for."""
+"""Times that a path is looked at while it may be silent."""
 
 
 class PathLost(SpringtideError):
-    """This path is broken; others may still lead to the peer."""
+    """The path is broken; others may still lead to the peer."""
 
 
-class Path:
-    """Made with a `pair` that is connected. `on_receive(path, immediate, length)` is called for every message of the peer, `on_lost(path,
-    error)` once, unless it is closed first. Work in progress then raises `error`: PathLost, or PeerLost when the peer has refused it, so
-    that no other path would do better. When it raises, the NIC has let go of the memory."""
+class RdmaPath:
+    """A way from one port of this side to one of the peer's. When it breaks, work in progress raises PathLost, or PeerLost when the peer
+    has refused it, so that no other path would do better; the NIC has then let go of the memory."""
 
     def __init__(
         self,
         pair: QueuePair,
         name: str,
-        on_receive: Callable[[Path, int, int], None],
-        on_lost: Callable[[Path, SpringtideError], None],
+        on_receive: Callable[[RdmaPath, int, int], None],
+        on_lost: Callable[[RdmaPath, SpringtideError], None],
         silence_s: float,
     ) -> None:
+        """Takes over `pair`, which is connected. `on_receive(path, immediate, length)` is called for every message of the peer,
+        `on_lost(path, error)` once, unless it is closed first. `silence_s`: after so long without a sign of the peer's NIC it is lost."""
         self.name = name
         self._pair = pair
         self._on_receive = on_receive
@@ -60,16 +61,16 @@ class Path:
         """Work requests that the NIC has not reported yet."""
         return self._posted - self._done
 
-    async def run(self, work: Sequence[Work], *, short: bool = False) -> None:
-        """Returns when all of `work` is done, which the NIC does in order. `short`: it will not take long. The caller bounds what is
+    async def run(self, work: Sequence[WorkRequest], *, short: bool = False) -> None:
+        """Has the NIC do `work`, in order, and returns when all of it is done. `short`: it will not take long. The caller bounds what is
         outstanding. Raises PathLost or PeerLost."""
         ended = self.post(work)
         if short:
             self._spin(ended)
         await ended
 
-    def post(self, work: Sequence[Work]) -> asyncio.Future[None]:
-        """As `run`, for callers that may not want to wait."""
+    def post(self, work: Sequence[WorkRequest]) -> asyncio.Future[None]:
+        """Does what `run` does, for callers that may not want to wait."""
         ended: asyncio.Future[None] = self._loop.create_future()
         ended.add_done_callback(_mark_retrieved)
         remaining = iter(work)
@@ -89,7 +90,7 @@ class Path:
         return ended
 
     def close(self, error: SpringtideError | None = None) -> None:
-        """Idempotent. From now on the NIC touches no memory for it, and no byte of it leaves this side."""
+        """Closes the queue pair: from now on the NIC touches no memory for it, and no byte of it leaves this side. Idempotent."""
         if self._lost is not None:
             return
         self._lost = error or PathLost(f"{self.name} was closed here")
@@ -123,7 +124,7 @@ class Path:
                 if self._lost is None:
                     self._take(done)
 
-    def _take(self, done: Done) -> None:
+    def _take(self, done: WorkCompletion) -> None:
         if done.error is not None:
             message = f"{self.name}: {done.error}"
             self._fail(PathLost(message) if done.path_fault else PeerLost(f"the peer or the own NIC refused an operation: {message}"))
@@ -138,12 +139,12 @@ class Path:
                     ended.set_result(None)
 
     def _beat(self) -> None:
-        """While nothing else shows whether the peer lives, an empty write does: the peer's NIC answers it."""
+        """Sends an empty write while nothing else shows whether the peer lives: the peer's NIC answers it."""
         self._drain()  # the loop may have been busy
         if self._lost is not None:
             return
         if not self.outstanding:
-            self.post([Work(Opcode.WRITE)])
+            self.post([WorkRequest(Opcode.WRITE)])
         elif time.monotonic() - self._heard > self._silence_s:
             self._fail(PathLost(f"{self.name}: nothing came back for {self._silence_s:g} s"))
             return

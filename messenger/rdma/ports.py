@@ -1,4 +1,4 @@
-"""Which ports of which devices serve: found, named by configuration, paired with a peer's."""
+"""The ports that serve: found, named by configuration, paired with a peer's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from messenger.rdma.verbs import RdmaUnavailable, Verbs, kernel_devices, load
 logger = logging.getLogger(__name__)
 
 
-class Link(IntEnum):
+class LinkLayer(IntEnum):
     """What a port is connected to. A queue pair joins two ports of the same kind. The numbers travel to peers."""
 
     INFINIBAND = 1
@@ -22,16 +22,16 @@ class Link(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """Where a port is reached."""
+class PortAddress:
+    """The place where a port is reached."""
 
-    link: Link
+    link: LinkLayer
     gid: str
-    """In IPv6 notation, all eight groups."""
+    """The address in IPv6 notation, all eight groups."""
     lid: int
     """Local identifier, of InfiniBand only; 0 with RoCE."""
     mtu: int
-    """Of the active port, as the enum ibv_mtu."""
+    """The active port's MTU, as the enum ibv_mtu."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Port:
     device: str
     number: int
     gid_index: int
-    address: Address
+    address: PortAddress
 
     def __str__(self) -> str:
         return f"{self.device}:{self.number}"
@@ -55,7 +55,7 @@ class GidEntry:
 
 
 def rdma_problem(devices: Sequence[str] = ()) -> str | None:
-    """Why this machine cannot serve by RDMA, or None when it can. Cheap where there is no device."""
+    """The reason why this machine cannot serve by RDMA, or None when it can. Cheap where there is no device."""
     try:
         find_ports(devices)
     except RdmaUnavailable as error:
@@ -64,7 +64,7 @@ def rdma_problem(devices: Sequence[str] = ()) -> str | None:
 
 
 def find_ports(wanted: Sequence[str] = ()) -> list[Port]:
-    """Active ports, in the order of `wanted` (`mlx5_0`, or `mlx5_0:1` for one port), or all of them by name.
+    """The active ports, in the order of `wanted` (`mlx5_0`, or `mlx5_0:1` for one port), or all of them by name.
 
     Raises RdmaUnavailable when there is none, or when one of `wanted` is missing or not active.
     """
@@ -86,20 +86,20 @@ def find_ports(wanted: Sequence[str] = ()) -> list[Port]:
     return list(chosen.values())
 
 
-def choose_gid(entries: Iterable[GidEntry], link: Link) -> GidEntry | None:
-    """The row to be reached at. InfiniBand: the first. RoCE: version 2, since version 1 is not routed, and rather an IPv4 address than a
-    global IPv6 one than a link-local one, which holds only within one segment. None when no row will do."""
-    if link is Link.INFINIBAND:
+def choose_gid(entries: Iterable[GidEntry], link: LinkLayer) -> GidEntry | None:
+    """The row of a GID table to be reached at. InfiniBand: the first. RoCE: version 2, since version 1 is not routed, and rather an IPv4
+    address than a global IPv6 one than a link-local one, which holds only within one segment. None when no row will do."""
+    if link is LinkLayer.INFINIBAND:
         return min(entries, key=lambda entry: entry.index, default=None)
     usable = [entry for entry in entries if entry.is_roce_v2]
     return min(usable, key=lambda entry: (_distance(ipaddress.IPv6Address(entry.gid)), entry.index), default=None)
 
 
-def pair_ports(here: Sequence[Address], there: Sequence[Address]) -> list[tuple[int, int]]:
-    """Which port is joined with which, as indices: both lists in order, the shorter one repeated, per kind of link. Sides whose devices
+def pair_ports(here: Sequence[PortAddress], there: Sequence[PortAddress]) -> list[tuple[int, int]]:
+    """The pairs of ports that are joined, as indices: both lists in order, the shorter one repeated, per kind of link. Sides whose devices
     are named alike meet rail by rail."""
     pairs = []
-    for link in Link:
+    for link in LinkLayer:
         mine = [index for index, address in enumerate(here) if address.link is link]
         theirs = [index for index, address in enumerate(there) if address.link is link]
         if mine and theirs:
@@ -130,7 +130,7 @@ def _port(verbs: Verbs, context: Any, device: str, number: int) -> Port | None:
     attributes = context.query_port(number)
     if attributes.state != verbs.enums.IBV_PORT_ACTIVE:
         return None
-    link = Link.ETHERNET if attributes.link_layer == verbs.enums.IBV_LINK_LAYER_ETHERNET else Link.INFINIBAND
+    link = LinkLayer.ETHERNET if attributes.link_layer == verbs.enums.IBV_LINK_LAYER_ETHERNET else LinkLayer.INFINIBAND
     rows = [
         GidEntry(row.gid_index, row.gid_type == verbs.enums.IBV_GID_TYPE_ROCE_V2, row.gid_str())
         for row in context.query_gid_table(attributes.gid_tbl_len)
@@ -140,4 +140,4 @@ def _port(verbs: Verbs, context: Any, device: str, number: int) -> Port | None:
     if row is None:
         logger.warning("%s:%d has no RoCE v2 address and is not used", device, number)
         return None
-    return Port(device, number, row.index, Address(link, row.gid, int(attributes.lid), int(attributes.active_mtu)))
+    return Port(device, number, row.index, PortAddress(link, row.gid, int(attributes.lid), int(attributes.active_mtu)))

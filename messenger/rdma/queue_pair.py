@@ -11,14 +11,14 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from messenger.rdma.nic import Nic
-from messenger.rdma.ports import Address
+from messenger.rdma.ports import PortAddress
 from messenger.rdma.verbs import load
 from springtide.errors import SpringtideError
 
 NUM_RECEIVES = 8
 """Messages with an immediate that may arrive before the owner has looked; peers have at most one notification under way."""
 MAX_INLINE_BYTES = 64
-"""Copied into the work request itself. All drivers can do as much."""
+"""Most bytes that are copied into the work request itself. All drivers can do as much."""
 
 _HOP_LIMIT = 64
 _TIMEOUT = 14
@@ -36,7 +36,7 @@ class Opcode(IntEnum):
     SEND_WITH_IMMEDIATE = 3
 
 
-class Work(NamedTuple):
+class WorkRequest(NamedTuple):
     """What the NIC is to do. A `length` of 0 touches no memory on either side."""
 
     opcode: Opcode
@@ -47,11 +47,11 @@ class Work(NamedTuple):
     length: int = 0
     immediate: int = 0
     fenced: bool = False
-    """Starts only after all reads posted earlier have brought their bytes."""
+    """It starts only after all reads posted earlier have brought their bytes."""
 
 
-class Done(NamedTuple):
-    """A completion. Of a failed one only `work_id` and `error` mean anything."""
+class WorkCompletion(NamedTuple):
+    """What a NIC reports. Of a failed one only `work_id` and `error` mean anything."""
 
     work_id: int
     error: str | None
@@ -65,9 +65,9 @@ class Done(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueuePairAddress:
-    """What the other end has to know. Travels over the control RPC."""
+    """What the other end has to know of a queue pair. It travels over the control RPC."""
 
-    port: Address
+    port: PortAddress
     number: int
     first_packet: int
     max_reads_out: int
@@ -75,10 +75,11 @@ class QueuePairAddress:
 
 
 class QueuePair:
-    """From making (state INIT, receives posted) over `connect` (ready) to `close`, after which the NIC touches no memory on its behalf."""
+    """A queue pair from its making (state INIT, receives posted) over `connect` (ready) to `close`, after which the NIC touches no memory
+    on its behalf."""
 
     def __init__(self, nic: Nic, max_work: int, traffic_class: int) -> None:
-        """Raises SpringtideError when the device has no more."""
+        """Makes it on `nic`, for `max_work` outstanding requests. Raises SpringtideError when the device has no more."""
         self._verbs = verbs = load()
         self._nic = nic
         self._traffic_class = traffic_class
@@ -109,7 +110,7 @@ class QueuePair:
 
     @property
     def fd(self) -> int:
-        """Readable when `poll` has something, after `arm`."""
+        """A file descriptor that is readable when `poll` has something, after `arm`."""
         return self._fd
 
     @property
@@ -119,7 +120,7 @@ class QueuePair:
         )
 
     def connect(self, peer: QueuePairAddress) -> None:
-        """Raises SpringtideError when the kernel refuses, for example for want of a route to the peer."""
+        """Connects it to the peer's. Raises SpringtideError when the kernel refuses, for example for want of a route to the peer."""
         verbs, mine = self._verbs, self._nic.port
         route = verbs.addr.GlobalRoute(
             dgid=verbs.addr.GID(peer.port.gid), sgid_index=mine.gid_index, hop_limit=_HOP_LIMIT, traffic_class=self._traffic_class
@@ -140,7 +141,7 @@ class QueuePair:
         except verbs.error as error:
             raise SpringtideError(f"{mine} cannot connect a queue pair to {peer.port.gid} (lid {peer.port.lid}): {error}") from error
 
-    def post(self, work: Sequence[Work], work_id: int) -> None:
+    def post(self, work: Sequence[WorkRequest], work_id: int) -> None:
         """Hands `work` to the NIC as one list. Only the last completes with `work_id`, once all of it is done. Raises SpringtideError."""
         following: Any = None
         requests = []
@@ -170,23 +171,24 @@ class QueuePair:
             nothing.close()
 
     def arm(self) -> None:
-        """The next completion makes `fd` readable."""
+        """Makes the next completion turn `fd` readable."""
         self._completions.req_notify(False)
 
     def take_event(self) -> None:
-        """To be called when `fd` is readable."""
+        """Takes what made `fd` readable."""
         try:
             self._channel.get_cq_event(self._completions)
         except self._verbs.error:  # non-blocking: there was none
             return
         self._completions.ack_events(1)
 
-    def poll(self, most: int) -> list[Done]:
+    def poll(self, most: int) -> list[WorkCompletion]:
+        """The next completions, at most so many, without waiting."""
         _, found = self._completions.poll(most)
         return [self._done(completion) for completion in found]
 
     def close(self) -> None:
-        """Idempotent."""
+        """Destroys the queue pair. Idempotent."""
         for made in (self._pair, self._completions, self._channel):
             if made is not None:
                 made.close()
@@ -218,7 +220,7 @@ class QueuePair:
         attributes.qp_access_flags = enums.IBV_ACCESS_REMOTE_READ | enums.IBV_ACCESS_REMOTE_WRITE
         return attributes
 
-    def _request(self, work: Work, work_id: int, signalled: bool, following: Any) -> Any:
+    def _request(self, work: WorkRequest, work_id: int, signalled: bool, following: Any) -> Any:
         verbs, enums = self._verbs, self._verbs.enums
         flags = enums.IBV_SEND_SIGNALED if signalled else 0
         if work.fenced:
@@ -242,14 +244,14 @@ class QueuePair:
             request.set_wr_rdma(work.remote_key, work.remote)
         return request
 
-    def _done(self, completion: Any) -> Done:
+    def _done(self, completion: Any) -> WorkCompletion:
         enums, status = self._verbs.enums, completion.status
         if status == enums.IBV_WC_SUCCESS:
             received = completion.opcode in self._receive_opcodes
-            return Done(completion.wr_id, None, received, socket.ntohl(completion.imm_data), completion.byte_len, False)
+            return WorkCompletion(completion.wr_id, None, received, socket.ntohl(completion.imm_data), completion.byte_len, False)
         name = next((name for name in _STATUS_NAMES if getattr(enums, name, None) == status), "status")
         error = f"{name.removeprefix('IBV_WC_')} ({int(status)}) on {self._nic.port}"
-        return Done(completion.wr_id, error, False, 0, 0, status not in self._refusals)
+        return WorkCompletion(completion.wr_id, error, False, 0, 0, status not in self._refusals)
 
 
 _STATUS_NAMES = (

@@ -6,22 +6,21 @@ import asyncio
 import contextlib
 import logging
 
-from messenger.admission import check_host
-from messenger.base import Connection, Endpoint, Identity, NotifyHandler, Region, Transport, Unauthenticated
+from messenger.base import Connection, Endpoint, Identity, NotifyHandler, Region, Transport, WrongSecret
+from messenger.options import RdmaOptions, check_host
 from messenger.rdma.connection import RdmaConnection
 from messenger.rdma.control import ControlClient, ControlServer
 from messenger.rdma.nic import DeviceMemory, Nic, Registration
 from messenger.rdma.opening import PathMaker
-from messenger.rdma.options import RdmaOptions
+from messenger.rdma.peer_sessions import LentNic, PeerSessions
 from messenger.rdma.ports import find_ports
-from messenger.rdma.session import LentNic, Sessions
 from springtide.errors import PeerLost, SpringtideError
 
 logger = logging.getLogger(__name__)
 
 
 class RdmaTransport(Transport):
-    """Bytes go from NIC to NIC; queue pairs are exchanged over a gRPC service of its own at `host`."""
+    """A transport whose bytes go from NIC to NIC; queue pairs are exchanged over a gRPC service of its own at `host`."""
 
     name = "rdma"
 
@@ -44,7 +43,7 @@ class RdmaTransport(Transport):
             self._nics = [opened.enter_context(contextlib.closing(Nic(port))) for port in ports]
             opened.pop_all()
         self._local: dict[int, tuple[Region, list[Registration]]] = {}
-        self._sessions: Sessions | None = None
+        self._sessions: PeerSessions | None = None
         self._server: ControlServer | None = None
         self._connections: list[RdmaConnection] = []
         self._closed = False
@@ -59,7 +58,7 @@ class RdmaTransport(Transport):
         generations = [nic.register(region.generations, peers_read=True, peers_write=False) for nic in self._nics]
         self._local[id(region)] = (region, memory)
         lent = [LentNic(*parts) for parts in zip(self._nics, memory, generations, strict=True)]
-        self._sessions = Sessions(lent, region, on_notify, self._options)
+        self._sessions = PeerSessions(lent, region, on_notify, self._options)
         self._server = ControlServer(self._sessions, identity.incarnation, self._options.secret)
         host = f"[{self._host}]" if ":" in self._host else self._host
         address = await self._server.start(f"{host}:0")
@@ -89,7 +88,7 @@ class RdmaTransport(Transport):
             await control.close()
             if isinstance(error, TimeoutError):
                 raise PeerLost(f"{address} did not answer within {self._options.connect_timeout_s:g} s") from error
-            if isinstance(error, Unauthenticated):
+            if isinstance(error, WrongSecret):
                 raise
             if isinstance(error, SpringtideError):
                 raise PeerLost(f"cannot connect to {address}: {error.message}") from error
@@ -116,10 +115,10 @@ class RdmaTransport(Transport):
             nic.close()
 
     def _check_host(self, host: str) -> None:
-        check_host(self.name, host, self._options.secret, self._options.open_to_strangers)
+        check_host(self.name, host, self._options)
 
     def _registered(self, region: Region) -> list[Registration]:
-        """Of `region` with every NIC; made at the first connection where it is not lent."""
+        """The registrations of `region` with every NIC; made at the first connection where it is not lent."""
         if id(region) not in self._local:
             self._local[id(region)] = (region, [self._register(nic, region) for nic in self._nics])
         return self._local[id(region)][1]

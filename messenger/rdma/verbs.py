@@ -13,11 +13,11 @@ from springtide.errors import SpringtideError
 
 _SYSFS = Path("/sys/class/infiniband")
 _ENUM_MODULES = ("pyverbs.libibverbs_enums", "pyverbs.enums")
-"""Where rdma-core 59 and 44 have them."""
+"""Modules with the enums, in rdma-core 59 and in 44."""
 
 
 class RdmaUnavailable(SpringtideError):
-    """This machine cannot do RDMA, or not as it was asked to; the message says what is missing."""
+    """The machine cannot do RDMA, or not as it was asked to; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,17 @@ class Verbs:
     qp: Any
     wr: Any
     error: type[Exception]
-    """What a refused verb raises; its `error_code` is the errno."""
+    """The error that a refused verb raises; its `error_code` is the errno."""
 
 
 def kernel_devices() -> list[str]:
-    """Names of the RDMA devices that this kernel has, sorted. Needs no pyverbs."""
+    """Names of the RDMA devices that this kernel has, sorted. It needs no pyverbs."""
     return sorted(path.name for path in _SYSFS.iterdir()) if _SYSFS.is_dir() else []
 
 
 @functools.cache
 def load() -> Verbs:
-    """Raises RdmaUnavailable when pyverbs, or the libibverbs that it was built for, is missing."""
+    """The modules of pyverbs. Raises RdmaUnavailable when pyverbs, or the libibverbs that it was built for, is missing."""
     try:
         modules = {name: importlib.import_module(f"pyverbs.{name}") for name in ("addr", "cq", "device", "mr", "pd", "qp", "wr")}
         error = importlib.import_module("pyverbs.pyverbs_error").PyverbsRDMAError

@@ -1,54 +1,46 @@
-"""The control messages of the transport: as protobuf, and signed with the cluster's secret."""
+"""The control messages of the transport, to and from protobuf."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from dataclasses import dataclass
-from typing import Literal
 
 from messenger.base import Identity
-from messenger.rdma.lane import RemoteMemory, RemoteRegion
-from messenger.rdma.nic import Registration
-from messenger.rdma.ports import Address, Link
+from messenger.rdma.nic import Registration, RemoteMemory, RemoteRegion
+from messenger.rdma.ports import LinkLayer, PortAddress
 from messenger.rdma.queue_pair import QueuePairAddress
 from springtide.rpc import rdma_pb2 as pb
 
 VERSION = 1
-NONCE_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedPath:
+    """A queue pair that the caller has made, to be connected with one of the peer's."""
+
     pair: QueuePairAddress
     port: int
-    """Index among the ports that the peer has named."""
+    """The index of the port among those that the peer has named."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredPath:
+    """The peer's queue pair for an offered path, and what it lends over it."""
+
     index: int
-    """By which the lending side knows it."""
+    """The lending side's number for it."""
     pair: QueuePairAddress
     remote: RemoteRegion
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnsweredOffer:
+    """What became of an offer."""
+
     session: bytes
     region_bytes: int
     granule: int
     paths: list[AnsweredPath | None]
-    """In the order of the offer; None: that path could not be connected."""
-
-
-def proof_of(secret: bytes | None, role: Literal["offer", "answer"], caller_nonce: bytes, server_nonce: bytes, message: bytes) -> bytes:
-    """Empty without a secret. Nonces make it worthless for any other connection, the role for the other direction."""
-    if secret is None:
-        return b""
-    parts = (role.encode(), caller_nonce, server_nonce, message)
-    framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
-    return hmac.digest(secret, framed, hashlib.sha256)
+    """The paths in the order of the offer; None: that one could not be connected."""
 
 
 def offer_to_pb(expected_incarnation: int, caller: Identity, paths: list[OfferedPath], session: bytes) -> pb.RdmaOffer:
@@ -62,7 +54,7 @@ def offer_to_pb(expected_incarnation: int, caller: Identity, paths: list[Offered
     )
 
 
-def answer_to_pb(answer: Answer) -> pb.RdmaAnswer:
+def answer_to_pb(answer: AnsweredOffer) -> pb.RdmaAnswer:
     paths = [
         pb.RdmaAnsweredPath()
         if path is None
@@ -79,21 +71,21 @@ def answer_to_pb(answer: Answer) -> pb.RdmaAnswer:
     return pb.RdmaAnswer(session=session, region_bytes=answer.region_bytes, granule=answer.granule, paths=paths)
 
 
-def answer_from_pb(message: pb.RdmaAnswer) -> Answer:
-    """Raises ValueError for what no peer of this version says."""
+def answer_from_pb(message: pb.RdmaAnswer) -> AnsweredOffer:
+    """The answer that a peer gave. Raises ValueError for what no peer of this version says."""
     if message.granule < 1 or message.region_bytes % message.granule:
         raise ValueError(f"a region of {message.region_bytes} bytes in granules of {message.granule}")
     paths = [_answered_path(path) if path.HasField("queue_pair") else None for path in message.paths]
-    return Answer(message.session.token, message.region_bytes, message.granule, paths)
+    return AnsweredOffer(message.session.token, message.region_bytes, message.granule, paths)
 
 
-def port_to_pb(port: Address) -> pb.RdmaPort:
+def port_to_pb(port: PortAddress) -> pb.RdmaPort:
     return pb.RdmaPort(link=port.link, gid=port.gid, lid=port.lid, mtu=port.mtu)
 
 
-def port_from_pb(message: pb.RdmaPort) -> Address:
-    """Raises ValueError for an unknown kind of link."""
-    return Address(Link(message.link), message.gid, message.lid, message.mtu)
+def port_from_pb(message: pb.RdmaPort) -> PortAddress:
+    """The address of a port. Raises ValueError for an unknown kind of link."""
+    return PortAddress(LinkLayer(message.link), message.gid, message.lid, message.mtu)
 
 
 def pair_to_pb(pair: QueuePairAddress) -> pb.RdmaQueuePair:
@@ -107,7 +99,7 @@ def pair_to_pb(pair: QueuePairAddress) -> pb.RdmaQueuePair:
 
 
 def pair_from_pb(message: pb.RdmaQueuePair) -> QueuePairAddress:
-    """Raises ValueError."""
+    """The address of a queue pair. Raises ValueError for an unknown kind of link."""
     port = port_from_pb(message.port)
     return QueuePairAddress(port, message.number, message.first_packet, message.max_reads_out, message.max_reads_in)
 

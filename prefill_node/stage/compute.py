@@ -14,7 +14,7 @@ from engine.batch import SamplingRow, SequenceChunk
 from engine.device.sharing import put
 from engine.runner import ModelRunner
 from engine.sampling.sampler import sample
-from messenger.base import DeadlineExceeded
+from messenger.base import TransferTimeout
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId
 from springtide.protocol.outputs import SampledToken
@@ -82,7 +82,7 @@ class Hooks:
     waited_s: float = field(default=0.0, init=False)
 
     def before(self, layer: int) -> None:
-        """Raises PrefixMissing, DeadlineExceeded, PeerLost."""
+        """Raises PrefixMissing, TransferTimeout, PeerLost."""
         if self.part.awaits is None:
             return
         began = time.perf_counter()
@@ -113,7 +113,7 @@ def compute(runner: ModelRunner, part: Part, incoming: torch.Tensor | None, outg
         tokens = sample(runner.logits(part.chunks, hidden), part.sampling) if part.sampling else []
     except PrefixMissing:
         return result(Outcome.PREFIX_MISSING)
-    except DeadlineExceeded:
+    except TransferTimeout:
         return result(Outcome.PREFIX_OVERDUE)
     except PeerLost as error:
         return result(Outcome.FAILED, error.message)

@@ -22,8 +22,9 @@ import torch
 from engine.device.sharing import open_shared, share
 from messenger.arena_memory import SharedMemory
 from messenger.base import Connection, Endpoint, Slice
+from messenger.options import ShmOptions
 from messenger.router import Messenger
-from messenger.shm import ShmOptions, ShmTransport
+from messenger.shm import ShmTransport
 from springtide.errors import PeerLost
 from springtide.ids import new_incarnation
 
@@ -82,7 +83,7 @@ class Ring:
         incarnation = new_incarnation()
         self._shape = shape
         self._memory = SharedMemory.create(2 * shape.depth, shape.buffer_bytes, incarnation)
-        transport = ShmTransport(self._memory, socket, ShmOptions(helpers=0))
+        transport = ShmTransport(self._memory, socket, ShmOptions(helpers=0, populate=True))
         self._messenger = Messenger(
             (transport,),
             self._memory.region,
@@ -136,7 +137,7 @@ class Ring:
 
     async def send(self, pass_id: int, num_rows: int, void: bool) -> None:
         """What is in `outgoing`, to the next stage: returns when that has heard of it. Of a void pass, only that it is. Raises PeerLost,
-        DeadlineExceeded."""
+        TransferTimeout."""
         assert self._next is not None, "the last stage has no next one"
         on_device = self._next_buffers is not None and not void
         slices = [] if void or on_device else [self._slice(pass_id, num_rows)]

@@ -19,11 +19,7 @@ from kvstore.server.node import StoreOptions
 from kvstore.server.store import Store
 from messenger.arena_memory import SharedMemory
 from messenger.base import Transport
-from messenger.faults import FaultPlan
-from messenger.faulty import FaultyTransport
-from messenger.inproc import InprocHub, InprocTransport
-from messenger.shm import ShmOptions, ShmTransport
-from messenger.tcp import TcpTransport
+from messenger.registry import TransportSite, make_transport
 from springtide.errors import PeerLost
 from springtide.ids import BlockKey, InstanceId, NodeId, new_incarnation
 from springtide.protocol import wire
@@ -31,7 +27,10 @@ from springtide.protocol.storage import EngineHello, Notice, StoreLoad
 from springtide.rpc import channels, common_pb2
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
+from tests.support.faulty_transport import FaultyTransport
+from tests.support.inproc_transport import InprocHub, InprocTransport
 from tests.support.tally import Ended, Tally
+from tests.support.transport_faults import FaultPlan
 
 _FAILURES = ("attempt_failed", "hand_over_failed")
 cached_contents = lru_cache(maxsize=4096)(contents)
@@ -265,13 +264,11 @@ class Site:
 
     def _transport(self, name: str, arena: SharedMemory) -> Transport:
         inner: Transport
-        match name:
-            case "inproc":
-                inner = InprocTransport(self._hub, self.name)
-            case "shm":
-                inner = ShmTransport(arena, self._options.arena_socket, ShmOptions(populate=False))
-            case _:
-                inner = TcpTransport()
+        if name == "inproc":
+            inner = InprocTransport(self._hub, self.name)
+        else:
+            site = TransportSite(arena, self._options.bind_host, self._options.arena_socket)
+            inner = make_transport(name, site, self._options.transport_options)
         return FaultyTransport(inner, self.plan)
 
 

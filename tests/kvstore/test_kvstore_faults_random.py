@@ -16,29 +16,29 @@ import pytest
 from kvstore_cluster import EngineSide, Inbox, Shadow, Site, audit, random_labels
 from kvstore_support import SPEC, WAIT_S
 
-from messenger.faults import Fault, FaultPlan
-from messenger.inproc import InprocHub
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId
 from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
+from tests.support.inproc_transport import InprocHub
 from tests.support.tally import Ended, Tally
+from tests.support.transport_faults import FaultPlan, TransferFault
 
 REQUESTS, AT_ONCE, NUM_SITES, NUM_SLOTS = 84, 12, 4, 40
 TRANSPORTS = (("inproc",), ("tcp",), ("shm",), ("shm", "tcp"))
 FAULTS = (
-    Fault("fail", probability=0.02),
-    Fault("partial", probability=0.04),
-    Fault("drop", probability=0.03),
-    Fault("stale", probability=0.03),
-    Fault("delay", probability=0.1, delay_s=0.05),
-    Fault("slow", probability=0.05, bytes_per_s=1 << 20),
-    Fault("hang", probability=0.01),
-    Fault("notify_twice", probability=0.1),
-    Fault("notify_late", probability=0.05, delay_s=0.2),
-    Fault("notify_lost", probability=0.02),
-    Fault("refuse", probability=0.05),
+    TransferFault("fail", probability=0.02),
+    TransferFault("partial", probability=0.04),
+    TransferFault("drop", probability=0.03),
+    TransferFault("stale", probability=0.03),
+    TransferFault("delay", probability=0.1, delay_s=0.05),
+    TransferFault("slow", probability=0.05, bytes_per_s=1 << 20),
+    TransferFault("hang", probability=0.01),
+    TransferFault("notify_twice", probability=0.1),
+    TransferFault("notify_late", probability=0.05, delay_s=0.2),
+    TransferFault("notify_lost", probability=0.02),
+    TransferFault("refuse", probability=0.05),
 )
 
 

@@ -12,17 +12,17 @@ from kvstore_cluster import Site
 from kvstore_support import SPEC, until
 
 from kvstore.server.handover import HandOver
-from messenger.faults import Fault, FaultPlan
-from messenger.inproc import InprocHub
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.server.passes import Pushes
 from springtide.ids import AttemptId
 from springtide.protocol.outputs import FailureCode
 from springtide.rpc import store_pb2 as pb
+from tests.support.inproc_transport import InprocHub
+from tests.support.transport_faults import FaultPlan, TransferFault
 
 NUM_CHUNKS, CHUNK_BLOCKS = 8, 8
 NUM_BLOCKS = NUM_CHUNKS * CHUNK_BLOCKS
-COUNTS_WRITES = Fault("slow", "write", bytes_per_s=1e12)
+COUNTS_WRITES = TransferFault("slow", "write", bytes_per_s=1e12)
 
 
 class Stream:
@@ -83,7 +83,7 @@ async def new_sites(tmp_path: Path) -> AsyncIterator[NewSites]:
     """A prefill node, whose transfers have the faults that are given, and a decode node."""
     made: list[Site] = []
 
-    async def new_sites(*faults: Fault, timeout_s: float = 15.0) -> tuple[Site, Site]:
+    async def new_sites(*faults: TransferFault, timeout_s: float = 15.0) -> tuple[Site, Site]:
         hub = InprocHub()
         made.extend(Site(name, tmp_path, ["tcp"], hub, FaultPlan(faults), NUM_BLOCKS + 2, timeout_s) for name in ("prefill", "decode"))
         await asyncio.gather(*(site.start() for site in made))
@@ -107,7 +107,7 @@ async def test_over_a_fast_link_every_group_of_layers_goes_as_soon_as_it_is_ther
 
 
 async def test_over_a_slow_link_units_are_joined_and_the_engine_is_through_long_before(new_sites: NewSites) -> None:
-    a_second_for_everything = Fault("slow", "write", bytes_per_s=NUM_BLOCKS * SPEC.bytes_per_slot)
+    a_second_for_everything = TransferFault("slow", "write", bytes_per_s=NUM_BLOCKS * SPEC.bytes_per_slot)
     prefill, decode = await new_sites(a_second_for_everything)
     stream = Stream(prefill, decode, unit_bytes=1)
     await stream.open()
@@ -124,7 +124,7 @@ async def test_over_a_slow_link_units_are_joined_and_the_engine_is_through_long_
 
 
 async def test_a_link_that_stands_still_fails_the_hand_over_and_not_the_engine(new_sites: NewSites) -> None:
-    prefill, decode = await new_sites(Fault("hang", "write"), timeout_s=1.0)
+    prefill, decode = await new_sites(TransferFault("hang", "write"), timeout_s=1.0)
     stream = Stream(prefill, decode, unit_bytes=1)
     await stream.open()
     for chunk in range(NUM_CHUNKS):

@@ -10,7 +10,6 @@ import pytest
 
 from kvstore.server.peers import IDLE_S, Peers
 from messenger.base import Connection, Region
-from messenger.inproc import InprocHub, InprocTransport
 from messenger.router import Messenger
 from springtide.clock import ManualClock
 from springtide.credentials import OPEN
@@ -18,6 +17,7 @@ from springtide.errors import PeerLost
 from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreServicer, add_StoreServicer_to_server
+from tests.support.inproc_transport import InprocHub, InprocTransport
 
 GRANULE = 64
 

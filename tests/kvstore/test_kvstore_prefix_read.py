@@ -20,12 +20,12 @@ from kvstore.server.prefix_read import PrefixRead
 from kvstore.server.store import Store
 from messenger.arena_memory import SharedMemory
 from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Transport
-from messenger.faults import Fault, FaultPlan
-from messenger.faulty import FaultyConnection
-from messenger.tcp import TcpTransport
+from messenger.tcp.transport import TcpTransport
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId, BlockKey, NodeId, new_id
 from springtide.protocol.scheduling import PrefixSource
+from tests.support.faulty_transport import FaultyConnection
+from tests.support.transport_faults import FaultPlan, TransferFault
 
 NUM_SLOTS = 700
 NUM_BLOCKS = 600
@@ -117,7 +117,7 @@ class World:
         for _ in range(32):  # what is late is known
             self.reader.node.lateness.observe(1 << 20, 0.001)
 
-    async def holder(self, num_blocks: int = NUM_BLOCKS, *faults: Fault, tenant: str = "") -> Holder:
+    async def holder(self, num_blocks: int = NUM_BLOCKS, *faults: TransferFault, tenant: str = "") -> Holder:
         """A store that holds the prompt's first blocks; `faults` befall the reader's reads from it."""
         store = Store(self._options(f"holder-{len(self._stores)}"))
         self._stores.append(store)
@@ -218,7 +218,7 @@ async def test_one_source_that_works_gives_everything_layer_by_layer(world: Worl
 
 @pytest.mark.parametrize("kind", ["fail", "drop", "stale"])
 async def test_when_a_source_fails_the_next_goes_on_where_it_broke(world: World, kind: str) -> None:
-    first = await world.holder(NUM_BLOCKS, Fault(kind, "read", after=2))  # type: ignore[arg-type]
+    first = await world.holder(NUM_BLOCKS, TransferFault(kind, "read", after=2))  # type: ignore[arg-type]
     second = await world.holder()
     assert await world.fetch(first.source, second.source) == (NUM_BLOCKS, NUM_BLOCKS, LAYERS_TOLD)
     moved = world.bytes_from(first) + world.bytes_from(second)
@@ -226,33 +226,33 @@ async def test_when_a_source_fails_the_next_goes_on_where_it_broke(world: World,
 
 
 async def test_a_second_source_with_less_saves_as_much_as_it_has(world: World) -> None:
-    first, second = await world.holder(NUM_BLOCKS, Fault("drop", "read", after=2)), await world.holder(100)
+    first, second = await world.holder(NUM_BLOCKS, TransferFault("drop", "read", after=2)), await world.holder(100)
     available, valid, told = await world.fetch(first.source, second.source)
     assert (available, valid) == (NUM_BLOCKS, 100)
     assert told in ([], [1], [1, 2]), "a layer is told when all of its blocks are here"
 
 
 async def test_what_no_source_can_give_truncates(world: World) -> None:
-    sources = [(await world.holder(NUM_BLOCKS, Fault("fail", "read", after=after))).source for after in (1, 0)]
+    sources = [(await world.holder(NUM_BLOCKS, TransferFault("fail", "read", after=after))).source for after in (1, 0)]
     available, valid, _ = await world.fetch(*sources)
     assert available == NUM_BLOCKS and valid < NUM_BLOCKS
 
 
 async def test_a_slow_source_is_helped_and_the_slow_read_taken_over(world: World) -> None:
-    slow, quick = await world.holder(NUM_BLOCKS, Fault("slow", "read", bytes_per_s=1e6)), await world.holder()
+    slow, quick = await world.holder(NUM_BLOCKS, TransferFault("slow", "read", bytes_per_s=1e6)), await world.holder()
     assert await world.fetch(slow.source, quick.source) == (NUM_BLOCKS, NUM_BLOCKS, LAYERS_TOLD)
     assert world.bytes_from(quick) > world.bytes_from(slow)
 
 
 async def test_a_source_that_hangs_is_left_once_its_reads_are_at_rest(world: World) -> None:
-    hung, quick = await world.holder(NUM_BLOCKS, Fault("hang", "read", after=1)), await world.holder()
+    hung, quick = await world.holder(NUM_BLOCKS, TransferFault("hang", "read", after=1)), await world.holder()
     assert await world.fetch(hung.source, quick.source) == (NUM_BLOCKS, NUM_BLOCKS, LAYERS_TOLD)
     assert not world.transport.connections[hung.endpoint.addresses["tcp"]].is_open, "a cancelled read that does not end closes it"
 
 
 async def test_a_source_that_hangs_altogether_is_given_up_though_there_is_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.server.prefix_read.PROBE_EVERY_S", 0.1)
-    hung = await world.holder(NUM_BLOCKS, Fault("hang", "read", after=1))
+    hung = await world.holder(NUM_BLOCKS, TransferFault("hang", "read", after=1))
     control = ControlProxy(hung.store.address)
     await control.start()
     source = PrefixSource(store_address=control.address, node_id="hung", num_blocks=NUM_BLOCKS)
@@ -270,7 +270,7 @@ async def test_a_source_that_hangs_altogether_is_given_up_though_there_is_no_oth
 
 async def test_a_source_that_is_only_slow_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.server.prefix_read.PROBE_EVERY_S", 0.01)
-    slow = await world.holder(NUM_BLOCKS, Fault("slow", "read", bytes_per_s=1e6))
+    slow = await world.holder(NUM_BLOCKS, TransferFault("slow", "read", bytes_per_s=1e6))
     assert (await world.fetch(slow.source))[1] == NUM_BLOCKS
 
 
@@ -303,7 +303,7 @@ async def test_without_any_source_there_is_a_reason(world: World) -> None:
 
 
 async def test_a_read_that_nobody_wants_any_more_ends_soon_and_at_rest(world: World) -> None:
-    slow = await world.holder(NUM_BLOCKS, Fault("slow", "read", bytes_per_s=2e6))
+    slow = await world.holder(NUM_BLOCKS, TransferFault("slow", "read", bytes_per_s=2e6))
     pool, attempt = world.reader.pool, AttemptId("a")
     pool.acquire(attempt, KEYS, NUM_BLOCKS, 0)
     read = PrefixRead(world.reader.node, KEYS, [slow.source], "")
@@ -326,7 +326,7 @@ async def test_whatever_befalls_the_sources_no_byte_is_wrong_and_nothing_leaks(w
     holders = []
     for _ in range(3):
         kind = chance.choice(["fail", "drop", "stale", "partial", "slow", "delay", "hang", None])
-        fault = Fault(
+        fault = TransferFault(
             kind or "fail",
             "read",
             probability=chance.choice([0.1, 0.5, 1.0]) if kind else 0.0,

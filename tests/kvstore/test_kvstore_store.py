@@ -16,7 +16,7 @@ import yaml
 from kvstore_support import MODEL, SPEC, WAIT_S, Engine, Starter, contents, keys_of, until
 
 from kvstore.link import FetchBoard
-from messenger.base import DeadlineExceeded, Endpoint
+from messenger.base import Endpoint, TransferTimeout
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId
 from springtide.membership import Membership
@@ -345,7 +345,7 @@ def test_a_layer_that_does_not_come_is_an_error_in_time() -> None:
     board.update(storage.Acquired(AttemptId("a"), (), 0, 1))
     board.update(storage.FetchProgress(AttemptId("a"), 1))
     assert board.wait_layer(AttemptId("a"), 0, 0.0) is None
-    with pytest.raises(DeadlineExceeded, match="layer 1 of the prefix of a did not arrive"):
+    with pytest.raises(TransferTimeout, match="layer 1 of the prefix of a did not arrive"):
         board.wait_layer(AttemptId("a"), 1, 0.01)
 
 

@@ -1,8 +1,7 @@
 """A process with an arena that serves it by one transport until it is killed.
 
-`messenger_peer.py shm|tcp|tcp-python|tcp-mixed|rdma SOCKET NUM_GRANULES ignore|hang ENDPOINT|'' HOST PATTERN|''`: what it does with
-notifications, whom it connects to, where it serves by tcp, and the byte that it writes into all memory of the other side, until that fails:
-then it says so.
+`messenger_peer.py TRANSPORT SOCKET NUM_GRANULES ignore|hang ENDPOINT|'' HOST PATTERN|''`: what it does with notifications, whom it connects
+to, where it serves other hosts, and the byte that it writes into all memory of the other side, until that fails: then it says so.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import uvloop
-from messenger_support import GRANULE, RDMA_OPTIONS, tcp_options
+from messenger_support import GRANULE, OPTIONS
 
 from messenger.arena_memory import SharedMemory
-from messenger.base import Connection, Endpoint, Slice, Transport
-from messenger.rdma.transport import RdmaTransport
+from messenger.base import Connection, Endpoint, Slice
+from messenger.registry import TransportSite, make_transport
 from messenger.router import Messenger
-from messenger.shm import ShmTransport
-from messenger.tcp import TcpTransport
 from springtide.errors import SpringtideError
 from springtide.ids import new_incarnation
 from springtide.process import die_with_parent
@@ -53,14 +50,8 @@ async def main(kind: str, path: Path, num_granules: int, on_notify: str, connect
     incarnation = new_incarnation()
     memory = SharedMemory.create(num_granules, GRANULE, incarnation)
     memory.region.generations[:] = np.arange(1, num_granules + 1)
-    transport: Transport
-    match kind:
-        case "shm":
-            transport = ShmTransport(memory, path)
-        case "rdma":
-            transport = RdmaTransport(options=RDMA_OPTIONS)
-        case _:
-            transport = TcpTransport(host, options=replace(tcp_options(kind, 1), open_to_strangers=host != "127.0.0.1"))
+    options = replace(OPTIONS, tcp=replace(OPTIONS.tcp, open_to_strangers=host != "127.0.0.1"))
+    transport = make_transport(kind, TransportSite(memory, host, path), options)
     messenger = Messenger([transport], memory.region, "peer", incarnation, hang if on_notify == "hang" else ignore)
     endpoint = await messenger.start()
     if connect_to:

@@ -12,25 +12,24 @@ from pathlib import Path
 
 import numpy as np
 
-from messenger import native
 from messenger.arena_memory import SharedMemory
 from messenger.base import Connection, Endpoint, Identity, Slice, Transport
-from messenger.faults import FaultPlan
-from messenger.faulty import FaultyTransport
-from messenger.inproc import InprocHub, InprocTransport
-from messenger.rdma.options import RdmaOptions
-from messenger.rdma.transport import RdmaTransport
+from messenger.options import RdmaOptions, TcpOptions
+from messenger.registry import TransportOptions, TransportSite, make_transport
 from messenger.router import host_id
-from messenger.shm import ShmTransport
-from messenger.tcp import TcpOptions, TcpTransport
 from springtide.ids import new_incarnation
+from tests.support.faulty_transport import FaultyTransport
+from tests.support.inproc_transport import InprocHub, InprocTransport
+from tests.support.transport_faults import FaultPlan
 
+ROOT = Path(__file__).parents[2]
 GRANULE = 1 << 20
 NUM_GRANULES = 24
 TIMEOUT_S = 20.0
 """For operations that are to succeed."""
 RDMA_OPTIONS = RdmaOptions(connect_timeout_s=8.0, silence_s=2.0)
-"""These tests run in an emulated machine."""
+"""Patient: these tests run in an emulated machine."""
+OPTIONS = TransportOptions(tcp=TcpOptions(lanes=3), rdma=RDMA_OPTIONS)
 
 
 @dataclass
@@ -120,18 +119,8 @@ class Workshop:
                 return InprocTransport(self.hub, name)
             case "faulty":
                 return FaultyTransport(InprocTransport(self.hub, name), FaultPlan())
-            case "shm":
-                return ShmTransport(memory, self.directory / f"{name}.sock")
-            case "rdma":
-                return RdmaTransport(options=RDMA_OPTIONS)
-            case _:
-                return TcpTransport(options=tcp_options(self.transport, len(self.nodes)))
-
-
-def tcp_options(kind: str, number: int) -> TcpOptions:
-    """`tcp`: the native data plane where it has been built; `tcp-python`: the other; `tcp-mixed`: every second node has the other."""
-    python = kind == "tcp-python" or (kind == "tcp-mixed" and number % 2 == 1)
-    return TcpOptions(lanes=3, native=native.AVAILABLE and not python)
+            case registered:
+                return make_transport(registered, TransportSite(memory, "127.0.0.1", self.directory / f"{name}.sock"), OPTIONS)
 
 
 def fill(node: Node, seed: int) -> np.ndarray:
@@ -182,10 +171,11 @@ class PeerProcess:
         """`on_notify`: "hang" makes it hold Python's lock for ever at the first notification. It opens a connection to `connect_to` and,
         given a `pattern`, writes that byte there all the time. `prefix` is a command that runs it elsewhere."""
         script = Path(__file__).with_name("messenger_peer.py")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
         arguments = (transport, str(directory / "peer.sock"), str(num_granules), on_notify, connect_to.to_json() if connect_to else "")
         more = (host, "" if pattern is None else str(pattern))
         process = await asyncio.create_subprocess_exec(
-            *prefix, sys.executable, str(script), *arguments, *more, stdout=asyncio.subprocess.PIPE
+            *prefix, sys.executable, str(script), *arguments, *more, stdout=asyncio.subprocess.PIPE, env=environment
         )
         assert process.stdout is not None
         return cls(process, Endpoint.from_json((await process.stdout.readline()).decode()))

@@ -18,8 +18,9 @@ from messenger_support import GRANULE, NUM_GRANULES, TIMEOUT_S, Node, PeerProces
 
 from messenger.arena_memory import SharedMemory
 from messenger.base import Completion, Connection, Endpoint, Identity, Slice
+from messenger.options import TcpOptions
 from messenger.shm import ShmTransport
-from messenger.tcp import TcpOptions, TcpTransport
+from messenger.tcp.transport import TcpTransport
 from springtide.errors import SpringtideError
 from springtide.ids import new_incarnation
 from tests.support.netns import Namespace, Unavailable
@@ -29,7 +30,7 @@ HALF = NUM_GRANULES // 2
 PATIENT_S = 60.0
 """Far beyond the time in which a failure is to be told: no deadline is what ends an operation."""
 WORKERS = 3
-PEERS = [("shm", "shm"), ("tcp", "tcp"), ("tcp-python", "tcp")]
+TRANSPORTS = pytest.mark.parametrize("kind", ["shm", "tcp"])
 
 
 @pytest.fixture
@@ -140,13 +141,13 @@ async def connect_again(here: Node, endpoint: Endpoint) -> Connection:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize(("peer_kind", "kind"), PEERS, ids=[peer for peer, _ in PEERS])
+@TRANSPORTS
 @pytest.mark.parametrize("fault", ["killed", "stopped"])
 async def test_a_peer_that_dies_or_stops_fails_alone(
-    new_node: Callable[..., Node], new_peer: Callable, tally: Tally, peer_kind: str, kind: str, fault: str
+    new_node: Callable[..., Node], new_peer: Callable, tally: Tally, kind: str, fault: str
 ) -> None:
-    here = new_node(kind, TcpOptions(native=False) if peer_kind == "tcp-python" else None)
-    lost, other = await new_peer(peer_kind), await new_peer(peer_kind)
+    here = new_node(kind)
+    lost, other = await new_peer(kind), await new_peer(kind)
     victim = Traffic(here, await here.connect(lost.endpoint), tally, 0)
     bystander = Traffic(here, await here.connect(other.endpoint), tally, NUM_GRANULES)
     tally.injected[fault] += 1
@@ -199,14 +200,13 @@ async def test_a_slow_peer_misses_deadlines_alone_and_recovers(
 
 
 @pytest.mark.parametrize("direction", ["answers", "requests"])
-@pytest.mark.parametrize("native", [True, False], ids=["native", "python"])
 async def test_a_peer_that_turns_to_garbage_in_the_middle_of_a_batch_fails_alone(
-    new_node: Callable[..., Node], new_peer: Callable, tally: Tally, direction: str, native: bool
+    new_node: Callable[..., Node], new_peer: Callable, tally: Tally, direction: str
 ) -> None:
     """From some byte on, what goes through is random. With checksums that is noticed wherever it begins."""
     seed = 11
     print(f"seed {seed}")
-    here = new_node("tcp", TcpOptions(checksums=True, native=native))
+    here = new_node("tcp", TcpOptions(checksums=True))
     garbler, other = await new_peer("tcp"), await new_peer("tcp")
     async with GarblingProxy(garbler.endpoint.addresses["tcp"], direction, random.Random(seed)) as proxy:
         through = replace(garbler.endpoint, addresses={"tcp": proxy.address})
@@ -226,15 +226,15 @@ GARBAGE: dict[str, Callable[[random.Random], bytes]] = {
 }
 
 
-@pytest.mark.parametrize(("peer_kind", "kind"), PEERS, ids=[peer for peer, _ in PEERS])
+@TRANSPORTS
 async def test_strangers_that_talk_garbage_disturb_nobody(
-    new_node: Callable[..., Node], new_peer: Callable, tally: Tally, peer_kind: str, kind: str
+    new_node: Callable[..., Node], new_peer: Callable, tally: Tally, kind: str
 ) -> None:
     """To a peer's port, while it is at work for somebody: whole floods, half frames, and silence."""
     seed = 5
     print(f"seed {seed}")
     rng = random.Random(seed)
-    here, peer = new_node(kind), await new_peer(peer_kind)
+    here, peer = new_node(kind), await new_peer(kind)
     traffic = Traffic(here, await here.connect(peer.endpoint), tally, 0)
     await until(lambda: traffic.rounds >= WORKERS)
     strangers: list[socket.socket] = []

@@ -9,9 +9,9 @@ import pytest
 from messenger_support import TIMEOUT_S, until
 
 from messenger import notices
-from messenger.base import Completion, DeadlineExceeded
+from messenger.base import Completion, TransferTimeout
 from messenger.notices import NoticeSender
-from messenger.stream import Stream
+from messenger.stream import SocketStream
 from springtide.errors import PeerLost
 
 
@@ -29,7 +29,7 @@ async def test_whoever_has_to_end_does_not_wait_for_the_question_whether_the_pee
     async def write(timeout_s: float) -> Completion:
         return Completion(0)
 
-    sender = NoticeSender(Stream(mine), "a silent peer", lambda error: None, check)
+    sender = NoticeSender(SocketStream(mine), "a silent peer", lambda error: None, check)
     patient = asyncio.create_task(sender.after(write, b"patient", TIMEOUT_S, "a write"))
     await until(lambda: asked == 1)
     cancelled = asyncio.create_task(sender.after(write, b"cancelled", TIMEOUT_S, "a write"))
@@ -37,7 +37,7 @@ async def test_whoever_has_to_end_does_not_wait_for_the_question_whether_the_pee
     await asyncio.wait((cancelled,))
     patient.cancel()
     await asyncio.wait((patient,))
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(TransferTimeout):
         await sender.after(write, b"late", 0.1, "a write")
     assert asked == 1
     answered.set()

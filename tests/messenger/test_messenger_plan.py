@@ -1,10 +1,16 @@
+"""Batches on their way to the C part and to rdma: checked alike, and moved as their slices say."""
+
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from messenger.base import Slice
-from messenger.plan import make_plan
+from messenger.base import InvalidSlice, Slice
+from messenger.batch import invalid_slice, native_batch
+from messenger.rdma.plan import make_plan
 
 GRANULE = 64
 
@@ -45,3 +51,27 @@ def test_exactly_the_slices_of_a_stale_granule_fail(batch: list[Slice], max_piec
     expected = {i for i, s in enumerate(batch) if s.remote_offset // GRANULE == 3 and s.generation == 1}
     assert set(completion.failed) == expected
     assert completion.num_bytes == sum(s.length for i, s in enumerate(batch) if i not in expected)
+
+
+SIZE = 16 * GRANULE
+NUMBERS = st.one_of(st.integers(-2, 2 * GRANULE), st.integers(SIZE - 2, SIZE + 2), st.sampled_from((2**63 - 1, 2**63, -(2**63) - 1, 2**70)))
+GENERATIONS = st.sampled_from((0, 1, 2**64 - 1, 2**64, -1))
+
+
+def refusal(make: Callable[[], object]) -> str | None:
+    try:
+        make()
+    except InvalidSlice as error:
+        return error.message
+    return None
+
+
+@given(st.lists(st.builds(Slice, NUMBERS, NUMBERS, NUMBERS, GENERATIONS), max_size=4))
+def test_the_c_part_and_rdma_refuse_the_same_slices_for_the_same_reasons(batch: list[Slice]) -> None:
+    refused = refusal(lambda: native_batch(batch, SIZE, SIZE, GRANULE))
+    assert refusal(lambda: make_plan(batch, SIZE, SIZE, GRANULE, 10)) == refused
+    if refused is None:
+        with pytest.raises(AssertionError, match="no slice"):
+            invalid_slice(batch, SIZE, SIZE, GRANULE)
+    else:
+        assert refused == invalid_slice(batch, SIZE, SIZE, GRANULE).message

@@ -15,34 +15,32 @@ import numpy as np
 import pytest
 from messenger_support import GRANULE, NUM_GRANULES, RDMA_OPTIONS, TIMEOUT_S, Node, PeerProcess, Workshop, fill, random_batch, until, whole
 
-from messenger.base import Connection, Endpoint, InvalidSlice, Slice, Unauthenticated
+from messenger.base import Connection, Endpoint, InvalidSlice, Slice, WrongSecret
 from messenger.metered import MeteredConnection
-from messenger.plan import make_plan
+from messenger.options import RdmaOptions
 from messenger.rdma import verbs
 from messenger.rdma.connection import RdmaConnection
 from messenger.rdma.control import ControlClient
-from messenger.rdma.generations import GenerationCheck
-from messenger.rdma.job import Abandoned, Job
-from messenger.rdma.lane import STRIPES_IN_FLIGHT, Lane
+from messenger.rdma.lane import STRIPES_IN_FLIGHT, GenerationCheck, RdmaLane
 from messenger.rdma.nic import DeviceMemory, Registration
-from messenger.rdma.nonces import LIFETIME_S, Nonces
 from messenger.rdma.notices import MAILBOX_BYTES, MAX_NOTIFY_BYTES
-from messenger.rdma.options import RdmaOptions
-from messenger.rdma.ports import Address, GidEntry, Link, choose_gid, find_ports, pair_ports
+from messenger.rdma.plan import make_plan
+from messenger.rdma.ports import GidEntry, LinkLayer, PortAddress, choose_gid, find_ports, pair_ports
+from messenger.rdma.proofs import LIFETIME_S, Nonces, proof_of
 from messenger.rdma.queue_pair import Opcode
+from messenger.rdma.transfer import RdmaTransfer, TransferAbandoned
 from messenger.rdma.transport import RdmaTransport
 from messenger.rdma.verbs import RdmaUnavailable
-from messenger.rdma.wire import proof_of
 from messenger.router import Messenger
-from messenger.tcp import TcpTransport
+from messenger.tcp.transport import TcpTransport
 from springtide.errors import ConfigError, PeerLost
 from springtide.rpc import rdma_pb2 as pb
 
 IPV4, GLOBAL, LOCAL = "0000:0000:0000:0000:0000:ffff:0a63:0001", "2001:0db8:" + "0000:" * 5 + "0001", "fe80:" + "0000:" * 6 + "0001"
 
 
-def address(link: Link) -> Address:
-    return Address(link, IPV4, 0, 5)
+def address(link: LinkLayer) -> PortAddress:
+    return PortAddress(link, IPV4, 0, 5)
 
 
 # ---- what needs no device
@@ -59,17 +57,17 @@ def address(link: Link) -> Address:
     ],
 )
 def test_a_roce_port_is_reached_at_its_most_routable_version_2_address(rows: list[GidEntry], chosen: int | None) -> None:
-    row = choose_gid(rows, Link.ETHERNET)
+    row = choose_gid(rows, LinkLayer.ETHERNET)
     assert (row.index if row else None) == chosen
 
 
 def test_an_infiniband_port_is_reached_at_its_first_address() -> None:
-    row = choose_gid([GidEntry(1, False, GLOBAL), GidEntry(0, False, LOCAL)], Link.INFINIBAND)
+    row = choose_gid([GidEntry(1, False, GLOBAL), GidEntry(0, False, LOCAL)], LinkLayer.INFINIBAND)
     assert row is not None and row.index == 0
 
 
 def test_ports_are_paired_in_order_and_by_kind_of_link() -> None:
-    ethernet, infiniband = address(Link.ETHERNET), address(Link.INFINIBAND)
+    ethernet, infiniband = address(LinkLayer.ETHERNET), address(LinkLayer.INFINIBAND)
     assert pair_ports([ethernet] * 2, [ethernet] * 2) == [(0, 0), (1, 1)]
     assert pair_ports([ethernet], [ethernet] * 3) == [(0, 0), (0, 1), (0, 2)]
     assert pair_ports([ethernet, infiniband, ethernet], [infiniband, ethernet]) == [(1, 0), (0, 1), (2, 1)]
@@ -121,20 +119,20 @@ class NicWithoutDevice:
 
 
 async def test_a_batch_that_is_given_up_does_not_wait_for_its_turn() -> None:
-    lane = Lane(None, NicWithoutDevice(), Registration(0, 0, 0, 0), None)  # type: ignore[arg-type]
-    job = Job(Opcode.READ, make_plan((), 0, 0, 1, 1))
+    lane = RdmaLane(None, NicWithoutDevice(), Registration(0, 0, 0, 0), None)  # type: ignore[arg-type]
+    transfer = RdmaTransfer(Opcode.READ, make_plan((), 0, 0, 1, 1))
     async with contextlib.AsyncExitStack() as busy:
         for _ in range(STRIPES_IN_FLIGHT):
-            await busy.enter_async_context(lane.turn(job.unless_abandoned))
+            await busy.enter_async_context(lane.turn(transfer.unless_abandoned))
 
         async def take_turn() -> None:
-            async with lane.turn(job.unless_abandoned):
+            async with lane.turn(transfer.unless_abandoned):
                 raise AssertionError("there was none to be had")
 
         waiting = asyncio.create_task(take_turn())
         await asyncio.sleep(0)
-        job.abandon()
-        with pytest.raises(Abandoned):
+        transfer.abandon()
+        with pytest.raises(TransferAbandoned):
             await waiting
 
 
@@ -193,7 +191,7 @@ async def connect(here: Node, there: Node) -> RdmaConnection:
     return connection
 
 
-def lanes(connection: RdmaConnection) -> list[Lane]:
+def lanes(connection: RdmaConnection) -> list[RdmaLane]:
     return [joined.lane for joined in connection._lanes.values()]
 
 
@@ -382,7 +380,7 @@ async def test_only_who_knows_the_secret_gets_a_queue_pair(rdma: Workshop, mine:
     if welcome:
         assert (await (await connect(here, there)).read([whole(there, 0)], TIMEOUT_S)).num_bytes == GRANULE
     else:
-        with pytest.raises(Unauthenticated, match="cluster_secret"):
+        with pytest.raises(WrongSecret, match="cluster_secret"):
             await connect(here, there)
         assert len(sessions(there)) == 0
 
@@ -402,7 +400,7 @@ async def test_a_recorded_offer_is_worthless(rdma: Workshop, monkeypatch: pytest
     monkeypatch.setattr(ControlClient, "_call", record)
     await (await connect(here, there)).close()
     client = ControlClient(there.endpoint.addresses["rdma"], None)
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(WrongSecret):
         await call(client, client._stub.Connect, recorded[0], 1.0)
     await client.close()
     assert len(sessions(there)) == 0

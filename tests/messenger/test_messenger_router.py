@@ -13,15 +13,15 @@ from prometheus_client import REGISTRY
 
 from messenger.arena_memory import SharedMemory
 from messenger.base import Endpoint, InvalidSlice, Slice, Transport
-from messenger.faults import Fault, FaultPlan
-from messenger.faulty import FaultyTransport
-from messenger.inproc import InprocHub, InprocTransport
 from messenger.metered import MeteredConnection
 from messenger.router import Messenger, host_id
 from messenger.shm import ShmTransport
-from messenger.tcp import TcpTransport
+from messenger.tcp.transport import TcpTransport
 from springtide.errors import PeerLost
 from springtide.ids import new_incarnation
+from tests.support.faulty_transport import FaultyTransport
+from tests.support.inproc_transport import InprocHub, InprocTransport
+from tests.support.transport_faults import FaultPlan, TransferFault
 
 ONE = [Slice(0, 0, GRANULE, 0)]
 
@@ -215,7 +215,7 @@ async def test_metrics_count_bytes_batches_and_failures(pair: tuple[Peer, Peer])
 
 async def test_a_connection_that_dropped_is_made_anew_for_the_caller_of_a_messenger() -> None:
     hub = InprocHub()
-    faults = FaultPlan([Fault("drop", times=1)])
+    faults = FaultPlan([TransferFault("drop", times=1)])
     here = await Peer("here", lambda memory: [FaultyTransport(InprocTransport(hub, "here"), faults)]).start()
     there = await Peer("there", lambda memory: [InprocTransport(hub, "there")]).start()
     first = await here.messenger.connect(there.endpoint)

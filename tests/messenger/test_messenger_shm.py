@@ -12,7 +12,8 @@ from messenger_support import TIMEOUT_S, Workshop, whole
 
 from messenger.arena_memory import attach_session
 from messenger.base import Endpoint, Identity
-from messenger.shm import ShmOptions, ShmTransport
+from messenger.options import ShmOptions
+from messenger.shm import ShmTransport
 from springtide.errors import PeerLost
 
 

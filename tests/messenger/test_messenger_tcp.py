@@ -8,6 +8,7 @@ import errno
 import os
 import socket
 import struct
+import zlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,44 +16,38 @@ from pathlib import Path
 import numpy as np
 import pytest
 from messenger_support import GRANULE, NUM_GRANULES, TIMEOUT_S, Node, Workshop, fill, open_files, until, whole
+from plain_lane import HEADER_BYTES, Op, header, request
 
-from messenger import native
-from messenger.base import CorruptBytes, DeadlineExceeded, Identity, Region, Slice, Unauthenticated
-from messenger.strangers import MAX_STRANGERS
-from messenger.stream import Stream, Vector
-from messenger.tcp import TcpTransport
-from messenger.tcp_options import TcpOptions
-from messenger.tcp_plane import LaneKeeper
-from messenger.tcp_protocol import (
+from messenger._native import Lanes
+from messenger.base import CorruptBytes, Identity, Slice, TransferTimeout, WrongSecret
+from messenger.options import TcpOptions
+from messenger.stream import SocketStream
+from messenger.tcp.handshake import (
     CHALLENGE_BYTES,
     MAGIC,
     NONCE_BYTES,
     PROOF_BYTES,
-    TABLE,
     VERSION,
     WELCOME_BYTES,
     Challenge,
-    Header,
+    HandshakeVerdict,
     Hello,
-    Op,
-    Role,
-    Verdict,
+    LaneRole,
     Welcome,
 )
-from messenger.tcp_server import ServedSlices
+from messenger.tcp.lanes import LaneKeeper
+from messenger.tcp.pending_handshakes import MAX_PENDING_HANDSHAKES
+from messenger.tcp.served_lane import ServedLane
+from messenger.tcp.transport import TcpTransport
 from springtide.errors import ConfigError, PeerLost
-
-if native.AVAILABLE:
-    from messenger._native import Lanes
-    from messenger.tcp_native import NativeSession
 
 STRANGER = Identity("stranger", 12345)
 SECRET = b"a secret of the cluster"
 
 
-@pytest.fixture(params=["tcp", "tcp-python"])
-async def workshop(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Workshop]:
-    made = Workshop(request.param, tmp_path)
+@pytest.fixture
+async def workshop(tmp_path: Path) -> AsyncIterator[Workshop]:
+    made = Workshop("tcp", tmp_path)
     yield made
     await made.close()
 
@@ -69,7 +64,7 @@ def address_of(node: Node) -> tuple[str, int]:
 
 def hello_to(node: Node, checksums: bool = False) -> bytes:
     name = STRANGER.name.encode()
-    fields = (VERSION, Role.DATA, False, checksums, len(name), node.endpoint.incarnation, STRANGER.incarnation, bytes(NONCE_BYTES))
+    fields = (VERSION, LaneRole.DATA, False, checksums, len(name), node.endpoint.incarnation, STRANGER.incarnation, bytes(NONCE_BYTES))
     return Hello(*fields).pack() + name
 
 
@@ -79,7 +74,7 @@ async def greet(node: Node, checksums: bool = False) -> tuple[asyncio.StreamRead
     writer.write(hello_to(node, checksums) + bytes(PROOF_BYTES))
     assert not Challenge.unpack(await reader.readexactly(CHALLENGE_BYTES)).has_secret
     welcome = Welcome.unpack(await reader.readexactly(WELCOME_BYTES))
-    assert (welcome.verdict, welcome.region_bytes, welcome.granule) == (Verdict.WELCOME, node.bytes.nbytes, GRANULE)
+    assert (welcome.verdict, welcome.region_bytes, welcome.granule) == (HandshakeVerdict.WELCOME, node.bytes.nbytes, GRANULE)
     return reader, writer
 
 
@@ -94,10 +89,6 @@ async def all_answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
             answer = b""
     writer.close()
     return answer
-
-
-def request(op: int, entries: list[tuple[int, int, int]], payload: int = 0) -> bytes:
-    return struct.pack("<B3xIQ", op, len(entries), payload) + np.array(entries, TABLE).tobytes()
 
 
 # ---- garbage ----
@@ -174,9 +165,9 @@ async def test_requests_may_be_sent_ahead_of_the_answers(there: Node) -> None:
     writer.write_eof()
     answer = await reader.read()
     writer.close()
-    first = Header(Op.READ, 1, 5000).pack() + theirs[10:5010].tobytes() + b"\0"
-    second = Header(Op.WRITE, 1, 0).pack() + b"\0"
-    third = Header(Op.READ, 1, 200_000).pack() + b"abc" + theirs[3:200_000].tobytes() + b"\0"
+    first = header(Op.READ, 1, 5000) + theirs[10:5010].tobytes() + b"\0"
+    second = header(Op.WRITE, 1, 0) + b"\0"
+    third = header(Op.READ, 1, 200_000) + b"abc" + theirs[3:200_000].tobytes() + b"\0"
     assert answer == first + second + third
 
 
@@ -193,14 +184,13 @@ async def test_a_server_that_is_no_messenger_is_lost(there: Node) -> None:
     server.close()
 
 
-# ---- strangers ----
+# ---- handshakes ----
 
 
 async def node_with(workshop: Workshop, name: str, **options: object) -> Node:
     node = await workshop.node(name)
     await node.transport.close()
-    native = TcpOptions().native and workshop.transport != "tcp-python"
-    node.transport = TcpTransport(options=TcpOptions(native=native, **options))  # type: ignore[arg-type]
+    node.transport = TcpTransport(options=TcpOptions(**options))  # type: ignore[arg-type]
     await node.start()
     return node
 
@@ -227,7 +217,7 @@ async def test_who_does_not_is_kept_out_with_the_reason(
     workshop: Workshop, mine: bytes | None, theirs: bytes | None, complaint: str
 ) -> None:
     here, there = await node_with(workshop, "here", secret=mine), await node_with(workshop, "there", secret=theirs)
-    with pytest.raises(Unauthenticated, match=complaint):
+    with pytest.raises(WrongSecret, match=complaint):
         await here.connect(there.endpoint)
 
 
@@ -236,12 +226,12 @@ async def test_a_stranger_learns_nothing_and_lands_nothing(workshop: Workshop, c
     there = await node_with(workshop, "there", secret=SECRET)
     for proof in (bytes(PROOF_BYTES), os.urandom(PROOF_BYTES)):
         name = STRANGER.name.encode()
-        hello = Hello(VERSION, Role.DATA, True, False, len(name), there.endpoint.incarnation, 1, os.urandom(NONCE_BYTES)).pack() + name
+        hello = Hello(VERSION, LaneRole.DATA, True, False, len(name), there.endpoint.incarnation, 1, os.urandom(NONCE_BYTES)).pack() + name
         reader, writer = await asyncio.open_connection(*address_of(there))
         writer.write(hello + proof)
         refusal = Welcome.unpack((await reader.readexactly(CHALLENGE_BYTES + WELCOME_BYTES))[CHALLENGE_BYTES:])
         assert await all_answers(reader, writer, request(Op.WRITE, [(0, 4, 1)], 4) + b"evil") == b""
-        assert (refusal.verdict, refusal.region_bytes, refusal.proof) == (Verdict.WRONG_SECRET, 0, bytes(PROOF_BYTES))
+        assert (refusal.verdict, refusal.region_bytes, refusal.proof) == (HandshakeVerdict.WRONG_SECRET, 0, bytes(PROOF_BYTES))
     assert not there.bytes.any()
     assert caplog.text.count("does not know the cluster_secret") == 2
     assert SECRET.decode() not in caplog.text
@@ -255,12 +245,12 @@ async def test_a_false_owner_is_not_believed(workshop: Workshop) -> None:
     async def impersonate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(len(hello_to(here)) - len(STRANGER.name) + len("here"))
         writer.write(Challenge(VERSION, True, 77, os.urandom(NONCE_BYTES)).pack())
-        writer.write(Welcome(Verdict.WELCOME, GRANULE, GRANULE, await reader.readexactly(PROOF_BYTES)).pack())
+        writer.write(Welcome(HandshakeVerdict.WELCOME, GRANULE, GRANULE, await reader.readexactly(PROOF_BYTES)).pack())
         heard.set()
 
     server = await asyncio.start_server(impersonate, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    with pytest.raises(Unauthenticated, match="the peer does not know the cluster_secret"):
+    with pytest.raises(WrongSecret, match="the peer does not know the cluster_secret"):
         await here.connect(replace(here.endpoint, incarnation=77, addresses={"tcp": address}))
     assert heard.is_set()
     server.close()
@@ -278,13 +268,13 @@ async def test_without_a_secret_only_this_machine_is_spoken_with(workshop: Works
         await transport.close()
 
 
-async def test_strangers_that_say_nothing_keep_nobody_out(workshop: Workshop, there: Node, caplog: pytest.LogCaptureFixture) -> None:
-    silent = [await asyncio.open_connection(*address_of(there)) for _ in range(3 * MAX_STRANGERS)]
+async def test_handshakes_that_are_left_pending_keep_nobody_out(workshop: Workshop, there: Node, caplog: pytest.LogCaptureFixture) -> None:
+    silent = [await asyncio.open_connection(*address_of(there)) for _ in range(3 * MAX_PENDING_HANDSHAKES)]
     here = await workshop.node("here")
     connection = await here.connect(there.endpoint)
     assert (await connection.read([whole(there, 2)], TIMEOUT_S)).num_bytes == GRANULE
-    await until(lambda: sum(reader.at_eof() for reader, _ in silent) >= 2 * MAX_STRANGERS)
-    assert 0 < caplog.text.count("closing a connection of a stranger") < MAX_STRANGERS
+    await until(lambda: sum(reader.at_eof() for reader, _ in silent) >= 2 * MAX_PENDING_HANDSHAKES)
+    assert 0 < caplog.text.count("closing a connection whose handshake failed") < MAX_PENDING_HANDSHAKES
     for _, writer in silent:
         writer.close()
 
@@ -315,7 +305,7 @@ async def test_a_write_with_a_wrong_checksum_is_refused(there: Node) -> None:
     reader, writer = await greet(there, checksums=True)
     writer.write(request(Op.WRITE, [(0, 4, 1), (8, 4, 1)], 8) + b"goodevil" + struct.pack("<II", 0xDEADBEEF, 1))
     writer.write_eof()
-    assert await reader.read() == Header(Op.WRITE, 2, 0).pack() + bytes([2, 2])
+    assert await reader.read() == header(Op.WRITE, 2, 0) + bytes([2, 2])
     writer.close()
 
 
@@ -373,7 +363,7 @@ async def test_a_verdict_that_there_is_not_breaks_the_connection(workshop: Works
 
         async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
             while data := await source.read(1 << 16):
-                target.write(data[:-1] + b"\x4d" if data == Header(Op.WRITE, 1, 0).pack() + b"\0" else data)
+                target.write(data[:-1] + b"\x4d" if data == header(Op.WRITE, 1, 0) + b"\0" else data)
             target.close()
 
         await asyncio.gather(pump(reader, on_writer), pump(on_reader, writer))
@@ -406,11 +396,10 @@ class Exhausted:
         return getattr(self._lanes, name)
 
 
-@pytest.mark.skipif(not native.AVAILABLE, reason="messenger._native has not been built")
 async def test_a_machine_without_room_for_another_lane_does_not_leave_a_batch_waiting_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("messenger.tcp_native._native.Lanes", Exhausted)
+    monkeypatch.setattr("messenger.tcp.lanes._native.Lanes", Exhausted)
     workshop = Workshop("tcp", tmp_path)
     here, there = await node_with(workshop, "here", lanes=1), await workshop.node("there")
     monkeypatch.setattr(Exhausted, "room", 1)
@@ -421,22 +410,21 @@ async def test_a_machine_without_room_for_another_lane_does_not_leave_a_batch_wa
     with pytest.raises(PeerLost, match="Resource temporarily unavailable"):
         async with asyncio.timeout(TIMEOUT_S):
             while True:  # until one is given up in the middle, and costs its lane
-                with contextlib.suppress(DeadlineExceeded):
+                with contextlib.suppress(TransferTimeout):
                     await connection.read([whole(there, granule) for granule in range(24)], 0.0)
     assert not connection.is_open
     await workshop.close()
 
 
-@pytest.mark.skipif(not native.AVAILABLE, reason="messenger._native has not been built")
 async def test_a_session_that_cannot_begin_leaves_nothing_open(there: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(*arguments: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr("messenger.tcp_native._native.Session", exhausted)
+    monkeypatch.setattr("messenger.tcp.served_lane._native.LaneSession", exhausted)
     before = list(open_files().values())
     mine, theirs = socket.socketpair()
     with pytest.raises(OSError, match="Resource temporarily unavailable"):
-        NativeSession(Stream(mine), there.memory.region, False)
+        ServedLane(SocketStream(mine), there.memory.region, False)
     theirs.close()
     assert sorted(open_files().values()) == sorted(before)
 
@@ -447,14 +435,14 @@ def test_as_many_lanes_as_there_is_room_for(lanes: int) -> None:
         TcpOptions(lanes=lanes)
 
 
-async def never() -> Stream:
+async def never() -> SocketStream:
     raise AssertionError("nothing is to be opened")
 
 
 async def test_who_gives_up_waiting_for_lanes_to_rest_disturbs_nobody() -> None:
     keeper = LaneKeeper(never, "a peer", lambda error: None)
     mine, theirs = socket.socketpair()
-    keeper.lay_to_rest(Stream(mine))
+    keeper.lay_to_rest(SocketStream(mine))
     impatient, patient = asyncio.create_task(keeper.drain()), asyncio.create_task(keeper.drain())
     await asyncio.sleep(0)
     impatient.cancel()
@@ -469,7 +457,7 @@ async def test_what_was_not_taken_when_the_closing_of_a_lane_is_cut_short_is_not
         mine = socket.create_connection(listening.getsockname())
         theirs, _ = listening.accept()
     keeper = LaneKeeper(never, "a peer", lambda error: None)
-    stream = Stream(mine)
+    stream = SocketStream(mine)
     with contextlib.suppress(BlockingIOError):
         while True:
             mine.send(bytes(1 << 20))
@@ -497,7 +485,7 @@ async def test_a_batch_that_misses_its_deadline_fails_alone(workshop: Workshop, 
         other = asyncio.create_task(connection.read(batch, TIMEOUT_S))
         try:
             await move(batch, 0.0)  # it may just be done when that is looked at
-        except DeadlineExceeded:
+        except TransferTimeout:
             missed += 1
         assert (await other).num_bytes == here.bytes.nbytes
     assert missed
@@ -514,7 +502,7 @@ async def test_after_drain_nothing_of_a_batch_that_was_given_up_lands(workshop: 
     connection = await here.connect(there.endpoint)
     for value in range(1, 20):
         here.bytes[:] = value
-        with contextlib.suppress(DeadlineExceeded):
+        with contextlib.suppress(TransferTimeout):
             await connection.write([whole(there, granule) for granule in range(24)], 0.0)
         await connection.drain()
         there.bytes[:] = 0
@@ -541,33 +529,56 @@ async def test_what_the_owner_has_given_away_is_not_written_any_more(workshop: W
     assert refused
 
 
-def test_what_turns_stale_half_way_is_diverted_from_there_on() -> None:
-    memory = np.zeros(64, np.uint8)
-    region = Region(memory, np.array([1, 2], np.uint64), 32)
-    table = np.array([(0, 32, 1), (32, 32, 2)], TABLE)
-    slices = ServedSlices(table, region)
-    vector = Vector(slices.views)
-    check = slices.refuse_stale(vector)
-
-    def arrive(num_bytes: int) -> None:
-        check()
-        window = vector.window()
-        taken = 0
-        for buffer in window:
-            part = buffer[: num_bytes - taken]
-            part[:] = b"\x09" * len(part)
-            taken += len(part)
-        vector.advance(num_bytes)
-
-    arrive(40)
-    region.generations[1] = 7
-    arrive(24)
-    check()
-    assert vector.done
-    assert memory.tolist() == [9] * 40 + [0] * 24
-    assert slices.verdicts() == bytes([0, 1])
+@pytest.mark.parametrize("checksums", [False, True])
+async def test_what_turns_stale_half_way_is_diverted_from_there_on(there: Node, checksums: bool) -> None:
+    """Two slices of a write, of which the second has been begun when its granule is given away: the rest of it goes nowhere."""
+    reader, writer = await greet(there, checksums=checksums)
+    half = GRANULE // 2
+    entries = [(0, GRANULE, 1), (GRANULE, GRANULE, 2)]
+    writer.write(request(Op.WRITE, entries, 2 * GRANULE) + b"\x09" * (GRANULE + half))
+    await until(lambda: bool(there.bytes[GRANULE + half - 1]))
+    there.generations[1] = 7
+    there.transport.settle()
+    writer.write(b"\x09" * half + (struct.pack("<I", zlib.crc32(b"\x09" * GRANULE)) * 2 if checksums else b""))
+    assert await reader.readexactly(HEADER_BYTES + 2) == header(Op.WRITE, 2, 0) + bytes([0, 1])
+    assert (there.bytes[: GRANULE + half] == 9).all()
+    assert not there.bytes[GRANULE + half :].any()
+    writer.write(request(Op.READ, [(GRANULE, 4, 7)]))
+    answer = header(Op.READ, 1, 4) + b"\x09" * 4 + (struct.pack("<I", zlib.crc32(b"\x09" * 4)) if checksums else b"") + b"\0"
+    assert await reader.readexactly(len(answer)) == answer, "the lane goes on"
+    writer.close()
 
 
-def test_headers_survive_the_wire() -> None:
-    header = Header(Op.WRITE, 17, 1 << 33)
-    assert Header.unpack(header.pack()) == header
+async def test_a_read_that_turns_stale_half_way_is_refused_in_the_end(there: Node) -> None:
+    """What is in the kernel's buffers by then is on its way; the verdict, which comes last, says that it is not to be used."""
+    there.bytes[:] = 9
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    sock.connect(address_of(there))
+    reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 16)
+    writer.write(hello_to(there) + bytes(PROOF_BYTES))
+    await reader.readexactly(CHALLENGE_BYTES + WELCOME_BYTES)
+    writer.write(request(Op.READ, [(granule * GRANULE, GRANULE, granule + 1) for granule in range(NUM_GRANULES)]))
+    await reader.readexactly(HEADER_BYTES + GRANULE)  # and no more for now: the session waits in the middle
+    there.generations[NUM_GRANULES - 1] = 999
+    there.transport.settle()
+    rest = await reader.readexactly((NUM_GRANULES - 1) * GRANULE + NUM_GRANULES)
+    assert list(rest[-NUM_GRANULES:]) == [0] * (NUM_GRANULES - 1) + [1]
+    assert rest[-NUM_GRANULES - 1] == 0, "what is refused is not told"
+    writer.close()
+
+
+@pytest.mark.parametrize(("region_bytes", "granule"), [(GRANULE, 0), (GRANULE, 3)])
+async def test_a_region_that_cannot_be_is_not_connected_with(workshop: Workshop, region_bytes: int, granule: int) -> None:
+    here = await workshop.node("here")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(hello_to(here)) - len(STRANGER.name) + len("here"))
+        writer.write(Challenge(VERSION, False, 77, os.urandom(NONCE_BYTES)).pack())
+        writer.write(Welcome(HandshakeVerdict.WELCOME, region_bytes, granule, bytes(PROOF_BYTES)).pack())
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    with pytest.raises(PeerLost, match=f"no Messenger.*granules of {granule}"):
+        await here.connect(replace(here.endpoint, incarnation=77, addresses={"tcp": address}))
+    server.close()

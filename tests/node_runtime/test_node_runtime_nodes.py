@@ -13,9 +13,7 @@ import pytest
 
 from decode_node.server.server import DecodeServer
 from decode_node.server.steps import StepRunner
-from messenger.faults import Fault, FaultPlan
-from messenger.faulty import FaultyTransport
-from messenger.tcp import TcpTransport
+from messenger.tcp.transport import TcpTransport
 from node_runtime.model_thread import ModelThread
 from node_runtime.process import Parts
 from prefill_node.core.actions import RunPass
@@ -30,7 +28,9 @@ from springtide.protocol.outputs import FailureCode, Finish
 from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import node_pb2
 from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes, until
+from tests.support.faulty_transport import FaultyTransport
 from tests.support.models import make_tiny_llama
+from tests.support.transport_faults import FaultPlan, TransferFault
 
 BLOCK_TOKENS = 16
 KV = {"block_tokens": BLOCK_TOKENS, "arena_size": "8MiB", "layer_group_size": 16 << 10}
@@ -83,7 +83,7 @@ async def test_a_prefix_is_reused_here_and_from_another_node(nodes: EngineNodes)
 
 async def test_the_model_does_not_wait_for_a_link_that_stands_still(tmp_path: Path, model: Path) -> None:
     """The first token is out before a byte of the prompt has gone over; then it goes in a few large units."""
-    plan = FaultPlan([Fault("delay", "write", times=1, delay_s=3.0), Fault("slow", "write", bytes_per_s=1e12)])
+    plan = FaultPlan([TransferFault("delay", "write", times=1, delay_s=3.0), TransferFault("slow", "write", bytes_per_s=1e12)])
     plan.armed = False
     slow_link = lambda name, arena: FaultyTransport(TcpTransport(), plan)  # noqa: E731
     kv = {**KV, "transports": ["tcp"]}

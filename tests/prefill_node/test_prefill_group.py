@@ -19,9 +19,7 @@ import pytest
 from engine.batch import SequenceChunk
 from engine.formats.files import describe
 from engine.runner import ModelRunner
-from messenger.faults import Fault, FaultPlan
-from messenger.faulty import FaultyTransport
-from messenger.tcp import TcpTransport
+from messenger.tcp.transport import TcpTransport
 from node_runtime.model_thread import ModelThread
 from node_runtime.process import load_runner
 from prefill_node.core.actions import Row, RunPass
@@ -41,13 +39,15 @@ from springtide.protocol.outputs import FailureCode
 from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import node_pb2, stage_pb2
 from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes, until
+from tests.support.faulty_transport import FaultyTransport
 from tests.support.models import make_tiny_llama
 from tests.support.reference import Reference
+from tests.support.transport_faults import FaultPlan, TransferFault
 
 BLOCK_TOKENS = 16
 KV = {"block_tokens": BLOCK_TOKENS, "arena_size": "8MiB", "layer_group_size": 4 << 10}
 SLAB_BYTES = 2 * BLOCK_TOKENS * 2 * 16 * 4
-SLOW = Fault("slow", "read", bytes_per_s=20 * SLAB_BYTES / 0.1)
+SLOW = TransferFault("slow", "read", bytes_per_s=20 * SLAB_BYTES / 0.1)
 """A layer of 20 blocks in a tenth of a second."""
 LENGTHS = (1, 15, 16, 17, 64, 65, 200, 333)
 
@@ -144,7 +144,7 @@ async def test_passes_wait_for_a_slow_source_and_no_longer_than_its_blocks_trave
 async def test_a_prefix_found_truncated_in_any_layer_is_computed_from_where_it_is_valid(
     tmp_path: Path, model: Path, layers_before: int
 ) -> None:
-    plan = FaultPlan([SLOW, Fault("stale", "read", after=layers_before, times=1)])
+    plan = FaultPlan([SLOW, TransferFault("stale", "read", after=layers_before, times=1)])
     plan.armed = False
     faulty = lambda name, arena: FaultyTransport(TcpTransport(), plan)  # noqa: E731
     settings = {"chunk_tokens": 4, "stages": 2}

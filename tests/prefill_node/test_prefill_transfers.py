@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from messenger.faults import Fault, FaultPlan
-from messenger.faulty import FaultyTransport
-from messenger.tcp import TcpTransport
+from messenger.tcp.transport import TcpTransport
 from prefill_node.server.transfers import Transfers
 from springtide.ids import AttemptId
 from springtide.protocol.outputs import Finish, PrefillDone, SampledToken, TokenOutput
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.storage import HandedOver
 from tests.support.engine_nodes import EngineNodes, until
+from tests.support.faulty_transport import FaultyTransport
 from tests.support.models import make_tiny_llama
 from tests.support.node_core import make_request
+from tests.support.transport_faults import FaultPlan, TransferFault
 
 LOGGER = "prefill_node.server.transfers"
 FETCH = re.compile(r"fetch (\S+) ms, (\S+) ms waited for, (\d+)% hidden")
@@ -109,7 +109,8 @@ async def test_what_a_slow_network_takes_is_in_the_line_whatever_the_stages(
 ) -> None:
     """First nothing is slow, then a fetch that there is no other work to hide behind, then a hand-over."""
     model = make_tiny_llama(tmp_path / "tiny", num_hidden_layers=4)
-    read, write = FaultPlan([Fault("slow", "read", bytes_per_s=SLOW)]), FaultPlan([Fault("slow", "write", bytes_per_s=SLOW)])
+    read = FaultPlan([TransferFault("slow", "read", bytes_per_s=SLOW)])
+    write = FaultPlan([TransferFault("slow", "write", bytes_per_s=SLOW)])
     read.armed = write.armed = False
     kv = {"block_tokens": BLOCK_TOKENS, "arena_size": "8MiB", "layer_group_size": 4 << 10, "transports": ["tcp"]}
     settings = {"chunk_tokens": 64, "stages": stages}

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from messenger.base import DeadlineExceeded
+from messenger.base import TransferTimeout
 from springtide.errors import PeerLost, SpringtideError, StaleHandle
 
 
@@ -19,7 +19,7 @@ class Ended(Exception):
         self.reason = reason
 
 
-_NAMES: dict[type[BaseException], str] = {PeerLost: "peer lost", DeadlineExceeded: "deadline", StaleHandle: "stale"}
+_NAMES: dict[type[BaseException], str] = {PeerLost: "peer lost", TransferTimeout: "deadline", StaleHandle: "stale"}
 
 
 @dataclass

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Transport
-from messenger.faults import Fault, FaultKind, FaultPlan
 from messenger.ordering import Turns, run_to_rest
 from springtide.errors import PeerLost, SpringtideError
+from tests.support.transport_faults import FaultKind, FaultPlan, TransferFault
 
 _BREAKING: frozenset[FaultKind] = frozenset(("fail", "partial", "drop"))
 _NO_GENERATION = 1 << 63
@@ -18,7 +18,7 @@ _NO_GENERATION = 1 << 63
 _PORTION_BYTES = 256 << 10
 """Of a slow batch: moved at once, then paid for in time."""
 
-Faults = Mapping[FaultKind, Fault]
+Faults = Mapping[FaultKind, TransferFault]
 
 
 class FaultyConnection(Connection):
@@ -164,6 +164,7 @@ class FaultyTransport(Transport):
     def __init__(self, inner: Transport, plan: FaultPlan) -> None:
         """Takes over `inner`."""
         self.name = inner.name
+        self.one_host_only = inner.one_host_only
         self._inner = inner
         self._plan = plan
         self._connections: list[FaultyConnection] = []

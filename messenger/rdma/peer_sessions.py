@@ -8,42 +8,41 @@ from dataclasses import dataclass
 
 from messenger import metrics
 from messenger.base import Identity, NotifyHandler, Region
-from messenger.rdma.lane import RemoteRegion
-from messenger.rdma.nic import Nic, Registration
-from messenger.rdma.notices import Inbox
-from messenger.rdma.options import RdmaOptions
-from messenger.rdma.path import Path
-from messenger.rdma.ports import Address, Port
+from messenger.options import RdmaOptions
+from messenger.rdma.nic import Nic, Registration, RemoteRegion
+from messenger.rdma.notices import NoticeInbox
+from messenger.rdma.path import RdmaPath
+from messenger.rdma.ports import Port, PortAddress
 from messenger.rdma.queue_pair import NUM_RECEIVES, QueuePair
-from messenger.rdma.wire import Answer, AnsweredPath, OfferedPath, lent
+from messenger.rdma.wire import AnsweredOffer, AnsweredPath, OfferedPath, lent
 from springtide.errors import SpringtideError
 
 logger = logging.getLogger(__name__)
 
 _MAX_WORK = 2 * NUM_RECEIVES
-"""Acknowledgements and heartbeats."""
+"""Work requests that a path of this side may have outstanding: acknowledgements and heartbeats."""
 _MAX_PATHS = 64
-"""Of one offer."""
+"""Most paths in one offer."""
 
 
 @dataclass(frozen=True, slots=True)
 class LentNic:
-    """A NIC with the region registered for peers."""
+    """A NIC, with the region registered for peers."""
 
     nic: Nic
     memory: Registration
     generations: Registration
 
 
-class Session:
-    """One connection of one peer. It ends when the peer says so, when its last path breaks, or when it is fenced."""
+class PeerSession:
+    """The owner's end of one connection of one peer. It ends when the peer says so, when its last path breaks, or when it is fenced."""
 
     def __init__(self, peer: Identity, on_notify: NotifyHandler) -> None:
         self.peer = peer
-        self.inbox = Inbox(peer.name, on_notify)
-        self.paths: dict[int, Path] = {}
+        self.inbox = NoticeInbox(peer.name, on_notify)
+        self.paths: dict[int, RdmaPath] = {}
         self.num_offered = 0
-        """Paths so far: they are numbered."""
+        """Paths that were offered so far; their numbers go up to it."""
         self._mailboxes: dict[Nic, Registration] = {}
 
     def mailbox(self, nic: Nic) -> Registration:
@@ -52,13 +51,13 @@ class Session:
         return self._mailboxes[nic]
 
     def close_path(self, index: int) -> None:
-        """Idempotent. Nothing of the peer lands through it any more."""
+        """Closes one path: nothing of the peer lands through it any more. Idempotent."""
         path = self.paths.pop(index, None)
         if path is not None:
             path.close()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes every path, and the mailbox. Idempotent."""
         for index in list(self.paths):
             self.close_path(index)
         for nic, registered in self._mailboxes.items():
@@ -66,25 +65,25 @@ class Session:
         self._mailboxes.clear()
 
 
-class Sessions:
-    """All of them: the `Host` of the control RPC."""
+class PeerSessions:
+    """Every session that peers have with this process: the `Lender` of the control RPC."""
 
     def __init__(self, nics: list[LentNic], region: Region, on_notify: NotifyHandler, options: RdmaOptions) -> None:
         self._nics = nics
         self._region = region
         self._on_notify = on_notify
         self._options = options
-        self._sessions: dict[bytes, Session] = {}
+        self._sessions: dict[bytes, PeerSession] = {}
 
-    def ports(self) -> list[Address]:
+    def ports(self) -> list[PortAddress]:
         return [lent_nic.nic.port.address for lent_nic in self._nics]
 
-    def open(self, caller: Identity, paths: list[OfferedPath], session: bytes) -> Answer:
-        """Raises SpringtideError when the session is over, or not one path of it can be connected."""
+    def open(self, caller: Identity, paths: list[OfferedPath], session: bytes) -> AnsweredOffer:
+        """Does what `Lender.open` does. Raises SpringtideError when the session is over, or not one path of it can be connected."""
         if len(paths) > _MAX_PATHS:
             raise SpringtideError(f"an offer of {len(paths)} paths, more than {_MAX_PATHS}")
         token = session or secrets.token_bytes(16)
-        found = self._sessions.get(token) if session else self._sessions.setdefault(token, Session(caller, self._on_notify))
+        found = self._sessions.get(token) if session else self._sessions.setdefault(token, PeerSession(caller, self._on_notify))
         if found is None or found.peer != caller:
             raise SpringtideError("the session is over")
         answered: list[AnsweredPath | None] = []
@@ -99,7 +98,7 @@ class Sessions:
         if not found.paths:
             self.leave(token, None)
             raise SpringtideError(f"no path can be connected: {problem}")
-        return Answer(token, self._region.memory.nbytes, self._region.granule, answered)
+        return AnsweredOffer(token, self._region.memory.nbytes, self._region.granule, answered)
 
     def leave(self, session: bytes, path: int | None) -> None:
         found = self._sessions.get(session)
@@ -120,7 +119,7 @@ class Sessions:
         for token in list(self._sessions):
             self.leave(token, None)
 
-    def _connect(self, token: bytes, session: Session, offered: OfferedPath) -> AnsweredPath:
+    def _connect(self, token: bytes, session: PeerSession, offered: OfferedPath) -> AnsweredPath:
         index = session.num_offered
         session.num_offered += 1
         if not 0 <= offered.port < len(self._nics):
@@ -135,11 +134,11 @@ class Sessions:
             pair.close()
             raise
 
-        def on_lost(path: Path, error: SpringtideError) -> None:
+        def on_lost(path: RdmaPath, error: SpringtideError) -> None:
             self._on_lost(token, index, lent_nic.nic.port, error)
 
         name = f"{session.peer.name} over {lent_nic.nic.port}"
-        session.paths[index] = Path(pair, name, session.inbox.on_receive, on_lost, self._options.silence_s)
+        session.paths[index] = RdmaPath(pair, name, session.inbox.on_receive, on_lost, self._options.silence_s)
         remote = RemoteRegion(lent(lent_nic.memory), lent(lent_nic.generations), lent(mailbox))
         return AnsweredPath(index, address, remote)
 

@@ -4,32 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
-from messenger.base import Completion, CorruptBytes, InvalidSlice, Slice
-from springtide.errors import SpringtideError, StaleHandle
-
-
-class SliceVerdict(IntEnum):
-    """What became of a slice, or of a piece of one. Later ones outweigh earlier ones."""
-
-    DONE = 0
-    STALE = 1
-    CORRUPT = 2
-
-
-def slice_error(granule: int, generation: int, verdict: int) -> SpringtideError:
-    """For a slice of that remote granule that was refused."""
-    if verdict == SliceVerdict.CORRUPT:
-        return CorruptBytes(f"bytes of granule {granule} of the peer do not have the checksum that they were sent with")
-    return StaleHandle(f"granule {granule} of the peer is no longer of generation {generation}")
+from messenger.base import Completion, Slice
+from messenger.batch import SliceVerdict, invalid_slice, slice_error
+from springtide.errors import SpringtideError
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What to copy, piece by piece. A run is a maximal row of slices that are neighbours on both sides, in one granule; a run longer
+class TransferPlan:
+    """What to move, piece by piece. A run is a maximal row of slices that are neighbours on both sides, in one granule; a run longer
     than `max_piece` is cut into several pieces."""
 
     local: np.ndarray
@@ -37,15 +22,15 @@ class Plan:
     remote: np.ndarray
     """Byte offsets in the peer's region, int64 [pieces]."""
     length: np.ndarray
-    """Bytes, int64 [pieces], each in [1, max_piece]."""
+    """Lengths in bytes, int64 [pieces], each in [1, max_piece]."""
     granule: np.ndarray
-    """Remote granule, int64 [pieces]."""
+    """Remote granules, int64 [pieces]."""
     generation: np.ndarray
-    """That the granule must have, uint64 [pieces]."""
+    """Generations that the granules must have, uint64 [pieces]."""
     run: np.ndarray
-    """Which run a piece belongs to, int64 [pieces]."""
+    """Runs that the pieces belong to, int64 [pieces]."""
     run_start: np.ndarray
-    """First slice of every run, then the number of slices: int64 [runs + 1]."""
+    """The first slice of every run, then the number of slices: int64 [runs + 1]."""
     slice_length: np.ndarray
     """Bytes of every slice as it was given, int64 [slices]."""
 
@@ -71,8 +56,8 @@ class Plan:
             begin = end
 
     def completion(self, verdicts: np.ndarray) -> Completion:
-        """From `verdicts` (bool or uint8 [pieces], of SliceVerdict): a slice failed when any piece of its run did, for they share one
-        granule and one fate."""
+        """The completion, from `verdicts` (bool or uint8 [pieces], SliceVerdict): a slice failed when any piece of its run did, for they
+        share one granule and one fate."""
         if not verdicts.any():
             return Completion(self.num_bytes)
         failed: dict[int, SpringtideError] = {}
@@ -84,34 +69,26 @@ class Plan:
         return Completion(self.num_bytes - int(self.slice_length[list(failed)].sum()), failed)
 
 
-def make_plan(batch: Sequence[Slice], local_bytes: int, remote_bytes: int, granule: int, max_piece: int) -> Plan:
-    """For regions of `local_bytes` here and `remote_bytes` in granules of `granule` there. Raises InvalidSlice naming the slice."""
+def make_plan(batch: Sequence[Slice], local_bytes: int, remote_bytes: int, granule: int, max_piece: int) -> TransferPlan:
+    """The plan of `batch`, checked for regions of `local_bytes` here and `remote_bytes` in granules of `granule` there. Raises InvalidSlice
+    that names the slice."""
     try:
         fields = np.array([(s.local_offset, s.remote_offset, s.length) for s in batch], dtype=np.int64).reshape(-1, 3)
         generation = np.array([s.generation for s in batch], dtype=np.uint64)
     except OverflowError as error:
-        raise InvalidSlice(f"an offset, length or generation of a slice does not fit 64 bits: {error}") from error
+        raise invalid_slice(batch, local_bytes, remote_bytes, granule) from error
     local, remote, length = fields[:, 0], fields[:, 1], fields[:, 2]
     granules = remote // granule
     good = (length > 0) & (local >= 0) & (local <= local_bytes - length) & (remote >= 0) & (remote <= remote_bytes - length)
     good &= (remote + length - 1) // granule == granules
     if not good.all():
-        index = int(np.argmin(good))
-        raise InvalidSlice(f"slice {index}: {_fault(batch[index], local_bytes, remote_bytes, granule)}: {batch[index]}")
+        raise invalid_slice(batch, local_bytes, remote_bytes, granule)
     return _pieces(local, remote, length, granules, generation, max_piece)
 
 
-def _fault(piece: Slice, local_bytes: int, remote_bytes: int, granule: int) -> str:
-    if piece.length < 1:
-        return "length must be at least 1"
-    if not 0 <= piece.local_offset <= local_bytes - piece.length:
-        return f"local_offset is outside the own region of {local_bytes} bytes"
-    if not 0 <= piece.remote_offset <= remote_bytes - piece.length:
-        return f"remote_offset is outside the peer's region of {remote_bytes} bytes"
-    return f"the slice crosses the end of a granule of {granule} bytes"
-
-
-def _pieces(local: np.ndarray, remote: np.ndarray, length: np.ndarray, granule: np.ndarray, generation: np.ndarray, max_piece: int) -> Plan:
+def _pieces(
+    local: np.ndarray, remote: np.ndarray, length: np.ndarray, granule: np.ndarray, generation: np.ndarray, max_piece: int
+) -> TransferPlan:
     joins = (
         (local[1:] == local[:-1] + length[:-1])
         & (remote[1:] == remote[:-1] + length[:-1])
@@ -120,14 +97,14 @@ def _pieces(local: np.ndarray, remote: np.ndarray, length: np.ndarray, granule: 
     )
     if not joins.any() and length.max(initial=0) <= max_piece:
         run_start = np.arange(len(local) + 1)
-        return Plan(local, remote, length, granule, generation, run_start[:-1], run_start, length)
+        return TransferPlan(local, remote, length, granule, generation, run_start[:-1], run_start, length)
     heads = np.flatnonzero(np.concatenate(([True], ~joins)))
     run_length = np.add.reduceat(length, heads)
     pieces_in_run = -(-run_length // max_piece)
     run = np.repeat(np.arange(len(heads)), pieces_in_run)
     within = (np.arange(len(run)) - np.repeat(np.cumsum(pieces_in_run) - pieces_in_run, pieces_in_run)) * max_piece
     source = heads[run]
-    return Plan(
+    return TransferPlan(
         local=local[source] + within,
         remote=remote[source] + within,
         length=np.minimum(run_length[run] - within, max_piece),

@@ -1,21 +1,21 @@
-"""The inproc transport: peers in one process, met on a named hub. For tests."""
+"""A transport between peers in one process, which meet on a hub."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 
 from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Transport
-from messenger.copying import CopyJob
+from messenger.batch import completion_of, native_batch
 from messenger.ordering import Turns, deliver, run_to_rest
-from messenger.plan import Plan, make_plan
 from springtide.errors import PeerLost
 
-_PIECE_BYTES = 1 << 20
-_PIECES_PER_STEP = 16
+_STEPS = 8
+"""Steps in which a batch is copied, so that other batches and the owner come in between, as they would with a peer in another process."""
 
 
-class _Served:
+class _ServedRegion:
     """What one listening transport lends, and who is connected to it."""
 
     def __init__(self, region: Region, identity: Identity, on_notify: NotifyHandler) -> None:
@@ -38,9 +38,9 @@ class InprocHub:
     """Where the transports of one test find each other."""
 
     def __init__(self) -> None:
-        self._served: dict[str, _Served] = {}
+        self._served: dict[str, _ServedRegion] = {}
 
-    def add(self, address: str, served: _Served) -> None:
+    def add(self, address: str, served: _ServedRegion) -> None:
         if address in self._served:
             raise ValueError(f"somebody listens on the hub as {address!r} already")
         self._served[address] = served
@@ -48,14 +48,14 @@ class InprocHub:
     def remove(self, address: str) -> None:
         self._served.pop(address, None)
 
-    def find(self, address: str) -> _Served:
+    def find(self, address: str) -> _ServedRegion:
         if address not in self._served:
             raise PeerLost(f"nobody listens on the hub as {address!r}")
         return self._served[address]
 
 
 class InprocConnection(Connection):
-    def __init__(self, served: _Served, region: Region, identity: Identity) -> None:
+    def __init__(self, served: _ServedRegion, region: Region, identity: Identity) -> None:
         self.identity = identity
         self._served = served
         self._region = region
@@ -68,12 +68,12 @@ class InprocConnection(Connection):
         return self._lost is None
 
     async def read(self, batch: Sequence[Slice], timeout_s: float) -> Completion:
-        plan = self._plan(batch)
-        return await run_to_rest(self._move(plan, inward=True), timeout_s, self._expire, f"reading {plan.num_bytes} bytes")
+        self._check()
+        return await run_to_rest(self._move(batch, inward=True), timeout_s, self._expire, f"reading {len(batch)} slices")
 
     async def write(self, batch: Sequence[Slice], timeout_s: float, notify: bytes | None = None) -> Completion:
-        plan = self._plan(batch)
-        return await run_to_rest(self._write(plan, notify), timeout_s, self._expire, f"writing {plan.num_bytes} bytes")
+        self._check()
+        return await run_to_rest(self._write(batch, notify), timeout_s, self._expire, f"writing {len(batch)} slices")
 
     async def close(self) -> None:
         self.fail(PeerLost(f"the connection to {self._served.identity.name} was closed here"))
@@ -86,18 +86,13 @@ class InprocConnection(Connection):
     def _expire(self) -> None:
         self.fail(PeerLost(f"the connection to {self._served.identity.name} was closed when a batch missed its deadline"))
 
-    def _plan(self, batch: Sequence[Slice]) -> Plan:
-        self._check()
-        remote = self._served.region
-        return make_plan(batch, self._region.memory.nbytes, remote.memory.nbytes, remote.granule, _PIECE_BYTES)
-
     def _check(self) -> None:
         if self._lost is not None:
             raise self._lost
 
-    async def _write(self, plan: Plan, notify: bytes | None) -> Completion:
+    async def _write(self, batch: Sequence[Slice], notify: bytes | None) -> Completion:
         async with self._turns.take() as come:
-            completion = await self._move(plan, inward=False)
+            completion = await self._move(batch, inward=False)
             if notify is None or completion.failed:
                 return completion
             await come()
@@ -105,15 +100,16 @@ class InprocConnection(Connection):
             self._served.deliver(self.identity.name, notify)
             return completion
 
-    async def _move(self, plan: Plan, inward: bool) -> Completion:
-        """In steps, so that other batches and the owner come in between, as they would with a peer in another process."""
-        job = CopyJob(plan, self._region.memory, self._served.region, inward)
-        for begin in range(0, plan.num_pieces, _PIECES_PER_STEP):
+    async def _move(self, batch: Sequence[Slice], inward: bool) -> Completion:
+        local, remote = self._region.memory, self._served.region
+        work = native_batch(batch, local.nbytes, remote.memory.nbytes, remote.granule)
+        ends = sorted({work.num_bytes * step // _STEPS for step in range(_STEPS + 1)})
+        for begin, end in itertools.pairwise(ends):
             self._check()
-            job.run(slice(begin, min(begin + _PIECES_PER_STEP, plan.num_pieces)))
+            work.copy(local, remote.memory, remote.generations, not inward, begin, end)
             await asyncio.sleep(0)
         self._check()
-        return plan.completion(job.stale)
+        return completion_of(work, batch, remote.granule)
 
 
 class InprocTransport(Transport):
@@ -122,11 +118,11 @@ class InprocTransport(Transport):
     def __init__(self, hub: InprocHub, address: str) -> None:
         self._hub = hub
         self._address = address
-        self._served: _Served | None = None
+        self._served: _ServedRegion | None = None
         self._connections: list[InprocConnection] = []
 
     async def listen(self, region: Region, identity: Identity, on_notify: NotifyHandler) -> str:
-        self._served = _Served(region, identity, on_notify)
+        self._served = _ServedRegion(region, identity, on_notify)
         self._hub.add(self._address, self._served)
         return self._address
 

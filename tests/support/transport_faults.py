@@ -1,4 +1,4 @@
-"""Which fault befalls which operation. Deterministic: the seed decides."""
+"""The faults that can befall operations of a transport, and which one befalls which. Deterministic: the seed decides."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FaultKind = Literal["fail", "partial", "drop", "stale", "delay", "slow", "hang",
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """
+class TransferFault:
+    """A fault of one of these kinds:
     - fail: the batch raises PeerLost, nothing was moved; the connection stays
     - partial: as fail, but a part of the batch was moved
     - drop: as partial, and the connection is broken from then on
@@ -30,22 +30,22 @@ class Fault:
 
     kind: FaultKind
     operation: Operation | None = None
-    """None: whichever it can befall; connecting is only ever refused."""
+    """The operation that it befalls; None: whichever it can befall, connecting is only ever refused."""
     probability: float = 1.0
     after: int = 0
-    """So many operations that it could befall pass unharmed first."""
+    """Operations that it could befall and that pass unharmed first."""
     times: int | None = None
-    """It strikes at most so often; None: without limit."""
+    """Times that it strikes at most; None: without limit."""
     delay_s: float = 0.0
     bytes_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.probability <= 1.0:
-            raise ValueError(f"Fault.probability must be between 0 and 1, not {self.probability}")
+            raise ValueError(f"TransferFault.probability must be between 0 and 1, not {self.probability}")
         if (self.kind == "slow") != (self.bytes_per_s > 0):
-            raise ValueError(f"Fault.bytes_per_s must be given for slow, and only for that; {self.kind} has {self.bytes_per_s}")
+            raise ValueError(f"TransferFault.bytes_per_s must be given for slow, and only for that; {self.kind} has {self.bytes_per_s}")
         if self.operation is not None and (self.kind == "refuse") != (self.operation == "connect"):
-            raise ValueError(f"Fault.operation {self.operation!r} cannot be befallen by {self.kind}")
+            raise ValueError(f"TransferFault.operation {self.operation!r} cannot be befallen by {self.kind}")
 
     def befalls(self, operation: Operation) -> bool:
         if (self.kind == "refuse") != (operation == "connect"):
@@ -56,7 +56,7 @@ class Fault:
 class FaultPlan:
     """Decides for every operation which faults befall it. May be shared by several transports."""
 
-    def __init__(self, faults: Sequence[Fault] = (), seed: int = 0) -> None:
+    def __init__(self, faults: Sequence[TransferFault] = (), seed: int = 0) -> None:
         self._faults = tuple(faults)
         self._seen = [0] * len(faults)
         self._struck = [0] * len(faults)
@@ -64,9 +64,9 @@ class FaultPlan:
         """While it is not, nothing fails."""
         self.random = random.Random(seed)
 
-    def draw(self, operation: Operation) -> dict[FaultKind, Fault]:
+    def draw(self, operation: Operation) -> dict[FaultKind, TransferFault]:
         """The faults of the next operation, by kind."""
-        drawn: dict[FaultKind, Fault] = {}
+        drawn: dict[FaultKind, TransferFault] = {}
         for index, fault in enumerate(self._faults):
             if not self.armed or not fault.befalls(operation):
                 continue
@@ -79,7 +79,7 @@ class FaultPlan:
 
     @property
     def struck(self) -> Counter[FaultKind]:
-        """How often each kind was drawn so far."""
+        """Times that each kind was drawn so far."""
         counter: Counter[FaultKind] = Counter()
         for fault, times in zip(self._faults, self._struck, strict=True):
             counter[fault.kind] += times

@@ -1,4 +1,4 @@
-"""The tcp transport: several connections a peer, bytes straight from and to registered memory, strangers kept out."""
+"""The tcp transport: listening, connecting, and who is served by which lane."""
 
 from __future__ import annotations
 
@@ -6,27 +6,19 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
-from messenger import native
-from messenger.admission import check_host
 from messenger.base import Connection, Endpoint, Identity, NotifyHandler, Region, Transport
 from messenger.listener import Listener
 from messenger.notices import serve_notices
-from messenger.strangers import Strangers
-from messenger.stream import PeerClosed, Stream
-from messenger.tcp_connection import TcpConnection
-from messenger.tcp_handshake import Caller, answer, call
-from messenger.tcp_lane import PythonPlane
-from messenger.tcp_options import TcpOptions
-from messenger.tcp_plane import DataPlane
-from messenger.tcp_protocol import ProtocolError, Role, Welcome
-from messenger.tcp_server import PythonSession
+from messenger.options import TcpOptions, check_host
+from messenger.stream import PeerClosed, SocketStream
+from messenger.tcp.connection import TcpConnection
+from messenger.tcp.handshake import LaneRole, ProtocolError, Welcome, WelcomedCaller, answer, call
+from messenger.tcp.pending_handshakes import PendingHandshakes
+from messenger.tcp.served_lane import ServedLane, settle
 from springtide.errors import PeerLost
-
-if native.AVAILABLE:
-    from messenger.tcp_native import NativePlane, NativeSession
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +32,14 @@ class TcpTransport(Transport):
         self._port = port
         self._options = options or TcpOptions()
         self._listener: Listener | None = None
-        self._strangers = Strangers()
+        self._pending = PendingHandshakes()
         self._closed = False
-        self._sessions: dict[NativeSession | PythonSession | Stream, Identity] = {}
-        """What peers opened to here: data lanes, and the streams of control lanes."""
+        self._sessions: dict[ServedLane | SocketStream, Identity] = {}
+        """The data lanes, and the streams of control lanes, that peers opened to here, and whose they are."""
         self._connections: list[TcpConnection] = []
 
     async def listen(self, region: Region, identity: Identity, on_notify: NotifyHandler) -> str:
-        """Raises ConfigError where other hosts could come in without a secret."""
+        """Serves `region`. Raises ConfigError where other hosts could come in without a secret, OSError when the port is taken."""
         self._check_host(self._host)
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         sock = socket.create_server((self._host, self._port), family=family, backlog=128)
@@ -61,7 +53,7 @@ class TcpTransport(Transport):
         address = endpoint.addresses[self.name]
         timeout_s, secret = self._options.connect_timeout_s, self._options.secret
 
-        async def open_lane(role: Role) -> tuple[Stream, Welcome]:
+        async def open_lane(role: LaneRole) -> tuple[SocketStream, Welcome]:
             async with asyncio.timeout(timeout_s):
                 stream = await self._open(address, role)
                 try:
@@ -70,20 +62,15 @@ class TcpTransport(Transport):
                     stream.close()
                     raise
 
-        async def open_data_lane() -> Stream:
-            return (await open_lane(Role.DATA))[0]
+        async def open_data_lane() -> SocketStream:
+            return (await open_lane(LaneRole.DATA))[0]
 
         with _connecting_to(address, timeout_s):
             self._check_host(address.rpartition(":")[0].strip("[]"))
-            control, welcome = await open_lane(Role.CONTROL)
-
-        def make_plane(on_lost: Callable[[PeerLost], None]) -> DataPlane:
-            if self._options.native:
-                return NativePlane(address, welcome, region, open_data_lane, on_lost, self._options)
-            return PythonPlane(address, welcome, region, open_data_lane, on_lost, self._options)
+            control, welcome = await open_lane(LaneRole.CONTROL)
 
         try:
-            connection = TcpConnection(address, control, make_plane)
+            connection = TcpConnection(address, control, welcome, region, open_data_lane, self._options)
         except BaseException:
             control.close()
             raise
@@ -97,8 +84,7 @@ class TcpTransport(Transport):
         return connection
 
     def settle(self) -> None:
-        if self._options.native:
-            NativeSession.settle()
+        settle()
 
     async def fence(self, peer: Identity) -> bool:
         for session, caller in self._sessions.items():
@@ -115,13 +101,13 @@ class TcpTransport(Transport):
         if self._listener is not None:
             await self._listener.close()
 
-    async def _serve(self, region: Region, incarnation: int, on_notify: NotifyHandler, stream: Stream) -> None:
+    async def _serve(self, region: Region, incarnation: int, on_notify: NotifyHandler, stream: SocketStream) -> None:
         try:
-            async with self._strangers.handshake(stream):
+            async with self._pending.begun(stream):
                 caller = await answer(stream, region, incarnation, self._options.secret)
         except (ProtocolError, OSError) as error:
             if not isinstance(error, PeerClosed) and not self._closed:
-                self._strangers.complain(error)
+                self._pending.warn(error)
             return
         if caller is None or self._closed:
             return
@@ -133,18 +119,17 @@ class TcpTransport(Transport):
         except ProtocolError as error:
             logger.error("closing a connection of %s: %s", caller.identity.name, error)
 
-    async def _serve_lane(self, caller: Caller, stream: Stream, region: Region, on_notify: NotifyHandler) -> None:
-        if caller.role is Role.CONTROL:
+    async def _serve_lane(self, caller: WelcomedCaller, stream: SocketStream, region: Region, on_notify: NotifyHandler) -> None:
+        if caller.role is LaneRole.CONTROL:
             with self._session(stream, caller):
                 await serve_notices(stream, caller.identity.name, on_notify)
             return
-        kind = NativeSession if self._options.native else PythonSession
-        session = kind(stream, region, caller.checksums)
-        with self._session(session, caller):
-            await session.run()
+        lane = ServedLane(stream, region, caller.checksums)
+        with self._session(lane, caller):
+            await lane.run()
 
     @contextlib.contextmanager
-    def _session(self, session: NativeSession | PythonSession | Stream, caller: Caller) -> Iterator[None]:
+    def _session(self, session: ServedLane | SocketStream, caller: WelcomedCaller) -> Iterator[None]:
         self._sessions[session] = caller.identity
         try:
             yield
@@ -152,9 +137,9 @@ class TcpTransport(Transport):
             del self._sessions[session]
 
     def _check_host(self, host: str) -> None:
-        check_host(self.name, host, self._options.secret, self._options.open_to_strangers)
+        check_host(self.name, host, self._options)
 
-    async def _open(self, address: str, role: Role) -> Stream:
+    async def _open(self, address: str, role: LaneRole) -> SocketStream:
         host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
         family, kind, protocol, _, target = (await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM))[0]
@@ -163,21 +148,22 @@ class TcpTransport(Transport):
             sock.setblocking(False)
             _prepare(sock)
             await loop.sock_connect(sock, target)
-            stream = Stream(sock, self._options.peer_timeout_s if role is Role.DATA else None)
+            stream = SocketStream(sock)
             self._set_role(stream, role)
             return stream
         except BaseException:
             sock.close()
             raise
 
-    def _set_role(self, stream: Stream, role: Role) -> None:
-        """On a control lane a peer that takes nothing may be busy: whether it is there, keepalive and pings tell."""
-        if role is Role.DATA:
+    def _set_role(self, stream: SocketStream, role: LaneRole) -> None:
+        """Bounds how long a peer may take nothing of a data lane. On a control lane it may be busy: whether it is there, keepalive and
+        pings tell."""
+        if role is LaneRole.DATA:
             stream.lose_if_untaken(self._options.peer_timeout_s)
 
 
 def _prepare(sock: socket.socket) -> None:
-    """Small messages go at once, and a host that vanished is noticed in some seconds, if idle."""
+    """Sets the options of a lane's socket: small messages go at once, and a host that vanished is noticed in some seconds, if idle."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)

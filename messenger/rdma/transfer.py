@@ -1,4 +1,4 @@
-"""One batch on its way: what is left to do, and whether anybody still wants it."""
+"""A batch on its way: what is left to do, and whether anybody still wants it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import TypeVar
 
 import numpy as np
 
-from messenger.plan import Plan
 from messenger.rdma.lane import STRIPE_BYTES, STRIPE_PIECES
+from messenger.rdma.plan import TransferPlan
 from messenger.rdma.queue_pair import Opcode
 from springtide.errors import SpringtideError
 
 T = TypeVar("T")
 
 
-class Abandoned(SpringtideError):
+class TransferAbandoned(SpringtideError):
     """The batch is over before its end; its caller is told why by `run_to_rest`."""
 
 
-class Job:
-    def __init__(self, opcode: Opcode, plan: Plan) -> None:
+class RdmaTransfer:
+    """One read or write, from its plan to its end."""
+
+    def __init__(self, opcode: Opcode, plan: TransferPlan) -> None:
         self.opcode = opcode
         self.plan = plan
         self.stripes = deque(plan.stripes(STRIPE_BYTES, STRIPE_PIECES))
-        """Of pieces, not yet begun. Empty once it is abandoned."""
+        """Stripes of pieces that are not begun yet; none once it is abandoned."""
         self.stale = np.zeros(plan.num_pieces, np.bool_)
         self._abandoned = asyncio.Event()
 
@@ -36,17 +38,17 @@ class Job:
         self._abandoned.set()
 
     def put_back(self, stripe: slice) -> None:
-        """It was begun in vain."""
+        """Has a stripe done again that was begun in vain."""
         if not self._abandoned.is_set():
             self.stripes.append(stripe)
 
     def check(self) -> None:
-        """Raises Abandoned."""
+        """Raises TransferAbandoned when it is."""
         if self._abandoned.is_set():
-            raise Abandoned("the batch was abandoned")
+            raise TransferAbandoned("the batch was abandoned")
 
     async def unless_abandoned(self, work: Awaitable[T]) -> T:
-        """Cancels `work` and raises Abandoned when the batch is."""
+        """Cancels `work` and raises TransferAbandoned when the batch is."""
         task, abandoned = asyncio.ensure_future(work), asyncio.create_task(self._abandoned.wait())
         try:
             await asyncio.wait((task, abandoned), return_when=asyncio.FIRST_COMPLETED)
