@@ -46,7 +46,7 @@ async def test_an_engine_announces_what_its_model_is_computed_with(tmp_path: Pat
         pass
 
     monkeypatch.setattr(process, "Membership", Listening)
-    config = load_config(overrides={"redis_url": "redis://127.0.0.1:1"}, environ={})
+    config = load_config(overrides={"redis_url": "redis://127.0.0.1:1", "kv.open_to_strangers": True}, environ={})
     arguments = ProcessArguments(config, MODEL, tmp_path, "decode-0", "decode-0", "127.0.0.1")
     health, link = SimpleNamespace(set=set_health), SimpleNamespace(address="127.0.0.1:2")
     announcement = process._Announcement(arguments, "decode", "torch", "127.0.0.1:1", "127.0.0.1:3", health)

@@ -193,16 +193,15 @@ class DecodeForecast:
 
     # ---- looking ahead ----
 
-    def pool(self, now: float, at: float, *, joining: bool) -> ExpectedBatches:
-        """Every instance's batch at `at` (s, not before `now`). Without `joining`, of those only that are in it now."""
-        batches = ExpectedBatches(np.empty(len(self._instances), ExpectedBatches.dtype))
-        survival = self._lengths.survival
-        _native.expect_batches(self._instances.rows, self._live(), survival, batches.rows, now=now, at=at, joining=joining)
+    def pool(self, now: float, at: float, *, joining: bool) -> Rows:
+        """ExpectedBatches at `at` (s, not before `now`). Without `joining`, of those only who are in them now."""
+        batches = np.empty(len(self._instances), ExpectedBatches.dtype)
+        _native.expect_batches(self._instances.rows, self._live(), self._lengths.survival, batches, now=now, at=at, joining=joining)
         return batches
 
-    def outlook(self, batches: ExpectedBatches, joined: InstanceId, num_tokens: int) -> _native.PoolOutlook:
+    def outlook(self, batches: Rows, joined: InstanceId, num_tokens: int) -> _native.PoolOutlook:
         """Of the pool, once an attempt of `num_tokens` has joined one of its instances."""
-        return _native.look_at_pool(self._instances.rows, batches.rows, place=self._places[joined], num_tokens=num_tokens)
+        return _native.look_at_pool(self._instances.rows, batches, place=self._places[joined], num_tokens=num_tokens)
 
     def instance(self, instance_id: InstanceId, num_tokens: int, now: float, start: float, end: float) -> _native.InstanceOutlook:
         """Of one instance from `start` (s, not before `now`) to `end`, once an attempt of `num_tokens` has joined it."""
@@ -219,9 +218,9 @@ class DecodeForecast:
         alone_ms = instances.fixed_ms[place] + instances.per_sequence_ms[place] + instances.per_context_token_ms[place] * num_tokens
         return float(alone_ms)
 
-    def tbts_ms(self, batches: ExpectedBatches) -> dict[InstanceId, float]:
+    def tbts_ms(self, batches: Rows) -> dict[InstanceId, float]:
         """Time between tokens of each instance that is ready; of an empty one, 0."""
-        steps_ms, ready = _native.step_times_ms(self._instances.rows, batches.rows), self._instances.ready.tolist()
+        steps_ms, ready = _native.step_times_ms(self._instances.rows, batches), self._instances.ready.tolist()
         return {instance_id: steps_ms[place] for instance_id, place in self._places.items() if ready[place]}
 
     def validate(self, live_ids: Set[AttemptId]) -> None:

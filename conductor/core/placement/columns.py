@@ -77,8 +77,8 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         """Of which the next refresh changes some."""
 
     @abstractmethod
-    def locate(self, row: int, bit: int, node: int) -> None:
-        """Writes where the instance's store is in the index, and its node in the transfer model."""
+    def locate(self, bits: list[int], nodes: list[int]) -> None:
+        """Writes where each instance's store is in the index, and its node in the transfer model."""
 
     @abstractmethod
     def write(self, row: int, instance: Instance) -> None:
@@ -97,8 +97,8 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         self.instance_ids = tuple(instance.ref.instance_id for instance, _ in rows)
         self._row_of = {instance_id: row for row, instance_id in enumerate(self.instance_ids)}
         self.instances = self._kind.zeros(len(rows))
-        for row, (instance, bit) in enumerate(rows):
-            self.locate(row, bit, transfers.number(instance.ref.node_id))
+        self.locate([bit for _, bit in rows], [transfers.number(instance.ref.node_id) for instance, _ in rows])
+        for row, (instance, _) in enumerate(rows):
             self.write(row, instance)
 
     def __contains__(self, instance_id: InstanceId) -> bool:
@@ -121,9 +121,9 @@ class PrefillColumns(InstanceColumns[PrefillInstances]):
     def __init__(self) -> None:
         super().__init__(PrefillInstances)
 
-    def locate(self, row: int, bit: int, node: int) -> None:
-        self.instances.bit[row] = bit
-        self.instances.node[row] = node
+    def locate(self, bits: list[int], nodes: list[int]) -> None:
+        self.instances.bit[:] = bits
+        self.instances.node[:] = nodes
 
     def write(self, row: int, instance: Instance) -> None:
         load, columns = instance.load, self.instances
@@ -146,8 +146,8 @@ class DecodeColumns(InstanceColumns[DecodeInstances]):
     def __init__(self) -> None:
         super().__init__(DecodeInstances)
 
-    def locate(self, row: int, bit: int, node: int) -> None:
-        self.instances.bit[row] = bit
+    def locate(self, bits: list[int], nodes: list[int]) -> None:
+        self.instances.bit[:] = bits
 
     def write(self, row: int, instance: Instance) -> None:
         load, columns, arriving = instance.load, self.instances, instance.arriving
