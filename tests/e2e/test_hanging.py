@@ -81,8 +81,10 @@ def stream(cluster: Cluster, prompt: Sequence[int], num_tokens: int, on_token: C
 
 def busiest(cluster: Cluster, role: str) -> str:
     """The instance that works for the most attempts, once one does."""
-    cluster.wait_until(lambda: any(one.role == role and one.running for one in cluster.status().instances), f"work at a {role} instance")
-    return str(max(cluster.status().instances, key=lambda one: one.running if one.role == role else -1).instance.instance_id)
+    cluster.wait_until(
+        lambda: any(one.instance.role == role and one.running for one in cluster.status().instances), f"work at a {role} instance"
+    )
+    return str(max(cluster.status().instances, key=lambda one: one.running if one.instance.role == role else -1).instance.instance_id)
 
 
 def streams_while_hanging(cluster: Cluster, victims: Callable[[], Sequence[int]], num_tokens: int = OUTPUT_TOKENS) -> list[float]:

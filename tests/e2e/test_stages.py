@@ -88,6 +88,6 @@ def test_a_group_becomes_a_decode_node_and_a_group_again(cluster: Cluster, model
     assert stages_of(cluster) == []
     switch(cluster, DecodeNodeStub, "prefill")
     assert stage_of(cluster).is_running()
-    cluster.wait_until(lambda: any(one.ready and one.role == "prefill" for one in cluster.status().instances), "a prefill group")
+    cluster.wait_until(lambda: any(one.ready and one.instance.role == "prefill" for one in cluster.status().instances), "a prefill group")
     prompt = random_prompt(10, 500, 10, 250)
     assert generate(cluster.grpc_address, cluster.model, prompt, 3).token_ids == Reference.from_directory(model).greedy(prompt, 3)

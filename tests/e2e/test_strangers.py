@@ -95,7 +95,7 @@ def test_no_port_of_the_cluster_but_the_public_one_answers_a_stranger(cluster: C
 @pytest.mark.parametrize("token", ["", str(Credentials(b"the secret of another cluster", "springtide").token)], ids=["none", "another's"])
 def test_a_stranger_gives_no_orders(cluster: Cluster, token: str) -> None:
     metadata = ((TOKEN_KEY, token),) if token else ()
-    before = {instance.instance.instance_id: instance.role for instance in cluster.status().instances}
+    before = {instance.instance.instance_id: instance.instance.role for instance in cluster.status().instances}
     asked = cluster.status().requests_scheduled
     schedule = conductor_pb2.ScheduleRequest(attempt_id="r.1", request_id="r", num_tokens=1, max_new_tokens=1, gateway_id="nobody")
     forgets_all = conductor_pb2.RenewRequest(gateway_id="gateway-0")
@@ -113,7 +113,7 @@ def test_a_stranger_gives_no_orders(cluster: Cluster, token: str) -> None:
             with pytest.raises(grpc.RpcError) as refused:
                 call(request, timeout=TIMEOUT_S, metadata=metadata)
             assert code_of(refused.value) is grpc.StatusCode.UNAUTHENTICATED
-    assert {instance.instance.instance_id: instance.role for instance in cluster.status().instances} == before
+    assert {instance.instance.instance_id: instance.instance.role for instance in cluster.status().instances} == before
     assert cluster.status().requests_scheduled == asked
     assert "refused a call of /springtide.v1.Conductor/Schedule by a stranger" in cluster.log("conductor-0")
     assert serves(cluster)

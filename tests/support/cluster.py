@@ -26,6 +26,7 @@ from deploy.local.logs import last_lines
 from deploy.local.rundir import ClusterRecord
 from springtide.credentials import Credentials
 from springtide.membership import Member, read_record
+from springtide.protocol.status import ClusterStatus
 from springtide.rpc import conductor_pb2 as pb
 from springtide.rpc import conductor_pb2_grpc
 from springtide.rpc.authentication import TOKEN_KEY
@@ -160,14 +161,13 @@ class Cluster:
                 members += [read_record(value, self.credentials)] if value else []
         return members
 
-    def status(self) -> pb.ClusterStatus:
+    def status(self) -> ClusterStatus:
         """The Conductor's view. Raises grpc.RpcError or AssertionError while it has none."""
         conductors = [member for member in self.members() if member.role == "conductor"]
         assert conductors, "no Conductor is announced"
         with grpc.insecure_channel(conductors[0].address) as channel:
             stub = conductor_pb2_grpc.ConductorStub(channel)
-            reply: pb.ClusterStatus = stub.GetCluster(pb.GetClusterRequest(), timeout=5, metadata=self.metadata)
-        return reply
+            return wire.CLUSTER_STATUS.decode(stub.GetCluster(pb.GetClusterRequest(), timeout=5, metadata=self.metadata))
 
     def metric(self, name: str, metric: str, labels: dict[str, str] | None = None) -> float:
         """The sum of a metric's samples that carry `labels`, as process `name` reports it now; 0 when it has none yet."""
