@@ -26,6 +26,7 @@ from deploy.local.logs import last_lines
 from deploy.local.rundir import ClusterRecord
 from springtide.credentials import Credentials
 from springtide.membership import Member, read_record
+from springtide.protocol import wire
 from springtide.protocol.status import ClusterStatus
 from springtide.rpc import conductor_pb2 as pb
 from springtide.rpc import conductor_pb2_grpc
