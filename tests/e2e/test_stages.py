@@ -22,7 +22,7 @@ from tests.support.reference import Reference, random_prompt
 
 NUM_REQUESTS = 4
 FAILURES = "springtide_prefill_failures_total"
-LOST = {"code": "FAILURE_CODE_PEER_LOST"}
+LOST = {"code": "peer_lost"}
 
 
 @pytest.fixture(scope="module")
