@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from messenger.rdma.ports import rdma_problem
 from tests.support.netns import Namespace, Unavailable
@@ -10,6 +11,11 @@ from tests.support.tally import Tally
 
 _INJECTED = "injected faults"
 """The property of a test's report in which its line travels."""
+
+
+# A machine that is busy otherwise is no fault of the code's.
+settings.register_profile("springtide", deadline=None)
+settings.load_profile("springtide")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
