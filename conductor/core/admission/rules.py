@@ -6,10 +6,12 @@ judge alike, each by the load it looks at; under load, who has less of a claim i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conductor.core.types.decision import Alternatives, Placement
 from conductor.core.types.outlook import Foresight, Limit, LimitedBy, Outlook
+from springtide.choices import AdmissionName
 from springtide.protocol.scheduling import Reason, Rejection
 
 LEAST_RETRY_S = 1.0
@@ -42,12 +44,13 @@ class Admission:
         return limited and (_refuse(alternatives, placement, outlook, _OBJECTIVES, _OBJECTIVES) or limited)
 
 
-ADMISSIONS: dict[str, Admission] = {
+ADMISSIONS: Mapping[AdmissionName, Admission] = {
     "baseline": Admission(Foresight.NONE),
     "early-rejection": Admission(Foresight.ARRIVAL),
     "early-rejection-predicted": Admission(Foresight.PREFILL_END),
     "early-rejection-request": Admission(Foresight.REQUEST),
 }
+"""Admission rules by name, in the order of how far they look ahead (docs/add-a-scheduling-policy.md)."""
 
 
 def _misses_deadline(placement: Placement, outlook: Outlook) -> Rejection | None:

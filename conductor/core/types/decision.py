@@ -9,6 +9,7 @@ from typing import Any
 
 from conductor.core.types.estimates import DecodeEstimate, DecodeEstimates, InlineEstimate, PrefillEstimate, PrefillEstimates
 from conductor.core.types.outlook import Outlook
+from springtide.choices import AdmissionName, PolicyName
 from springtide.ids import AttemptId, InstanceId, NodeId
 from springtide.protocol.scheduling import Rejection
 
@@ -18,8 +19,8 @@ class Alternatives:
     """One request and every instance that could serve it. All that `scheduler.decide` looks at."""
 
     attempt_id: AttemptId
-    policy: str
-    admission: str
+    policy: PolicyName
+    admission: AdmissionName
     turn: int
     """Decisions made before this one."""
     num_blocks: int
