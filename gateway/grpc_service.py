@@ -15,12 +15,12 @@ from gateway.backend import Backend
 from gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
 from gateway.prepare import COMPLETION_MAX_TOKENS, Origin
 from gateway.reply import Delta, Usage, Work
-from gateway.schema import MAX_BIASED_TOKENS, MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from gateway.schema import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from springtide.errors import InvalidRequest, SpringtideError
 from springtide.ids import new_id
 from springtide.protocol.outputs import Finish, SampledToken
 from springtide.protocol.sampling import LogitBias
-from springtide.protocol.wire import TOKEN_LOGPROB
+from springtide.protocol.wire import TERMS, TOKEN_LOGPROB
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import inference_pb2
 from springtide.rpc.channels import new_public_server
@@ -116,8 +116,7 @@ class InferenceService:
             raise InvalidRequest(
                 "sampling.logit_bias is between nodes; the request's own logit_bias is what you want", param="sampling.logit_bias"
             )
-        if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
-            raise InvalidRequest(f"deadline_ms must be between 0 and {MAX_DEADLINE_MS:.0f}, not {request.deadline_ms}", param="deadline_ms")
+        terms = TERMS.decode(request.terms)
         # What is too long is found by its length: to look at an entry costs hundreds of times what it takes in the message.
         preparer.check_count(len(request.chat.messages), "messages")
         preparer.check_count(len(request.tokens.token_ids), "tokens")
@@ -147,9 +146,8 @@ class InferenceService:
             sampling=sampling,
             stop=tuple(request.stop),
             tenant=origin.tenant,
-            priority=request.priority,
+            terms=terms,
             traceparent=origin.traceparent,
-            deadline_ms=request.deadline_ms,
             requested_at=origin.requested_at,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from engine.tokenizer.tokenizer import Tokenizer
@@ -13,6 +13,7 @@ from gateway.reply import SEED_RANGE, Work
 from gateway.schema import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
 from springtide.errors import InvalidRequest, ModelNotFound
 from springtide.protocol.sampling import LogitBias, SamplingParams
+from springtide.protocol.scheduling import Terms
 from springtide.protocol.wire import SAMPLING_PARAMS
 
 COMPLETION_MAX_TOKENS = 16
@@ -20,6 +21,7 @@ COMPLETION_MAX_TOKENS = 16
 ROLES = ("system", "developer", "user", "assistant")
 MAX_GENERATIONS = 1024
 """Of one API request."""
+_TERMS = tuple(field.name for field in fields(Terms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +203,15 @@ def _work(
         sampling=sampling,
         stop=body.stop,
         tenant=origin.tenant,
-        priority=body.priority,
+        terms=_terms(body),
         traceparent=origin.traceparent,
-        deadline_ms=body.deadline_ms or 0.0,
         requested_at=origin.requested_at,
     )
+
+
+def _terms(body: ChatCompletionRequest | CompletionRequest) -> Terms:
+    """Its fields are the body's of the same names; what that leaves out has the default."""
+    return Terms(**{name: value for name in _TERMS if (value := getattr(body, name)) is not None})
 
 
 def _sampling_values(body: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
