@@ -13,7 +13,7 @@ import grpc.aio
 from gateway import metrics
 from gateway.backend import Backend
 from gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
-from gateway.prepare import COMPLETION_MAX_TOKENS, Origin
+from gateway.prepare import COMPLETION_MAX_TOKENS, SAMPLING_FIELDS, Origin
 from gateway.reply import Delta, Usage, Work
 from gateway.schema import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from springtide.errors import InvalidRequest, SpringtideError
@@ -159,17 +159,14 @@ def _sampling_values(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
         raise InvalidRequest(f"logit_bias may name at most {MAX_BIASED_TOKENS} tokens, not {len(request.logit_bias)}", param="logit_bias")
     if any(token_id >= 1 << 31 for token_id in request.logit_bias):
         raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias")
+    values = {name: getattr(wanted, name) for name in SAMPLING_FIELDS}
     return {
-        "temperature": wanted.temperature,
-        "top_k": wanted.top_k,
+        **values,
+        # At their zero value: off.
         "top_p": wanted.top_p or 1.0,
-        "min_p": wanted.min_p,
-        "seed": wanted.seed or None,
         "repetition_penalty": wanted.repetition_penalty or 1.0,
-        "presence_penalty": wanted.presence_penalty,
-        "frequency_penalty": wanted.frequency_penalty,
+        "seed": wanted.seed or None,
         "stop_token_ids": tuple(wanted.stop_token_ids),
-        "ignore_eos": wanted.ignore_eos,
         "logprobs": wanted.logprobs if wanted.HasField("logprobs") else None,
         "logit_bias": LogitBias.of(dict(request.logit_bias)),
     }

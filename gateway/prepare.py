@@ -21,6 +21,8 @@ COMPLETION_MAX_TOKENS = 16
 ROLES = ("system", "developer", "user", "assistant")
 MAX_GENERATIONS = 1024
 """Of one API request."""
+SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name != "max_tokens")
+"""Those that clients set as they are; how many tokens they may have is for the context to say, too."""
 _TERMS = tuple(field.name for field in fields(Terms))
 
 
@@ -66,7 +68,7 @@ class Preparer:
             max_tokens=body.wanted_tokens,
             default_max_tokens=self.context_length,
             prompt_field="messages",
-            values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
+            values=_sampling_values(body),
         )
         return _work(body, origin, (prompt,), sampling)
 
@@ -90,7 +92,7 @@ class Preparer:
             max_tokens=body.max_tokens,
             default_max_tokens=COMPLETION_MAX_TOKENS,
             prompt_field="prompt",
-            values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
+            values=_sampling_values(body),
         )
         return _work(body, origin, tuple(prompts), sampling)
 
@@ -215,16 +217,5 @@ def _terms(body: ChatCompletionRequest | CompletionRequest) -> Terms:
 
 
 def _sampling_values(body: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
-    return {
-        "temperature": body.temperature,
-        "top_k": max(body.top_k, 0),
-        "top_p": body.top_p,
-        "min_p": body.min_p,
-        "seed": body.seed,
-        "repetition_penalty": body.repetition_penalty,
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
-        "stop_token_ids": tuple(body.stop_token_ids),
-        "ignore_eos": body.ignore_eos,
-        "logit_bias": body.logit_bias,
-    }
+    values = {name: getattr(body, name) for name in SAMPLING_FIELDS}
+    return {**values, "top_k": max(body.top_k, 0), "stop_token_ids": tuple(body.stop_token_ids), "logprobs": body.num_top_logprobs}

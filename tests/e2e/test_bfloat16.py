@@ -1,5 +1,5 @@
-"""In bfloat16, the dtype that is served by default, the cluster answers what one engine by itself does, token for token, whatever the chunks,
-the company and the way of the KV: where the native kernels compute it, each process in one thread (docs/packages/engine.md, Exactness)."""
+"""In bfloat16, the dtype that is served by default, the cluster answers what one engine by itself does, token for token, whatever the
+chunks, the company and the way of the KV: where the native kernels compute it, each process in one thread (docs/packages/engine.md)."""
 
 from __future__ import annotations
 

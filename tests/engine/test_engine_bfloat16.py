@@ -1,5 +1,5 @@
-"""In bfloat16, computed by the native kernels in one thread, no bit of a token depends on what is computed beside it (docs/packages/engine.md,
-Exactness). There is one thread by tests/engine/conftest.py."""
+"""In bfloat16, computed by the native kernels in one thread, no bit of a token depends on what is computed beside it
+(docs/packages/engine.md, Exactness). There is one thread by tests/engine/conftest.py."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from gateway import events as ev
 from gateway.app import GatewayServer
 from gateway.core import GatewayCore
+from gateway.prepare import SAMPLING_FIELDS
 from gateway.schema import ChatCompletionRequest, CompletionRequest
 from springtide.errors import DeadlineExceeded, Overloaded, SpringtideError
 from springtide.ids import AttemptId
@@ -100,8 +101,8 @@ async def test_openai_clients_give_them_as_extra_fields(client: openai.AsyncOpen
 
 
 @pytest.mark.parametrize("body", [ChatCompletionRequest, CompletionRequest])
-def test_whatever_terms_there_are_http_has_a_field_for_them(body: type[BaseModel]) -> None:
-    assert {field.name for field in fields(Terms)} <= body.model_fields.keys()
+def test_http_has_a_field_for_whatever_can_be_asked(body: type[BaseModel]) -> None:
+    assert {*(field.name for field in fields(Terms)), *SAMPLING_FIELDS} <= body.model_fields.keys()
 
 
 @pytest.mark.parametrize("extra", [{"deadline_ms": 0}, {"deadline_ms": -5}, {"deadline_ms": "soon"}, {"priority": 0.5}])
