@@ -50,9 +50,9 @@ def bench_kvstore(options: TraceOptions) -> None:
 
 def _run_all(requests: Sequence[Request], capacities: Sequence[int]) -> Runs:
     replays: dict[str, Callable[[int, Callable[[int], None]], Replayed]] = {
-        **{name: partial(_replay_policy, requests, name) for name in EVICTION_POLICIES},
-        OPTIMUM: partial(replay_clairvoyant, requests),
+        name: partial(_replay_policy, requests, name) for name in EVICTION_POLICIES
     }
+    replays[OPTIMUM] = partial(replay_clairvoyant, requests)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     runs: Runs = {name: {} for name in replays}
     with Progress(*columns, console=Console(stderr=True)) as progress:

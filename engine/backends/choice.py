@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import logging
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
@@ -36,7 +36,7 @@ PLAIN = Backend("plain", "torch", PlainOps(), TorchAttention)
 
 @dataclass(frozen=True, slots=True)
 class RegisteredBackend:
-    """A device of None is the CPU, in the arena itself."""
+    """How models are computed with a backend, and whether they can be. A device of None is the CPU, in the arena itself."""
 
     can_run: Callable[[ModelConfig, torch.dtype, Device | None], bool]
     """Whether this machine can compute a model with it whose weights and KV are of that dtype. It may try, once."""
@@ -65,7 +65,7 @@ def choose(config: ModelConfig, dtype: torch.dtype, kernels: str = "auto", devic
     ConfigError when `kernels` is no KernelsName."""
     if kernels not in get_args(KernelsName):
         raise ConfigError(f"kernels must be one of {', '.join(get_args(KernelsName))}, not {kernels!r}")
-    allowed = BACKENDS.values() if kernels == "auto" else [BACKENDS[kernels]]
+    allowed: Iterable[RegisteredBackend] = BACKENDS.values() if kernels == "auto" else [BACKENDS[kernels]]
     return next(backend for backend in allowed if backend.can_run(config, dtype, device)).make(device)
 
 
