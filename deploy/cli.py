@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from deploy.options import DEFAULT_URL, ClusterName, RedisUrl, Settings, Url, parse_settings
+from deploy.options import DEFAULT_URL, ClusterName, RedisUrl, Settings, Url, names_of, parse_settings
 from deploy.simulate_cli import simulate
 from deploy.store_cli import store
+from springtide.choices import DtypeName
 from springtide.errors import ConfigError, SpringtideError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def up(
     decode: Annotated[int | None, typer.Option(help="decode nodes")] = None,
     model: Annotated[str | None, typer.Option(help="'demo', a Hugging Face directory or a GGUF file")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="the name that clients use")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bfloat16 or float32")] = None,
+    dtype: Annotated[str | None, typer.Option(help=names_of(DtypeName))] = None,
     max_context: Annotated[int | None, typer.Option(help="longest prompt and output together, in tokens")] = None,
     host: Annotated[str | None, typer.Option(help="address to serve on")] = None,
     port: Annotated[int | None, typer.Option(help="HTTP port; 0 takes a free one")] = None,
@@ -143,7 +144,7 @@ def config(
 @app.command()
 def profile(
     model: Annotated[str, typer.Option(help="'demo', a Hugging Face directory or a GGUF file")] = "demo",
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help=names_of(DtypeName))] = "bfloat16",
     threads: Annotated[
         int | None, typer.Option(min=1, help="of each rank; default: the machine's cores, shared by a prefill and a decode engine")
     ] = None,

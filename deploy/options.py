@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -13,6 +13,12 @@ Url = Annotated[str, typer.Option("--url", help="where the cluster serves HTTP")
 RedisUrl = Annotated[str | None, typer.Option(help="the Valkey or Redis of a cluster that runs elsewhere")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="its name there, setting `cluster`")]
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any setting of docs/configuration.md; repeatable")]
+
+
+def names_of(choice: Any) -> str:
+    """The names of a Literal of springtide/choices.py, as a sentence has them."""
+    *names, last = get_args(choice)
+    return f"{', '.join(names)} or {last}"
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:

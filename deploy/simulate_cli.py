@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from deploy.options import Settings, parse_settings
+from deploy.options import Settings, names_of, parse_settings
+from springtide.choices import AdmissionName, PolicyName
 
 
 def simulate(
@@ -21,10 +22,8 @@ def simulate(
     prefill: Annotated[int, typer.Option(min=1, help="prefill instances")] = 8,
     decode: Annotated[int, typer.Option(min=1, help="decode instances")] = 8,
     coupled: Annotated[int, typer.Option(min=0, help="instead, so many instances that do both (continuous batching, chunked prefill)")] = 0,
-    policy: Annotated[str, typer.Option(help="random, round-robin, load-balance, cache-aware or kvcache-centric")] = "kvcache-centric",
-    admission: Annotated[
-        str, typer.Option(help="baseline, early-rejection, early-rejection-predicted or early-rejection-request")
-    ] = "early-rejection-predicted",
+    policy: Annotated[str, typer.Option(help=names_of(PolicyName))] = "kvcache-centric",
+    admission: Annotated[str, typer.Option(help=names_of(AdmissionName))] = "early-rejection-predicted",
     hardware: Annotated[
         str, typer.Option(help="a100-llama2-70b, h100-llama2-70b, a100-llama3-8b, or a file of `springtide profile`")
     ] = "a100-llama2-70b",

@@ -7,6 +7,7 @@ already received, until it has its one terminal reply. Whatever is late, duplica
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from gateway import events as ev
 from gateway.state import STEPS_AT_A_STANDSTILL, AttemptState, Limits, Pulse, RequestState
@@ -141,7 +142,7 @@ class GatewayCore:
         """Asks for a new attempt, or for the same again when the Conductor may have placed it without our learning of it. When the
         request's deadline has passed, there is no further attempt."""
         left_ms = 0.0
-        if state.generation.deadline_ms:
+        if state.generation.terms.deadline_ms:
             left_ms = self._left_ms(state, now)
             if left_ms <= 0:
                 return self._miss_deadline(state)
@@ -166,17 +167,16 @@ class GatewayCore:
                 accepted=state.accepted,
                 avoid=frozenset(state.avoid),
                 tenant=generation.tenant,
-                priority=generation.priority,
-                deadline_ms=left_ms,
+                terms=replace(generation.terms, deadline_ms=left_ms),
             )
         ]
 
     def _left_ms(self, state: RequestState, now: float) -> float:
         """Until its deadline."""
-        return state.generation.deadline_ms - self._age_ms(state, now)
+        return state.generation.terms.deadline_ms - self._age_ms(state, now)
 
     def _miss_deadline(self, state: RequestState) -> list[ev.Action]:
-        message = f"the deadline of {state.generation.deadline_ms:.0f} ms has passed with {len(state.tokens)} tokens of output"
+        message = f"the deadline of {state.generation.terms.deadline_ms:.0f} ms has passed with {len(state.tokens)} tokens of output"
         return self._give_up(state, DeadlineExceeded(message, code="deadline"))
 
     def _retry_at(self, state: RequestState, when: float) -> list[ev.Action]:
@@ -463,7 +463,7 @@ class GatewayCore:
         if now - self._looked_at < _LOOK_EVERY_S:
             return actions
         self._looked_at = now
-        for state in [state for state in self._requests.values() if state.generation.deadline_ms and self._left_ms(state, now) <= 0]:
+        for state in [state for state in self._requests.values() if state.generation.terms.deadline_ms and self._left_ms(state, now) <= 0]:
             actions += self._miss_deadline(state)
         self._observed.look(now)
         for state in list(self._by_attempt.values()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +12,7 @@ from springtide.protocol.attempts import Progress
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.outputs import AttemptFailed, AttemptSign, Finish, PrefillDone, SampledToken, TokenOutput
 from springtide.protocol.sampling import SamplingParams
-from springtide.protocol.scheduling import Assignment, Rejection, Schedule
+from springtide.protocol.scheduling import NO_TERMS, Assignment, Rejection, Schedule, Terms
 from springtide.protocol.starts import DecodeStart, PrefillStart
 
 
@@ -25,10 +24,9 @@ class Generation:
     prompt_ids: Sequence[int]
     sampling: SamplingParams
     tenant: str = ""
-    priority: int = 0
+    terms: Terms = NO_TERMS
+    """Whose deadline counts from `requested_at`."""
     traceparent: str = ""
-    deadline_ms: float = 0.0
-    """Until when the whole output is wanted, from `requested_at`; 0 for whenever."""
     requested_at: float | None = None
     """When the API request came: the further choices of a prompt begin later. None: with this generation."""
     accepted: bool = False
@@ -37,8 +35,6 @@ class Generation:
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise ValueError("Generation.prompt_ids must hold at least one token")
-        if not 0 <= self.deadline_ms < math.inf:
-            raise ValueError(f"Generation.deadline_ms must be finite and not negative, not {self.deadline_ms}")
 
 
 # ---- events ----

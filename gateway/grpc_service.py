@@ -13,14 +13,14 @@ import grpc.aio
 from gateway import metrics
 from gateway.backend import Backend
 from gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
-from gateway.prepare import COMPLETION_MAX_TOKENS, Origin
+from gateway.prepare import COMPLETION_MAX_TOKENS, SAMPLING_FIELDS, Origin
 from gateway.reply import Delta, Usage, Work
-from gateway.schema import MAX_BIASED_TOKENS, MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from gateway.schema import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from springtide.errors import InvalidRequest, SpringtideError
 from springtide.ids import new_id
 from springtide.protocol.outputs import Finish, SampledToken
 from springtide.protocol.sampling import LogitBias
-from springtide.protocol.wire import TOKEN_LOGPROB
+from springtide.protocol.wire import TERMS, TOKEN_LOGPROB
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import inference_pb2
 from springtide.rpc.channels import new_public_server
@@ -116,8 +116,7 @@ class InferenceService:
             raise InvalidRequest(
                 "sampling.logit_bias is between nodes; the request's own logit_bias is what you want", param="sampling.logit_bias"
             )
-        if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
-            raise InvalidRequest(f"deadline_ms must be between 0 and {MAX_DEADLINE_MS:.0f}, not {request.deadline_ms}", param="deadline_ms")
+        terms = TERMS.decode(request.terms)
         # What is too long is found by its length: to look at an entry costs hundreds of times what it takes in the message.
         preparer.check_count(len(request.chat.messages), "messages")
         preparer.check_count(len(request.tokens.token_ids), "tokens")
@@ -147,9 +146,8 @@ class InferenceService:
             sampling=sampling,
             stop=tuple(request.stop),
             tenant=origin.tenant,
-            priority=request.priority,
+            terms=terms,
             traceparent=origin.traceparent,
-            deadline_ms=request.deadline_ms,
             requested_at=origin.requested_at,
         )
 
@@ -161,17 +159,14 @@ def _sampling_values(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
         raise InvalidRequest(f"logit_bias may name at most {MAX_BIASED_TOKENS} tokens, not {len(request.logit_bias)}", param="logit_bias")
     if any(token_id >= 1 << 31 for token_id in request.logit_bias):
         raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias")
+    values = {name: getattr(wanted, name) for name in SAMPLING_FIELDS}
     return {
-        "temperature": wanted.temperature,
-        "top_k": wanted.top_k,
+        **values,
+        # At their zero value: off.
         "top_p": wanted.top_p or 1.0,
-        "min_p": wanted.min_p,
-        "seed": wanted.seed or None,
         "repetition_penalty": wanted.repetition_penalty or 1.0,
-        "presence_penalty": wanted.presence_penalty,
-        "frequency_penalty": wanted.frequency_penalty,
+        "seed": wanted.seed or None,
         "stop_token_ids": tuple(wanted.stop_token_ids),
-        "ignore_eos": wanted.ignore_eos,
         "logprobs": wanted.logprobs if wanted.HasField("logprobs") else None,
         "logit_bias": LogitBias.of(dict(request.logit_bias)),
     }

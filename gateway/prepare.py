@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from engine.tokenizer.tokenizer import Tokenizer
@@ -13,6 +13,7 @@ from gateway.reply import SEED_RANGE, Work
 from gateway.schema import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
 from springtide.errors import InvalidRequest, ModelNotFound
 from springtide.protocol.sampling import LogitBias, SamplingParams
+from springtide.protocol.scheduling import Terms
 from springtide.protocol.wire import SAMPLING_PARAMS
 
 COMPLETION_MAX_TOKENS = 16
@@ -20,6 +21,9 @@ COMPLETION_MAX_TOKENS = 16
 ROLES = ("system", "developer", "user", "assistant")
 MAX_GENERATIONS = 1024
 """Of one API request."""
+SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name != "max_tokens")
+"""Those that clients set as they are; how many tokens they may have is for the context to say, too."""
+_TERMS = tuple(field.name for field in fields(Terms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class Preparer:
             max_tokens=body.wanted_tokens,
             default_max_tokens=self.context_length,
             prompt_field="messages",
-            values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
+            values=_sampling_values(body),
         )
         return _work(body, origin, (prompt,), sampling)
 
@@ -88,7 +92,7 @@ class Preparer:
             max_tokens=body.max_tokens,
             default_max_tokens=COMPLETION_MAX_TOKENS,
             prompt_field="prompt",
-            values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
+            values=_sampling_values(body),
         )
         return _work(body, origin, tuple(prompts), sampling)
 
@@ -201,24 +205,17 @@ def _work(
         sampling=sampling,
         stop=body.stop,
         tenant=origin.tenant,
-        priority=body.priority,
+        terms=_terms(body),
         traceparent=origin.traceparent,
-        deadline_ms=body.deadline_ms or 0.0,
         requested_at=origin.requested_at,
     )
 
 
+def _terms(body: ChatCompletionRequest | CompletionRequest) -> Terms:
+    """Its fields are the body's of the same names; what that leaves out has the default."""
+    return Terms(**{name: value for name in _TERMS if (value := getattr(body, name)) is not None})
+
+
 def _sampling_values(body: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
-    return {
-        "temperature": body.temperature,
-        "top_k": max(body.top_k, 0),
-        "top_p": body.top_p,
-        "min_p": body.min_p,
-        "seed": body.seed,
-        "repetition_penalty": body.repetition_penalty,
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
-        "stop_token_ids": tuple(body.stop_token_ids),
-        "ignore_eos": body.ignore_eos,
-        "logit_bias": body.logit_bias,
-    }
+    values = {name: getattr(body, name) for name in SAMPLING_FIELDS}
+    return {**values, "top_k": max(body.top_k, 0), "stop_token_ids": tuple(body.stop_token_ids), "logprobs": body.num_top_logprobs}

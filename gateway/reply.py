@@ -14,6 +14,7 @@ from springtide.errors import SpringtideError
 from springtide.ids import RequestId
 from springtide.protocol.outputs import Finish, SampledToken
 from springtide.protocol.sampling import SamplingParams
+from springtide.protocol.scheduling import NO_TERMS, Terms
 
 SEED_RANGE = 1 << 64
 
@@ -34,9 +35,8 @@ class Work:
     sampling: SamplingParams
     stop: tuple[str, ...] = ()
     tenant: str = ""
-    priority: int = 0
+    terms: Terms = NO_TERMS
     traceparent: str = ""
-    deadline_ms: float = 0.0
     requested_at: float | None = None
 
     def generation(self, index: int, *, accepted: bool) -> ev.Generation:
@@ -48,9 +48,8 @@ class Work:
             prompt_ids=self.prompts[prompt],
             sampling=replace(self.sampling, seed=(self.sampling.seed + choice) % SEED_RANGE),
             tenant=self.tenant,
-            priority=self.priority,
+            terms=self.terms,
             traceparent=self.traceparent,
-            deadline_ms=self.deadline_ms,
             requested_at=self.requested_at,
             accepted=accepted,
         )

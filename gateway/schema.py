@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 
 from springtide.protocol.sampling import LogitBias
+from springtide.protocol.scheduling import MAX_DEADLINE_MS
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
@@ -20,7 +21,6 @@ MAX_LOGIT_BIAS = 100.0
 MAX_BIASED_TOKENS = 1 << 16
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
-MAX_DEADLINE_MS = 24 * 3600 * 1000.0
 INT32 = (-(1 << 31), (1 << 31) - 1)
 _MAX_FIELDS = 256
 """Of an object: those that are not known are listed one by one."""

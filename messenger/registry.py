@@ -59,7 +59,7 @@ TRANSPORTS: Mapping[str, RegisteredTransport] = {
     ),
     "tcp": RegisteredTransport(lambda site, options: TcpTransport(site.host, options=options.tcp)),
 }
-"""Transports by name, the best first. `kv.transports` knows the same names in the same order: a test compares them."""
+"""Transports by name, the best first: TransportName in springtide/choices.py has the same ones in the same order (a test compares them)."""
 
 
 def make_transport(name: str, site: TransportSite, options: TransportOptions) -> Transport:

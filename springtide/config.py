@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
+from springtide.choices import AdmissionName, DtypeName, EvictionName, KernelsName, PolicyName, TransportName
 from springtide.errors import ConfigError
 
 ENV_PREFIX = "SPRINGTIDE_"
@@ -90,12 +91,12 @@ class KVConfig(Section):
         description="DRAM that each node lends to the pool. All nodes of a machine together must have it, and a prompt and its output may "
         "not have more tokens than it holds",
     )
-    transports: tuple[Literal["shm", "rdma", "tcp"], ...] | None = Field(
+    transports: tuple[TransportName, ...] | None = Field(
         None, min_length=1, description="best first; default: shm, rdma on machines that have it, tcp"
     )
     rdma_devices: tuple[str, ...] = Field((), description="such as `mlx5_0`, or `mlx5_0:1` for one of its ports; default: all active ones")
     rdma_traffic_class: int = Field(0, ge=0, le=255, description="of RoCE packets: the DSCP of the fabric's lossless class, times 4")
-    eviction: Literal["hit-density", "lru", "lfu", "length-aware"] = Field(
+    eviction: EvictionName = Field(
         "hit-density", description="which blocks go when room is needed; `springtide bench kvstore` compares them on a trace of yours"
     )
     checksums: bool = Field(False, description="check every slab that comes or goes by tcp with a CRC-32")
@@ -184,10 +185,10 @@ class SLOConfig(Section):
 
 
 class ConductorConfig(Section):
-    policy: Literal["kvcache-centric", "cache-aware", "load-balance", "round-robin", "random"] = Field(
+    policy: PolicyName = Field(
         "kvcache-centric", description="how a prefill group is chosen; kvcache-centric is Algorithm 1 of the Mooncake paper"
     )
-    admission: Literal["baseline", "early-rejection", "early-rejection-predicted", "early-rejection-request"] = Field(
+    admission: AdmissionName = Field(
         "early-rejection-predicted",
         description="all but `baseline` answer 429 to what would miss its objectives, before any work is done: by the decode pool's load "
         "now, as predicted for the end of the request's prefill, or as predicted for its own decode node until its own end",
@@ -256,8 +257,8 @@ class LogConfig(Section):
 class ClusterConfig(Section):
     model: str = Field(DEMO_MODEL, description="'demo', a Hugging Face directory or a GGUF file")
     served_model_name: str | None = Field(None, description="the name clients use; default: from the model's files")
-    dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="of weights, activations and KV cache")
-    kernels: Literal["auto", "plain"] = Field(
+    dtype: DtypeName = Field("bfloat16", description="of weights, activations and KV cache")
+    kernels: KernelsName = Field(
         "auto", description="of the engine: the fastest that the machine has, or torch's own operators, to see whether a kernel is at fault"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(

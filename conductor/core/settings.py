@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from springtide.choices import AdmissionName, PolicyName
 from springtide.config import ClusterConfig, ConductorConfig
 from springtide.modelinfo import ModelInfo
 
@@ -28,8 +29,8 @@ class PoolBalanceSettings:
 
 @dataclass(frozen=True, slots=True)
 class ConductorSettings:
-    policy: str
-    admission: str
+    policy: PolicyName
+    admission: AdmissionName
     kvcache_balancing_threshold: float | Literal["auto"]
     block_tokens: int
     bytes_per_block: int

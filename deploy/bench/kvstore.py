@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -16,7 +15,8 @@ from rich.table import Table
 from deploy.bench.replay import Replayed, infinite_hits, replay, replay_clairvoyant
 from deploy.bench.trace import Request, read_trace
 from deploy.machine import describe_machine
-from kvstore.core.eviction import PolicyName, new_policy
+from kvstore.core.eviction import EVICTION_POLICIES, new_policy
+from springtide.choices import EvictionName
 
 OPTIMUM = "Belady's optimum"
 Runs = dict[str, dict[int, Replayed]]
@@ -50,9 +50,9 @@ def bench_kvstore(options: TraceOptions) -> None:
 
 def _run_all(requests: Sequence[Request], capacities: Sequence[int]) -> Runs:
     replays: dict[str, Callable[[int, Callable[[int], None]], Replayed]] = {
-        **{name: partial(_replay_policy, requests, name) for name in get_args(PolicyName)},
-        OPTIMUM: partial(replay_clairvoyant, requests),
+        name: partial(_replay_policy, requests, name) for name in EVICTION_POLICIES
     }
+    replays[OPTIMUM] = partial(replay_clairvoyant, requests)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     runs: Runs = {name: {} for name in replays}
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -64,7 +64,7 @@ def _run_all(requests: Sequence[Request], capacities: Sequence[int]) -> Runs:
     return runs
 
 
-def _replay_policy(requests: Sequence[Request], name: PolicyName, capacity: int, on_progress: Callable[[int], None]) -> Replayed:
+def _replay_policy(requests: Sequence[Request], name: EvictionName, capacity: int, on_progress: Callable[[int], None]) -> Replayed:
     return replay(requests, capacity, new_policy(name, capacity), on_progress)
 
 

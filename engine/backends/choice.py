@@ -1,4 +1,4 @@
-"""What a model is computed with: the operators and the attention that go together."""
+"""The backends, each the operators and the attention that go together, and which of them computes a model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import functools
 import importlib.util
 import logging
 import platform
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
@@ -16,6 +17,7 @@ from engine.backends.base import Backend, sizes_up_to
 from engine.backends.plain import PlainOps, TorchAttention
 from engine.device.base import Device
 from engine.model_config import ModelConfig
+from springtide.choices import KernelsName
 from springtide.errors import ConfigError
 
 if platform.machine() == "x86_64":
@@ -25,10 +27,6 @@ else:  # setup.py builds them for no other processor
 
 logger = logging.getLogger(__name__)
 
-Kernels = Literal["auto", "plain"]
-"""auto: the fastest that this machine has. plain: torch's own operators, to see whether a kernel is at fault."""
-
-
 FLASHINFER_DTYPES = (torch.bfloat16, torch.float16)
 FLASHINFER_HEAD_DIMS = (64, 128, 256)
 
@@ -36,17 +34,39 @@ FLASHINFER_HEAD_DIMS = (64, 128, 256)
 PLAIN = Backend("plain", "torch", PlainOps(), TorchAttention)
 
 
+@dataclass(frozen=True, slots=True)
+class RegisteredBackend:
+    """How models are computed with a backend, and whether they can be. A device of None is the CPU, in the arena itself."""
+
+    can_run: Callable[[ModelConfig, torch.dtype, Device | None], bool]
+    """Whether this machine can compute a model with it whose weights and KV are of that dtype. It may try, once."""
+    make: Callable[[Device | None], Backend]
+
+
+BACKENDS: Mapping[str, RegisteredBackend] = {
+    "flashinfer": RegisteredBackend(
+        can_run=lambda config, dtype, device: _flashinfer_works(config, dtype, device),
+        make=lambda device: flashinfer(device),
+    ),
+    "native": RegisteredBackend(
+        can_run=lambda config, dtype, device: device is None and dtype == torch.bfloat16 and native_can_run(config),
+        make=lambda device: native(),
+    ),
+    "plain": RegisteredBackend(
+        can_run=lambda config, dtype, device: True,
+        make=lambda device: replace(PLAIN, device=device),
+    ),
+}
+"""Backends by name, the best first. The last one computes everything, everywhere."""
+
+
 def choose(config: ModelConfig, dtype: torch.dtype, kernels: str = "auto", device: Device | None = None) -> Backend:
-    """For a model whose weights and KV are of `dtype`, on `device` or on a CPU. Raises ConfigError when `kernels` is none of Kernels."""
-    if kernels not in get_args(Kernels):
-        raise ConfigError(f"kernels must be one of {', '.join(get_args(Kernels))}, not {kernels!r}")
-    if device is not None:
-        can = kernels == "auto" and device.is_cuda and flashinfer_can_run(config, dtype)
-        can = can and _flashinfer_runs(_Trial.of(config, dtype, device))
-        return flashinfer(device) if can else replace(PLAIN, device=device)
-    if kernels == "auto" and dtype == torch.bfloat16 and native_can_run(config):
-        return native()
-    return PLAIN
+    """The best backend of those that `kernels` allows for a model whose weights and KV are of `dtype`, on `device` or on a CPU. Raises
+    ConfigError when `kernels` is no KernelsName."""
+    if kernels not in get_args(KernelsName):
+        raise ConfigError(f"kernels must be one of {', '.join(get_args(KernelsName))}, not {kernels!r}")
+    allowed: Iterable[RegisteredBackend] = BACKENDS.values() if kernels == "auto" else [BACKENDS[kernels]]
+    return next(backend for backend in allowed if backend.can_run(config, dtype, device)).make(device)
 
 
 def flashinfer_can_run(config: ModelConfig, dtype: torch.dtype) -> bool:
@@ -54,8 +74,16 @@ def flashinfer_can_run(config: ModelConfig, dtype: torch.dtype) -> bool:
     return importlib.util.find_spec("flashinfer") is not None and dtype in FLASHINFER_DTYPES and config.head_dim in FLASHINFER_HEAD_DIMS
 
 
-def flashinfer(device: Device) -> Backend:
+def _flashinfer_works(config: ModelConfig, dtype: torch.dtype, device: Device | None) -> bool:
+    """Whether it runs what it has kernels for."""
+    if device is None or not device.is_cuda or not flashinfer_can_run(config, dtype):
+        return False
+    return _flashinfer_runs(_Trial.of(config, dtype, device))
+
+
+def flashinfer(device: Device | None) -> Backend:
     """See `flashinfer_can_run`."""
+    assert device is not None, "FlashInfer runs on a device"
     import flashinfer as library
 
     from engine.backends.flashinfer.attention import FlashInferAttention, workspace_of

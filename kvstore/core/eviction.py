@@ -1,72 +1,52 @@
-"""The policies by name, and those that rank blocks by a value."""
+"""The eviction policies by name (docs/add-an-eviction-policy.md), and those that rank blocks by a value."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
 
-from kvstore._native import MAX_USES, Block, BlockHeap
-from kvstore.core.eviction_policy import EvictionPolicy, VictimQueue
+from kvstore._native import MAX_USES
+from kvstore.core.eviction_policy import EvictionPolicy, Ranking
 from kvstore.core.hit_density import HitDensity
-
-PolicyName = Literal["hit-density", "lru", "lfu", "length-aware"]
+from springtide.choices import EvictionName
 
 DEPTH_WEIGHT = 0.1
 """Of a doubled depth, against doubled uses."""
 
 
-def new_policy(name: PolicyName, capacity: int) -> EvictionPolicy:
+def lru(capacity: int) -> Ranking:
+    """The policy that evicts what was used longest ago."""
+    return Ranking(lambda block: block.last_used)
+
+
+def lfu(capacity: int) -> Ranking:
+    """The policy that keeps what is used often: each doubling of its uses makes a block that much younger as it takes to fill the tier
+    once. The frequent stay longer, but age wins in the end, which it never does in pure LFU."""
+    worth = _worth_of_uses(capacity)
+    return Ranking(lambda block: block.last_used + worth[block.uses])
+
+
+def length_aware(capacity: int) -> Ranking:
+    """LFU that gives the later blocks of long prompts a longer stay too, for they cost more to compute (LengthAwareCache of the Mooncake
+    paper, arXiv 2407.00079, section 4.2)."""
+    worth, per_doubling = _worth_of_uses(capacity), capacity * DEPTH_WEIGHT
+    return Ranking(lambda block: block.last_used + worth[block.uses] + per_doubling * block.depth.bit_length())
+
+
+def _worth_of_uses(capacity: int) -> list[float]:
+    """In ticks, by the number of uses."""
+    return [0.0, *(capacity * math.log2(uses) for uses in range(1, MAX_USES + 1))]
+
+
+EVICTION_POLICIES: Mapping[EvictionName, Callable[[int], EvictionPolicy]] = {
+    "hit-density": HitDensity,
+    "lru": lru,
+    "lfu": lfu,
+    "length-aware": length_aware,
+}
+"""What makes the policy of a tier, from the number of blocks that it holds; the default first."""
+
+
+def new_policy(name: EvictionName, capacity: int) -> EvictionPolicy:
     """The policy of a tier that holds `capacity` blocks."""
-    if name == "hit-density":
-        return HitDensity(capacity)
-    return Ranking(ranking(name, capacity))
-
-
-def ranking(name: Literal["lru", "lfu", "length-aware"], capacity: int) -> Callable[[Block], float]:
-    """What a block is worth, from the moment of its last use on: the tick at which an LRU would have used it last.
-
-    LFU: each doubling of its uses makes a block that much younger as it takes to fill the tier once. The frequent stay longer, but age wins
-    in the end, which it never does in pure LFU. Length-aware is like LFU, but gives the later blocks of long prompts a longer stay too,
-    for they cost more to compute (LengthAwareCache of the Mooncake paper, arXiv 2407.00079, section 4.2).
-    """
-    if name == "lru":
-        return lambda block: block.last_used
-    worth = [0.0, *(capacity * math.log2(uses) for uses in range(1, MAX_USES + 1))]
-    if name == "lfu":
-        return lambda block: block.last_used + worth[block.uses]
-    per_doubling = capacity * DEPTH_WEIGHT
-    return lambda block: block.last_used + worth[block.uses] + per_doubling * block.depth.bit_length()
-
-
-class Ranking:
-    """The policy that evicts the block of least value. O(log n) each."""
-
-    observer = None
-
-    def __init__(self, value: Callable[[Block], float]) -> None:
-        self._value = value
-
-    def new_queue(self, lane: int) -> VictimQueue:
-        return RankedQueue(self._value, lane)
-
-
-class RankedQueue:
-    def __init__(self, value: Callable[[Block], float], lane: int) -> None:
-        self._value = value
-        self._heap = BlockHeap(lane)
-
-    def add(self, block: Block) -> None:
-        self._heap.push(block, self._value(block))
-
-    def discard(self, block: Block) -> None:
-        self._heap.discard(block)
-
-    def pop(self, now: int) -> Block:
-        return self._heap.pop()
-
-    def __contains__(self, block: Block) -> bool:
-        return block in self._heap
-
-    def __len__(self) -> int:
-        return len(self._heap)
+    return EVICTION_POLICIES[name](capacity)

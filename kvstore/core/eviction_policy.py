@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-from kvstore._native import Block
+from kvstore._native import Block, BlockHeap
 
 
 class VictimQueue(Protocol):
@@ -44,8 +45,44 @@ class Observer(Protocol):
 
 class EvictionPolicy(Protocol):
     @property
-    def observer(self) -> Observer | None: ...
+    def observer(self) -> Observer | None:
+        """Who learns; None where nobody does."""
+        ...
 
     def new_queue(self, lane: int) -> VictimQueue:
         """`lane` as in BlockHeap."""
         ...
+
+
+class Ranking:
+    """A policy that evicts the block of least value, which is what it is worth from the moment of its last use on: the tick at which an LRU
+    would have used it last. O(log n) each."""
+
+    observer = None
+
+    def __init__(self, value: Callable[[Block], float]) -> None:
+        self._value = value
+
+    def new_queue(self, lane: int) -> VictimQueue:
+        return RankedQueue(self._value, lane)
+
+
+class RankedQueue:
+    def __init__(self, value: Callable[[Block], float], lane: int) -> None:
+        self._value = value
+        self._heap = BlockHeap(lane)
+
+    def add(self, block: Block) -> None:
+        self._heap.push(block, self._value(block))
+
+    def discard(self, block: Block) -> None:
+        self._heap.discard(block)
+
+    def pop(self, now: int) -> Block:
+        return self._heap.pop()
+
+    def __contains__(self, block: Block) -> bool:
+        return block in self._heap
+
+    def __len__(self) -> int:
+        return len(self._heap)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Generator
 
 from kvstore._native import Block
-from kvstore.core.eviction import new_policy
+from kvstore.core.eviction import lru
 from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.tenants import Tenant
 from springtide.ids import BlockKey
@@ -21,7 +21,7 @@ class PinnedLast:
     def __init__(self, policy: EvictionPolicy, lane: int, pinned: Container[BlockKey]) -> None:
         self._pinned = pinned
         self._first = policy.new_queue(lane)
-        self._last = new_policy("lru", 0).new_queue(lane)
+        self._last = lru(0).new_queue(lane)
 
     def add(self, block: Block) -> None:
         (self._last if self._pinned and block.key in self._pinned else self._first).add(block)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvstore import metrics
-from kvstore.core.eviction import PolicyName
 from kvstore.core.pool import Pool
 from kvstore.core.results import Stored
 from kvstore.server.lateness import Lateness
@@ -16,6 +15,7 @@ from kvstore.server.peers import Peers
 from kvstore.server.ssd import Ssd, SsdOptions
 from kvstore.server.watchers import Watchers
 from messenger.registry import TransportOptions
+from springtide.choices import EvictionName
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import Incarnation, NodeId
 from springtide.kvspec import KVSpec
@@ -37,7 +37,7 @@ class StoreOptions:
     transport_options: TransportOptions = field(default_factory=TransportOptions)
     credentials: Credentials = OPEN
     """Of the cluster: other stores, Conductors and operators are asked for them, and this store shows them."""
-    eviction: PolicyName = "hit-density"
+    eviction: EvictionName = "hit-density"
     lease_s: float = 30.0
     batch_timeout_s: float = 15.0
     """For one batch of a transfer; what is slow is moved in smaller ones."""

@@ -24,7 +24,7 @@ from springtide.protocol.attempts import Renew
 from springtide.protocol.instances import Role
 from springtide.protocol.outputs import AttemptFailed, DecodeUpdate, PrefillDone, PrefillUpdate
 from springtide.protocol.sampling import SamplingParams
-from springtide.protocol.scheduling import Rejection, Schedule
+from springtide.protocol.scheduling import Rejection, Schedule, Terms
 from springtide.protocol.starts import AbortAttempt
 
 GATEWAY = GatewayId("gateway")
@@ -71,8 +71,7 @@ class SimGateway:
             range(request.input_tokens),
             sampling,
             tenant=request.tenant,
-            priority=request.priority,
-            deadline_ms=request.deadline_ms,
+            terms=Terms(request.priority, request.deadline_ms),
         )
         self._mailbox.post(ev.Arrived(generation))
 

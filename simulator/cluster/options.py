@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conductor.core.settings import ConductorSettings
-from kvstore.core.eviction import PolicyName
 from simulator.hardware import Hardware
+from springtide.choices import EvictionName
 
 RESTART_S = 82.0
 """So long vLLM takes with warm caches on an L40S (imports and engine 34 s, weights 18, compiled graphs 23, their capture 7:
@@ -21,7 +21,7 @@ class Options:
     conductor: ConductorSettings
     stage_shares: tuple[float, ...] = (1.0,)
     """Of a pass's time, in each stage of a prefill group."""
-    eviction: PolicyName = "hit-density"
+    eviction: EvictionName = "hit-density"
     prefill_tokens: int | None = None
     """Of KV that a prefill node's arena holds; None: the hardware's."""
     decode_tokens: int | None = None

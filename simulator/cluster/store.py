@@ -8,12 +8,13 @@ from typing import cast
 
 from conductor.core.types import events as conductor_events
 from conductor.core.types.events import Event as ConductorEvent
-from kvstore.core.eviction import PolicyName, new_policy
+from kvstore.core.eviction import new_policy
 from kvstore.core.ingest import Unit, Writer
 from kvstore.core.pool import Pool
 from kvstore.core.results import Stored
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
+from springtide.choices import EvictionName
 from springtide.errors import PoolFull, SpringtideError
 from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId
 from springtide.protocol import storage
@@ -51,7 +52,7 @@ class SimStore:
         num_slots: int,
         bytes_per_block: int,
         num_layers: int,
-        eviction: PolicyName,
+        eviction: EvictionName,
         loop: Loop,
         network: Network,
         stores: Mapping[NodeId, SimStore],

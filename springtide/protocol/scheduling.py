@@ -19,6 +19,28 @@ BlockKeys = Annotated[Sequence[BlockKey], As(packed, PackedKeys)]
 """Of every full block of a prompt; on the wire end to end, for a million tokens' are taken in at once."""
 
 
+MAX_DEADLINE_MS = 24 * 3600 * 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a client asks of whoever schedules its request: the fields of the API that travel from the gateway to the Conductor as they are
+    (docs/add-an-api-field.md). Raises InvalidRequest, naming the field."""
+
+    priority: int = 0
+    """The higher, the more important."""
+    deadline_ms: float = 0.0
+    """Until when the whole output is wanted; 0 for whenever. It counts from the request's arrival at the gateway, and from now where a
+    gateway asks the Conductor."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.deadline_ms <= MAX_DEADLINE_MS:
+            raise InvalidRequest(f"deadline_ms must be between 0 and {MAX_DEADLINE_MS:.0f}, not {self.deadline_ms}", param="deadline_ms")
+
+
+NO_TERMS = Terms()
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """A gateway asks where to run an attempt. Raises InvalidRequest, naming the field."""
@@ -37,10 +59,7 @@ class Schedule:
     """0: the cluster's objective."""
     tbt_slo_ms: float = 0.0
     tenant: str = ""
-    priority: int = 0
-    """The higher, the more important."""
-    deadline_ms: float = 0.0
-    """Until when the whole output is wanted, from now; 0 for whenever."""
+    terms: Terms = NO_TERMS
     min_new_tokens: int = 0
     """Lower bound of the output."""
     debug: bool = False
@@ -53,7 +72,7 @@ class Schedule:
             raise InvalidRequest("attempt_id is empty: the gateway names each attempt", param="attempt_id")
         if self.num_tokens < 1:
             raise InvalidRequest(f"num_tokens must be at least 1, not {self.num_tokens}: there is nothing to prefill", param="num_tokens")
-        for name in ("ttft_slo_ms", "tbt_slo_ms", "deadline_ms"):
+        for name in ("ttft_slo_ms", "tbt_slo_ms"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidRequest(f"{name} must be finite and not negative, but is {getattr(self, name)}", param=name)
 

@@ -34,6 +34,7 @@ ASSIGNMENT = Codec(scheduling.Assignment, conductor_pb2.Assignment)
 REJECTION = Codec(scheduling.Rejection, conductor_pb2.Rejection)
 NOT_LEADER = Codec(scheduling.NotLeader, conductor_pb2.NotLeader)
 ESTIMATE = Codec(scheduling.Estimate, conductor_pb2.Estimate)
+TERMS = Codec(scheduling.Terms, common_pb2.Terms)
 SCHEDULE = Codec(scheduling.Schedule, conductor_pb2.ScheduleRequest)
 SCHEDULE_REPLY = Codec(scheduling.ScheduleReply, conductor_pb2.ScheduleReply)
 

@@ -45,7 +45,7 @@ PHASE_FINISHED: Phase
 PHASE_FAILED: Phase
 
 class ScheduleRequest(_message.Message):
-    __slots__ = ("attempt_id", "request_id", "gateway_id", "block_keys", "num_tokens", "max_new_tokens", "min_new_tokens", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "tenant", "priority", "deadline_ms", "debug", "epoch")
+    __slots__ = ("attempt_id", "request_id", "gateway_id", "block_keys", "num_tokens", "max_new_tokens", "min_new_tokens", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "tenant", "terms", "debug", "epoch")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -58,8 +58,7 @@ class ScheduleRequest(_message.Message):
     TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
-    PRIORITY_FIELD_NUMBER: _ClassVar[int]
-    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
     DEBUG_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
@@ -74,11 +73,10 @@ class ScheduleRequest(_message.Message):
     ttft_slo_ms: float
     tbt_slo_ms: float
     tenant: str
-    priority: int
-    deadline_ms: float
+    terms: _common_pb2.Terms
     debug: bool
     epoch: int
-    def __init__(self, attempt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., block_keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ..., deadline_ms: _Optional[float] = ..., debug: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, attempt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., block_keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., tenant: _Optional[str] = ..., terms: _Optional[_Union[_common_pb2.Terms, _Mapping]] = ..., debug: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ScheduleReply(_message.Message):
     __slots__ = ("assignment", "rejection", "not_leader", "estimates", "epoch")

@@ -13,7 +13,7 @@ from conductor.core.types.events import InstanceDown, StoreDown, Tick
 from springtide.ids import AttemptId, InstanceId, NodeId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
-from springtide.protocol.scheduling import Reason, Rejection, Schedule
+from springtide.protocol.scheduling import Reason, Rejection, Schedule, Terms
 
 
 def refused(core: ConductorCore, event: Schedule, now: float = 0.0) -> Rejection:
@@ -116,7 +116,7 @@ def test_an_output_that_nothing_ends_before_its_limit_counts_in_full_against_the
     core = make_core()
     for _ in range(40):
         core.state.lengths.record("", 2)
-    long = replace(request("a", deadline_ms=1000.0), max_new_tokens=1000)
+    long = replace(request("a", terms=Terms(deadline_ms=1000.0)), max_new_tokens=1000)
     assert ask(core, long).assignment is not None
     assert refused(core, replace(long, min_new_tokens=1000)).reason is Reason.DEADLINE
 

@@ -18,7 +18,7 @@ from conductor.core.types.predictions import PredictionErrors, Quantity, Score
 from springtide.ids import AttemptId, InstanceId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
-from springtide.protocol.scheduling import Reason, Rejection, Schedule
+from springtide.protocol.scheduling import Reason, Rejection, Schedule, Terms
 
 PREDICTED = "early-rejection-predicted"
 REJECTING = [name for name in ADMISSIONS if name != "baseline"]
@@ -114,32 +114,32 @@ def test_a_node_that_keeps_its_objective_takes_requests_whatever_the_others_do(a
 def test_low_priority_is_refused_at_a_lower_load_than_high() -> None:
     core = make_core(prefills=["p0"], admission=PREDICTED)
     for number in range(10):
-        assert admitted(core, request(f"a{number}", num_tokens=5, priority=number % 2))
+        assert admitted(core, request(f"a{number}", num_tokens=5, terms=Terms(priority=number % 2)))
     report(core, "p0", Role.PREFILL, queue_ms=8_500)
-    rejection = refused(core, request("low", priority=0))
+    rejection = refused(core, request("low", terms=Terms(priority=0)))
     assert rejection.reason is Reason.PRIORITY
     assert rejection.retry_after_s >= 1
-    assert admitted(core, request("high", priority=1))
+    assert admitted(core, request("high", terms=Terms(priority=1)))
     report(core, "p0", Role.PREFILL, queue_ms=9_700)
-    assert refused(core, request("high too", priority=1)).reason is Reason.TTFT
-    assert refused(core, request("low too", priority=0)).reason is Reason.TTFT, "that would not have helped"
+    assert refused(core, request("high too", terms=Terms(priority=1))).reason is Reason.TTFT
+    assert refused(core, request("low too", terms=Terms(priority=0))).reason is Reason.TTFT, "that would not have helped"
 
 
 def test_an_idle_cluster_refuses_nobody_for_a_low_priority() -> None:
     core = make_core(admission=PREDICTED, ttft_slo_ms=405.0, tbt_slo_ms=15.05)
     for number in range(5):
-        assert admitted(core, request(f"high{number}", num_tokens=5, priority=9))
+        assert admitted(core, request(f"high{number}", num_tokens=5, terms=Terms(priority=9)))
         core.handle(Progress(AttemptId(f"high{number}"), Phase.FINISHED), 0.0)
-    assert admitted(core, request("a", priority=0)), "it takes 401 ms, and 15.01 ms a token"
+    assert admitted(core, request("a", terms=Terms(priority=0))), "it takes 401 ms, and 15.01 ms a token"
 
 
 def test_slots_are_kept_free_for_high_priority_too() -> None:
     core = make_core(prefills=["p0"], admission=PREDICTED)
     for number in range(10):
-        assert admitted(core, request(f"a{number}", num_tokens=5, priority=1))
+        assert admitted(core, request(f"a{number}", num_tokens=5, terms=Terms(priority=1)))
     report(core, "d0", Role.DECODE, slots_available=1_500)
-    assert refused(core, request("low", priority=0)).reason is Reason.PRIORITY
-    assert admitted(core, request("high", priority=1))
+    assert refused(core, request("low", terms=Terms(priority=0))).reason is Reason.PRIORITY
+    assert admitted(core, request("high", terms=Terms(priority=1)))
 
 
 # ---- size ----
@@ -205,7 +205,7 @@ def test_an_idle_cluster_refuses_nobody_for_being_large() -> None:
 
 def test_what_has_a_higher_priority_gives_way_to_nothing_smaller_below_it() -> None:
     core = sized_core(BUSY, tbt_slo_ms=45.0)
-    assert admitted(core, request("important", priority=1))
+    assert admitted(core, request("important", terms=Terms(priority=1)))
 
 
 # ---- tenants ----
@@ -234,12 +234,12 @@ def test_a_deadline_that_prefill_and_decode_cannot_keep_is_refused(admission: st
     core = make_core(prefills=["p0"], admission=admission)
     learn_outputs(core, 16)
     decode_ms = 16 * (10 + 1 + 4.01)
-    assert admitted(core, request("a", deadline_ms=401 + decode_ms + 1))
+    assert admitted(core, request("a", terms=Terms(deadline_ms=401 + decode_ms + 1)))
     core.handle(Progress(AttemptId("a"), Phase.FAILED), 0.0)
-    rejection = refused(core, request("b", deadline_ms=401 + decode_ms - 1))
+    rejection = refused(core, request("b", terms=Terms(deadline_ms=401 + decode_ms - 1)))
     assert (rejection.reason, rejection.retry_after_s) == (Reason.DEADLINE, 0), "an idle cluster could not keep it either"
     report(core, "p0", Role.PREFILL, queue_ms=5_000)
-    rejection = refused(core, request("c", deadline_ms=401 + decode_ms + 1))
+    rejection = refused(core, request("c", terms=Terms(deadline_ms=401 + decode_ms + 1)))
     assert rejection.reason is Reason.DEADLINE
     assert rejection.retry_after_s == pytest.approx(5.0, abs=0.01)
 

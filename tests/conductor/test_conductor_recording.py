@@ -33,6 +33,7 @@ from conductor.core.types.events import (
 from springtide.ids import AttemptId, GatewayId, InstanceId, NodeId
 from springtide.protocol.attempts import LiveAttempt, Phase, Prediction, Progress, Renew
 from springtide.protocol.instances import Role
+from springtide.protocol.scheduling import Terms
 from springtide.protocol.storage import Tier
 
 INSTANCES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
@@ -49,8 +50,7 @@ EVENTS = st.one_of(
         accepted=st.booleans(),
         avoid=st.frozensets(NAMES.map(InstanceId), max_size=2),
         tenant=st.sampled_from(["", "acme", "zeta"]),
-        priority=st.integers(-1, 2),
-        deadline_ms=st.sampled_from([0.0, 1500.0, 1e6]),
+        terms=st.builds(Terms, priority=st.integers(-1, 2), deadline_ms=st.sampled_from([0.0, 1500.0, 1e6])),
         tbt_slo_ms=st.sampled_from([0.0, 25.0]),
     ),
     st.builds(

@@ -6,6 +6,7 @@ import pytest
 from conductor_support import ask, assigned, hold, keys_of, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
+from conductor.core.placement.policy import POLICIES
 from conductor.core.placement.scheduler import decide
 from conductor.core.types.decision import Alternatives, Placement, PrefillEstimate
 from conductor.core.types.events import StoreDown
@@ -228,7 +229,7 @@ def test_round_robin_takes_one_after_the_other() -> None:
 # ---- explanation ----
 
 
-@pytest.mark.parametrize("policy", ["kvcache-centric", "cache-aware", "load-balance", "round-robin"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_decision_is_replayed_from_its_log_line(policy: str) -> None:
     core = make_core(policy=policy, decodes=["d0", "d1"])
     hold(core, "p0", keys_of(50))

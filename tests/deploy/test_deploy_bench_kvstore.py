@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +15,9 @@ from hypothesis import strategies as st
 from deploy import cli
 from deploy.bench.replay import infinite_hits, replay, replay_clairvoyant
 from deploy.bench.trace import Request, read_trace
-from kvstore.core.eviction import PolicyName, new_policy
+from kvstore.core.eviction import EVICTION_POLICIES, new_policy
 from springtide.blocks import block_keys, namespace_root
+from springtide.choices import EvictionName
 from springtide.errors import ConfigError
 from springtide.ids import BlockKey
 
@@ -55,7 +55,7 @@ def test_nobody_has_more_hits_than_the_clairvoyant_and_somebody_has_as_many(path
     requests = requests_of(paths)
     optimum = replay_clairvoyant(requests, capacity)
     assert optimum.hits == most_hits(requests, capacity)
-    for name in get_args(PolicyName):
+    for name in EVICTION_POLICIES:
         run = replay(requests, capacity, new_policy(name, capacity))
         assert run.hits <= optimum.hits
         assert (run.lookups, run.refused_requests) == (sum(map(len, paths)), sum(len(path) > capacity for path in paths))
@@ -63,8 +63,8 @@ def test_nobody_has_more_hits_than_the_clairvoyant_and_somebody_has_as_many(path
 
 @settings(max_examples=50, deadline=None)
 @given(paths=st.lists(PATHS, min_size=1, max_size=20))
-@pytest.mark.parametrize("name", get_args(PolicyName))
-def test_with_room_for_everything_every_policy_has_the_infinite_hits(name: PolicyName, paths: list[list[int]]) -> None:
+@pytest.mark.parametrize("name", EVICTION_POLICIES)
+def test_with_room_for_everything_every_policy_has_the_infinite_hits(name: EvictionName, paths: list[list[int]]) -> None:
     requests = requests_of(paths)
     assert replay(requests, 64, new_policy(name, 64)).hits == infinite_hits(requests)
 
@@ -124,7 +124,7 @@ def test_the_command_reports_every_policy_at_every_capacity(
     assert run_command(monkeypatch, "--trace", trace, "--capacity", "2, 5,500", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     runs = {(run["policy"], run["capacity"]): run for run in document["runs"]}
-    assert set(runs) == set(itertools.product([*get_args(PolicyName), "Belady's optimum"], [2, 5, 500]))
+    assert set(runs) == set(itertools.product([*EVICTION_POLICIES, "Belady's optimum"], [2, 5, 500]))
     assert all(run["refused_requests"] == (57 if capacity == 2 else 0) for (_, capacity), run in runs.items())
     assert {run["hit_rate"] for (_, capacity), run in runs.items() if capacity == 500} == {document["infinite_hit_rate"]}
     assert run_command(monkeypatch, "--trace", trace, "--capacity", "2,5") == 0

@@ -17,7 +17,7 @@ from springtide.ids import AttemptId, BlockKey, InstanceId, RequestId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
 from springtide.protocol.outputs import AttemptFailed, AttemptSign, Failure, FailureCode, Finish, PrefillDone, SampledToken, TokenOutput
-from springtide.protocol.scheduling import Reason, Rejection, Schedule
+from springtide.protocol.scheduling import Reason, Rejection, Schedule, Terms
 
 FIRST = AttemptId("r0.1")
 SECOND = AttemptId("r0.2")
@@ -68,7 +68,7 @@ class Course:
     def __init__(self, *, accepted: bool = False, deadline_ms: float = 0.0) -> None:
         self.core = new_core()
         self.now = 100.0
-        self.did = self.feed(ev.Arrived(replace(generation(0, 4, accepted=accepted), deadline_ms=deadline_ms)))
+        self.did = self.feed(ev.Arrived(replace(generation(0, 4, accepted=accepted), terms=Terms(deadline_ms=deadline_ms))))
 
     def feed(self, event: ev.Event) -> list[ev.Action]:
         self.did = self.core.handle(event, self.now)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import grpc
 import openai
 import pytest
 from gateway_cluster import MODEL, Cluster, until
 from gateway_world import assignment, generation, new_core
+from pydantic import BaseModel
 
 from gateway import events as ev
 from gateway.app import GatewayServer
 from gateway.core import GatewayCore
+from gateway.prepare import SAMPLING_FIELDS
+from gateway.schema import ChatCompletionRequest, CompletionRequest
 from springtide.errors import DeadlineExceeded, Overloaded, SpringtideError
 from springtide.ids import AttemptId
 from springtide.protocol.instances import Role
 from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode
-from springtide.protocol.scheduling import Reason, Rejection, Schedule
-from springtide.rpc import conductor_pb2, inference_pb2, inference_pb2_grpc
+from springtide.protocol.scheduling import Reason, Rejection, Schedule, Terms
+from springtide.rpc import common_pb2, conductor_pb2, inference_pb2, inference_pb2_grpc
 from springtide.rpc.channels import connect
 
 QUESTION = [{"role": "user", "content": "Say it."}]
@@ -28,7 +31,7 @@ FIRST, SECOND = AttemptId("r0.1"), AttemptId("r0.2")
 
 def arrived(deadline_ms: float) -> tuple[GatewayCore, Schedule]:
     core = new_core()
-    (schedule,) = core.handle(ev.Arrived(replace(generation(0, 4), deadline_ms=deadline_ms)), 100.0)
+    (schedule,) = core.handle(ev.Arrived(replace(generation(0, 4), terms=Terms(deadline_ms=deadline_ms))), 100.0)
     assert isinstance(schedule, Schedule)
     return core, schedule
 
@@ -48,17 +51,17 @@ def fail_at(core: GatewayCore, now: float) -> list[ev.Action]:
 
 def test_each_attempt_is_told_what_is_left_of_the_deadline() -> None:
     core, first = arrived(5_000)
-    assert first.deadline_ms == 5_000
+    assert first.terms.deadline_ms == 5_000
     second = fail_at(core, 103.0)[-1]
     assert isinstance(second, Schedule) and second.attempt_id == SECOND
-    assert second.deadline_ms == pytest.approx(2_000)
+    assert second.terms.deadline_ms == pytest.approx(2_000)
 
 
 def test_a_further_choice_has_no_more_time_than_the_request_has_left() -> None:
     core = new_core()
-    sibling = replace(generation(0, 4), deadline_ms=5_000.0, requested_at=97.0, accepted=True)
+    sibling = replace(generation(0, 4), terms=Terms(deadline_ms=5_000.0), requested_at=97.0, accepted=True)
     (schedule,) = core.handle(ev.Arrived(sibling), 100.0)
-    assert isinstance(schedule, Schedule) and schedule.deadline_ms == pytest.approx(2_000)
+    assert isinstance(schedule, Schedule) and schedule.terms.deadline_ms == pytest.approx(2_000)
     assert isinstance(error_of(new_core().handle(ev.Arrived(sibling), 102.0)), DeadlineExceeded)
 
 
@@ -78,7 +81,7 @@ def test_whoever_waits_for_instances_waits_no_longer_than_the_deadline() -> None
 
 def test_without_a_deadline_there_is_none() -> None:
     core, first = arrived(0.0)
-    assert first.deadline_ms == 0
+    assert first.terms.deadline_ms == 0
     assert isinstance(fail_at(core, 1e6)[-1], Schedule)
 
 
@@ -93,8 +96,13 @@ def test_a_deadline_that_load_alone_keeps_from_is_an_overload(retry_after_s: flo
 async def test_openai_clients_give_them_as_extra_fields(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
     await client.chat.completions.create(model=MODEL, messages=QUESTION, extra_body={"priority": -2, "deadline_ms": 60_000})
     (request,) = cluster.conductor.requests
-    assert request.priority == -2
-    assert 50_000 < request.deadline_ms <= 60_000
+    assert request.terms.priority == -2
+    assert 50_000 < request.terms.deadline_ms <= 60_000
+
+
+@pytest.mark.parametrize("body", [ChatCompletionRequest, CompletionRequest])
+def test_http_has_a_field_for_whatever_can_be_asked(body: type[BaseModel]) -> None:
+    assert {*(field.name for field in fields(Terms)), *SAMPLING_FIELDS} <= body.model_fields.keys()
 
 
 @pytest.mark.parametrize("extra", [{"deadline_ms": 0}, {"deadline_ms": -5}, {"deadline_ms": "soon"}, {"priority": 0.5}])
@@ -122,7 +130,7 @@ async def test_the_deadline_of_all_choices_counts_from_the_requests_arrival(clie
     prefill.patience.set()
     await asking
     first, *others = cluster.conductor.requests
-    assert len(others) == 2 and all(other.deadline_ms < first.deadline_ms - 200 for other in others)
+    assert len(others) == 2 and all(other.terms.deadline_ms < first.terms.deadline_ms - 200 for other in others)
 
 
 async def test_grpc_clients_have_fields_for_them(gateway: GatewayServer, cluster: Cluster) -> None:
@@ -132,12 +140,13 @@ async def test_grpc_clients_have_fields_for_them(gateway: GatewayServer, cluster
 
 async def _ask_over_grpc(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
     tokens = inference_pb2.TokenPrompt(token_ids=[500, 501])
-    wanted = inference_pb2.GenerateRequest(model=MODEL, tokens=tokens, priority=2, tenant="acme", deadline_ms=60_000)
+    terms = common_pb2.Terms(priority=2, deadline_ms=60_000)
+    wanted = inference_pb2.GenerateRequest(model=MODEL, tokens=tokens, tenant="acme", terms=terms)
     [_ async for _ in stub.Generate(wanted)]
     (request,) = cluster.conductor.requests
-    assert (request.priority, request.tenant) == (2, "acme")
-    assert 50_000 < request.deadline_ms <= 60_000
-    wanted.deadline_ms = -1
+    assert (request.terms.priority, request.tenant) == (2, "acme")
+    assert 50_000 < request.terms.deadline_ms <= 60_000
+    wanted.terms.deadline_ms = -1
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         [_ async for _ in stub.Generate(wanted)]
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "deadline_ms" in (caught.value.details() or "")

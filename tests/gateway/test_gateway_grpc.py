@@ -146,8 +146,7 @@ REQUESTS = st.builds(
     sampling=st.none()
     | st.builds(pb.SamplingParams, stop_token_ids=st.lists(st.integers(0, 1 << 31), max_size=5), temperature=st.floats(0, 1, width=32)),
     stop=st.lists(st.text(max_size=3), max_size=3),
-    priority=st.integers(-(1 << 31), 1 << 31 - 1),
-    deadline_ms=st.floats(0, 9),
+    terms=st.none() | st.builds(pb.Terms, priority=st.integers(-(1 << 31), 1 << 31 - 1), deadline_ms=st.floats(0, 9)),
     logit_bias=st.dictionaries(st.integers(0, 1 << 31), st.floats(1, 2, width=32), max_size=3),
 )
 
@@ -281,11 +280,12 @@ async def test_biases_reach_the_nodes(stub: inference_pb2_grpc.InferenceStub, cl
 
 async def test_fields_at_zero_take_the_apis_defaults(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
     tokens = inference_pb2.TokenPrompt(token_ids=[500, 501])
-    [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, tokens=tokens, stop=["three"], tenant="acme", priority=2))]
+    terms = pb.Terms(priority=2)
+    [_ async for _ in stub.Generate(inference_pb2.GenerateRequest(model=MODEL, tokens=tokens, stop=["three"], tenant="acme", terms=terms))]
     start = cluster.started[0][1]
     assert (start.request.params.temperature, start.request.params.top_p, start.request.params.repetition_penalty) == (0, 1, 1)
     assert start.request.params.max_tokens == 16 and list(start.request.token_ids) == [500, 501]
-    assert (start.request.tenant, cluster.conductor.requests[0].priority) == ("acme", 2)
+    assert (start.request.tenant, cluster.conductor.requests[0].terms.priority) == ("acme", 2)
 
 
 async def test_tenants_do_not_share_blocks(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:

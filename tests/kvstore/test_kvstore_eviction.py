@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from array import array
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,16 +12,17 @@ from hypothesis import strategies as st
 from kvstore_support import keys_of
 
 from kvstore._native import MAX_USES, Block
-from kvstore.core.eviction import PolicyName, new_policy
+from kvstore.core.eviction import EVICTION_POLICIES, new_policy
 from kvstore.core.history import UseHistory
 from kvstore.core.hit_density import HitDensity, hit_density
 from kvstore.core.index import BlockIndex
 from kvstore.core.pool import Pool
 from kvstore.core.tenants import Tenant
 from springtide.blocks import block_keys, namespace_root
+from springtide.choices import EvictionName
 from springtide.ids import AttemptId, BlockKey, Slot
 
-NAMES = get_args(PolicyName)
+NAMES = list(EVICTION_POLICIES)
 TENANT = Tenant("", None)
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
@@ -30,7 +30,7 @@ PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 class Cache:
     """An index of `capacity` blocks, and requests for prompts as the pool makes them."""
 
-    def __init__(self, name: PolicyName, capacity: int) -> None:
+    def __init__(self, name: EvictionName, capacity: int) -> None:
         self.index = BlockIndex(capacity, new_policy(name, capacity))
         self.capacity = capacity
         self.evicted: list[BlockKey] = []
@@ -57,7 +57,7 @@ class Cache:
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40, deadline=None)
 @given(paths=st.lists(PATHS, max_size=60), capacity=st.integers(6, 20))
-def test_what_is_held_is_prefix_closed_and_fits_whatever_comes(name: PolicyName, paths: list[list[int]], capacity: int) -> None:
+def test_what_is_held_is_prefix_closed_and_fits_whatever_comes(name: EvictionName, paths: list[list[int]], capacity: int) -> None:
     cache = Cache(name, capacity)
     for path in paths:
         keys = keys_of(*path)
@@ -70,7 +70,9 @@ def test_what_is_held_is_prefix_closed_and_fits_whatever_comes(name: PolicyName,
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), steps=st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.integers(1, 40)), max_size=60))
-def test_a_queue_gives_every_member_once_and_nobody_else(name: PolicyName, data: st.DataObject, steps: list[tuple[int, bool, int]]) -> None:
+def test_a_queue_gives_every_member_once_and_nobody_else(
+    name: EvictionName, data: st.DataObject, steps: list[tuple[int, bool, int]]
+) -> None:
     queue = new_policy(name, 16).new_queue(0)
     blocks = [Block(key, Slot(0), None, TENANT) for key in (keys_of(label)[0] for label in range(10))]
     members: set[int] = set()
@@ -91,7 +93,7 @@ def test_a_queue_gives_every_member_once_and_nobody_else(name: PolicyName, data:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_in_use_is_never_evicted(name: PolicyName) -> None:
+def test_in_use_is_never_evicted(name: EvictionName) -> None:
     pool = Pool(array("Q", bytes(8 * 8)), 1, policy=new_policy(name, 8))
     used = keys_of(1, 2, 3)
     pool.acquire(AttemptId("a"), used, 3, 3)
@@ -112,7 +114,7 @@ def test_lru_keeps_what_was_used_last() -> None:
 
 
 @pytest.mark.parametrize("name", ["lfu", "length-aware", "hit-density"])
-def test_what_is_used_often_outlives_what_passes_through_and_comes_back_with_its_count(name: PolicyName) -> None:
+def test_what_is_used_often_outlives_what_passes_through_and_comes_back_with_its_count(name: EvictionName) -> None:
     cache = Cache(name, 10)
     often = keys_of(1)
     for _ in range(4):
@@ -123,7 +125,7 @@ def test_what_is_used_often_outlives_what_passes_through_and_comes_back_with_its
 
 
 @pytest.mark.parametrize("name", ["lfu", "length-aware"])
-def test_what_was_used_often_long_ago_goes_in_the_end(name: PolicyName) -> None:
+def test_what_was_used_often_long_ago_goes_in_the_end(name: EvictionName) -> None:
     cache = Cache(name, 10)
     for _ in range(100):
         cache.request(keys_of(1))

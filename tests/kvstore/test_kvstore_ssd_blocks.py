@@ -11,10 +11,11 @@ from kvstore_support import keys_of
 from test_kvstore_pins_random import PinnedPoolMachine
 from test_kvstore_pool_random import HARD_PINS, LEASE_S, NUM_LAYERS, NUM_SLOTS, PROMPTS, PoolMachine
 
-from kvstore.core.eviction import PolicyName, new_policy
+from kvstore.core.eviction import new_policy
 from kvstore.core.pool import Pool
 from kvstore.core.results import Removed, Stored
 from kvstore.core.ssd import Copy, SsdBlocks
+from springtide.choices import EvictionName
 from springtide.ids import AttemptId, BlockKey
 from springtide.protocol.storage import Tier
 
@@ -156,7 +157,7 @@ def test_what_is_lost_takes_what_continues_it_along() -> None:
 class TieredMachine(PoolMachine):
     """Whatever else happens, blocks are written to an SSD that is larger than the arena, and go from there."""
 
-    POLICY: PolicyName = "hit-density"
+    POLICY: EvictionName = "hit-density"
 
     @initialize()
     def make(self) -> None:

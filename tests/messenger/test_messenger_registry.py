@@ -11,7 +11,7 @@ from messenger_support import OPTIONS
 
 from messenger.arena_memory import SharedMemory
 from messenger.registry import TRANSPORTS, TransportOptions, TransportSite, choose_transports, make_transport, transport_options_of
-from springtide.config import SECRET_VARIABLE, KVConfig, load_config
+from springtide.config import SECRET_VARIABLE, load_config
 from springtide.errors import ConfigError
 
 ABSENT = "this machine has no RDMA device"
@@ -22,12 +22,6 @@ def site(tmp_path: Path) -> Iterator[TransportSite]:
     memory = SharedMemory.create(2, 4096, 1)
     yield TransportSite(memory, "127.0.0.1", tmp_path / "arena.sock")
     memory.close()
-
-
-def test_the_configuration_names_every_transport_that_is_registered_and_no_other() -> None:
-    """In their order, which is that of the error message and of the page."""
-    names = KVConfig.model_json_schema()["properties"]["transports"]["anyOf"][0]["items"]["enum"]
-    assert names == list(TRANSPORTS)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.rdma if name == "rdma" else ()) for name in TRANSPORTS])

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from conductor.core.admission.rules import ADMISSIONS
+from conductor.core.placement.policy import POLICIES
 from simulator.cluster import Cluster
 from simulator.cluster.decode import SimDecode
 from simulator.coupled import CoupledOptions, run_coupled
@@ -80,7 +82,7 @@ def test_many_steps_at_a_time_come_to_the_same_as_one_at_a_time(monkeypatch: pyt
     assert sum(many.output_tokens) == sum(single.output_tokens)
 
 
-@pytest.mark.parametrize("policy", ["random", "round-robin", "load-balance", "cache-aware", "kvcache-centric"])
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ["poisson", "bursts", "chat", "documents", "agents"])
 def test_every_request_ends_exactly_once_and_nothing_leaks(name: str, policy: str) -> None:
     workload = generate(name, 4.0, 60.0, seed=1, block_tokens=BLOCK)
@@ -109,7 +111,7 @@ def test_overload_is_rejected_before_work_is_done_for_it() -> None:
     workload = generate("poisson", 3.0, 120.0, seed=1, block_tokens=BLOCK)
     results = {
         admission: simulate(Plan(workload, HARDWARE, 1, 1, config={"conductor.admission": admission, "slo.ttft_ms": 5000}))["summary"]
-        for admission in ("baseline", "early-rejection", "early-rejection-predicted", "early-rejection-request")
+        for admission in ADMISSIONS
     }
     for admission, summary in results.items():
         assert summary["completed"] + summary["rejected"] == summary["requests"]

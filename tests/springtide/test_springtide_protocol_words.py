@@ -11,8 +11,8 @@ from springtide.errors import InvalidRequest
 from springtide.ids import AttemptId
 from springtide.protocol import wire
 from springtide.protocol.attempts import Phase, Progress
-from springtide.protocol.scheduling import Reason
-from springtide.rpc import conductor_pb2, node_pb2
+from springtide.protocol.scheduling import MAX_DEADLINE_MS, Reason, Terms
+from springtide.rpc import common_pb2, conductor_pb2, node_pb2
 
 
 @pytest.mark.parametrize("queue_ms", [math.nan, math.inf, -1.0])
@@ -46,10 +46,18 @@ def test_a_cost_model_that_is_none_is_refused(coefficient: float) -> None:
 
 
 @pytest.mark.parametrize("objective", [math.nan, math.inf, -1.0])
-@pytest.mark.parametrize("name", ["ttft_slo_ms", "tbt_slo_ms", "deadline_ms"])
+@pytest.mark.parametrize("name", ["ttft_slo_ms", "tbt_slo_ms"])
 def test_an_objective_that_is_no_length_of_time_is_refused_by_name(name: str, objective: float) -> None:
     with pytest.raises(InvalidRequest, match=name):
         wire.SCHEDULE.decode(conductor_pb2.ScheduleRequest(attempt_id="a", num_tokens=10, **{name: objective}))
+
+
+@pytest.mark.parametrize("deadline_ms", [math.nan, math.inf, -1.0, MAX_DEADLINE_MS + 1])
+def test_a_deadline_that_is_none_is_refused_by_name(deadline_ms: float) -> None:
+    message = conductor_pb2.ScheduleRequest(attempt_id="a", num_tokens=10, terms=common_pb2.Terms(deadline_ms=deadline_ms))
+    with pytest.raises(InvalidRequest, match="deadline_ms") as caught:
+        wire.SCHEDULE.decode(message)
+    assert caught.value.param == "deadline_ms"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
@@ -60,9 +68,10 @@ def test_a_measurement_that_is_no_length_of_time_counts_as_not_told(name: str, v
 
 
 def test_whose_request_it_is_and_how_important_reaches_the_core() -> None:
-    message = conductor_pb2.ScheduleRequest(attempt_id="a", tenant="acme", priority=-3, num_tokens=10, deadline_ms=2_500)
-    asked = wire.SCHEDULE.decode(message)
-    assert (asked.tenant, asked.priority, asked.deadline_ms) == ("acme", -3, 2_500)
+    terms = common_pb2.Terms(priority=-3, deadline_ms=2_500)
+    asked = wire.SCHEDULE.decode(conductor_pb2.ScheduleRequest(attempt_id="a", tenant="acme", num_tokens=10, terms=terms))
+    assert (asked.tenant, asked.terms) == ("acme", Terms(priority=-3, deadline_ms=2_500))
+    assert wire.SCHEDULE.decode(conductor_pb2.ScheduleRequest(attempt_id="a", num_tokens=10)).terms == Terms()
 
 
 def test_every_reason_has_a_name_on_the_wire() -> None:

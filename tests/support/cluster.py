@@ -150,17 +150,7 @@ class Cluster:
 
     def members(self) -> list[Member]:
         """Everybody whose lease holds; nobody while Valkey is down."""
-        try:
-            with redis.Redis.from_url(self.record.redis_url, socket_timeout=2) as valkey:
-                keys = list(valkey.scan_iter(match=f"{self.record.cluster}:member:*"))
-                values = valkey.mget(keys) if keys else []
-        except redis.RedisError:
-            return []
-        members = []
-        for value in values:
-            with contextlib.suppress(ValueError):  # a stranger's
-                members += [read_record(value, self.credentials)] if value else []
-        return members
+        return members_of(self.record.redis_url, self.record.cluster, self.credentials)
 
     def status(self) -> ClusterStatus:
         """The Conductor's view. Raises grpc.RpcError or AssertionError while it has none."""
@@ -172,13 +162,7 @@ class Cluster:
 
     def metric(self, name: str, metric: str, labels: dict[str, str] | None = None) -> float:
         """The sum of a metric's samples that carry `labels`, as process `name` reports it now; 0 when it has none yet."""
-        text = httpx.get(f"http://{self._metrics_address(name)}/metrics", timeout=10).text
-        total = 0.0
-        for line in text.splitlines():
-            sample = _SAMPLE.match(line)
-            if sample and sample["name"] == metric and (labels or {}).items() <= dict(_LABEL.findall(sample["labels"] or "")).items():
-                total += float(sample["value"])
-        return total
+        return metric_at(self._metrics_address(name), metric, labels)
 
     def wait_metric(
         self, name: str, metric: str, condition: Callable[[float], bool], labels: dict[str, str] | None = None, timeout_s: float = 30.0
@@ -242,3 +226,28 @@ class Cluster:
             assert self._process.poll() is None, f"springtide up ended while waiting for {what}:\n{self.logs()}"
             assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}:\n{self.logs()}"
             time.sleep(POLL_S)
+
+
+def members_of(redis_url: str, cluster: str, credentials: Credentials) -> list[Member]:
+    """Everybody whose lease holds; nobody while Valkey is down."""
+    try:
+        with redis.Redis.from_url(redis_url, socket_timeout=2) as valkey:
+            keys = list(valkey.scan_iter(match=f"{cluster}:member:*"))
+            values = valkey.mget(keys) if keys else []
+    except redis.RedisError:
+        return []
+    members = []
+    for value in values:
+        with contextlib.suppress(ValueError):  # a stranger's
+            members += [read_record(value, credentials)] if value else []
+    return members
+
+
+def metric_at(address: str, metric: str, labels: dict[str, str] | None = None) -> float:
+    """The sum of a metric's samples that carry `labels`, as the process whose metrics are there reports it now; 0 when it has none."""
+    total = 0.0
+    for line in httpx.get(f"http://{address}/metrics", timeout=10, trust_env=False).text.splitlines():
+        sample = _SAMPLE.match(line)
+        if sample and sample["name"] == metric and (labels or {}).items() <= dict(_LABEL.findall(sample["labels"] or "")).items():
+            total += float(sample["value"])
+    return total

@@ -18,8 +18,8 @@ class StreamEnd:
     errors: tuple[str, ...]
 
 
-def stream(cluster: Cluster, prompt: Sequence[int], output_tokens: int, on_event: Callable[[], None]) -> StreamEnd:
-    """`on_event` is called for each piece of output that comes."""
+def stream(cluster: Cluster, prompt: Sequence[int], output_tokens: int, on_event: Callable[[], None], url: str | None = None) -> StreamEnd:
+    """`on_event` is called for each piece of output that comes. `url`: of another gateway than the cluster's first."""
     request = {
         "model": cluster.model,
         "prompt": prompt,
@@ -29,7 +29,7 @@ def stream(cluster: Cluster, prompt: Sequence[int], output_tokens: int, on_event
         "stream_options": {"include_usage": True},
     }
     tokens, finishes, errors = 0, [], []
-    with httpx.stream("POST", f"{cluster.url}/v1/completions", json=request, timeout=120) as response:
+    with httpx.stream("POST", f"{url or cluster.url}/v1/completions", json=request, timeout=120) as response:
         assert response.status_code == 200, response.read()
         for line in response.iter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":

@@ -21,12 +21,12 @@ class Overload:
     def outlook(self, request: Schedule, alternatives: Alternatives, placement: Placement, now: float) -> Outlook:
         """The request counts as demand by this."""
         output_tokens = self._state.output_tokens(request)
-        limit = self._demand.ask(request.tenant, request.priority, _work_ms(placement, output_tokens), now)
+        limit = self._demand.ask(request.tenant, request.terms.priority, _work_ms(placement, output_tokens), now)
         own_tbt_ms, judged_ms, idle_ms = self._look(request, placement, output_tokens, now)
         share = 1.0
         if self._sizes is not None:
             token_steps = output_tokens * (request.num_tokens + output_tokens / 2)
-            share = self._sizes.ask(request.priority, token_steps, _decode_load(alternatives, placement, judged_ms, idle_ms), now)
+            share = self._sizes.ask(request.terms.priority, token_steps, _decode_load(alternatives, placement, judged_ms, idle_ms), now)
         return Outlook(
             prefill_limit=limit,
             decode_limit=limit.tightened(share, LimitedBy.SIZE),
@@ -34,7 +34,6 @@ class Overload:
             own_tbt_ms=own_tbt_ms,
             tbt_ms=judged_ms,
             idle_tbt_ms=idle_ms,
-            deadline_ms=request.deadline_ms,
         )
 
     def admitted(self, request: Schedule, placement: Placement, outlook: Outlook, now: float) -> None:

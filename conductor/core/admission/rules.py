@@ -6,10 +6,12 @@ judge alike, each by the load it looks at; under load, who has less of a claim i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conductor.core.types.decision import Alternatives, Placement
 from conductor.core.types.outlook import Foresight, Limit, LimitedBy, Outlook
+from springtide.choices import AdmissionName
 from springtide.protocol.scheduling import Reason, Rejection
 
 LEAST_RETRY_S = 1.0
@@ -34,7 +36,7 @@ class Admission:
 
     def refuse(self, alternatives: Alternatives, placement: Placement, outlook: Outlook) -> Rejection | None:
         """Why the request should not be served as placed; None to admit it. Not asked about requests that were accepted before."""
-        too_late = _misses_deadline(placement, outlook)
+        too_late = _misses_deadline(alternatives.terms.deadline_ms, placement, outlook)
         if too_late is not None or self.foresight is Foresight.NONE:
             return too_late
         limited = _refuse(alternatives, placement, outlook, outlook.prefill_limit, outlook.decode_limit)
@@ -42,26 +44,28 @@ class Admission:
         return limited and (_refuse(alternatives, placement, outlook, _OBJECTIVES, _OBJECTIVES) or limited)
 
 
-ADMISSIONS: dict[str, Admission] = {
+ADMISSIONS: Mapping[AdmissionName, Admission] = {
     "baseline": Admission(Foresight.NONE),
     "early-rejection": Admission(Foresight.ARRIVAL),
     "early-rejection-predicted": Admission(Foresight.PREFILL_END),
     "early-rejection-request": Admission(Foresight.REQUEST),
 }
+"""Admission rules by name, in the order of how far they look ahead (docs/add-a-scheduling-policy.md)."""
 
 
-def _misses_deadline(placement: Placement, outlook: Outlook) -> Rejection | None:
-    if not outlook.deadline_ms:
+def _misses_deadline(deadline_ms: float, placement: Placement, outlook: Outlook) -> Rejection | None:
+    """`deadline_ms`: from now; 0 for none."""
+    if not deadline_ms:
         return None
     decode_ms = outlook.output_tokens * outlook.own_tbt_ms
-    late_ms = placement.ttft_ms + decode_ms - outlook.deadline_ms
+    late_ms = placement.ttft_ms + decode_ms - deadline_ms
     if late_ms <= 0:
         return None
     # Only the wait for others gets shorter with time.
     helps = late_ms <= placement.wait_ms
     return Rejection(
         Reason.DEADLINE,
-        f"the deadline is in {outlook.deadline_ms:.0f} ms; the first token would take {placement.ttft_ms:.0f} ms and the rest of some "
+        f"the deadline is in {deadline_ms:.0f} ms; the first token would take {placement.ttft_ms:.0f} ms and the rest of some "
         f"{outlook.output_tokens:.0f} tokens {decode_ms:.0f} ms",
         _bounded(late_ms / 1000.0) if helps else 0.0,
     )

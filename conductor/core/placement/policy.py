@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from conductor.core.types.decision import Alternatives
 from conductor.core.types.estimates import DecodeEstimates, Floats, Ints
+from springtide.choices import PolicyName
 from springtide.ids import AttemptId
 
 
@@ -119,10 +121,11 @@ def _drawn(role: str, attempt_id: AttemptId) -> int:
     return int.from_bytes(blake2b(attempt_id.encode(), digest_size=8, person=role.encode()).digest(), "little")
 
 
-POLICIES: dict[str, Policy] = {
+POLICIES: Mapping[PolicyName, Policy] = {
     "kvcache-centric": KVCacheCentric(),
     "cache-aware": CacheAware(),
     "load-balance": LoadBalance(),
     "round-robin": RoundRobin(),
     "random": Random(),
 }
+"""Policies by name, the default first (docs/add-a-scheduling-policy.md)."""

@@ -63,6 +63,7 @@ class Scheduler:
             # The last token of the output is never fed back.
             most_blocks=blocks_for(request.num_tokens + max(1, request.max_new_tokens - 1), settings.block_tokens),
             accepted=request.accepted,
+            terms=request.terms,
             avoid=tuple(sorted(request.avoid)),
             ttft_slo_ms=request.ttft_slo_ms or settings.ttft_slo_ms,
             tbt_slo_ms=request.tbt_slo_ms or settings.tbt_slo_ms,

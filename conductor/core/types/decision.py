@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from conductor.core.types.estimates import DecodeEstimate, DecodeEstimates, InlineEstimate, PrefillEstimate, PrefillEstimates
 from conductor.core.types.outlook import Outlook
+from springtide.choices import AdmissionName, PolicyName
 from springtide.ids import AttemptId, InstanceId, NodeId
-from springtide.protocol.scheduling import Rejection
+from springtide.protocol.scheduling import Rejection, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +19,8 @@ class Alternatives:
     """One request and every instance that could serve it. All that `scheduler.decide` looks at."""
 
     attempt_id: AttemptId
-    policy: str
-    admission: str
+    policy: PolicyName
+    admission: AdmissionName
     turn: int
     """Decisions made before this one."""
     num_blocks: int
@@ -29,6 +30,7 @@ class Alternatives:
     most_blocks: int
     """Slots that it can come to need."""
     accepted: bool
+    terms: Terms
     avoid: tuple[InstanceId, ...]
     ttft_slo_ms: float
     tbt_slo_ms: float
@@ -54,11 +56,13 @@ class Alternatives:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["prefills"], values["decodes"] = self.prefills.plain(), self.decodes.plain()
         values["outlook"] = self.outlook.to_fields() if self.outlook is not None else None
+        values["terms"] = asdict(self.terms)
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> Alternatives:
         values: dict[str, Any] = json.loads(line)
+        values["terms"] = Terms(**values["terms"])
         values["avoid"] = tuple(values["avoid"])
         values["prefills"] = PrefillEstimates.of_plain(values["prefills"])
         values["decodes"] = DecodeEstimates.of_plain(values["decodes"])

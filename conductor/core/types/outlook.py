@@ -64,8 +64,6 @@ class Outlook:
     """Between tokens, in the load that the admission rule looks at, this request included; 0 when it looks at none."""
     idle_tbt_ms: float
     """The same with nobody else there."""
-    deadline_ms: float
-    """Until when the whole output is wanted, from now; 0 for whenever."""
 
     def to_fields(self) -> dict[str, Any]:
         """For JSON."""

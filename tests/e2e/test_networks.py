@@ -1,0 +1,93 @@
+"""Prefill node, decode node, Conductor and gateway each in a network of its own: they reach each other by their addresses alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from tests.support.generate import Generated, generate
+from tests.support.models import make_tiny_llama
+from tests.support.netns import Switch, Unavailable
+from tests.support.reference import Reference, random_prompt
+from tests.support.scattered import ScatteredCluster
+
+OUTPUT_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> Reference:
+    return Reference.from_directory(model)
+
+
+@pytest.fixture(scope="module")
+def cluster(model: Path) -> Iterator[ScatteredCluster]:
+    try:
+        switch = Switch()
+    except Unavailable as why:
+        pytest.skip(str(why))
+    try:
+        settings = {"dtype": "float32", "kv.block_tokens": 16, "kv.arena_size": "64MiB", "conductor.admission": "baseline"}
+        with ScatteredCluster(switch, model, **settings) as cluster:
+            yield cluster
+    except Unavailable as why:
+        pytest.skip(str(why))
+    finally:
+        switch.close()
+
+
+def prompt_of(seed: int, length: int) -> list[int]:
+    return random_prompt(seed, length, 10, 250)
+
+
+def ask(cluster: ScatteredCluster, prompt: list[int], num_tokens: int = OUTPUT_TOKENS, **options) -> Generated:
+    return generate(cluster.grpc_address, cluster.model, prompt, num_tokens, **options)
+
+
+def test_a_request_through_all_networks_is_answered_as_by_transformers(cluster: ScatteredCluster, reference: Reference) -> None:
+    prompt = prompt_of(1, 300)
+    wanted = reference.greedy(prompt, OUTPUT_TOKENS)
+    cold, cached = ask(cluster, prompt), ask(cluster, prompt)
+    assert cold.token_ids == cached.token_ids == wanted
+    assert (cold.cached_tokens, cached.cached_tokens) == (0, 288)
+
+
+def test_keys_and_values_cross_from_one_network_to_the_other(cluster: ScatteredCluster, reference: Reference) -> None:
+    metric, over_tcp = "springtide_messenger_bytes_total", {"transport": "tcp"}
+    before = cluster.metric("store", metric, over_tcp)
+    prompt = prompt_of(2, 500)
+    assert ask(cluster, prompt).token_ids == reference.greedy(prompt, OUTPUT_TOKENS)
+    assert cluster.metric("store", metric, over_tcp) - before >= 500 * 3 * 2 * 2 * 16 * 4, "K and V of 500 tokens: 3 layers, 2 heads of 16"
+    assert cluster.metric("store", metric, {"transport": "shm"}) == 0
+
+
+def test_a_stream_goes_on_while_the_conductor_is_cut_off(cluster: ScatteredCluster, reference: Reference) -> None:
+    """A request that comes meanwhile waits, and is served afterwards."""
+    prompts = [prompt_of(seed, 100) for seed in (3, 4)]
+    conductor, under_way, half_way = cluster.networks["conductor"], Event(), Event()
+
+    def on_token(count: int) -> None:
+        under_way.set()
+        if count >= 400:
+            half_way.set()
+
+    with ThreadPoolExecutor(2) as threads:
+        running = threads.submit(ask, cluster, prompts[0], 800, on_token=on_token)
+        assert under_way.wait(30)
+        conductor.cut()
+        try:
+            waiting = threads.submit(ask, cluster, prompts[1])
+            assert half_way.wait(30), "the stream stands still"
+            assert not waiting.done()
+        finally:
+            conductor.mend()
+        assert running.result().token_ids == reference.greedy(prompts[0], 800)
+        assert waiting.result().token_ids == reference.greedy(prompts[1], OUTPUT_TOKENS)
