@@ -35,7 +35,7 @@ from tests.support.reference import random_prompt
 
 BLOCK_TOKENS, CHUNK_TOKENS = 64, 512
 PROMPT_TOKENS = 15 * CHUNK_TOKENS
-"""As many whole chunks as the model's context has room for, with something to spare."""
+"""The most whole chunks that the model's context has room for, with something to spare."""
 LONG_PROMPT_TOKENS = 16 * PROMPT_TOKENS
 """Only simulated."""
 CONTEXT_TOKENS = 4096

@@ -177,7 +177,7 @@ class Runs:
     lone: list[Seen]
     low: list[Seen]
     compared: defaultdict[tuple[Shape, float], list[Seen]]
-    """By shape and rate."""
+    """The runs of each shape and rate."""
 
     def turn(self, shapes: Sequence[Shape], rates: Sequence[float], number: int) -> None:
         """One run of each, on new clusters."""

@@ -33,7 +33,7 @@ CHUNKS = (2048, 512, 256, 128, 64)
 """vLLM's default first."""
 ROUNDS = 5
 DURATION_S, SWEEP_S = 15.0, 10.0
-"""Of a run in a round, and of one in the sweep."""
+"""Seconds of a run in a round, and of one in the sweep."""
 TTFT_FACTOR, TBT_FACTOR = 10.0, 5.0
 """Objectives as multiples of what a request takes that is alone (arXiv 2407.00079, section 8.1)."""
 ALONE_REQUESTS = 6

@@ -50,7 +50,7 @@ class Sweep:
     """The length of each run."""
     seed: int
     scores: dict[float, dict[Setting, Score]] = field(default_factory=dict)
-    """By rate."""
+    """What was tried at each rate, in the order in which it was."""
 
     def run(self, rates: Sequence[float], chunks: Iterable[int], threads: int) -> None:
         """First the chunk, with a thread on every core; then, with the best chunk for each rate, a core left to the scheduler; then, with
@@ -69,7 +69,7 @@ class Sweep:
                 self._try(rate, replace(without, limit=limit))
 
     def best(self, rate: float) -> Setting:
-        """Of those that were tried at the rate, by RULE; the first one among equals."""
+        """The best of those that were tried at the rate, by RULE; the first one among equals."""
         scores = self.scores[rate]
         return max(scores, key=lambda setting: scores[setting])
 

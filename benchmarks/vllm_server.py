@@ -24,14 +24,14 @@ from benchmarks.driven import CHECKOUT, PEERS_VLLM, DriverFailed, console
 from benchmarks.drivers.protocol import end_group
 
 START_TIMEOUT_S = 300.0
-"""With its first compilation of the model."""
+"""The first start compiles the model."""
 POLL_S = 0.2
 RESET_TIMEOUT_S = 10.0
 OPENMP = PEERS_VLLM.parents[1] / "lib" / "libiomp5.so"
 MOST_SEQUENCES = 128
 """vLLM's own default on a CPU. It takes no chunk of fewer tokens than it may have sequences."""
 BYTES_OF_A_SERVER = 6 << 30
-"""Of memory that has to be free before a further one is started."""
+"""Memory that has to be free before a further one is started."""
 
 
 def environment(cpus: Sequence[int], kv_bytes: int) -> dict[str, str]:

@@ -53,7 +53,7 @@ from springtide.protocol.starts import AbortAttempt, DecodeStart, PrefillStart, 
 DTYPE: KVDtype = "bfloat16"
 LONGEST_CONTEXT = 8192
 SCRATCH_TOKENS = 2560
-"""As much as a node measures its cost model with, when it starts."""
+"""The context with which a node measures its cost model when it starts."""
 FOREVER_S = 1e9
 SESSION = 0
 PREFILL, DECODE = NodeId("prefill"), NodeId("decode")
@@ -74,7 +74,7 @@ class LocalStore:
         self._places, self._sealed = places, sealed
         self.pool = Pool([0] * len(places), 1, policy=new_policy(eviction, len(places)))
         self._slots: dict[AttemptId, tuple[Slot, ...]] = {}
-        """Of each attempt, those that it got for its prompt."""
+        """Those that each attempt got for its prompt."""
 
     def order(self, order: storage.Order) -> Sequence[storage.Notice]:
         """Returns what the store says to it."""
@@ -256,7 +256,7 @@ class SpringtideEngine(EngineJob):
         self._ingested.append(self._decode_store.ingest(seal, slots, self._blocks_of_arena))
 
     def _request(self, prompt: TokenIds, most_tokens: int) -> Request:
-        """As a gateway makes it, the keys of its blocks included."""
+        """What a gateway makes of a prompt, the keys of its blocks included."""
         name = str(next(self._numbers))
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=most_tokens)
         keys = tuple(block_keys(self._namespace, prompt, self._block_tokens))
