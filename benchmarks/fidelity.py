@@ -49,7 +49,7 @@ IDLE_REQUESTS, WARM_UP_REQUESTS = 5, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ClusterShape:
     """A cluster: prefill and decode nodes."""
 
     prefill: int
@@ -59,8 +59,8 @@ class Shape:
         return f"{self.prefill} + {self.decode}"
 
 
-FITTED, FITTED_RATE = Shape(1, 1), 0.5
-SHAPES = (FITTED, Shape(2, 1), Shape(1, 2), Shape(2, 2))
+FITTED, FITTED_RATE = ClusterShape(1, 1), 0.5
+SHAPES = (FITTED, ClusterShape(2, 1), ClusterShape(1, 2), ClusterShape(2, 2))
 RATES = tuple(FITTED_RATE * factor for factor in (2, 4, 8, 16))
 """Requests a second, of each shape: the rate that was fitted to, doubled until requests pile up, whatever comes of it."""
 NOTES = (
@@ -171,15 +171,15 @@ def compare(case: str, real: Played, simulated: Played, wanted: float | None = W
 
 
 @dataclass(slots=True)
-class Runs:
+class Observations:
     """What was seen of the clusters: what the model is fitted to, and what it is held to."""
 
     lone: list[Seen]
     low: list[Seen]
-    compared: defaultdict[tuple[Shape, float], list[Seen]]
+    compared: defaultdict[tuple[ClusterShape, float], list[Seen]]
     """The runs of each shape and rate."""
 
-    def turn(self, shapes: Sequence[Shape], rates: Sequence[float], number: int) -> None:
+    def turn(self, shapes: Sequence[ClusterShape], rates: Sequence[float], number: int) -> None:
         """One run of each, on new clusters."""
         slo = {"ttft_ms": ClusterConfig().slo.ttft_ms, "tbt_ms": ClusterConfig().slo.tbt_ms}
         for place, shape in enumerate(shapes):
@@ -200,7 +200,7 @@ class Runs:
         return [*rows, *compare(f"{FITTED}, {FITTED_RATE:g} requests/s, fitted to", *both(model, FITTED, self.low), wanted=None)]
 
 
-def both(model: Model, shape: Shape, runs: Sequence[Seen]) -> tuple[Played, Played]:
+def both(model: Model, shape: ClusterShape, runs: Sequence[Seen]) -> tuple[Played, Played]:
     """What was seen, and what is simulated."""
     simulated = [model.play(seen.load, shape.prefill, shape.decode)[0] for seen in runs]
     return Played.of_all(seen.played for seen in runs), Played.of_all(simulated)
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=RATES, help="requests a second")
     options = parser.parse_args(arguments)
     remark = others_at_work()
-    runs = Runs([], [], defaultdict(list))
+    runs = Observations([], [], defaultdict(list))
     with tempfile.TemporaryDirectory(prefix="springtide-fidelity-") as scratch:
         profile = profiled(Path(scratch))
         for number in range(options.turns):

@@ -20,7 +20,7 @@ from benchmarks import serve_load as load
 from benchmarks.checkpoint import demo_checkpoint
 from benchmarks.driven import console, others_at_work, with_remarks
 from benchmarks.results import Row, show, write
-from benchmarks.serve_load import LONG, SHORT, Limit, Objective, Records
+from benchmarks.serve_load import LONG, SHORT, InFlightLimit, Objective, Records
 from benchmarks.serve_picture import PICTURE, Curves, draw
 from benchmarks.serve_sweep import LIMITS, RULE, Sweep, at_rate, warm_up
 from benchmarks.vllm_server import ServerSettings, VllmServers, preloaded
@@ -77,7 +77,7 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Reading:
     """What is read of a run, and which way is better; None: neither."""
 
     name: str
@@ -89,16 +89,16 @@ class Figure:
 
 
 LATENCIES = (
-    Figure(f"TTFT p90 of {LONG.name}", "ms", lambda r: load.ttft_ms(r[LONG.name], 90), False),
-    Figure(f"TTFT p90 of {SHORT.name}", "ms", lambda r: load.ttft_ms(r[SHORT.name], 90), False),
-    Figure(f"TBT p99 of {SHORT.name}", "ms", lambda r: load.tbt_ms(r[SHORT.name], 99), False, wanted=1.0),
+    Reading(f"TTFT p90 of {LONG.name}", "ms", lambda r: load.ttft_ms(r[LONG.name], 90), False),
+    Reading(f"TTFT p90 of {SHORT.name}", "ms", lambda r: load.ttft_ms(r[SHORT.name], 90), False),
+    Reading(f"TBT p99 of {SHORT.name}", "ms", lambda r: load.tbt_ms(r[SHORT.name], 99), False, wanted=1.0),
 )
 SHARES = tuple(
     figure
     for kind in (LONG.name, SHORT.name)
     for figure in (
-        Figure(f"served {kind}", "%", lambda r, kind=kind: 100 * load.served_share(r[kind]), None),
-        Figure(f"refused {kind}", "%", lambda r, kind=kind: 100 * load.refused_share(r[kind]), None),
+        Reading(f"served {kind}", "%", lambda r, kind=kind: 100 * load.served_share(r[kind]), None),
+        Reading(f"refused {kind}", "%", lambda r, kind=kind: 100 * load.refused_share(r[kind]), None),
     )
 )
 
@@ -124,7 +124,7 @@ def springtide(model: Path, objectives: Mapping[str, Objective] | None = None, a
         yield cluster.url
 
 
-def play(url: str, runs: Runs, rates: Sequence[float], seconds: float, seed: int, limit: Limit | None = None) -> None:
+def play(url: str, runs: Runs, rates: Sequence[float], seconds: float, seed: int, limit: InFlightLimit | None = None) -> None:
     """One run at every rate, after a few requests to warm up. `seed`: of the round, and the same for all systems."""
     warm_up(url, seed)
     for rate in rates:
@@ -153,7 +153,7 @@ def rows(runs: Mapping[str, Runs], rates: Sequence[float], objectives: Mapping[s
     made = []
     for system, suffix in OURS.items():
         for rate in rates:
-            goodput = Figure("goodput", "1/s", lambda r, rate=rate: rate * load.good_share(r, objectives), True, wanted=1.0)
+            goodput = Reading("goodput", "1/s", lambda r, rate=rate: rate * load.good_share(r, objectives), True, wanted=1.0)
             for figure in (goodput, *LATENCIES, *SHARES):
                 ours, theirs = (runs[name].figures(rate, figure.read) for name in (system, VLLM))
                 wanted = figure.wanted if system == SPRINGTIDE else None
@@ -162,7 +162,7 @@ def rows(runs: Mapping[str, Runs], rates: Sequence[float], objectives: Mapping[s
     return sorted(made, key=lambda row: names.index(row.row))
 
 
-def _beside(name: str, figure: Figure, case: str, ours: Sequence[float], theirs: Sequence[float], wanted: float | None) -> list[Row]:
+def _beside(name: str, figure: Reading, case: str, ours: Sequence[float], theirs: Sequence[float], wanted: float | None) -> list[Row]:
     """No row where nothing of ours was served, of which there is no latency."""
     mine, peers = ([value for value in values if not math.isnan(value)] for values in (ours, theirs))
     if not mine:

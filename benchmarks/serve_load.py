@@ -58,7 +58,7 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class InFlightLimit:
     """A limit in front of a server: of requests in flight. The others wait before it, or are refused."""
 
     in_flight: int
@@ -81,7 +81,7 @@ def unloaded(url: str, requests: int, seed: int) -> dict[str, Objective]:
     return found
 
 
-def loaded(url: str, rate: float, duration_s: float, seed: int, limit: Limit | None = None) -> Records:
+def loaded(url: str, rate: float, duration_s: float, seed: int, limit: InFlightLimit | None = None) -> Records:
     """A run of `rate` requests a second in all, arriving during `duration_s`; seeds are SEEDS_APART. `limit`: kept by the client, which
     costs the server nothing."""
     return asyncio.run(_play(url, {kind.name: kind.workloads(rate, duration_s, seed) for kind in KINDS}, limit))
@@ -134,7 +134,9 @@ def _complete(records: Sequence[RequestRecord]) -> list[RequestRecord]:
     return [record for record in records if record.error is None]
 
 
-async def _play(url: str, workloads: Mapping[str, Sequence[Workload]], limit: Limit | None = None) -> dict[str, list[RequestRecord]]:
+async def _play(
+    url: str, workloads: Mapping[str, Sequence[Workload]], limit: InFlightLimit | None = None
+) -> dict[str, list[RequestRecord]]:
     """All at once."""
     gate = Gate(limit.in_flight, refuses=limit.refuses) if limit is not None else None
 

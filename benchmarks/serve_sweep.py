@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from benchmarks import serve_load as load
 from benchmarks.driven import console
 from benchmarks.results import Row
-from benchmarks.serve_load import Limit, Objective, Records
+from benchmarks.serve_load import InFlightLimit, Objective, Records
 from benchmarks.vllm_server import ServerSettings, VllmServers
 
-LIMITS = tuple(Limit(in_flight, refuses) for in_flight in (4, 8) for refuses in (True, False))
+LIMITS = tuple(InFlightLimit(in_flight, refuses) for in_flight in (4, 8) for refuses in (True, False))
 """What `--max-num-queued-reqs` (others are answered 503) and `--max-num-seqs` (others wait) do inside of vLLM."""
 WARM_UP_S = 3.0
 RULE = (
@@ -24,7 +24,7 @@ class Setting:
     """What is chosen about vLLM for a load."""
 
     server: ServerSettings
-    limit: Limit | None = None
+    limit: InFlightLimit | None = None
 
     def __str__(self) -> str:
         threads = f"{self.server.threads} thread{'s' if self.server.threads > 1 else ''}"
@@ -32,7 +32,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Score:
+class SweepScore:
     """How well a load was served: by goodput and, among equals, by the strain, of which less is better."""
 
     goodput_per_s: float
@@ -49,7 +49,7 @@ class Sweep:
     seconds: float
     """The length of each run."""
     seed: int
-    scores: dict[float, dict[Setting, Score]] = field(default_factory=dict)
+    scores: dict[float, dict[Setting, SweepScore]] = field(default_factory=dict)
     """What was tried at each rate, in the order in which it was."""
 
     def run(self, rates: Sequence[float], chunks: Iterable[int], threads: int) -> None:
@@ -99,8 +99,8 @@ class Sweep:
         self.servers.keep({self.best(rate).server for rate in self.scores})
 
 
-def score_of(records: Records, rate: float, objectives: Mapping[str, Objective]) -> Score:
-    return Score(rate * load.good_share(records, objectives), -load.strain(records, objectives))
+def score_of(records: Records, rate: float, objectives: Mapping[str, Objective]) -> SweepScore:
+    return SweepScore(rate * load.good_share(records, objectives), -load.strain(records, objectives))
 
 
 def warm_up(url: str, seed: int) -> None:

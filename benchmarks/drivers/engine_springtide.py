@@ -60,13 +60,13 @@ PREFILL, DECODE = NodeId("prefill"), NodeId("decode")
 WRITER = Writer(PREFILL, Incarnation(1), "")
 
 
-class Core(Protocol):
+class NodeCore(Protocol):
     """A node's: decides, free of I/O and clock."""
 
     def handle(self, event: Any, now: float) -> Sequence[Any]: ...
 
 
-class LocalStore:
+class PoolOfNode:
     """A node's pool, whose orders are done at once. `places`: where in the arena its slots lie. `sealed` is told of every prompt that is to
     be handed over, while its slots hold it."""
 
@@ -122,10 +122,10 @@ class LocalStore:
         return tuple(Slot(self._places[slot]) for slot in slots)
 
 
-class Node:
+class LocalNode:
     """A core with its store. What it wants to have computed is in `work`, what it has for its gateway in `updates`."""
 
-    def __init__(self, core: Core, store: LocalStore) -> None:
+    def __init__(self, core: NodeCore, store: PoolOfNode) -> None:
         self._core, self._store = core, store
         self.work: deque[Any] = deque()
         self.updates: deque[Any] = deque()
@@ -164,17 +164,17 @@ class SpringtideEngine(EngineJob):
         decode_cost = DecodeCost.fit(measure_decode(self._runner, scratch, max_batch))
         self._ingested: list[storage.Ingested] = []
         half = num_slots // 2
-        self._decode_store = LocalStore(places[half:], config.kv.eviction, self._hand_over)
-        self._prefill = Node(
+        self._decode_store = PoolOfNode(places[half:], config.kv.eviction, self._hand_over)
+        self._prefill = LocalNode(
             PrefillCore(
                 Policy(Chunking(prefill_cost, config.prefill_node.chunk_tokens, config.prefill_node.chunk_ms)),
                 LayerGroups(spec.layers, spec.bytes_per_slab, config.kv.layer_group_size),
                 self._block_tokens,
                 info.eos_token_ids,
             ),
-            LocalStore(places[:half], config.kv.eviction, self._hand_over),
+            PoolOfNode(places[:half], config.kv.eviction, self._hand_over),
         )
-        self._decode = Node(
+        self._decode = LocalNode(
             DecodeCore(
                 DecodeSettings(
                     decode_cost,

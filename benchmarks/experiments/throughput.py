@@ -88,12 +88,11 @@ def _preface() -> str:
     chunks = ", ".join(f"{chunk_tokens:,}" for chunk_tokens in CHUNKS)
     return (
         "LLaMA2-70B, instances of eight A100 each. `coupled`: each instance batches decoding with chunks of prefill and keeps a prefix "
-        "cache beside its weights; requests go to the one with the least to do with them, what it has of their prefix counted. Its chunk is the "
-        f"best of {chunks} tokens a step, for each workload and percentile by itself: the one with which the highest rate is within the "
-        "objectives (of several the smallest). Springtide's is not swept: "
-        f"{SIMULATED_CHUNK_TOKENS:,}. `unchunked` is `coupled` with whole prompts, as the paper's vLLM of 2024 had them. Objectives as the "
-        f"paper sets them: 90% of first tokens within {TTFT_FACTOR:g} times, of the times between tokens within {TBT_FACTOR:g} times what "
-        "a request alone takes."
+        "cache beside its weights; requests go to the one with the least to do with them, what it has of their prefix counted. Its chunk "
+        f"is the best of {chunks} tokens a step, for each workload and percentile by itself: the one with which the highest rate is "
+        f"within the objectives (of several the smallest). Springtide's is not swept: {SIMULATED_CHUNK_TOKENS:,}. `unchunked` is `coupled` "
+        "with whole prompts, as the paper's vLLM of 2024 had them. Objectives as the paper sets them: 90% of first tokens within "
+        f"{TTFT_FACTOR:g} times, of the times between tokens within {TBT_FACTOR:g} times what a request alone takes."
     )
 
 

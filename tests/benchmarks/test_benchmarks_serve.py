@@ -13,7 +13,7 @@ import pytest
 from benchmarks import serve_load as load
 from benchmarks import serve_picture, serve_sweep
 from benchmarks.serve import ADMITTING, SPRINGTIDE, VLLM, Runs, curves, objectives_of, rows
-from benchmarks.serve_load import KINDS, LONG, SHORT, Limit, Objective, Records
+from benchmarks.serve_load import KINDS, LONG, SHORT, InFlightLimit, Objective, Records
 from benchmarks.serve_sweep import LIMITS, Setting, Sweep
 from benchmarks.vllm_server import ServerSettings, VllmServers
 from deploy.bench.driver import REFUSED, Gate
@@ -102,7 +102,7 @@ def test_the_sweep_takes_the_best_setting_of_each_rate_and_prefers_what_has_more
 
     servers = Servers()
 
-    def loaded(url: str, rate: float, seconds: float, seed: int, limit: Limit | None = None) -> Records:
+    def loaded(url: str, rate: float, seconds: float, seed: int, limit: InFlightLimit | None = None) -> Records:
         tried.append((rate, Setting(servers.server, limit)))
         return records(LATE if limit is not None else chats.get((rate, servers.server), LATE))
 
