@@ -240,7 +240,7 @@ def main(arguments: Sequence[str]) -> None:
         f"{NOTES} Objectives: {aims}. vLLM has {libraries}. {SWEPT} That was: {sweep.chosen()}.\n\n"
         f"![Goodput and latencies by rate]({PICTURE.name})"
     )
-    print(write("serve", "make bench-serve", made, with_remarks(notes, [], remark)))
+    print(write("serve", "make bench-serve", made, with_remarks(notes, [*sweep.left_out.values()], remark)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from benchmarks import serve_load as load
-from benchmarks.driven import console
+from benchmarks.driven import DriverFailed, console
 from benchmarks.results import Row
 from benchmarks.serve_load import InFlightLimit, Objective, Records
 from benchmarks.vllm_server import ServerSettings, VllmServers
@@ -51,6 +51,8 @@ class Sweep:
     seed: int
     scores: dict[float, dict[Setting, SweepScore]] = field(default_factory=dict)
     """What was tried at each rate, in the order in which it was."""
+    left_out: dict[ServerSettings, str] = field(default_factory=dict)
+    """Servers that did not start, and why."""
 
     def run(self, rates: Sequence[float], chunks: Iterable[int], threads: int) -> None:
         """First the chunk, with a thread on every core; then, with the best chunk for each rate, a core left to the scheduler; then, with
@@ -82,14 +84,20 @@ class Sweep:
         ]
 
     def chosen(self) -> str:
-        """For the notes."""
+        """The best setting for each rate, as the notes have it."""
         return "; ".join(f"{at_rate(rate)}: {self.best(rate)}" for rate in self.scores)
 
     def _try(self, rate: float, setting: Setting) -> None:
         scores = self.scores.setdefault(rate, {})
-        if setting in scores:
+        if setting in scores or setting.server in self.left_out:
             return
-        with self.servers.get(setting.server).at_work() as url:
+        try:
+            server = self.servers.get(setting.server)
+        except DriverFailed as error:
+            console.print(f"left out: {setting}: {error}", style="red", markup=False)
+            self.left_out[setting.server] = f"vLLM with {setting}: {str(error).splitlines()[0]}"
+            return
+        with server.at_work() as url:
             warm_up(url, self.seed)
             records = load.loaded(url, rate, self.seconds, self.seed + load.SEEDS_APART, setting.limit)
         scores[setting] = score_of(records, rate, self.objectives)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from benchmarks.serve import ADMITTING, SPRINGTIDE, VLLM, Runs, curves, objectiv
 from benchmarks.serve_load import KINDS, LONG, SHORT, InFlightLimit, Objective, Records
 from benchmarks.serve_sweep import LIMITS, Setting, Sweep
 from benchmarks.vllm_server import ServerSettings, VllmServers
-from deploy.bench.driver import REFUSED, Gate
+from deploy.bench.driver import REFUSED
 from deploy.bench.statistics import RequestRecord
 
 OBJECTIVES = {LONG.name: Objective(1000, 100), SHORT.name: Objective(500, 50)}
@@ -116,26 +115,6 @@ def test_the_sweep_takes_the_best_setting_of_each_rate_and_prefers_what_has_more
     assert (1.0, Setting(ServerSettings(64, 1))) not in tried
     assert {setting for rate, setting in tried if rate == 1.0 and setting.limit} == {Setting(slow, limit) for limit in LIMITS}
     assert len(tried) == len(set(tried)) == len(sweep.rows())
-
-
-async def test_a_gate_lets_so_many_in_and_the_others_wait_or_are_refused() -> None:
-    waits, refuses = Gate(1), Gate(1, refuses=True)
-    async with refuses.place() as first, refuses.place() as second:
-        assert (first, second) == (True, False)
-    async with refuses.place() as third:
-        assert third
-    entered = asyncio.Event()
-
-    async def enter() -> None:
-        async with waits.place() as admitted:
-            assert admitted
-            entered.set()
-
-    async with waits.place():
-        task = asyncio.create_task(enter())
-        await asyncio.sleep(0)
-        assert not entered.is_set()
-    await task
 
 
 def test_the_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
