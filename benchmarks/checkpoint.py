@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def demo_checkpoint() -> Path:
 
 
 def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Of every tensor of a Llama whose output head is its embedding."""
+    """The shape of every tensor of a Llama whose output head is its embedding, by name."""
     assert config.architecture == "LlamaForCausalLM" and config.tied_embeddings and not config.qkv_bias, config
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -94,4 +95,5 @@ def _write_tokenizer(directory: Path, file: GGUFFile) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(demo_checkpoint())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.results import Row, write
@@ -46,7 +48,8 @@ def drive(url: str, arguments: tuple[str, ...], seed: int) -> dict[str, Any]:
     return results
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args(arguments)
     started = time.monotonic()
     with Cluster() as cluster:
         rows = [Row("start, installed, until requests are taken", "s", time.monotonic() - started)]
@@ -59,10 +62,10 @@ def main() -> None:
                 rows.append(Row(figure, unit, statistics.median(values), (min(values), max(values)), case=name))
     notes = (
         "1 prefill + 1 decode node, SmolLM2-135M-Instruct, bfloat16, driven by `springtide bench serve`. "
-        "A column says prompt/output tokens and the load; nothing is cached that the column does not share."
+        f"A column says prompt/output tokens and the load; nothing is cached that the column does not share. {RUNS} runs."
     )
     print(write("cluster", "make bench-cluster", rows, notes))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

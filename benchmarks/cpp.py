@@ -5,8 +5,10 @@ In the simulator with the costs that this machine's layers were measured to have
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +35,7 @@ from tests.support.reference import random_prompt
 
 BLOCK_TOKENS, CHUNK_TOKENS = 64, 512
 PROMPT_TOKENS = 15 * CHUNK_TOKENS
-"""As many whole chunks as the model's context has room for, with something to spare."""
+"""The most whole chunks that the model's context has room for, with something to spare."""
 LONG_PROMPT_TOKENS = 16 * PROMPT_TOKENS
 """Only simulated."""
 CONTEXT_TOKENS = 4096
@@ -54,13 +56,13 @@ class MeasuredPasses:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """With one thread."""
+    """This machine as one thread of it was measured."""
 
     hardware: Hardware
     layers: LayerCosts
 
     def shares(self, stages: int) -> tuple[float, ...]:
-        """Of a pass's time, in each stage of the split that is quickest."""
+        """The part of a pass's time that each stage takes, of the split that is quickest."""
         costs = [*self.layers.layers]
         ranges = split(costs, stages, self.layers.embedding, self.layers.head)
         costs[0] += self.layers.embedding
@@ -95,7 +97,7 @@ def measure() -> Measured:
 
 
 def simulated_ms(measured: Measured, num_tokens: int, stages: int) -> float:
-    """From the request to its first token."""
+    """The time from the request to its first token."""
     blocks = tuple(range(num_tokens // BLOCK_TOKENS))
     workload = Workload("one prompt", BLOCK_TOKENS, [SimRequest(0, 0.0, num_tokens, 2, blocks)])
     config = {"conductor.admission": "baseline", "prefill_node.chunk_tokens": CHUNK_TOKENS}
@@ -117,7 +119,7 @@ def group(stages: int) -> Cluster:
 
 
 def prefill_ms(cluster: Cluster, seed: int, num_tokens: int) -> float:
-    """From the request to its only token, of a prompt that nobody has seen."""
+    """The time from the request to its only token, of a prompt that nobody has seen."""
     prompt = random_prompt(seed, num_tokens)
     began = time.perf_counter()
     answer = generate(cluster.grpc_address, cluster.model, prompt, 1)
@@ -127,7 +129,7 @@ def prefill_ms(cluster: Cluster, seed: int, num_tokens: int) -> float:
 
 
 def real(pairs: int, num_tokens: int) -> Row:
-    """One after the other, in turn and back; the cluster whose turn it is not is idle."""
+    """Measures both one after the other, in turn and back; the cluster whose turn it is not is idle."""
     with group(1) as alone, group(2) as split_in_two:
         for cluster in (alone, split_in_two):
             prefill_ms(cluster, 0, CHUNK_TOKENS)
@@ -150,7 +152,8 @@ def real(pairs: int, num_tokens: int) -> Row:
     )
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args(arguments)
     measured = measure()
     rows = []
     for num_tokens in (PROMPT_TOKENS, LONG_PROMPT_TOKENS):
@@ -165,10 +168,10 @@ def main() -> None:
         f"SmolLM2-135M-Instruct, bfloat16, chunks of {CHUNK_TOKENS} tokens, fewer where attention is dear (the default), one thread a "
         "stage, nothing cached; time from the request to the first token. Simulated: the very scheduler of the prefill node, with passes "
         "as measured on one thread and stages of the measured costs of their layers, each on a core of its own. Real: whole clusters of "
-        "a prefill group and a decode node, which take turns."
+        f"a prefill group and a decode node, which take turns in {PAIRS} pairs."
     )
     print(write("cpp", "make bench-cpp", rows, notes))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

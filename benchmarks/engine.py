@@ -18,11 +18,12 @@ from benchmarks.driven import OURS, PEERS_VLLM, Bench, Driver, Job, Running, Sca
 from benchmarks.drivers.engine_work import FEW, KV_BYTES, STEPS
 from benchmarks.results import Row, show, write
 from benchmarks.vllm_server import environment as vllm_environment
+from benchmarks.vllm_server import preloaded
 
 THREADS = 2
 CONTEXT = 512
 ROUNDS = 5
-STARTS = 3
+STARTS = 5
 SPRINGTIDE, VLLM, TRANSFORMERS = "Springtide", "vLLM", "transformers"
 MIB = Scale("MiB", 0.0, 1 / (1 << 20))
 SECONDS = Scale("s", 0.0, 1.0)
@@ -30,19 +31,21 @@ MEMORY, START_UP = "memory after all this", "start-up"
 NOTES = (
     "SmolLM2-135M-Instruct in bfloat16, from the same safetensors file, greedy, on the same cores. Before it is measured, each system has "
     "to continue a text of 671 tokens with the same 16 tokens, as one prompt and in a batch. Prefill: one prompt of random tokens of which "
-    "nothing is cached, to its first token; ours in chunks of the configuration's size. Decode: the mean of "
-    f"{STEPS} steps after {CONTEXT} tokens of context in each sequence, sampling included. TTFT: the time that the engine takes. Ours is "
-    "`ModelRunner.forward` over an arena whose slots are used in random order, and the sampler; what a node does around them is in the "
-    "figures of the cluster. vLLM is `LLMEngine.step` in the process that asks (it has no other to talk to), prefix caching on, with "
-    "Intel's OpenMP library, its compiled code cached by an earlier start. Both have "
-    f"{KV_BYTES >> 30} GiB for keys and values. transformers is the model called directly with a DynamicCache. Memory: PSS when the rows "
-    "above had been measured. Start-up: from the process's start until the engine is ready for its first pass."
+    "nothing is cached, to its first token; in chunks of either's default. Decode: the mean of "
+    f"{STEPS} steps after {CONTEXT} tokens of context in each sequence, sampling included. TTFT: the time that the engine takes. Both are "
+    "measured from a request that arrives as tokens to tokens that come out, scheduling, keeping of prefixes, model and sampling included, "
+    "in one process that has no other to talk to: vLLM is `LLMEngine.add_request` and `step`; ours the cores of a prefill and a decode "
+    "node with the pools of their stores, the hashing of blocks that a gateway does, and the very steps of a decode node, over an arena "
+    "whose slots are used in random order. vLLM has prefix caching on, and its compiled code cached by an earlier start. Both have "
+    f"{KV_BYTES >> 30} GiB for keys and values. transformers is the model called directly with a DynamicCache: nothing is scheduled. "
+    f"{ROUNDS} rounds; memory: PSS when the rows above had been measured, once. Start-up, {STARTS} times in turn: from the process's start "
+    "until the engine is ready for its first pass, ours with the cost models of both kinds of node measured."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An operation, measured `times` times in a round; the ratio to vLLM that is wanted."""
+    """An operation that is measured `times` times in a round; the ratio to vLLM that is wanted."""
 
     name: str
     operation: str
@@ -84,7 +87,7 @@ def drivers(cpus: Sequence[int], directory: str) -> dict[str, Driver]:
 
 
 def start_ups(jobs: Sequence[Job]) -> dict[str, list[float]]:
-    """Seconds, of so many starts in turn."""
+    """The seconds of STARTS starts, in turn."""
     seconds: dict[str, list[float]] = {job.driver.name: [] for job in jobs}
     for _ in range(STARTS):
         for job in jobs:
@@ -105,7 +108,7 @@ def rows(name: str, scale: Scale, seconds: dict[str, list[float]], wanted: float
 
 
 def measured(jobs: Sequence[Job], only: str) -> tuple[list[Row], list[str]]:
-    """And why peers were left out."""
+    """The rows whose names contain `only`, and why peers were left out."""
     made: list[Row] = []
     with Bench(jobs[:1], jobs[1:]) as bench:
         for case in CASES:
@@ -128,7 +131,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     cpus = sorted(os.sched_getaffinity(0))[:THREADS]
     os.sched_setaffinity(0, cpus)
-    remark = others_at_work()
+    remark, libraries = others_at_work(), preloaded() if VLLM in options.peers else ""
     known = drivers(cpus, str(demo_checkpoint()))
     chosen = [SPRINGTIDE, *options.peers]
     made, left_out = measured([Job(known[name], len(cpus), CONTEXT) for name in chosen], options.only)
@@ -136,7 +139,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.only or len(chosen) < len(known):
         console.print("not the whole benchmark: nothing is written")
         return
-    notes = f"{len(cpus)} threads each. {NOTES}"
+    notes = f"{len(cpus)} threads each. {NOTES} vLLM has {libraries}."
     print(write("engine", "make bench-engine", made, with_remarks(notes, left_out, remark)))
 
 

@@ -5,11 +5,11 @@ It prints one line when it begins to send, and how often each answer came at the
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -218,4 +218,9 @@ async def main(name: str, url: str, address: str, model: str, seconds: float) ->
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], float(sys.argv[5])))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=NAMES, metavar="name", help="; ".join(NAMES))
+    for argument in ("url", "address", "model"):
+        parser.add_argument(argument)
+    parser.add_argument("seconds", type=float)
+    asyncio.run(main(**vars(parser.parse_args())))

@@ -17,7 +17,7 @@ PICTURE = CHECKOUT / "docs" / "serve.png"
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Of one system, a value for each rate."""
+    """What is drawn of one system: a value for each rate."""
 
     goodput_per_s: Sequence[float]
     documents_ttft_ms: Sequence[float]

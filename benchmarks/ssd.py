@@ -1,9 +1,10 @@
-"""The SSD tier beside fio on the same disk (`make bench-ssd`; needs the command `fio`)."""
+"""The SSD tier beside fio, at the best of its settings, on the same disk (`make bench-ssd`; needs the command `fio`)."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import shutil
 import statistics
@@ -11,12 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.driven import compared, console, rate
+from benchmarks.driven import compared, console, others_at_work, rate, with_remarks
 from benchmarks.results import Row, show, write
 from kvstore.server.demotion import BATCHES_UNDER_WAY, STAGED_BYTES
 from kvstore.ssd.disk import aligned_memory
@@ -25,51 +28,88 @@ from springtide.ids import BlockKey
 
 ROUNDS = 9
 BLOCK_BYTES = 30 * 2 * 64 * 3 * 64 * 2
-"""Of the demo model: layers, K and V, tokens, heads, head size, bytes of a bfloat16."""
+"""A block of the demo model: layers, K and V, tokens, heads, head size, bytes of a bfloat16."""
 BATCH = STAGED_BYTES // BLOCK_BYTES
-"""As demotion does: from and to little staging memory, which stays in the processor's cache as fio's buffers do."""
+"""Blocks of a batch as demotion has them: from and to little staging memory, which stays in the processor's cache as fio's buffers do."""
 NUM_BLOCKS = 154 * BATCH
-DEPTH = BATCH * BATCHES_UNDER_WAY
-"""Requests that fio keeps under way: as many blocks as are handed to the tier at a time, so both work on as much memory."""
+DEPTHS, JOBS = (1, 4, BATCH * BATCHES_UNDER_WAY, 32, 64), (1, 2)
+"""Requests that fio keeps in flight, among them as many as blocks are handed to the tier at a time; processes that do so, each for its part
+of the bytes."""
+SWEEPS = 2
 RESTART_BLOCKS, RESTART_BLOCK_BYTES = 20_000 * BATCH, 4096
+SCALE = rate(NUM_BLOCKS * BLOCK_BYTES)
 OPERATIONS = {"write, new files": "write", "write, in place of removed blocks": "write", "read": "read"}
 WANTED = 0.8
 REST_S = 1.0
 """Before each measurement, the same for both: a disk that is rented grants bursts after a pause, and fio pauses while it starts."""
 NOTES = (
     f"{NUM_BLOCKS} blocks of {BLOCK_BYTES / (1 << 20):.1f} MiB, ours in batches of {BATCH} through `put` and `get`, {BATCHES_UNDER_WAY} at "
-    f"a time, checksums and table included; fio sequential, direct, libaio with {DEPTH} requests under way, same block and file size. "
-    "Both take turns in every round. "
-    f"Restart: the index of {RESTART_BLOCKS} small blocks."
+    "a time, checksums and table included; fio sequential, direct, libaio, same blocks and as many bytes, its settings the best for each "
+    f"operation of a sweep before ({SWEEPS} runs each with {', '.join(map(str, DEPTHS))} requests in flight in each of "
+    f"{' or '.join(map(str, JOBS))} processes, the quickest run counts): {{best}}. Ours is not swept. Both take turns in each of {ROUNDS} "
+    f"rounds. Restart: the index of {RESTART_BLOCKS} small blocks."
 )
 
 
+@dataclass(frozen=True, slots=True)
+class FioSettings:
+    depth: int
+    jobs: int
+
+    def __str__(self) -> str:
+        return f"{self.depth} in flight" + (f" in each of {self.jobs} processes" if self.jobs > 1 else "")
+
+
 class Fio:
-    """Writes one file anew, writes it again, reads it."""
+    """Writes files anew, writes them again, reads them: a file for each job."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "fio"
+        self._directory = directory / "fio"
+        self._written_by = 0
+        """So many jobs wrote what is there."""
 
-    def run(self, operation: str) -> float:
-        """Seconds, as fio measured them."""
+    def run(self, operation: str, settings: FioSettings) -> float:
+        """Seconds, as fio measured them. Files that other jobs wrote are written anew beforehand."""
         if operation == "write, new files":
-            self._path.unlink(missing_ok=True)
-        kind = OPERATIONS[operation]
+            self._remove()
+        elif settings.jobs != self._written_by:
+            self._remove()
+            self._fio("write", settings)
+            time.sleep(REST_S)
+        self._written_by = settings.jobs
+        return self._fio(OPERATIONS[operation], settings)
+
+    def sweep(self) -> dict[str, FioSettings]:
+        """The settings with the quickest run of each operation."""
+        seconds: dict[str, dict[FioSettings, float]] = {operation: {} for operation in OPERATIONS}
+        for settings in itertools.starmap(FioSettings, SWEEPS * list(itertools.product(DEPTHS, JOBS))):
+            for operation, found in seconds.items():
+                time.sleep(REST_S)
+                found[settings] = min(self.run(operation, settings), found.get(settings, float("inf")))
+        for operation, found in seconds.items():
+            console.print(f"fio, {operation}, GB/s:", {str(setting): round(SCALE.figure(s), 2) for setting, s in found.items()})
+        return {operation: min(found, key=lambda settings: found[settings]) for operation, found in seconds.items()}
+
+    def _remove(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.mkdir()
+
+    def _fio(self, kind: str, settings: FioSettings) -> float:
         options = {
             "name": "springtide",
-            "filename": self._path,
+            "directory": self._directory,
             "rw": kind,
             "bs": BLOCK_BYTES,
-            "size": NUM_BLOCKS * BLOCK_BYTES,
+            "size": NUM_BLOCKS // settings.jobs * BLOCK_BYTES,
+            "numjobs": settings.jobs,
             "ioengine": "libaio",
-            "iodepth": DEPTH,
+            "iodepth": settings.depth,
             "direct": 1,
             "output-format": "json",
         }
         command = ["fio", *(f"--{name}={value}" for name, value in options.items())]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-        milliseconds = json.loads(done.stdout)["jobs"][0][kind]["runtime"]
-        return float(milliseconds) / 1e3
+        return max(float(job[kind]["runtime"]) for job in json.loads(done.stdout)["jobs"]) / 1e3
 
 
 class Ours:
@@ -128,18 +168,21 @@ class Ours:
         await asyncio.gather(*(work(slots) for slots in self._stagings))
 
 
-def throughput(directory: Path) -> list[Row]:
+def throughput(directory: Path) -> tuple[list[Row], Mapping[str, FioSettings]]:
+    """The rows, and the settings of fio that they are compared with."""
     ours, fio = Ours(directory), Fio(directory)
+    console.print("fio's settings")
+    best = fio.sweep()
     seconds: dict[str, tuple[list[float], list[float]]] = {operation: ([], []) for operation in OPERATIONS}
     for index in range(-1, ROUNDS):
         for operation, (mine, theirs) in seconds.items():
-            for system, figures in ((ours, mine), (fio, theirs)) if index % 2 else ((fio, theirs), (ours, mine)):
+            both = ((ours.run, mine), (partial(fio.run, settings=best[operation]), theirs))
+            for run, figures in both if index % 2 else reversed(both):
                 time.sleep(REST_S)
-                duration = system.run(operation)
+                duration = run(operation)
                 if index >= 0:  # the first round warms up
                     figures.append(duration)
-    scale = rate(NUM_BLOCKS * BLOCK_BYTES)
-    return [compared(operation, scale, mine, theirs, "fio", WANTED) for operation, (mine, theirs) in seconds.items()]
+    return [compared(operation, SCALE, mine, theirs, "fio", WANTED) for operation, (mine, theirs) in seconds.items()], best
 
 
 async def restart(directory: Path) -> Row:
@@ -164,12 +207,14 @@ def main(arguments: Sequence[str]) -> None:
     parent = parser.parse_args(arguments).directory
     if shutil.which("fio") is None:
         sys.exit("fio is not there; on Debian and Ubuntu: apt-get install fio")
+    remark = others_at_work()
     with tempfile.TemporaryDirectory(prefix="springtide-ssd-", dir=parent) as scratch:
-        rows = throughput(Path(scratch))
+        rows, best = throughput(Path(scratch))
         shutil.rmtree(Path(scratch, "tier"))
         rows.append(asyncio.run(restart(Path(scratch))))
     show("SSD tier", rows)
-    console.print(write("ssd", "make bench-ssd", rows, NOTES))
+    settings = "; ".join(f"{operation}: {chosen}" for operation, chosen in best.items())
+    console.print(write("ssd", "make bench-ssd", rows, with_remarks(NOTES.format(best=settings), [], remark)))
 
 
 if __name__ == "__main__":

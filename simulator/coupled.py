@@ -1,5 +1,6 @@
 """The other architecture, to compare with: every instance does both prefill and decode, in one batch (continuous batching with chunked
-prefill, as vLLM and Sarathi-Serve do), keeps a prefix cache of its own, and requests go to whoever has the least to do.
+prefill, as vLLM and Sarathi-Serve do) and keeps a prefix cache of its own. Requests go to whoever has the least to do with them, what it
+has of their prefix counted, as with routers that know the caches (Dynamo's KV router, llm-d, SGLang's).
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class _Sequence:
     index: int
     request: SimRequest
     attempt_id: AttemptId
+    expected_tokens: int
+    """To prefill, by what was cached when it came."""
     computed: int = 0
     """Tokens of the prompt."""
     generated: int = 0
@@ -64,8 +67,14 @@ class _Instance:
     @property
     def work(self) -> int:
         """Tokens left to prefill, and those in the batch's context as far as they cost alike."""
-        queued = sum(sequence.request.input_tokens - sequence.computed for sequence in (*self._waiting, *self._prefilling))
-        return queued + 64 * len(self._decoding)
+        waiting = sum(sequence.expected_tokens for sequence in self._waiting)
+        return waiting + sum(one.request.input_tokens - one.computed for one in self._prefilling) + 64 * len(self._decoding)
+
+    def missing_tokens(self, request: SimRequest) -> int:
+        """Tokens of its prompt that are not cached here."""
+        block_tokens = self._options.block_tokens
+        keys = prompt_keys(request, 0, (request.input_tokens - 1) // block_tokens, block_tokens)
+        return request.input_tokens - block_tokens * self._pool.num_held(keys)
 
     def arrive(self, sequence: _Sequence) -> None:
         self._waiting.append(sequence)
@@ -182,8 +191,10 @@ def run_coupled(workload: Workload, options: CoupledOptions) -> Records:
     def arrive(index: int) -> None:
         if index + 1 < len(workload.requests):
             loop.at(workload.requests[index + 1].arrival_s, lambda: arrive(index + 1))
-        instance = min(instances, key=lambda candidate: candidate.work)
-        instance.arrive(_Sequence(index, workload.requests[index], AttemptId(str(index))))
+        request = workload.requests[index]
+        missing = [instance.missing_tokens(request) for instance in instances]
+        chosen = min(range(len(instances)), key=lambda place: instances[place].work + missing[place])
+        instances[chosen].arrive(_Sequence(index, request, AttemptId(str(index)), missing[chosen]))
 
     if workload.requests:
         loop.at(workload.requests[0].arrival_s, lambda: arrive(0))

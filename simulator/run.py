@@ -98,7 +98,7 @@ def simulate(plan: Plan) -> dict[str, Any]:
         "block_tokens": plan.workload.block_tokens,
     }
     if plan.coupled:
-        settings |= {"coupled": plan.coupled, "policy": "least work", "admission": "baseline"}
+        settings |= {"coupled": plan.coupled, "policy": "cache-aware", "admission": "baseline"}
         batch_tokens = config.prefill_node.chunk_tokens
         options = CoupledOptions(plan.hardware, plan.coupled, plan.workload.block_tokens, batch_tokens, plan.decode_tokens)
         records, series, done = run_coupled(plan.workload, options), {}, {}

@@ -50,7 +50,7 @@ class TransformersEngine(EngineJob):
         return sequences
 
     def _forward(self, token_ids: torch.Tensor, cache: Any) -> torch.Tensor:
-        """Of int64 [sequences, new tokens] the likeliest next tokens, int64 [sequences, 1]."""
+        """The likeliest next tokens, int64 [sequences, 1], after int64 [sequences, new tokens]."""
         with torch.inference_mode():
             logits = self._model(input_ids=token_ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
             return logits[:, -1].argmax(-1, keepdim=True)

@@ -20,7 +20,6 @@ from tokenizers import Tokenizer
 STEPS = 16
 FEW = 16
 LARGEST_BATCH = 64
-LONGEST_PROMPT = 4096
 KV_BYTES = 2 << 30
 """Memory for keys and values in each system that wants to know."""
 COUNTED_TO = 199
@@ -33,7 +32,7 @@ TokenIds = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of a driver; `context`: tokens before the first step of decoding."""
+    """The arguments of a driver; `context`: tokens before the first step of decoding."""
 
     directory: Path
     threads: int

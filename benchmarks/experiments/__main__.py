@@ -12,7 +12,7 @@ from benchmarks.experiments.pages import write_index
 from simulator.workload import Workload, generate, read_trace
 
 EXPERIMENTS = {"policies": policies.run, "overload": overload.run, "throughput": throughput.run, "orders": orders.run}
-"""By the name of their page."""
+"""What makes each page, by the page's name."""
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from simulator.workload import Workload
 
 ADMISSIONS = ("baseline", "early-rejection", "early-rejection-predicted", "early-rejection-request")
 PAPER = {"baseline": 4183, "early-rejection": 3771, "early-rejection-predicted": 3589}
-"""Of 23,000 requests."""
+"""Rejected, of the paper's 23,000 requests."""
 TBT_SLO_MS = 50.0
 """Half of the paper's: of 100 ms, eight A100 are never short before their memory is full."""
 SPEED, PREFILL, DECODE = 3.0, 8, 2

@@ -3,30 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from deploy.bench.statistics import RequestRecord
 from deploy.bench.workload import Workload
 from springtide.client import AsyncClient, Usage
 from springtide.errors import SpringtideError
 
+REFUSED = "429 gate"
+"""Error of a request that a gate refused: it was not sent."""
+
+
+class Gate:
+    """Lets at most `most` requests be in flight at a time. The others wait in the order in which they came or, with `refuses`, are refused
+    at once."""
+
+    def __init__(self, most: int, *, refuses: bool = False) -> None:
+        self._places, self._refuses = asyncio.Semaphore(most), refuses
+
+    @contextlib.asynccontextmanager
+    async def place(self) -> AsyncIterator[bool]:
+        """Whether the request may be sent; it is in flight for as long as the context lasts."""
+        if self._refuses and self._places.locked():
+            yield False
+            return
+        async with self._places:
+            yield True
+
 
 async def drive(
-    url: str, model: str | None, workload: Workload, on_done: Callable[[RequestRecord], None]
+    url: str, model: str | None, workload: Workload, on_done: Callable[[RequestRecord], None], gate: Gate | None = None
 ) -> tuple[str, list[RequestRecord]]:
-    """The model's name and a record for each request; `on_done` is told of each as it ends. Raises Unavailable when nothing answers."""
+    """The model's name and a record for each request; `on_done` is told of each as it ends. `gate`: one that other workloads pass too, in
+    the place of the workload's own. Raises Unavailable when nothing answers."""
     async with AsyncClient(url) as client:
         name = model or (await client.models())[0]
-        gate = asyncio.Semaphore(workload.concurrency or workload.requests)
+        entrance = gate or Gate(workload.concurrency or workload.requests)
         start = time.monotonic()
 
         async def send(prompt: list[int], arrival_s: float) -> RequestRecord:
             await asyncio.sleep(start + arrival_s - time.monotonic())
-            async with gate:
-                # A request that is late because this process is busy was still due then.
+            async with entrance.place() as admitted:
+                # A request that is late because this process is busy, or that had to wait for its place, was still due then.
                 due_s = time.monotonic() if workload.rate is None else start + arrival_s
-                record = await _request(client, name, prompt, workload.output_tokens, due_s)
+                if admitted:
+                    record = await _request(client, name, prompt, workload.output_tokens, due_s)
+                else:
+                    record = RequestRecord(due_s, (), due_s, error=REFUSED)
             on_done(record)
             return record
 

@@ -1,4 +1,4 @@
-"""From what was seen of each request to throughput, goodput and latencies."""
+"""Throughput, goodput and latencies, from what was seen of each request."""
 
 from __future__ import annotations
 

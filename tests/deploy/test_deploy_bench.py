@@ -1,7 +1,10 @@
 """Benchmark workloads and statistics, on series whose answers are known."""
 
+import asyncio
+
 import pytest
 
+from deploy.bench.driver import Gate
 from deploy.bench.statistics import Distribution, RequestRecord, summarize
 from deploy.bench.workload import LOWEST_TOKEN_ID, Workload
 
@@ -91,3 +94,23 @@ def test_failed_requests_are_counted_by_kind_and_kept_out_of_the_latencies() -> 
 def test_when_all_fail_there_are_no_latencies() -> None:
     summary = summarize([RequestRecord(0.0, (), 1.0, error="503")], 1.0, 1.0)
     assert summary.ttft_ms is None and summary.tbt_ms is None and summary.goodput_requests_per_s == 0.0
+
+
+async def test_a_gate_lets_so_many_in_and_the_others_wait_or_are_refused() -> None:
+    waits, refuses = Gate(1), Gate(1, refuses=True)
+    async with refuses.place() as first, refuses.place() as second:
+        assert (first, second) == (True, False)
+    async with refuses.place() as third:
+        assert third
+    entered = asyncio.Event()
+
+    async def enter() -> None:
+        async with waits.place() as admitted:
+            assert admitted
+            entered.set()
+
+    async with waits.place():
+        task = asyncio.create_task(enter())
+        await asyncio.sleep(0)
+        assert not entered.is_set()
+    await task

@@ -138,6 +138,19 @@ def test_a_coupled_instance_computes_alone_what_a_cluster_does_and_disturbs_its_
     assert apart.tbt_ms[0] == pytest.approx(undisturbed.tbt_ms[0], rel=0.05)
 
 
+def test_a_coupled_cluster_routes_by_prefix_and_by_work() -> None:
+    first, second = range(100, 120), range(200, 220)
+    # The second document comes while the first is computed, and goes to the other instance. Its question finds it there.
+    apart = [request(0, 0.0, first), request(1, 0.01, second), request(2, 500.0, second)]
+    cached = run_coupled(Workload("apart", BLOCK, apart), CoupledOptions(HARDWARE, 2, BLOCK)).cached_tokens
+    assert list(cached) == [0, 0, len(second) * BLOCK]
+    # A queue is not worth one short prefix.
+    crowd = [request(0, 0.0, range(2)), *(request(number, 500.0, range(300 * number, 300 * number + 60)) for number in (1, 2, 3))]
+    crowd.append(request(4, 500.1, range(2)))
+    records = run_coupled(Workload("crowd", BLOCK, crowd), CoupledOptions(HARDWARE, 4, BLOCK))
+    assert records.ttft_ms[4] < records.ttft_ms[3]
+
+
 def test_a_coupled_cluster_ends_every_request_and_keeps_prefixes() -> None:
     workload = generate("chat", 3.0, 120.0, seed=2, block_tokens=BLOCK)
     records = run_coupled(workload, CoupledOptions(HARDWARE, 2, BLOCK))
