@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.driven import compared, console, rate
 from benchmarks.results import Row, show, write
-from kvstore.server.demotion import BATCHES_UNDER_WAY, STAGED_BYTES
+from kvstore.server.transfer.demotion import BATCHES_UNDER_WAY, STAGED_BYTES
 from kvstore.ssd.disk import aligned_memory
 from kvstore.ssd.tier import PutBlock, SsdTier
 from springtide.ids import BlockKey

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from deploy.bench.trace import Request
 from kvstore.core.eviction import Ranking
-from kvstore.core.eviction_policy import EvictionPolicy
+from kvstore.core.eviction import EvictionPolicy
 from kvstore.core.pool import Pool
 from springtide.ids import AttemptId, BlockKey
 

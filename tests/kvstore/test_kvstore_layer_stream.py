@@ -11,7 +11,7 @@ import pytest
 from kvstore_cluster import Site
 from kvstore_support import SPEC, until
 
-from kvstore.server.handover import HandOver
+from kvstore.server.transfer.hand_over import HandOverWriter
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.server.passes import Pushes
 from springtide.ids import AttemptId
@@ -158,5 +158,5 @@ async def test_whoever_waits_for_a_reservation_hears_that_it_will_not_come(new_s
     assert [await why("lost"), await why("too late")] == [FailureCode.PEER_LOST] * 2
 
 
-def hand_over(site: Site) -> HandOver | None:
+def hand_over(site: Site) -> HandOverWriter | None:
     return site.store._transfers.hand_overs.get(AttemptId("a"))

@@ -14,7 +14,7 @@ from test_kvstore_pool_random import HARD_PINS, LEASE_S, NUM_LAYERS, NUM_SLOTS, 
 from kvstore.core.eviction import PolicyName, new_policy
 from kvstore.core.pool import Pool
 from kvstore.core.results import Removed, Stored
-from kvstore.core.ssd import Copy, SsdBlocks
+from kvstore.core.ssd import BlockCopy, SsdBlocks
 from springtide.ids import AttemptId, BlockKey
 from springtide.protocol.storage import Tier
 
@@ -34,7 +34,7 @@ def cache(pool: Pool, name: str, keys: Sequence[BlockKey]) -> None:
     pool.validate()
 
 
-def write(ssd: SsdBlocks, copies: Sequence[Copy]) -> list[BlockKey]:
+def write(ssd: SsdBlocks, copies: Sequence[BlockCopy]) -> list[BlockKey]:
     return ssd.added([(copy.key, copy.parent) for copy in copies])
 
 
@@ -175,7 +175,7 @@ class TieredMachine(PoolMachine):
         assert self.pool.ssd is not None
         self.ssd = self.pool.ssd
         self.on_ssd: set[BlockKey] = set()
-        self.writing: list[Copy] = []
+        self.writing: list[BlockCopy] = []
         self.losses = 0
 
     @rule(at_most=st.integers(1, 6), whose=st.integers(0, 9))

@@ -17,9 +17,9 @@ import pytest
 from kvstore_support import SPEC, WAIT_S, Engine, Starter, StoreProcess, contents, keys_of, until
 from prometheus_client import REGISTRY
 
-from kvstore.server import fetch, promotion
-from kvstore.server.node import StoreOptions
-from kvstore.server.ssd import SsdOptions
+from kvstore.server.transfer import fetch, promotion
+from kvstore.server.node.node import NodeOptions
+from kvstore.server.node.ssd import SsdOptions
 from kvstore.server.store import Store
 from kvstore.ssd.disk import Disk
 from springtide.ids import BlockKey, NodeId
@@ -237,7 +237,7 @@ async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
         disks.append(SlowDisk())
         ssd = SsdOptions(tmp_path / f"{node_id}-ssd", 64 << 20, "f", demote_below=demote_below, demote_until=demote_until)
         sockets = tmp_path / f"{node_id}.store.sock", tmp_path / f"{node_id}.arena.sock"
-        store_options = StoreOptions(NodeId(node_id), SPEC, NUM_SLOTS, "127.0.0.1", *sockets, transports=("shm",), ssd=ssd, **options)
+        store_options = NodeOptions(NodeId(node_id), SPEC, NUM_SLOTS, "127.0.0.1", *sockets, transports=("shm",), ssd=ssd, **options)
         stores.append(Store(store_options, disk=disks[-1]))
         await stores[-1].start()
         engines.append(await Engine.connect(store_options))

@@ -18,7 +18,7 @@ from kvstore_support import Starter, keys_of
 from kvstore.core.journal import MAX_EVENT_KEYS
 from kvstore.core.pool import Pool
 from kvstore.core.results import Removed, Stored
-from kvstore.server.watchers import MAX_LAG_KEYS, SNAPSHOT_PART_KEYS, SnapshotPart, WatcherLags, Watchers
+from kvstore.server.node.watchers import MAX_LAG_KEYS, SNAPSHOT_PART_KEYS, SnapshotPart, WatcherLags, Watchers
 from springtide.ids import AttemptId, BlockKey
 from springtide.protocol.storage import Tier
 

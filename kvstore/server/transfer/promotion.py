@@ -7,25 +7,28 @@ import logging
 from collections.abc import Sequence
 
 from kvstore.core.tenants import QuotaExceeded
-from kvstore.server.node import Node
-from kvstore.server.ssd import Ssd
+from kvstore.server.node.node import Node
+from kvstore.server.node.ssd import Ssd
 from springtide.errors import InvalidRequest, PoolFull
 from springtide.ids import AttemptId, BlockKey, new_id
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.5
-"""What is estimated to take longer is not promised, and what does take longer not waited for: the reader waits for the answer."""
+"""The time that a reader waits: what is estimated to take longer is not promised, and what does take longer not waited for: the reader
+waits for the answer."""
 
 
 class Promotion:
+    """The blocks on their way into the arena."""
+
     def __init__(self, node: Node) -> None:
         self._node = node
         self._under_way: dict[BlockKey, asyncio.Task[None]] = {}
-        """By the last key, which stands for all of them: several readers of the same blocks wait for one reading."""
+        """Each by its last key, which stands for all of them: several readers of the same blocks wait for one reading."""
 
     async def promote(self, keys: Sequence[BlockKey], tenant: str | None) -> None:
-        """Of this prefix, the blocks that are on the SSD, as far as that can be done soon; what is late is there for the next reader.
+        """Brings the blocks of this prefix that are on the SSD, as far as that can be done soon; what is late is there for the next reader.
         `tenant` says whose they are; None: whose those in the arena are, and where there are none it is not known (a restart forgets it),
         so nothing is brought."""
         pool, ssd = self._node.pool, self._node.ssd
