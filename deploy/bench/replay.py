@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deploy.bench.trace import Request
-from kvstore.core.eviction import Ranking
-from kvstore.core.eviction import EvictionPolicy
+from kvstore.core.eviction import EvictionPolicy, Ranking
 from kvstore.core.pool import Pool
 from springtide.ids import AttemptId, BlockKey
 

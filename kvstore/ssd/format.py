@@ -59,7 +59,7 @@ class Layout:
 
     bytes_per_slot: int
     fingerprint: str
-    """A digest of the model, data type and block size. Files of another one are not of this store."""
+    """What names the model, data type and block size. Files of another one are not of this store."""
 
     def __post_init__(self) -> None:
         if self.bytes_per_slot < 1:

@@ -283,6 +283,9 @@ class BlocksRemoved:
 class StillHere:
     """A sign of life, where nothing has happened for half a second: silence means that the store hangs."""
 
+    sequence: int
+    """The number of the last event."""
+
 
 BlockEvent = BlocksStored | BlocksRemoved
 StoreEvent = SnapshotPart | BlockEvent | StillHere

@@ -59,8 +59,10 @@ class StoreEvent(_message.Message):
     def __init__(self, snapshot: _Optional[_Union[SnapshotPart, _Mapping]] = ..., stored: _Optional[_Union[BlocksStored, _Mapping]] = ..., removed: _Optional[_Union[BlocksRemoved, _Mapping]] = ..., still_here: _Optional[_Union[StillHere, _Mapping]] = ...) -> None: ...
 
 class StillHere(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("sequence",)
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class SnapshotPart(_message.Message):
     __slots__ = ("node_id", "incarnation", "sequence", "keys", "tier", "complete")

@@ -12,9 +12,9 @@ import numpy as np
 from ssd_support import BLOCK_BYTES, ManualDisk, key, open_tier
 
 from kvstore.core.pool import Pool
+from kvstore.server.node.ssd import Ssd, SsdOptions
 from kvstore.server.transfer import demotion
 from kvstore.server.transfer.demotion import BATCHES_UNDER_WAY, Demotion
-from kvstore.server.node.ssd import Ssd, SsdOptions
 from kvstore.ssd.disk import aligned_memory
 from springtide.clock import ManualClock
 from springtide.ids import AttemptId

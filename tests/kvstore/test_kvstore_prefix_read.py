@@ -16,8 +16,8 @@ from kvstore_support import SPEC, WAIT_S, contents, keys_of, until
 
 from kvstore.server.node.hedging import Hedging
 from kvstore.server.node.node import NodeOptions
-from kvstore.server.transfer.prefix_read import PrefixRead
 from kvstore.server.store import Store
+from kvstore.server.transfer.prefix_read import PrefixRead
 from messenger.arena_memory import SharedMemory
 from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Transport
 from messenger.tcp.transport import TcpTransport
@@ -131,7 +131,7 @@ class World:
         return connection.num_bytes if connection is not None else 0
 
     async def fetch(self, *sources: PrefixSource, local: int = 0, tenant: str | None = "") -> tuple[int, int, list[int]]:
-        """As a Fetch does it: how many blocks could be had, how many are valid, and which layers were told. What is valid is right."""
+        """As a fetch does it: how many blocks could be had, how many are valid, and which layers were told. What is valid is right."""
         pool, attempt = self.reader.pool, AttemptId(new_id("attempt"))
         slots = pool.acquire(attempt, KEYS, NUM_BLOCKS, local).slots
         read = PrefixRead(self.reader.node, KEYS, sources, tenant)

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 from kvstore_support import keys_of
 from test_kvstore_pins_random import PinnedPoolMachine
-from test_kvstore_pool_random import HARD_PINS, LEASE_S, NUM_LAYERS, NUM_SLOTS, PROMPTS, PoolMachine
+from test_kvstore_pool_random import HARD_PINS, INCARNATION, LEASE_S, NUM_LAYERS, NUM_SLOTS, PROMPTS, PoolMachine
 
 from kvstore.core.eviction import PolicyName, new_policy
 from kvstore.core.pool import Pool
-from kvstore.core.results import Removed, Stored
 from kvstore.core.ssd import BlockCopy, SsdBlocks
 from springtide.ids import AttemptId, BlockKey
-from springtide.protocol.storage import Tier
+from springtide.protocol.storage import BlocksRemoved, BlocksStored, Tier
 
 SSD_CAPACITY = 16
 
@@ -91,7 +90,7 @@ def test_a_copy_that_makes_room_leaves_its_block_to_be_copied_again() -> None:
     write(ssd, ssd.next_copies(100))
     pool.take_events()
     assert ssd.make_room(2) == [keys[2], keys[1]]
-    assert pool.take_events() == [Removed(3, [keys[2], keys[1]], Tier.SSD)]
+    assert pool.take_events() == [BlocksRemoved(pool.node_id, pool.incarnation, 3, (keys[2], keys[1]), Tier.SSD)]
     assert [copy.key for copy in ssd.next_copies(100)] == [keys[1], keys[2]]
     assert pool.num_free_or_spare == 5
     pool.validate()
@@ -165,7 +164,7 @@ class TieredMachine(PoolMachine):
             self.generations,
             NUM_LAYERS,
             lease_s=LEASE_S,
-            first_lease_id=7,
+            incarnation=INCARNATION,
             quotas=self.QUOTAS,
             hard_pins=HARD_PINS,
             policy=new_policy(self.POLICY, NUM_SLOTS),
@@ -234,7 +233,7 @@ class TieredMachine(PoolMachine):
             assert event.sequence == self.sequence + 1
             self.sequence = event.sequence
             held = self.held if event.tier is Tier.DRAM else self.on_ssd
-            if isinstance(event, Stored):
+            if isinstance(event, BlocksStored):
                 assert held.isdisjoint(event.keys)
                 held.update(event.keys)
             else:

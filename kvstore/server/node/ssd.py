@@ -30,7 +30,7 @@ class SsdOptions:
     """This node's own."""
     capacity_bytes: int
     fingerprint: str
-    """A digest of whatever makes blocks unfit for each other, beyond their size."""
+    """What names whatever makes blocks unfit for each other, beyond their size."""
     demote_below: float = 0.2
     demote_until: float = 0.3
     """The shares of the arena's slots; see kvstore.server.transfer.demotion."""

@@ -53,14 +53,16 @@ class StoreService(Operations):
         self._node.publish()
         subscription = self._node.watchers.subscribe()
         logger.info("%s watches from event %d on", request.watcher, subscription.sequence)
+        sequence = subscription.sequence
         try:
             while True:
                 try:
                     async with asyncio.timeout(STILL_HERE_EVERY_S):
                         event = await subscription.next()
                 except TimeoutError:
-                    yield wire.STORE_EVENT.encode(StillHere())
+                    yield wire.STORE_EVENT.encode(StillHere(sequence))
                 else:
+                    sequence = event.sequence
                     yield wire.STORE_EVENT.encode(event)
         except WatcherLags as error:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, error.message)
