@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.driven import compared, console, rate
 from benchmarks.results import Row, show, write
-from kvstore.server.transfer.demotion import BATCHES_UNDER_WAY, STAGED_BYTES
+from kvstore.server.transfer.demotion import BATCHES_IN_FLIGHT, STAGED_BYTES
 from kvstore.ssd.disk import aligned_memory
 from kvstore.ssd.tier import PutBlock, SsdTier
 from springtide.ids import BlockKey
@@ -29,7 +29,7 @@ BLOCK_BYTES = 30 * 2 * 64 * 3 * 64 * 2
 BATCH = STAGED_BYTES // BLOCK_BYTES
 """As demotion does: from and to little staging memory, which stays in the processor's cache as fio's buffers do."""
 NUM_BLOCKS = 154 * BATCH
-DEPTH = BATCH * BATCHES_UNDER_WAY
+DEPTH = BATCH * BATCHES_IN_FLIGHT
 """Requests that fio keeps under way: as many blocks as are handed to the tier at a time, so both work on as much memory."""
 RESTART_BLOCKS, RESTART_BLOCK_BYTES = 20_000 * BATCH, 4096
 OPERATIONS = {"write, new files": "write", "write, in place of removed blocks": "write", "read": "read"}
@@ -37,7 +37,7 @@ WANTED = 0.8
 REST_S = 1.0
 """Before each measurement, the same for both: a disk that is rented grants bursts after a pause, and fio pauses while it starts."""
 NOTES = (
-    f"{NUM_BLOCKS} blocks of {BLOCK_BYTES / (1 << 20):.1f} MiB, ours in batches of {BATCH} through `put` and `get`, {BATCHES_UNDER_WAY} at "
+    f"{NUM_BLOCKS} blocks of {BLOCK_BYTES / (1 << 20):.1f} MiB, ours in batches of {BATCH} through `put` and `get`, {BATCHES_IN_FLIGHT} at "
     f"a time, checksums and table included; fio sequential, direct, libaio with {DEPTH} requests under way, same block and file size. "
     "Both take turns in every round. "
     f"Restart: the index of {RESTART_BLOCKS} small blocks."
@@ -78,7 +78,7 @@ class Ours:
     def __init__(self, directory: Path, bytes_per_slot: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS) -> None:
         self._directory, self._bytes_per_slot = directory / "tier", bytes_per_slot
         self._keys = [BlockKey(i.to_bytes(16, "big")) for i in range(num_blocks)]
-        self._stagings = [self._staging(bytes_per_slot) for _ in range(BATCHES_UNDER_WAY)]
+        self._stagings = [self._staging(bytes_per_slot) for _ in range(BATCHES_IN_FLIGHT)]
 
     def _staging(self, bytes_per_slot: int) -> list[memoryview]:
         memory = aligned_memory(BATCH * bytes_per_slot)

@@ -67,13 +67,13 @@ class SsdBlocks:
 
     # ---- to the SSD ----
 
-    def next_copies(self, at_most: int, tenant: Tenant | None = None, under_way: Collection[BlockKey] = ()) -> list[BlockCopy]:
+    def next_copies(self, at_most: int, tenant: Tenant | None = None, in_flight: Collection[BlockKey] = ()) -> list[BlockCopy]:
         """Copies to be made: of the blocks that the arena would drop next (for `tenant`, where one with a quota is given), those that are
-        neither on the SSD nor `under_way` to it, and their ancestors, parents first."""
+        neither on the SSD nor `in_flight` to it, and their ancestors, parents first."""
         chosen: dict[BlockKey, BlockCopy] = {}
         leaves = self._arena.dirty_leaves(tenant)
         for leaf in leaves:
-            for block in reversed(_dirty_line(leaf, chosen, under_way)):
+            for block in reversed(_dirty_line(leaf, chosen, in_flight)):
                 chosen[block.key] = BlockCopy(block.key, None if block.parent is None else block.parent.key, block.slot)
                 if len(chosen) == at_most:
                     leaves.close()
@@ -175,11 +175,11 @@ class SsdBlocks:
             assert block.clean == (block.key in self), "clean is what is on the SSD too"
 
 
-def _dirty_line(leaf: Block, chosen: Collection[BlockKey], under_way: Collection[BlockKey]) -> list[Block]:
+def _dirty_line(leaf: Block, chosen: Collection[BlockKey], in_flight: Collection[BlockKey]) -> list[Block]:
     """The block and its ancestors, up to the first that is on the SSD, under way to it or chosen. The ancestors of those are, too."""
     line: list[Block] = []
     block: Block | None = leaf
-    while block is not None and not block.clean and block.key not in chosen and block.key not in under_way:
+    while block is not None and not block.clean and block.key not in chosen and block.key not in in_flight:
         line.append(block)
         block = block.parent
     return line

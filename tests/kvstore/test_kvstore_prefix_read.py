@@ -35,9 +35,9 @@ KEYS = keys_of(*range(NUM_BLOCKS))
 class ReadersAsserted(Connection):
     """Fails when two reads that are under way at the same time share a byte of own memory."""
 
-    def __init__(self, inner: Connection, under_way: set[tuple[int, int]]) -> None:
+    def __init__(self, inner: Connection, in_flight: set[tuple[int, int]]) -> None:
         self._inner = inner
-        self._under_way = under_way
+        self._in_flight = in_flight
         self.num_bytes = 0
 
     @property
@@ -46,12 +46,12 @@ class ReadersAsserted(Connection):
 
     async def read(self, batch: Sequence[Slice], timeout_s: float) -> Completion:
         ranges = {(piece.local_offset, piece.length) for piece in batch}
-        assert self._under_way.isdisjoint(ranges), "two readers write one slot"
-        self._under_way |= ranges
+        assert self._in_flight.isdisjoint(ranges), "two readers write one slot"
+        self._in_flight |= ranges
         try:
             completion = await self._inner.read(batch, timeout_s)
         finally:
-            self._under_way -= ranges
+            self._in_flight -= ranges
         self.num_bytes += completion.num_bytes
         return completion
 
@@ -70,7 +70,7 @@ class PeerByPeer(Transport):
     def __init__(self, plans: dict[str, FaultPlan]) -> None:
         self._inner = TcpTransport("127.0.0.1")
         self._plans = plans
-        self._under_way: set[tuple[int, int]] = set()
+        self._in_flight: set[tuple[int, int]] = set()
         self.connections: dict[str, ReadersAsserted] = {}
 
     async def listen(self, region: Region, identity: Identity, on_notify: NotifyHandler) -> str:
@@ -80,7 +80,7 @@ class PeerByPeer(Transport):
         address = endpoint.addresses[self.name]
         connection = await self._inner.connect(endpoint, region, identity)
         faulty = FaultyConnection(connection, self._plans.get(address, FaultPlan()), address)
-        self.connections[address] = ReadersAsserted(faulty, self._under_way)
+        self.connections[address] = ReadersAsserted(faulty, self._in_flight)
         return self.connections[address]
 
     async def fence(self, peer: Identity) -> bool:

@@ -29,7 +29,7 @@ LOOK_EVERY_S = 0.05
 STAGED_BYTES = 8 << 20
 """The size of a batch; or one block, if that is more: some milliseconds of copying, and little enough to be in the processor's cache still
 when the disk fetches it."""
-BATCHES_UNDER_WAY = 2
+BATCHES_IN_FLIGHT = 2
 """The number for which the SSD keeps room."""
 SSD_SHARE = 0.5
 """The share of what the SSD can hold that is kept spare in the arena at most: else copies of the arena's own blocks would push out each
@@ -53,9 +53,9 @@ class Demotion:
     def __init__(self, node: Node, ssd: Ssd, options: SsdOptions) -> None:
         self._node, self._ssd, self._options = node, ssd, options
         self._batch = max(1, STAGED_BYTES // node.options.spec.bytes_per_slot)
-        self._stagings = [aligned_memory(self._batch * node.options.spec.bytes_per_slot) for _ in range(BATCHES_UNDER_WAY)]
+        self._stagings = [aligned_memory(self._batch * node.options.spec.bytes_per_slot) for _ in range(BATCHES_IN_FLIGHT)]
         """The memory not in use."""
-        self._under_way: deque[Batch] = deque()
+        self._in_flight: deque[Batch] = deque()
         self._wanting: list[Tenant | None] = []
         """The tenants whose blocks are copied until there are enough; None: everybody."""
 
@@ -73,15 +73,15 @@ class Demotion:
         end = time.monotonic() + self._options.flush_s
         while time.monotonic() < end and await self._step(to_the_last=True):
             pass
-        while self._under_way:
+        while self._in_flight:
             await self._end_oldest()
 
     async def _step(self, to_the_last: bool = False) -> bool:
         """False when there is nothing to do just now."""
-        if len(self._under_way) == BATCHES_UNDER_WAY:  # whoever waited for one of them was cancelled
+        if len(self._in_flight) == BATCHES_IN_FLIGHT:  # whoever waited for one of them was cancelled
             await self._end_oldest()
         begun = await self._begin(to_the_last)
-        if self._under_way and (not begun or len(self._under_way) == BATCHES_UNDER_WAY):
+        if self._in_flight and (not begun or len(self._in_flight) == BATCHES_IN_FLIGHT):
             return await self._end_oldest() > 0
         return begun
 
@@ -95,24 +95,24 @@ class Demotion:
         if not self._wanting:
             return False
         at_most = max(1, min(self._batch, room // BATCHES))
-        await self._make_room(BATCHES_UNDER_WAY * at_most - counts.free)
-        busy = {key for batch in self._under_way for key in batch.keys}
+        await self._make_room(BATCHES_IN_FLIGHT * at_most - counts.free)
+        busy = {key for batch in self._in_flight for key in batch.keys}
         choices = (self._ssd.blocks.next_copies(at_most, tenant, busy) for tenant in self._wanting)
         copies = next((copies for copies in choices if copies), None)
         if copies is None:
             return False
         staging = self._stagings.pop()
         self._stage(copies, staging)
-        before = self._under_way[-1].writing if self._under_way else None
+        before = self._in_flight[-1].writing if self._in_flight else None
         writing = asyncio.create_task(self._ssd.put(copies, staging, before), name="write to the SSD")
-        self._under_way.append(Batch(writing, frozenset(copy.key for copy in copies), staging))
+        self._in_flight.append(Batch(writing, frozenset(copy.key for copy in copies), staging))
         return True
 
     async def _end_oldest(self) -> int:
         """Returns how many blocks were written."""
-        oldest = self._under_way[0]
+        oldest = self._in_flight[0]
         await asyncio.wait([oldest.writing])
-        self._under_way.popleft()
+        self._in_flight.popleft()
         self._stagings.append(oldest.staging)
         written = oldest.writing.result()
         metrics.SSD_DEMOTED.inc(written)

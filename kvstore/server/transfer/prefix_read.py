@@ -174,9 +174,9 @@ class PrefixRead:
             task.cancel()
         self._probes.clear()
         interrupted: asyncio.CancelledError | None = None
-        while under_way := [task for task in self._reads if not task.done()]:
+        while in_flight := [task for task in self._reads if not task.done()]:
             try:
-                await asyncio.wait(under_way)
+                await asyncio.wait(in_flight)
             except asyncio.CancelledError as error:  # whoever is impatient, the slots are being written
                 interrupted = error
         self._parts.extend(read.part for read in self._reads.values())
@@ -232,8 +232,8 @@ class PrefixRead:
 
     async def _step(self) -> None:
         """Waits until something has happened, or a read is late, and does what that asks for."""
-        under_way: set[asyncio.Task[Any]] = {*self._reads, *self._opening, *self._probes}
-        done, _ = await asyncio.wait(under_way, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
+        in_flight: set[asyncio.Task[Any]] = {*self._reads, *self._opening, *self._probes}
+        done, _ = await asyncio.wait(in_flight, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             if task in self._opening:
                 self._take_in(task)

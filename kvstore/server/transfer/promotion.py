@@ -24,7 +24,7 @@ class Promotion:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._under_way: dict[BlockKey, asyncio.Task[None]] = {}
+        self._in_flight: dict[BlockKey, asyncio.Task[None]] = {}
         """Each by its last key, which stands for all of them: several readers of the same blocks wait for one reading."""
 
     async def promote(self, keys: Sequence[BlockKey], tenant: str | None) -> None:
@@ -39,16 +39,16 @@ class Promotion:
         end = _within_patience(ssd, pool.num_held(keys), ssd.blocks.num_held(keys))
         if end <= pool.num_held(keys):
             return
-        task = self._under_way.get(keys[end - 1])
+        task = self._in_flight.get(keys[end - 1])
         if task is None:
-            task = self._under_way[keys[end - 1]] = asyncio.create_task(self._promote(ssd, keys[:end], tenant), name="promote")
-            task.add_done_callback(lambda _: self._under_way.pop(keys[end - 1]))
+            task = self._in_flight[keys[end - 1]] = asyncio.create_task(self._promote(ssd, keys[:end], tenant), name="promote")
+            task.add_done_callback(lambda _: self._in_flight.pop(keys[end - 1]))
         done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)  # whatever was estimated: a disk may stall in the middle of a read
         if done:
             task.result()
 
     async def close(self) -> None:
-        tasks = list(self._under_way.values())
+        tasks = list(self._in_flight.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -29,7 +29,7 @@ class Replicator:
         self._node = node
         self._rate = RateLimit(node.options.replication_bytes_per_s)
         self._places = asyncio.Semaphore(MAX_AT_ONCE)
-        self._under_way: dict[BlockKey, asyncio.Task[Replicated]] = {}
+        self._in_flight: dict[BlockKey, asyncio.Task[Replicated]] = {}
         """Each by the order's last key, which stands for all of them."""
 
     async def replicate(self, keys: Sequence[BlockKey], sources: Sequence[PrefixSource]) -> Replicated:
@@ -38,20 +38,20 @@ class Replicator:
         could be read."""
         if not keys:
             raise InvalidRequest("keys is empty: there is nothing to replicate", param="keys")
-        task = self._under_way.get(keys[-1])
+        task = self._in_flight.get(keys[-1])
         if task is None:
-            task = self._under_way[keys[-1]] = asyncio.create_task(self._replicate(keys, sources), name="replicate")
+            task = self._in_flight[keys[-1]] = asyncio.create_task(self._replicate(keys, sources), name="replicate")
             task.add_done_callback(lambda ended: self._ended(keys[-1], ended))
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        tasks = list(self._under_way.values())
+        tasks = list(self._in_flight.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ended(self, key: BlockKey, task: asyncio.Task[Replicated]) -> None:
-        del self._under_way[key]
+        del self._in_flight[key]
         if not task.cancelled():
             task.exception()  # told to those who still wait
 
