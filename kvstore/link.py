@@ -54,7 +54,7 @@ def engine_identity(instance_id: str, incarnation: int) -> Identity:
 class _FetchState:
     layers_ready: int = 0
     valid_blocks: int | None = None
-    """Not None once the fetch has ended short."""
+    """None unless the fetch has ended short."""
 
 
 class FetchBoard:

@@ -186,7 +186,7 @@ def _dirty_line(leaf: Block, chosen: Collection[BlockKey], in_flight: Collection
 
 
 def _chains(blocks: Iterable[tuple[BlockKey, BlockKey | None]]) -> Iterator[list[tuple[BlockKey, BlockKey | None]]]:
-    """`blocks` in runs of which each continues the one before."""
+    """The runs of `blocks` in which each continues the one before."""
     chain: list[tuple[BlockKey, BlockKey | None]] = []
     for key, parent in blocks:
         if chain and chain[-1][0] != parent:

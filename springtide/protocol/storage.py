@@ -311,9 +311,9 @@ class LeasedPrefix:
     lease_id: int
     incarnation: Incarnation
     slots: tuple[Slot, ...]
-    """Where each block is."""
+    """The slot of each block."""
     generations: tuple[int, ...]
-    """Of each slot: what makes its handle stale once it is given to another block."""
+    """The generation of each slot, which makes its handle stale once it is given to another block."""
     ttl_ms: int
     tenant: str
     """Whose blocks they are, if there are any."""
@@ -339,14 +339,14 @@ class OpenIngest:
 
 @dataclass(frozen=True, slots=True)
 class IngestTargets:
-    """Where a prompt's blocks are to be written, the last possibly partial. No slots: nothing has been reserved yet, ask again."""
+    """The slots into which a prompt's blocks are to be written, the last possibly partial. None: nothing has been reserved yet, ask again."""
 
     incarnation: Incarnation
     slots: tuple[Slot, ...] = ()
     generations: tuple[int, ...] = ()
-    """Of each slot, as in LeasedPrefix."""
+    """The generation of each slot, as in LeasedPrefix."""
     present_blocks: int = 0
-    """So many of the first are there already: nothing is to be written."""
+    """The number of first blocks that are there already: they are not to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +393,6 @@ class Replicated:
     """How an order to replicate ended."""
 
     blocks: int
-    """Of the keys, the longest prefix that is here now."""
+    """The length of the longest prefix of the keys that is here now."""
     fetched_blocks: int
-    """Of those, fetched by this order."""
+    """The number of those that were fetched by this order."""
