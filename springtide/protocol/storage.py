@@ -339,7 +339,8 @@ class OpenIngest:
 
 @dataclass(frozen=True, slots=True)
 class IngestTargets:
-    """The slots into which a prompt's blocks are to be written, the last possibly partial. None: nothing has been reserved yet, ask again."""
+    """The slots into which a prompt's blocks are to be written, the last possibly partial. None: nothing has been reserved yet, ask
+    again."""
 
     incarnation: Incarnation
     slots: tuple[Slot, ...] = ()
