@@ -72,17 +72,20 @@ class FakeStores(store_pb2_grpc.StoreServicer):
         name, keys = next(self._names)
         parts = [keys[first : first + SNAPSHOT_BLOCKS] for first in range(0, len(keys), SNAPSHOT_BLOCKS)]
         for number, part in enumerate(parts, 1):
-            snapshot = store_pb2.Snapshot(keys=part, tier=store_pb2.TIER_DRAM, complete=number == len(parts))
-            yield store_pb2.StoreEvent(node_id=name, incarnation=INCARNATION, sequence=0, snapshot=snapshot)
+            snapshot = store_pb2.SnapshotPart(
+                node_id=name, incarnation=INCARNATION, keys=part, tier=store_pb2.TIER_DRAM, complete=number == len(parts)
+            )
+            yield store_pb2.StoreEvent(snapshot=snapshot)
         chance = random.Random(name)
         signs = round(STORED_EVERY_S / SIGN_EVERY_S)
         silent = chance.randrange(signs)
         for sequence in itertools.count(1):
             for _ in range(silent):
                 await asyncio.sleep(SIGN_EVERY_S)
-                yield store_pb2.StoreEvent(node_id=name, incarnation=INCARNATION, sequence=sequence - 1, still_here=store_pb2.StillHere())
-            stored = store_pb2.BlocksStored(keys=[chance.randbytes(16) for _ in range(EVENT_BLOCKS)], tier=store_pb2.TIER_DRAM)
-            yield store_pb2.StoreEvent(node_id=name, incarnation=INCARNATION, sequence=sequence, stored=stored)
+                yield store_pb2.StoreEvent(still_here=store_pb2.StillHere(sequence=sequence - 1))
+            keys = [chance.randbytes(16) for _ in range(EVENT_BLOCKS)]
+            stored = store_pb2.BlocksStored(node_id=name, incarnation=INCARNATION, sequence=sequence, keys=keys, tier=store_pb2.TIER_DRAM)
+            yield store_pb2.StoreEvent(stored=stored)
             silent = signs
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.driven import compared, console, others_at_work, rate, with_remarks
 from benchmarks.results import Row, show, write
-from kvstore.server.demotion import BATCHES_UNDER_WAY, STAGED_BYTES
+from kvstore.server.transfer.demotion import BATCHES_IN_FLIGHT, STAGED_BYTES
 from kvstore.ssd.disk import aligned_memory
 from kvstore.ssd.tier import PutBlock, SsdTier
 from springtide.ids import BlockKey
@@ -32,7 +32,7 @@ BLOCK_BYTES = 30 * 2 * 64 * 3 * 64 * 2
 BATCH = STAGED_BYTES // BLOCK_BYTES
 """Blocks of a batch as demotion has them: from and to little staging memory, which stays in the processor's cache as fio's buffers do."""
 NUM_BLOCKS = 154 * BATCH
-DEPTHS, JOBS = (1, 4, BATCH * BATCHES_UNDER_WAY, 32, 64), (1, 2)
+DEPTHS, JOBS = (1, 4, BATCH * BATCHES_IN_FLIGHT, 32, 64), (1, 2)
 """Requests that fio keeps in flight, among them as many as blocks are handed to the tier at a time; processes that do so, each for its part
 of the bytes."""
 SWEEPS = 2
@@ -43,7 +43,7 @@ WANTED = 0.8
 REST_S = 1.0
 """Before each measurement, the same for both: a disk that is rented grants bursts after a pause, and fio pauses while it starts."""
 NOTES = (
-    f"{NUM_BLOCKS} blocks of {BLOCK_BYTES / (1 << 20):.1f} MiB, ours in batches of {BATCH} through `put` and `get`, {BATCHES_UNDER_WAY} at "
+    f"{NUM_BLOCKS} blocks of {BLOCK_BYTES / (1 << 20):.1f} MiB, ours in batches of {BATCH} through `put` and `get`, {BATCHES_IN_FLIGHT} at "
     "a time, checksums and table included; fio sequential, direct, libaio, same blocks and as many bytes, its settings the best for each "
     f"operation of a sweep before ({SWEEPS} runs each with {', '.join(map(str, DEPTHS))} requests in flight in each of "
     f"{' or '.join(map(str, JOBS))} processes, the quickest run counts): {{best}}. Ours is not swept. Both take turns in each of {ROUNDS} "
@@ -118,7 +118,7 @@ class Ours:
     def __init__(self, directory: Path, bytes_per_slot: int = BLOCK_BYTES, num_blocks: int = NUM_BLOCKS) -> None:
         self._directory, self._bytes_per_slot = directory / "tier", bytes_per_slot
         self._keys = [BlockKey(i.to_bytes(16, "big")) for i in range(num_blocks)]
-        self._stagings = [self._staging(bytes_per_slot) for _ in range(BATCHES_UNDER_WAY)]
+        self._stagings = [self._staging(bytes_per_slot) for _ in range(BATCHES_IN_FLIGHT)]
 
     def _staging(self, bytes_per_slot: int) -> list[memoryview]:
         memory = aligned_memory(BATCH * bytes_per_slot)

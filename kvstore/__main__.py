@@ -1,4 +1,4 @@
-"""`python -m kvstore`: the store process of a node."""
+"""The store process of a node: `python -m kvstore`."""
 
 from __future__ import annotations
 

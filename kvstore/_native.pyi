@@ -10,20 +10,21 @@ MAX_USES: int
 """Block.uses counts no further."""
 
 class Block:
-    """Visible to everybody who knows its key. `slot` belongs to the block until it is evicted; nobody writes it meanwhile."""
+    """A committed block, visible to everybody who knows its key. `slot` belongs to the block until it is evicted; nobody writes it
+    meanwhile."""
 
     slot: Slot
     """-1: it is one that the SSD holds."""
     children: int
-    """Held blocks whose parent this is."""
+    """The number of held blocks whose parent this is."""
     last_used: int
-    """Tick of the index when the last reference was dropped: larger is later."""
+    """The tick of the index when the last reference was dropped: larger is later."""
     uses: int
-    """How often it was stored or found, to MAX_USES, and before an eviction too as far as that is remembered."""
+    """The times that it was stored or found, to MAX_USES, and before an eviction too as far as that is remembered."""
     clean: bool
     """The SSD holds it too."""
     dirty_children: int
-    """Children that are not spare."""
+    """The number of children that are not spare."""
     sampled: bool
     """The eviction policy observes when this block is used again."""
 
@@ -38,11 +39,11 @@ class Block:
 
     @property
     def refs(self) -> int:
-        """Places of attempts, leases and hard pins. Whoever references a block references its ancestors too."""
+        """The references: places of attempts, leases and hard pins. Whoever references a block references its ancestors too."""
 
     @property
     def depth(self) -> int:
-        """Blocks before it in its prompt."""
+        """The number of blocks before it in its prompt."""
 
     @property
     def key_bits(self) -> int:
@@ -50,45 +51,45 @@ class Block:
 
     @property
     def spare(self) -> bool:
-        """It and all that continues it are on the SSD too, so that dropping them costs nothing."""
+        """Whether it and all that continues it are on the SSD too, so that dropping them costs nothing."""
 
     @property
     def evictable(self) -> bool:
-        """Nobody uses it, and nothing continues it."""
+        """Whether nobody uses it, and nothing continues it."""
 
     def reference(self) -> int:
-        """One more, and one more use. Returns how many there were before."""
+        """Adds one, and one more use. Returns how many there were before."""
 
     def dereference(self) -> int:
-        """One less. Returns how many are left. Raises AssertionError when there was none."""
+        """Drops one. Returns how many are left. Raises AssertionError when there was none."""
 
 class BlockTable:
-    """Blocks by key. `capacity`: how many there are room for before it has to grow, which takes a while."""
+    """A table of blocks by key. `capacity`: how many there are room for before it has to grow, which takes a while."""
 
     def __new__(cls, capacity: int) -> BlockTable: ...
     def __len__(self) -> int: ...
     def get(self, key: BlockKey, /) -> Block | None: ...
     def add(self, block: Block, /) -> None:
-        """Raises KeyError when its key is there."""
+        """Adds one. Raises KeyError when its key is there."""
 
     def remove(self, block: Block, /) -> None:
-        """Raises KeyError when it is not there."""
+        """Removes one. Raises KeyError when it is not there."""
 
     def match(self, keys: Sequence[BlockKey], /) -> list[Block]:
         """The blocks of `keys` up to the first that is not there or not the child of the one before (of none, for the first)."""
 
     def by_depth(self) -> list[Block]:
-        """All, parents before their children; O(blocks)."""
+        """All blocks, parents before their children; O(blocks)."""
 
 class BlockHeap:
-    """Blocks by value, among equals by last use; neither may change while the block is in. A block can be in several heaps at a time
-    if each is of another lane, 0 to 3."""
+    """A heap of blocks by value, among equals by last use; neither may change while the block is in. A block can be in several heaps at a
+    time if each is of another lane, 0 to 3."""
 
     def __new__(cls, lane: int) -> BlockHeap: ...
     def __len__(self) -> int: ...
     def __contains__(self, block: Block, /) -> bool: ...
     def push(self, block: Block, value: float, /) -> None:
-        """Raises ValueError when it is in."""
+        """Adds one. Raises ValueError when it is in."""
 
     def discard(self, block: Block, /) -> None: ...
     def peek(self) -> Block | None:

@@ -46,7 +46,7 @@ LostHandler = Callable[[PeerLost], None]
 
 
 def engine_identity(instance_id: str, incarnation: int) -> Identity:
-    """By which an engine's store and the transports of its arena know it."""
+    """The identity by which an engine's store and the transports of its arena know it."""
     return Identity(f"engine {instance_id}", incarnation)
 
 
@@ -54,11 +54,11 @@ def engine_identity(instance_id: str, incarnation: int) -> Identity:
 class _FetchState:
     layers_ready: int = 0
     valid_blocks: int | None = None
-    """Once the fetch has ended short."""
+    """None unless the fetch has ended short."""
 
 
 class FetchBoard:
-    """How far the fetch of each attempt is. Written by the event loop, waited for by the thread that runs the model."""
+    """A board of how far the fetch of each attempt is. Written by the event loop, waited for by the thread that runs the model."""
 
     def __init__(self) -> None:
         self._fetches: dict[AttemptId, _FetchState] = {}
@@ -93,13 +93,13 @@ class FetchBoard:
             self._changed.notify_all()
 
     def waits(self, attempt_id: AttemptId, num_layers: int) -> bool:
-        """Some of the attempt's prefix has yet to arrive, in one of these layers."""
+        """Whether some of the attempt's prefix has yet to arrive, in one of these layers."""
         with self._changed:
             state = self._fetches.get(attempt_id)
             return state is not None and state.valid_blocks is None and state.layers_ready < num_layers
 
     def wait_layer(self, attempt_id: AttemptId, layer: int, timeout_s: float) -> int | None:
-        """As StoreLink.wait_layer."""
+        """Waits for it, as StoreLink.wait_layer."""
         deadline = monotonic() + timeout_s
         with self._changed:
             while True:
@@ -117,8 +117,8 @@ class FetchBoard:
 
 
 class StoreLink:
-    """Made by `connect`. When the store is lost, `on_lost` is called once, and what is in the arena is worth nothing any more: whoever
-    needs a store again closes this link and connects anew, to another incarnation with an empty arena."""
+    """The link of an engine to its store, made by `connect`. When the store is lost, `on_lost` is called once, and what is in the arena is
+    worth nothing any more: whoever needs a store again closes this link and connects anew, to another incarnation with an empty arena."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class StoreLink:
         on_lost: LostHandler,
     ) -> None:
         self.memory, self.attachment = memory, attachment
-        """As `attach_arena` returned them; this link closes them."""
+        """What `attach_arena` returned; this link closes them."""
         self._channel = channel
         self._stream = stream
         self._commands = commands
@@ -155,8 +155,8 @@ class StoreLink:
     async def connect(
         cls, store_socket: Path, arena_socket: Path, hello: EngineHello, on_notice: NoticeHandler, on_lost: LostHandler
     ) -> StoreLink:
-        """`on_notice` and `on_lost` are called in this event loop and must not block. Raises PeerLost when there is no store, NoMemory when
-        this process cannot map its arena."""
+        """Connects to the store of the node. `on_notice` and `on_lost` are called in this event loop and must not block. Raises PeerLost
+        when there is no store, NoMemory when this process cannot map its arena."""
         channel = channels.connect(f"unix:{store_socket}")
         commands = _Commands(hello)
         try:
@@ -182,7 +182,7 @@ class StoreLink:
         return cls(memory, attachment, welcome, channel, stream, commands, on_notice, on_lost)
 
     def send(self, order: Order) -> None:
-        """From any thread, without waiting; orders keep their order. After a loss they go nowhere."""
+        """Sends it, from any thread, without waiting; orders keep their order. After a loss they go nowhere."""
         if isinstance(order, Release):
             self._fetches.forget(order.attempt_id)
         self._commands.put(order)
@@ -196,12 +196,12 @@ class StoreLink:
         return self._fetches.wait_layer(attempt_id, layer, timeout_s)
 
     def waits(self, attempt_id: AttemptId, num_layers: int) -> bool:
-        """Some of the attempt's prefix has yet to arrive, in one of the first `num_layers`. From any thread."""
+        """Whether some of the attempt's prefix has yet to arrive, in one of the first `num_layers`. From any thread."""
         return self._fetches.waits(attempt_id, num_layers)
 
     async def close(self, at_rest: Callable[[], Awaitable[object]] | None = None) -> None:
-        """The store releases every attempt of this engine: once `at_rest` has returned, when nothing of the engine writes into the arena
-        any more. `on_lost` is not called."""
+        """Lets go of the store, which releases every attempt of this engine: once `at_rest` has returned, when nothing of the engine writes
+        into the arena any more. `on_lost` is not called."""
         self._receiving.cancel()
         await asyncio.gather(self._receiving, return_exceptions=True)
         self._fetches.lose(PeerLost("the link to the store was closed"))
@@ -242,7 +242,8 @@ class StoreLink:
 
 
 def attach_arena(arena_socket: Path, engine: Identity) -> tuple[SharedMemory, socket.socket]:
-    """The socket tells the store that a process of this engine may write, until it is closed. Blocks. Raises PeerLost, NoMemory."""
+    """Maps the arena. The socket tells the store that a process of this engine may write, until it is closed. Blocks. Raises PeerLost,
+    NoMemory."""
     memory, attachment = attach_session(arena_socket, False, CONNECT_TIMEOUT_S)
     try:
         attachment.sendall(introduction(engine))
@@ -275,7 +276,7 @@ class _Commands:
         self._loop.call_soon_threadsafe(self._wake.set)
 
     def end(self) -> None:
-        """In the loop's thread."""
+        """Ends the stream. In the loop's thread."""
         with self._lock:
             self._ended = True
         self._wake.set()

@@ -30,8 +30,7 @@ from engine.loader import load_model
 from engine.profiling import measure_decode, measure_prefill
 from engine.runner import ModelRunner
 from engine.sampling.sampler import sample
-from kvstore.core.eviction import PolicyName, new_policy
-from kvstore.core.ingest import Unit, Writer
+from kvstore.core.eviction import new_policy
 from kvstore.core.pool import Pool
 from node_runtime.events import StoreUp
 from prefill_node.core import PrefillCore
@@ -40,6 +39,7 @@ from prefill_node.core import events as prefill_events
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
 from springtide.blocks import block_keys, blocks_for, namespace_root
+from springtide.choices import EvictionName
 from springtide.chunking import Chunking
 from springtide.config import ClusterConfig
 from springtide.cost import DecodeCost, PrefillCost
@@ -57,7 +57,7 @@ SCRATCH_TOKENS = 2560
 FOREVER_S = 1e9
 SESSION = 0
 PREFILL, DECODE = NodeId("prefill"), NodeId("decode")
-WRITER = Writer(PREFILL, Incarnation(1), "")
+WRITER = storage.Writer(PREFILL, Incarnation(1), "")
 
 
 class NodeCore(Protocol):
@@ -70,7 +70,7 @@ class PoolOfNode:
     """A node's pool, whose orders are done at once. `places`: where in the arena its slots lie. `sealed` is told of every prompt that is to
     be handed over, while its slots hold it."""
 
-    def __init__(self, places: Sequence[int], eviction: PolicyName, sealed: Callable[[storage.Seal, Sequence[int]], None]) -> None:
+    def __init__(self, places: Sequence[int], eviction: EvictionName, sealed: Callable[[storage.Seal, Sequence[int]], None]) -> None:
         self._places, self._sealed = places, sealed
         self.pool = Pool([0] * len(places), 1, policy=new_policy(eviction, len(places)))
         self._slots: dict[AttemptId, tuple[Slot, ...]] = {}
@@ -113,7 +113,7 @@ class PoolOfNode:
         assert ingest is not None, f"{attempt_id} has not been reserved"
         missing = slice(ingest.present, ingest.num_blocks)
         blocks_of_arena[list(self._slots[attempt_id][missing])] = blocks_of_arena[list(written[missing])]
-        self.pool.cover(attempt_id, PREFILL, Unit(0, 1, 0, ingest.num_blocks))
+        self.pool.cover(attempt_id, PREFILL, storage.Unit(0, 1, 0, ingest.num_blocks))
         ingested = self.pool.seal(attempt_id, PREFILL, seal.first_token)
         assert isinstance(ingested, storage.Ingested), ingested
         return ingested

@@ -9,10 +9,9 @@ from benchmarks.drivers.holdings import RouterIndexJob
 from benchmarks.drivers.protocol import run
 from conductor.core.index.matches import Matches
 from conductor.core.index.prefix_index import PrefixIndex
-from conductor.core.types.events import StoreStored
-from conductor.server.watch import store_event
-from springtide.ids import BlockKey, NodeId
-from springtide.protocol.storage import Tier
+from springtide.ids import BlockKey, Incarnation, NodeId
+from springtide.protocol import wire
+from springtide.protocol.storage import BlocksStored, Tier
 from springtide.rpc import store_pb2
 
 
@@ -26,12 +25,13 @@ class SpringtideRouterIndex(RouterIndexJob):
 
     def event(self, worker: int, keys: Sequence[bytes]) -> bytes:
         self._sequence[worker] += 1
-        stored = store_pb2.BlocksStored(keys=keys, tier=store_pb2.TIER_DRAM)
-        return store_pb2.StoreEvent(node_id=str(worker), incarnation=1, sequence=self._sequence[worker], stored=stored).SerializeToString()
+        held = tuple(map(BlockKey, keys))
+        stored = BlocksStored(NodeId(str(worker)), Incarnation(1), self._sequence[worker], held, Tier.DRAM)
+        return wire.STORE_EVENT.encode(stored).SerializeToString()
 
     def take_in(self, event: bytes) -> None:
-        stored = store_event(store_pb2.StoreEvent.FromString(event))
-        assert isinstance(stored, StoreStored)
+        stored = wire.STORE_EVENT.decode(store_pb2.StoreEvent.FromString(event))
+        assert isinstance(stored, BlocksStored)
         self._index.stored(stored.node_id, stored.incarnation, stored.sequence, stored.keys, stored.tier)
 
     def sequence(self, keys: Sequence[bytes]) -> list[BlockKey]:

@@ -14,15 +14,15 @@ from benchmarks.drivers.holdings import HOT, PROMPTS, Holdings
 from benchmarks.drivers.protocol import run
 from conductor.core.conductor import ConductorCore
 from conductor.core.settings import ConductorSettings
-from conductor.core.types.events import InstanceUp, LoadReported, Reply, StoreSnapshot, StoreStored, StoreUp
+from conductor.core.types.events import InstanceUp, LoadReported, Reply, StoreUp
 from springtide.config import ClusterConfig
 from springtide.cost import DecodeCost, PrefillCost
-from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
+from springtide.ids import AttemptId, BlockKey, GatewayId, Incarnation, InstanceId, NodeId, RequestId
 from springtide.modelinfo import ModelInfo
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import InstanceRef, Load, Role
 from springtide.protocol.scheduling import Schedule
-from springtide.protocol.storage import Tier
+from springtide.protocol.storage import BlocksStored, SnapshotPart, Tier
 
 MODEL = ModelInfo("/model", "model", "llama", "fingerprint", 1 << 20, 32, 8, 128, 128_000, (0,))
 LOADS = {
@@ -39,13 +39,13 @@ def new_core(holdings: Holdings, admission: str) -> ConductorCore:
         for worker in range(holdings.workers):
             name = f"{role.value}-{worker}"
             core.handle(StoreUp(NodeId(name), f"{name}:2"), 0.0)
-            core.handle(StoreSnapshot(NodeId(name), 1, 0, [], Tier.DRAM, complete=True), 0.0)
+            core.handle(SnapshotPart(NodeId(name), Incarnation(1), 0, (), Tier.DRAM, complete=True), 0.0)
             core.handle(InstanceUp(InstanceRef(InstanceId(name), role, f"{name}:1", NodeId(name), f"{name}:2"), 1), 0.0)
             core.handle(LoadReported(InstanceId(name), 1, LOADS[role]), 0.0)
     for sequence, (prompt, keys) in enumerate((prompt, holdings.keys(prompt)) for prompt in range(PROMPTS)):
         for worker in range(holdings.workers):
-            held = [BlockKey(key) for key in keys[: holdings.holders(prompt).get(worker, 0)]]
-            core.handle(StoreStored(NodeId(f"prefill-{worker}"), 1, sequence + 1, held, Tier.DRAM), 0.0)
+            held = tuple(BlockKey(key) for key in keys[: holdings.holders(prompt).get(worker, 0)])
+            core.handle(BlocksStored(NodeId(f"prefill-{worker}"), Incarnation(1), sequence + 1, held, Tier.DRAM), 0.0)
     return core
 
 

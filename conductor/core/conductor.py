@@ -34,9 +34,6 @@ from conductor.core.types.events import (
     RequestSnapshot,
     Scored,
     StoreDown,
-    StoreRemoved,
-    StoreSnapshot,
-    StoreStored,
     StoreUp,
     SwitchFailed,
     Tick,
@@ -47,6 +44,7 @@ from springtide.ids import GatewayId, NodeId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Phase, Prediction, Progress, Renew
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.scheduling import Assignment, PrefixSource, Reason, Rejection, Schedule
+from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPart
 
 _MOST_SOURCES = 3
 """The chosen one and those that take its place when it fails or is slow."""
@@ -116,11 +114,11 @@ class ConductorCore:
                 self._renew(event, now)
             case LoadReported(instance_id, incarnation, load):
                 self.state.report(instance_id, incarnation, load, now)
-            case StoreStored(node_id, incarnation, sequence, keys, tier):
+            case BlocksStored(node_id, incarnation, sequence, keys, tier):
                 return self._in_order(node_id, self.index.stored(node_id, incarnation, sequence, keys, tier))
-            case StoreRemoved(node_id, incarnation, sequence, keys, tier):
+            case BlocksRemoved(node_id, incarnation, sequence, keys, tier):
                 return self._in_order(node_id, self.index.removed(node_id, incarnation, sequence, keys, tier))
-            case StoreSnapshot(node_id, incarnation, sequence, keys, tier, complete):
+            case SnapshotPart(node_id, incarnation, sequence, keys, tier, complete):
                 self.index.snapshot(node_id, incarnation, sequence, keys, tier, complete)
                 if complete:
                     self._snapshots_asked.discard(node_id)

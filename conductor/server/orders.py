@@ -18,7 +18,7 @@ from conductor.server.service import CoreRunner
 from springtide.credentials import OPEN, Credentials
 from springtide.protocol import wire
 from springtide.protocol.instances import Role
-from springtide.rpc import store_pb2
+from springtide.protocol.storage import ReplicatePrefix
 from springtide.rpc.channels import connect
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from springtide.rpc.store_pb2_grpc import StoreStub
@@ -64,13 +64,12 @@ class Orders:
         task.add_done_callback(self._tasks.discard)
 
     async def _replicate(self, order: Replicate) -> None:
-        sources = map(wire.PREFIX_SOURCE.encode, order.sources)
         blocks = fetched = 0
         try:
             async with self._places, connect(order.store_address, self._credentials) as channel:
-                request = store_pb2.ReplicateRequest(keys=order.keys, sources=sources)
-                reply = await StoreStub(channel).Replicate(request, timeout=order.within_s)
-            blocks, fetched = reply.blocks, reply.fetched_blocks
+                request = wire.REPLICATE_PREFIX.encode(ReplicatePrefix(order.keys, order.sources))
+                replicated = wire.REPLICATED.decode(await StoreStub(channel).Replicate(request, timeout=order.within_s))
+            blocks, fetched = replicated.blocks, replicated.fetched_blocks
             logger.info("a hot prefix of %d blocks is at %s now, %d of them copied", blocks, order.node_id, fetched)
         except grpc.aio.AioRpcError as error:
             logger.warning("a copy of %d blocks to %s failed: %s %s", len(order.keys), order.node_id, error.code().name, error.details())

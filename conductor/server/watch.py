@@ -6,32 +6,18 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import cast
 
 import grpc
 import grpc.aio
 
-from conductor.core.types.events import (
-    Event,
-    InstanceDown,
-    InstanceUp,
-    LoadReported,
-    RequestSnapshot,
-    StoreDown,
-    StoreRemoved,
-    StoreSnapshot,
-    StoreStored,
-    StoreUp,
-)
+from conductor.core.types.events import InstanceDown, InstanceUp, LoadReported, RequestSnapshot, StoreDown, StoreUp
 from conductor.server.service import CoreRunner
 from springtide.credentials import OPEN, Credentials
-from springtide.ids import BlockKey, InstanceId, NodeId
+from springtide.ids import InstanceId, NodeId
 from springtide.membership import Member
 from springtide.protocol import wire
 from springtide.protocol.instances import InstanceRef, LoadReport, Role
-from springtide.protocol.storage import Tier
-from springtide.rpc import store_pb2
+from springtide.protocol.storage import StillHere
 from springtide.rpc.channels import connect
 from springtide.rpc.node_pb2 import WatchLoadRequest
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
@@ -42,7 +28,6 @@ from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
 
-_TIERS = {store_pb2.TIER_DRAM: Tier.DRAM, store_pb2.TIER_SSD: Tier.SSD}
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 2.0
 _CUT_OFF = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.ABORTED}
@@ -133,9 +118,10 @@ class StoreWatcher(Watcher):
                     if not self.connected:
                         self._runner.feed(StoreUp(self._node_id, self.member.address))
                         self._connect()
-                    if message.HasField("still_here"):
+                    event = wire.STORE_EVENT.decode(message)
+                    if isinstance(event, StillHere):
                         continue
-                    if any(isinstance(action, RequestSnapshot) for action in self._runner.feed(store_event(message))):
+                    if any(isinstance(action, RequestSnapshot) for action in self._runner.feed(event)):
                         return
         except grpc.aio.AioRpcError as error:
             if error.code() in _CUT_OFF:
@@ -190,32 +176,3 @@ class LoadWatcher(Watcher):
 
     def _lost(self) -> None:
         self._runner.feed(InstanceDown(self._ref.instance_id, self.member.incarnation, self.hung))
-
-
-def store_event(message: store_pb2.StoreEvent) -> Event:
-    """Raises ValueError when the message is no event that is known."""
-    node_id = NodeId(message.node_id)
-    match message.WhichOneof("event"):
-        case "snapshot":
-            keys = _keys(message.snapshot.keys)
-            # An empty store's snapshot needs no tier.
-            tier = _tier(message.snapshot.tier) if keys else Tier.DRAM
-            return StoreSnapshot(node_id, message.incarnation, message.sequence, keys, tier, message.snapshot.complete)
-        case "stored":
-            return StoreStored(node_id, message.incarnation, message.sequence, _keys(message.stored.keys), _tier(message.stored.tier))
-        case "removed":
-            keys = _keys(message.removed.keys)
-            return StoreRemoved(node_id, message.incarnation, message.sequence, keys, _tier(message.removed.tier))
-        case other:
-            raise ValueError(f"store {message.node_id} sent an event of the unknown kind {other}")
-
-
-def _tier(tier: store_pb2.Tier) -> Tier:
-    if tier not in _TIERS:
-        raise ValueError(f"a store's event names the unknown tier {tier}")
-    return _TIERS[tier]
-
-
-def _keys(keys: Iterable[bytes]) -> list[BlockKey]:
-    # Not BlockKey(key) for each: a long prompt has thousands.
-    return cast("list[BlockKey]", list(keys))

@@ -11,7 +11,7 @@ from kvstore.core.hit_density import HitDensity
 from springtide.choices import EvictionName
 
 DEPTH_WEIGHT = 0.1
-"""Of a doubled depth, against doubled uses."""
+"""What a doubled depth counts, against doubled uses."""
 
 
 def lru(capacity: int) -> Ranking:
@@ -34,7 +34,7 @@ def length_aware(capacity: int) -> Ranking:
 
 
 def _worth_of_uses(capacity: int) -> list[float]:
-    """In ticks, by the number of uses."""
+    """The worth in ticks, by the number of uses."""
     return [0.0, *(capacity * math.log2(uses) for uses in range(1, MAX_USES + 1))]
 
 

@@ -1,4 +1,4 @@
-"""How often blocks were used before they were evicted."""
+"""The history of evicted blocks: how often each was used."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _ENTRIES_PER_BLOCK = 4
 
 
 class UseHistory:
-    """A direct-mapped table of 16-bit entries, each some bits of a key and its count: a newer key overwrites the older one in its place,
-    and so the old are forgotten, after some four times as many evictions as the cache has blocks. One recall in 4096 of an unknown key
-    finds another one's count; that costs a misjudged block, nothing else."""
+    """The uses of evicted blocks, in a direct-mapped table of 16-bit entries, each some bits of a key and its count: a newer key overwrites
+    the older one in its place, and so the old are forgotten, after some four times as many evictions as the cache has blocks. One recall in
+    4096 of an unknown key finds another one's count; that costs a misjudged block, nothing else."""
 
     def __init__(self, capacity: int) -> None:
         entries = _MIN_ENTRIES

@@ -13,7 +13,6 @@ import math
 import numpy as np
 
 from kvstore._native import Block, BlockHeap
-from kvstore.core.eviction_policy import VictimQueue
 from springtide.ids import BlockKey
 
 CLASSES = 4
@@ -25,36 +24,37 @@ HORIZON = 8
 SAMPLE = 1024
 """Keys observed at a time, about."""
 DECAY = 0.98
-"""Of what was learnt before, at each learning: four times as long as it takes to fill the cache, but not too often."""
+"""The share of what was learnt before that is kept at each learning."""
 LEARNINGS = 4
+"""The learnings in the time that it takes to fill the cache; but there are MIN_TICKS_BETWEEN them at least."""
 MIN_TICKS_BETWEEN = 4096
 
 _WIDTHS = np.array([1.0, *(2.0**octave for octave in range(AGES - 1))])
 
 
 class HitDensity:
-    """`capacity`: blocks that the tier holds."""
+    """The policy of a tier that holds `capacity` blocks."""
 
     def __init__(self, capacity: int) -> None:
         self._horizon = HORIZON * capacity
         self._sampled_below = min(1 << 16, (SAMPLE << 16) // self._horizon + 1)
         self._resting: dict[BlockKey, tuple[int, int]] = {}
-        """Of the sample: when it was last used, and its class. The longest ago comes first."""
+        """The sample: when each was last used, and its class. The longest ago comes first."""
         self._hits = [[0.0] * AGES for _ in range(CLASSES)]
-        """Uses by class and age, of the sample."""
+        """The uses of the sample, by class and age."""
         self._ends = [[0.0] * AGES for _ in range(CLASSES)]
-        """Ages at which an observation ended, by a use or at the horizon."""
+        """The observations that ended at an age, by a use or at the horizon, likewise."""
         self._learn_every = max(capacity // LEARNINGS, MIN_TICKS_BETWEEN)
         self._learn_at = self._learn_every
         self.density: list[list[float]] = [(2.0**uses / np.cumsum(_WIDTHS)).tolist() for uses in range(CLASSES)]
-        """By class and age: expected hits for each tick of a block's further stay. Until something was learnt, like LRU with a favour for
-        what was used often."""
+        """The expected hits for each tick of a block's further stay, by class and age. Until something was learnt, like LRU with a favour
+        for what was used often."""
 
     @property
     def observer(self) -> HitDensity:
         return self
 
-    def new_queue(self, lane: int) -> VictimQueue:
+    def new_queue(self, lane: int) -> DensityQueue:
         return DensityQueue(self, lane)
 
     def observes(self, block: Block) -> bool:
@@ -97,7 +97,7 @@ class HitDensity:
 
 
 class DensityQueue:
-    """O(log n) each."""
+    """The blocks of one order, in a heap for each class. O(log n) each."""
 
     def __init__(self, model: HitDensity, lane: int) -> None:
         self._model = model
@@ -125,6 +125,7 @@ class DensityQueue:
 
 
 def class_of(block: Block) -> int:
+    """The class of a block: by its uses."""
     return min(block.uses, CLASSES) - 1
 
 

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Collection, Container, Generator, Iterator, Sequence
 
 from kvstore._native import Block, BlockTable
+from kvstore.core.eviction_order import EvictionOrder
 from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.history import UseHistory
-from kvstore.core.order import EvictionOrder
 from kvstore.core.tenants import Tenant
 from springtide.ids import BlockKey, Slot
 
 
 class BlockIndex:
-    """`capacity`: blocks that there are room for. `pinned`, `tells_dirty` as in EvictionOrder."""
+    """The index of the blocks of one tier, which has room for `capacity`. `pinned`, `tells_dirty` as in EvictionOrder."""
 
     def __init__(self, capacity: int, policy: EvictionPolicy, pinned: Container[BlockKey] = (), tells_dirty: bool = False) -> None:
         self._blocks = BlockTable(capacity)
@@ -26,7 +26,7 @@ class BlockIndex:
         self.num_unreferenced = 0
         """Because references are prefix-closed, all of these can go, leaf by leaf."""
         self.num_spare = 0
-        """Of those, the spare ones."""
+        """The spare ones among them."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -35,11 +35,11 @@ class BlockIndex:
         return self._blocks.get(key)
 
     def keys(self) -> list[BlockKey]:
-        """Every key, parents before their children; O(blocks), as `blocks`."""
+        """The keys of all blocks, parents before their children; O(blocks), as `blocks`."""
         return [block.key for block in self._blocks.by_depth()]
 
     def blocks(self) -> list[Block]:
-        """Parents before their children."""
+        """All blocks, parents before their children."""
         return self._blocks.by_depth()
 
     def with_descendants(self, keys: Collection[BlockKey] | None) -> list[Block]:
@@ -60,7 +60,7 @@ class BlockIndex:
         return self._blocks.match(keys)
 
     def insert(self, key: BlockKey, parent: Block | None, slot: Slot, tenant: Tenant) -> Block:
-        """Takes `slot` over from the caller, who references `parent` and now the new block too; `evict` gives it back."""
+        """A new block, which takes `slot` over from the caller, who references `parent` and now the block too; `evict` gives it back."""
         assert parent is None or parent.refs > 0, "only who holds a block adds a child to it"
         block = Block(key, slot, parent, tenant)
         self._blocks.add(block)
@@ -75,6 +75,7 @@ class BlockIndex:
         return block
 
     def reference(self, block: Block) -> None:
+        """Adds a reference: the block does not go, and is used once more."""
         if block.evictable:
             self._order.discard(block)  # before its uses change, which may decide where it is
         if block.reference() == 0:
@@ -86,7 +87,7 @@ class BlockIndex:
                 self._observer.used(block, self._tick)
 
     def dereference(self, block: Block) -> None:
-        """Callers drop a prefix from its end, so that a leaf counts as less recently used than its ancestors."""
+        """Drops a reference. Callers drop a prefix from its end, so that a leaf counts as less recently used than its ancestors."""
         if block.dereference() == 0:
             self._tick += 1
             block.last_used = self._tick
@@ -116,6 +117,7 @@ class BlockIndex:
         self._remove(block)
 
     def set_clean(self, block: Block, clean: bool) -> None:
+        """Notes whether the SSD holds the block too."""
         before = block.spare
         with self.reordering(block):
             block.clean = clean
@@ -132,7 +134,7 @@ class BlockIndex:
             self._spare_changed(block)
 
     def _spare_changed(self, block: Block) -> None:
-        """And thereby, maybe, that its ancestors are spare."""
+        """Counts it, and its ancestors that are spare or not by this."""
         spare = block.spare
         while True:
             if block.refs == 0:
@@ -151,13 +153,13 @@ class BlockIndex:
         block.tenant.spare += change
 
     def dirty_leaves(self, tenant: Tenant | None = None) -> Generator[Block, None, None]:
-        """Blocks (of `tenant`, where one with a quota is given) that are evictable and not clean, the next victim first. Nothing may change
-        before the iterator is closed."""
+        """The blocks (of `tenant`, where one with a quota is given) that are evictable and not clean, the next victim first. Nothing may
+        change before the iterator is closed."""
         return self._order.dirty(self._tick, tenant)
 
     @contextlib.contextmanager
     def reordering(self, block: Block) -> Iterator[None]:
-        """While the block's pins change, or whether it is clean."""
+        """Takes the block out of the order while its pins change, or whether it is clean."""
         ordered = block in self._order
         if ordered:
             self._order.discard(block)

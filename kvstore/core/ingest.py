@@ -5,32 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from springtide.errors import InvalidRequest
-from springtide.ids import Incarnation, NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class Writer:
-    """A store that may write slots of this one, until it has closed the ingest or has been fenced."""
-
-    node_id: NodeId
-    incarnation: Incarnation
-    address: str = field(compare=False)
-    """Its gRPC host:port."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """Layers [layer_begin, layer_end) of blocks [block_begin, block_end) of a prompt."""
-
-    layer_begin: int
-    layer_end: int
-    block_begin: int
-    block_end: int
+from springtide.protocol.storage import Unit, Writer
 
 
 @dataclass(slots=True)
 class Ingest:
-    """Coverage of blocks [present, num_blocks) of one prompt, each a bitmap over the layers. Blocks before `present` are not written."""
+    """The coverage of blocks [present, num_blocks) of one prompt, a bitmap over the layers each. Those before `present` are not written."""
 
     num_layers: int
     num_blocks: int
@@ -48,6 +28,7 @@ class Ingest:
 
     @property
     def complete(self) -> bool:
+        """Whether all of it has arrived and been sealed."""
         return self._missing == 0 and self.first_token is not None
 
     @property
@@ -56,7 +37,7 @@ class Ingest:
         return self._missing
 
     def cover(self, unit: Unit) -> None:
-        """The slabs of `unit` are in place. Repeats change nothing. Raises InvalidRequest when it reaches outside of the prompt."""
+        """Marks the slabs of `unit` as arrived. Repeats change nothing. Raises InvalidRequest when it reaches outside of the prompt."""
         if not (0 <= unit.layer_begin < unit.layer_end <= self.num_layers and 0 <= unit.block_begin < unit.block_end <= self.num_blocks):
             raise InvalidRequest(f"{unit} is outside of {self.num_layers} layers and {self.num_blocks} blocks")
         full = (1 << self.num_layers) - 1

@@ -1,37 +1,37 @@
-"""What must hold of a pool at every moment. Asserted after each step of the randomised tests; O(slots)."""
+"""The invariants of a pool: what must hold at every moment. Asserted after each step of the randomised tests; O(slots)."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from kvstore.core.attempt import Attempt
+from kvstore.core.attempt_slots import AttemptSlots
 from kvstore.core.pins import PinKind
 
 if TYPE_CHECKING:
+    from kvstore.core.allocator import SlotAllocator
     from kvstore.core.index import BlockIndex
     from kvstore.core.leases import LeaseTable
-    from kvstore.core.ledger import Ledger
     from kvstore.core.pins import Pins
     from kvstore.core.slots import SlotTable
     from springtide.ids import AttemptId
 
 
-def validate(ledger: Ledger, leases: LeaseTable) -> None:
-    """Raises AssertionError naming what is broken."""
-    attempts = ledger.attempts
-    ledger.index.validate()
-    ledger.pins.validate()
-    _each_slot_has_one_owner(ledger.slots, ledger.index, attempts)
-    _references_add_up(ledger.index, leases, ledger.pins, attempts)
-    _each_tenant_pays_for_its_slots(ledger)
+def validate(allocator: SlotAllocator, leases: LeaseTable) -> None:
+    """Asserts all of them. Raises AssertionError naming what is broken."""
+    attempts = allocator.attempts
+    allocator.index.validate()
+    allocator.pins.validate()
+    _each_slot_has_one_owner(allocator.slots, allocator.index, attempts)
+    _references_add_up(allocator.index, leases, allocator.pins, attempts)
+    _each_tenant_pays_for_its_slots(allocator)
     for attempt in attempts.values():
         _attempt_is_sound(attempt)
     unwanted = {attempt_id for attempt_id, attempt in attempts.items() if not attempt.wanted}
-    assert ledger.orphans.keys() == unwanted, "orphans are those that nobody wants"
+    assert allocator.orphans.keys() == unwanted, "orphans are those that nobody wants"
 
 
-def _each_slot_has_one_owner(slots: SlotTable, index: BlockIndex, attempts: dict[AttemptId, Attempt]) -> None:
+def _each_slot_has_one_owner(slots: SlotTable, index: BlockIndex, attempts: dict[AttemptId, AttemptSlots]) -> None:
     owners = Counter(slots.free())
     owners.update(block.slot for block in index.blocks())
     for attempt in attempts.values():
@@ -42,7 +42,7 @@ def _each_slot_has_one_owner(slots: SlotTable, index: BlockIndex, attempts: dict
     assert all(count == 1 for count in owners.values()), "no slot is owned twice"
 
 
-def _references_add_up(index: BlockIndex, leases: LeaseTable, pins: Pins, attempts: dict[AttemptId, Attempt]) -> None:
+def _references_add_up(index: BlockIndex, leases: LeaseTable, pins: Pins, attempts: dict[AttemptId, AttemptSlots]) -> None:
     references = Counter(id(block) for lease in leases for block in lease.blocks)
     references.update(id(block) for pin in pins if pin.kind is PinKind.HARD for block in pin.blocks.values())
     references.update(id(block) for attempt in attempts.values() for block in attempt.blocks if block is not None)
@@ -51,18 +51,18 @@ def _references_add_up(index: BlockIndex, leases: LeaseTable, pins: Pins, attemp
     assert all(block.refs == references[identity] for identity, block in held.items())
 
 
-def _each_tenant_pays_for_its_slots(ledger: Ledger) -> None:
-    slots = Counter(block.tenant for block in ledger.index.blocks())
-    unreferenced = Counter(block.tenant for block in ledger.index.blocks() if block.refs == 0)
-    for attempt in ledger.attempts.values():
+def _each_tenant_pays_for_its_slots(allocator: SlotAllocator) -> None:
+    slots = Counter(block.tenant for block in allocator.index.blocks())
+    unreferenced = Counter(block.tenant for block in allocator.index.blocks() if block.refs == 0)
+    for attempt in allocator.attempts.values():
         slots[attempt.tenant] += attempt.num_private
-    assert +slots == {tenant: tenant.slots for tenant in ledger.tenants}, "each slot in use is on one tenant's account"
-    for tenant in ledger.tenants:
+    assert +slots == {tenant: tenant.slots for tenant in allocator.tenants}, "each slot in use is on one tenant's account"
+    for tenant in allocator.tenants:
         assert tenant.unreferenced == unreferenced[tenant]
         assert tenant.quota is None or tenant.slots <= tenant.quota, "a quota is kept"
 
 
-def _attempt_is_sound(attempt: Attempt) -> None:
+def _attempt_is_sound(attempt: AttemptSlots) -> None:
     assert attempt.holders, "an attempt that nobody holds is gone"
     assert 0 <= attempt.complete <= min(len(attempt.keys), len(attempt.slots))
     for position, (slot, block) in enumerate(zip(attempt.slots, attempt.blocks, strict=True)):

@@ -11,6 +11,8 @@ from kvstore._native import Block
 
 @dataclass(slots=True)
 class Lease:
+    """One lease, and what it references."""
+
     lease_id: int
     reader: str
     blocks: Sequence[Block]
@@ -19,7 +21,7 @@ class Lease:
 
 
 class LeaseTable:
-    """All leases run equally long, so the order of renewal is that of expiry."""
+    """The leases of a store. All run equally long, so the order of renewal is that of expiry."""
 
     def __init__(self, ttl_s: float, first_id: int) -> None:
         self.ttl_s = ttl_s
@@ -39,7 +41,7 @@ class LeaseTable:
         return lease
 
     def renew(self, lease_id: int, now: float) -> bool:
-        """False when there is no such lease (any more)."""
+        """Lets it run anew. False when there is no such lease (any more)."""
         lease = self._leases.get(lease_id)
         if lease is None or lease.expires_at <= now:
             return False
@@ -51,6 +53,7 @@ class LeaseTable:
         return self._leases.pop(lease_id, None)
 
     def pop_expired(self, now: float) -> list[Lease]:
+        """Removes those whose time is over."""
         expired = []
         while self._leases and (lease := next(iter(self._leases.values()))).expires_at <= now:
             expired.append(lease)

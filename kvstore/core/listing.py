@@ -14,27 +14,29 @@ from springtide.ids import BlockKey
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """From a first block to the block of `key`."""
+    """A chain of held blocks, from a first block to the block of `key`."""
 
     key: BlockKey
     blocks: int
     own_blocks: int
-    """Of those, the last ones from which no other chain branches off."""
+    """The last ones of those, from which no other chain branches off."""
     children: int
-    """Held blocks that continue it."""
+    """The number of held blocks that continue it."""
     references: int
-    """Of attempts, leases and hard pins to the last block."""
+    """The references of attempts, leases and hard pins to the last block."""
     pin: PinKind | None
     tenant: str
 
 
 class Listing:
+    """The chains of an index, for operators."""
+
     def __init__(self, index: BlockIndex, pins: Pins) -> None:
         self._index = index
         self._pins = pins
 
     def chains(self, key_prefix: str, limit: int) -> tuple[list[Chain], int]:
-        """At most `limit` chains, those in use and the last used first, and how many there are: those that nothing continues, or with a
+        """The first `limit` chains, those in use and the last used first, and how many there are: those that nothing continues, or with a
         `key_prefix` (hexadecimal) those whose last block's key begins so; O(blocks)."""
         if key_prefix:
             found = [block for block in self._index.blocks() if block.key.hex().startswith(key_prefix)]
@@ -44,7 +46,7 @@ class Listing:
         return [_chain(block, self._pins) for block in latest], len(found)
 
     def held_part(self, keys: Sequence[BlockKey]) -> Chain | None:
-        """Of a prompt: as much of it as is held."""
+        """The chain of as much of a prompt as is held."""
         found = self._index.match(keys)
         return _chain(found[-1], self._pins) if found else None
 

@@ -18,6 +18,8 @@ _COMPACT_ABOVE = 1024
 
 
 class PinKind(Enum):
+    """How strongly a pin keeps its blocks."""
+
     SOFT = "soft"
     """Evicted only when nothing else can go."""
     HARD = "hard"
@@ -33,11 +35,13 @@ class NothingHeld(SpringtideError):
 
 
 class PinLimit(SpringtideError):
-    """So many hard pins would leave too little of the arena to serve from."""
+    """A hard pin is refused: so many would leave too little of the arena to serve from."""
 
 
 @dataclass(slots=True, eq=False)
 class Pin:
+    """One pin, and what it keeps."""
+
     pin_id: str
     kind: PinKind
     blocks: dict[BlockKey, Block]
@@ -46,16 +50,16 @@ class Pin:
 
     @property
     def tenant(self) -> str:
-        """Of its blocks; of the first of them, should it keep several tenants'."""
+        """Whose its blocks are; whose the first of them is, should it keep several tenants'."""
         return next(iter(self.blocks.values())).tenant.name if self.blocks else ""
 
 
 SoftPins = dict[BlockKey, list[Pin]]
-"""Which soft pins keep a block. Shared with the eviction order, which asks only whether there are any."""
+"""The soft pins that keep each block. Shared with the eviction order, which asks only whether there are any."""
 
 
 class Pins:
-    """All operations do what they say or raise without a trace."""
+    """The pins of a store. All operations do what they say or raise without a trace."""
 
     def __init__(self, index: BlockIndex, soft: SoftPins, hard_limit: int) -> None:
         self._index = index
@@ -75,16 +79,16 @@ class Pins:
 
     @property
     def num_hard(self) -> int:
-        """Blocks under at least one hard pin."""
+        """The number of blocks under at least one hard pin."""
         return len(self._hard)
 
     @property
     def num_soft(self) -> int:
-        """Blocks under at least one soft pin."""
+        """The number of blocks under at least one soft pin."""
         return len(self._soft)
 
     def kind_of(self, key: BlockKey) -> PinKind | None:
-        """The strongest that keeps the block."""
+        """The strongest kind that keeps the block."""
         if key in self._hard:
             return PinKind.HARD
         return PinKind.SOFT if key in self._soft else None
@@ -112,7 +116,7 @@ class Pins:
         return pin
 
     def renew(self, pin_id: str, ttl_s: float, now: float) -> Pin:
-        """It ends in `ttl_s` from now. Raises UnknownPin, InvalidRequest."""
+        """Lets the pin end in `ttl_s` from now. Raises UnknownPin, InvalidRequest."""
         pin = self._pins.get(pin_id)
         if pin is None or pin.expires_at <= now:
             raise UnknownPin(f"there is no pin {pin_id!r} here")
@@ -121,7 +125,7 @@ class Pins:
         return pin
 
     def unpin(self, pin_id: str) -> Pin:
-        """Raises UnknownPin."""
+        """Ends the pin. Raises UnknownPin."""
         pin = self._pins.pop(pin_id, None)
         if pin is None:
             raise UnknownPin(f"there is no pin {pin_id!r} here")
@@ -129,7 +133,7 @@ class Pins:
         return pin
 
     def expire(self, now: float) -> int:
-        """Returns how many ended."""
+        """Ends those whose time is over. Returns how many they were."""
         ended = 0
         while self._expiry and self._expiry[0][0] <= now:
             _, pin_id = heapq.heappop(self._expiry)
@@ -140,7 +144,7 @@ class Pins:
         return ended
 
     def evicted(self, blocks: Iterable[Block]) -> None:
-        """Room was needed: soft pins lose what went. One that has lost everything ends."""
+        """Takes from soft pins what went to make room. One that has lost everything ends."""
         if not self._soft:
             return
         for block in blocks:

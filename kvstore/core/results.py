@@ -6,31 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from springtide.errors import SpringtideError
-from springtide.ids import AttemptId, BlockKey, Slot
-from springtide.protocol.storage import Tier
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where the writer puts a block, or that it needn't (`present`)."""
-
-    slot: Slot
-    generation: int
-    present: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Leased:
-    lease_id: int
-    slots: Sequence[tuple[Slot, int]]
-    """With their generations."""
-    tenant: str
-    """Whose blocks they are."""
+from springtide.ids import AttemptId, BlockKey
 
 
 @dataclass(frozen=True, slots=True)
 class IngestFailed:
-    """The engine waits in vain: the prompt will not arrive."""
+    """The end of an ingest whose prompt will not arrive: the engine waits in vain."""
 
     attempt_id: AttemptId
     error: SpringtideError
@@ -38,33 +19,18 @@ class IngestFailed:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
+    """What an eviction by order came to."""
+
     blocks: int
     kept: int
-    """In use or pinned, or with descendants that are."""
+    """The blocks in use or pinned, or with descendants that are."""
     copies: Sequence[BlockKey] = ()
     """Given up on the SSD: the tier has to remove them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    sequence: int
-    keys: Sequence[BlockKey]
-    tier: Tier = Tier.DRAM
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    sequence: int
-    keys: Sequence[BlockKey]
-    tier: Tier = Tier.DRAM
-
-
-PoolEvent = Stored | Removed
-
-
-@dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Every slot is in exactly one of the four states."""
+    """The arena's slots by state: each is in exactly one of the four."""
 
     free: int
     cached: int
@@ -78,10 +44,12 @@ class PoolCounts:
 
     @property
     def available(self) -> int:
+        """Slots that can be had."""
         return self.free + self.cached
 
     @property
     def total(self) -> int:
+        """Slots of the arena."""
         return self.free + self.cached + self.in_use + self.quarantined
 
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class SlotTable:
-    """`generations` (one per slot) is where peers look to see whether a handle is stale: the arena's own array, or a list. A slot that is
-    given back changes its generation at once, so whoever still has a handle to it is refused from then on: for certain once `settle`, which
-    is called then, has returned (Transport.settle)."""
+    """The slots that are free, and the generation of each. `generations` (one per slot) is where peers look to see whether a handle is
+    stale: the arena's own array, or a list. A slot that is given back changes its generation at once, so whoever still has a handle to it
+    is refused from then on: for certain once `settle`, which is called then, has returned (Transport.settle)."""
 
     def __init__(self, generations: MutableSequence[int] | np.ndarray, settle: Callable[[], None] | None = None) -> None:
         self._generations = generations
@@ -24,7 +24,7 @@ class SlotTable:
         for slot in range(self.num_slots):
             generations[slot] = 1  # so that a handle of zeros never fits
         self._free = array("I", range(self.num_slots - 1, -1, -1))
-        """Last in, first out: memory that was touched before is used again first."""
+        """The free ones, last in, first out: memory that was touched before is used again first."""
 
     @property
     def num_free(self) -> int:
@@ -37,7 +37,7 @@ class SlotTable:
         return int(self._generations[slot])
 
     def take(self, count: int) -> list[Slot]:
-        """At most `num_free`. The slots are the caller's."""
+        """Takes `count` slots, at most `num_free`. They are the caller's."""
         assert count <= len(self._free), "more slots than are free"
         if not count:
             return []

@@ -18,15 +18,14 @@ from kvstore._native import Block
 from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.index import BlockIndex
 from kvstore.core.journal import Journal
-from kvstore.core.results import Removed, Stored
 from kvstore.core.tenants import Tenant
 from springtide.ids import BlockKey, Slot
-from springtide.protocol.storage import Tier
+from springtide.protocol.storage import BlocksRemoved, BlocksStored, Tier
 
 _NO_SLOT = Slot(-1)
 
 
-class Copy(NamedTuple):
+class BlockCopy(NamedTuple):
     """A block of the arena that is to be copied to the SSD."""
 
     key: BlockKey
@@ -35,7 +34,8 @@ class Copy(NamedTuple):
 
 
 class SsdBlocks:
-    """`arena` must have been made with `tells_dirty`. Whose a block is decides about slots only: on the SSD, all are one account's."""
+    """The blocks on the SSD, beside the `arena`'s, whose index must have been made with `tells_dirty`. Whose a block is decides about slots
+    only: on the SSD, all are one account's."""
 
     def __init__(self, arena: BlockIndex, capacity: int, policy: EvictionPolicy, journal: Journal) -> None:
         self._arena = arena
@@ -54,42 +54,43 @@ class SsdBlocks:
         return self._index.get(key) is not None
 
     def keys(self) -> list[BlockKey]:
-        """Parents before children."""
+        """The keys of all blocks, parents before children."""
         return self._index.keys()
 
     def held_blocks(self) -> list[Block]:
-        """As `keys`, in a fraction of the time."""
+        """All blocks, as `keys`, in a fraction of the time."""
         return self._index.blocks()
 
     def num_held(self, keys: Sequence[BlockKey]) -> int:
-        """Length of the longest held prefix."""
+        """The length of the longest held prefix."""
         return len(self._index.match(keys))
 
     # ---- to the SSD ----
 
-    def next_copies(self, at_most: int, tenant: Tenant | None = None, under_way: Collection[BlockKey] = ()) -> list[Copy]:
-        """Of the blocks that the arena would drop next (for `tenant`, where one with a quota is given), those that are neither on the SSD
-        nor `under_way` to it, and their ancestors, parents first."""
-        chosen: dict[BlockKey, Copy] = {}
+    def next_copies(self, at_most: int, tenant: Tenant | None = None, in_flight: Collection[BlockKey] = ()) -> list[BlockCopy]:
+        """Copies to be made: of the blocks that the arena would drop next (for `tenant`, where one with a quota is given), those that are
+        neither on the SSD nor `in_flight` to it, and their ancestors, parents first."""
+        chosen: dict[BlockKey, BlockCopy] = {}
         leaves = self._arena.dirty_leaves(tenant)
         for leaf in leaves:
-            for block in reversed(_dirty_line(leaf, chosen, under_way)):
-                chosen[block.key] = Copy(block.key, None if block.parent is None else block.parent.key, block.slot)
+            for block in reversed(_dirty_line(leaf, chosen, in_flight)):
+                chosen[block.key] = BlockCopy(block.key, None if block.parent is None else block.parent.key, block.slot)
                 if len(chosen) == at_most:
                     leaves.close()
                     return list(chosen.values())
         return list(chosen.values())
 
     def added(self, blocks: Iterable[tuple[BlockKey, BlockKey | None]], losses: int | None = None) -> list[BlockKey]:
-        """The tier holds these now, keys with their parents', parents first. `losses` is what it was when they were chosen from the arena.
-        Returns those that the tier has to remove: their parents went, or they may have been evicted by order while they were written."""
+        """Takes in what the tier holds now, keys with their parents', parents first. `losses` is what it was when they were chosen from the
+        arena. Returns those that the tier has to remove: their parents went, or they may have been evicted by order while they were
+        written."""
         if losses not in (None, self.losses):
             return [key for key, _ in blocks if key not in self]
         stored: list[BlockKey] = []
         refused: list[BlockKey] = []
         for chain in _chains(blocks):
             self._add_chain(chain, stored, refused)
-        self._journal.tell(Stored, stored, Tier.SSD)
+        self._journal.tell(BlocksStored, stored, Tier.SSD)
         return refused
 
     def _add_chain(self, chain: Sequence[tuple[BlockKey, BlockKey | None]], stored: list[BlockKey], refused: list[BlockKey]) -> None:
@@ -113,7 +114,7 @@ class SsdBlocks:
     # ---- from the SSD ----
 
     def used(self, keys: Sequence[BlockKey]) -> None:
-        """This prefix was read: it goes later."""
+        """Counts this prefix as read: it goes later."""
         blocks = self._index.match(keys)
         for block in blocks:
             self._index.reference(block)
@@ -127,8 +128,8 @@ class SsdBlocks:
         return victims
 
     def lost(self, keys: Collection[BlockKey] | None, spared: Collection[BlockKey] = ()) -> list[BlockKey]:
-        """These, or all when None, are of no use any more, and neither is what continues them, but for those `spared` (and the ancestors of
-        each). Returns what went, which the tier has to remove, children first; O(blocks), but for leaves."""
+        """Gives up these, or all when None, which are of no use any more, and what continues them, but for those `spared` (and the
+        ancestors of each). Returns what went, which the tier has to remove, children first; O(blocks), but for leaves."""
         self.losses += 1
         gone: list[BlockKey] = []
         for block in reversed(self._index.with_descendants(keys)):
@@ -141,17 +142,18 @@ class SsdBlocks:
     def _gone(self, keys: list[BlockKey]) -> None:
         for key in keys:
             self._mark(key, clean=False)
-        self._journal.tell(Removed, keys, Tier.SSD)
+        self._journal.tell(BlocksRemoved, keys, Tier.SSD)
 
     # ---- the arena ----
 
     def entered_arena(self, block: Block) -> None:
-        """A new block there."""
+        """Takes note of a new block there."""
         if block.key in self:
             self._arena.set_clean(block, True)
 
     def left_arena(self, blocks: Iterable[Block]) -> None:
-        """Children before their parents. Their copies were of no use until now, and are to stay as long as if they had been used."""
+        """Takes note of blocks that went there, children before their parents. Their copies were of no use until now, and are to stay as
+        long as if they had been used."""
         for block in blocks:
             copy = self._index.get(block.key)
             if copy is None:
@@ -173,18 +175,18 @@ class SsdBlocks:
             assert block.clean == (block.key in self), "clean is what is on the SSD too"
 
 
-def _dirty_line(leaf: Block, chosen: Collection[BlockKey], under_way: Collection[BlockKey]) -> list[Block]:
+def _dirty_line(leaf: Block, chosen: Collection[BlockKey], in_flight: Collection[BlockKey]) -> list[Block]:
     """The block and its ancestors, up to the first that is on the SSD, under way to it or chosen. The ancestors of those are, too."""
     line: list[Block] = []
     block: Block | None = leaf
-    while block is not None and not block.clean and block.key not in chosen and block.key not in under_way:
+    while block is not None and not block.clean and block.key not in chosen and block.key not in in_flight:
         line.append(block)
         block = block.parent
     return line
 
 
 def _chains(blocks: Iterable[tuple[BlockKey, BlockKey | None]]) -> Iterator[list[tuple[BlockKey, BlockKey | None]]]:
-    """`blocks` in runs of which each continues the one before."""
+    """The runs of `blocks` in which each continues the one before."""
     chain: list[tuple[BlockKey, BlockKey | None]] = []
     for key, parent in blocks:
         if chain and chain[-1][0] != parent:

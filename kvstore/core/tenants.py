@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from springtide.errors import InvalidRequest, SpringtideError
 
 EVERY_OTHER = "*"
-"""In a table of quotas: each tenant that it does not name, requests without a tenant included."""
+"""The key in a table of quotas for each tenant that it does not name, requests without a tenant included."""
 
 
 class QuotaExceeded(SpringtideError):
@@ -18,25 +18,27 @@ class QuotaExceeded(SpringtideError):
 
 @dataclass(slots=True, eq=False)
 class Tenant:
+    """The account of one tenant."""
+
     name: str
     quota: int | None
-    """Slots that it may hold; None: as many as there are."""
+    """The most slots that it may hold; None: as many as there are."""
     slots: int = 0
-    """Held: private to its attempts, or of blocks that they stored."""
+    """The slots that it holds: private to its attempts, or of blocks that they stored."""
     unreferenced: int = 0
-    """Of those, blocks that nobody references."""
+    """The part of them that nobody references: of committed blocks."""
     spare: int = 0
-    """Of those, the spare ones: on the SSD too, with all that continues them."""
+    """The spare ones among those: on the SSD too, with all that continues them."""
 
     @property
     def num_unused_or_spare(self) -> int:
-        """Slots that it can have without losing a block that is not on the SSD. It has a quota."""
+        """The number of slots that it can have without losing a block that is not on the SSD. It has a quota."""
         assert self.quota is not None, "asked of tenants with a quota"
         return self.quota - self.slots + self.spare
 
     def own_evictions(self, count: int, num_blocks: int, leave_in_quota: int = 0) -> int:
-        """How many of its own blocks have to go before an attempt of it, which then has `num_blocks`, may take `count` more slots, with
-        so many left that it could still have.
+        """The number of its own blocks that have to go before an attempt of it, which then has `num_blocks`, may take `count` more slots,
+        with so many left that it could still have.
 
         Raises InvalidRequest when it never may, QuotaExceeded when too many of its blocks are in use.
         """
@@ -54,8 +56,8 @@ class Tenant:
         return max(0, self.slots + count - self.quota)
 
 
-class Tenants:
-    """Everybody who holds something. `quotas`: slots by tenant name, or EVERY_OTHER."""
+class TenantAccounts:
+    """The accounts of everybody who holds something. `quotas`: slots by tenant name, or EVERY_OTHER."""
 
     def __init__(self, quotas: Mapping[str, int] | None = None) -> None:
         self._quotas = dict(quotas or {})
@@ -65,6 +67,7 @@ class Tenants:
         return iter(self._tenants.values())
 
     def slots_of(self, name: str) -> int:
+        """The number of slots that it holds."""
         tenant = self._tenants.get(name)
         return tenant.slots if tenant is not None else 0
 
@@ -76,6 +79,6 @@ class Tenants:
         return tenant
 
     def forget_if_idle(self, tenant: Tenant) -> None:
-        """Names come from clients: of one that holds nothing, nothing is kept."""
+        """Drops the account of one that holds nothing: names come from clients."""
         if tenant.slots == 0 and self._tenants.get(tenant.name) is tenant:
             del self._tenants[tenant.name]

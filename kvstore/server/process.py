@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 
-from kvstore.server.node import StoreOptions
-from kvstore.server.ssd import SsdOptions
+from kvstore.server.node.node import NodeOptions
+from kvstore.server.node.ssd import SsdOptions
 from kvstore.server.store import Store
 from kvstore.ssd.errors import SsdUnavailable
 from messenger.registry import choose_transports, transport_options_of
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
-    """Until `stop`. Announces the node's store once a transfer to itself has worked."""
+    """Runs the store until `stop`. Announces the node's store once a transfer to itself has worked."""
     try:
         store = Store(options_of(arguments))
     except NoMemory as error:
@@ -61,15 +61,15 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
         await store.close()
 
 
-def options_of(arguments: ProcessArguments) -> StoreOptions:
-    """Raises ConfigError when the arena has no room for blocks, the machine none for the arena, or not the transports that are named; and
-    without a secret."""
+def options_of(arguments: ProcessArguments) -> NodeOptions:
+    """The options that the configuration comes to. Raises ConfigError when the arena has no room for blocks, the machine none for the
+    arena, or not the transports that are named; and without a secret."""
     config = arguments.config
     check_memory(config.kv, 1, memory_bytes())
     transport_options = transport_options_of(config)
     transports, optional = choose_transports(config.kv.transports, transport_options)
     spec = arguments.model_info.kv_spec(config.dtype, config.kv.block_tokens)
-    return StoreOptions(
+    return NodeOptions(
         node_id=NodeId(arguments.node_id),
         spec=spec,
         num_slots=arena_slots(config.kv, spec),
@@ -91,7 +91,8 @@ def options_of(arguments: ProcessArguments) -> StoreOptions:
 
 
 def ssd_options(arguments: ProcessArguments, spec: KVSpec) -> SsdOptions | None:
-    """Of the node's own directory, so that stores of one machine can share `kv.ssd_dir`. Raises ConfigError."""
+    """The options of the SSD tier, if there is one. Its directory is the node's own, so that stores of one machine can share `kv.ssd_dir`.
+    Raises ConfigError."""
     kv, info = arguments.config.kv, arguments.model_info
     if kv.ssd_dir is None:
         return None

@@ -13,16 +13,17 @@ from kvstore.core.eviction import new_policy
 from kvstore.core.pool import Pool
 from kvstore.core.results import PoolCounts
 from kvstore.core.tenants import EVERY_OTHER
-from kvstore.server.demotion import Demotion
-from kvstore.server.departed import Attachments, DepartedEngines
-from kvstore.server.engine import EngineSession, Transfers
-from kvstore.server.ingests import Ingests
-from kvstore.server.node import Node, StoreOptions
-from kvstore.server.peers import Peers
-from kvstore.server.promotion import Promotion
-from kvstore.server.replication import Replication
-from kvstore.server.service import LocalStoreService, StoreService
-from kvstore.server.ssd import Ssd, SsdOptions
+from kvstore.server.node.node import Node, NodeOptions
+from kvstore.server.node.peers import Peers
+from kvstore.server.node.ssd import Ssd, SsdOptions
+from kvstore.server.service.engine_session import EngineSession, LocalStoreService
+from kvstore.server.service.fencing import Attachments, EngineFencing
+from kvstore.server.service.store_service import StoreService
+from kvstore.server.transfer.attempt_transfers import AttemptTransfers
+from kvstore.server.transfer.demotion import Demotion
+from kvstore.server.transfer.ingests import Ingests
+from kvstore.server.transfer.promotion import Promotion
+from kvstore.server.transfer.replication import Replicator
 from kvstore.ssd.disk import Disk
 from kvstore.ssd.tier import SsdTier
 from messenger.arena_memory import FdServer, SharedMemory
@@ -40,16 +41,16 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
 TICKS_A_SIGN = 5
-"""After so many the engine is told of the load though it is as before: silence means that the store hangs."""
+"""The number of ticks after which the engine is told of the load though it is as before: silence means that the store hangs."""
 STOP_GRACE_S = 0.5
 SELF_TEST_BYTES = 64 << 10
 MakeTransport = Callable[[str, SharedMemory], Transport]
 
 
 class Store:
-    """Owns everything that it makes; `close` leaves neither process, socket nor memory behind."""
+    """The store of a node. It owns everything that it makes; `close` leaves neither process, socket nor memory behind."""
 
-    def __init__(self, options: StoreOptions, make_transport: MakeTransport | None = None, disk: Disk | None = None) -> None:
+    def __init__(self, options: NodeOptions, make_transport: MakeTransport | None = None, disk: Disk | None = None) -> None:
         """Takes the arena's memory (address space; pages come at their first touch). Raises NoMemory when it cannot be had.
         `make_transport` makes what `options.transports` names, and `disk` is the SSD's, where
         it is to be something else than usual."""
@@ -62,8 +63,9 @@ class Store:
         self.pool = Pool(
             self._arena.region.generations,
             options.spec.layers,
+            node_id=options.node_id,
+            incarnation=self.incarnation,
             lease_s=options.lease_s,
-            first_lease_id=self.incarnation,
             policy=new_policy(options.eviction, options.num_slots),
             quotas=options.tenant_quotas,
             hard_pins=int(options.hard_pin_share * options.num_slots),
@@ -82,11 +84,11 @@ class Store:
             optional=options.optional_transports,
         )
         self.node = Node(options, self.incarnation, self.pool, Peers(self._messenger, options.credentials, self._clock))
-        self._transfers = Transfers()
-        self._replication = Replication(self.node)
+        self._transfers = AttemptTransfers()
+        self._replicator = Replicator(self.node)
         self._promotion = Promotion(self.node)
         self._ingests = Ingests(self.node, self._notify_engine)
-        self._departed = DepartedEngines(self.node, self._fence_engine)
+        self._fencing = EngineFencing(self.node, self._is_fenced)
         self._demotion: Demotion | None = None
         self._session: EngineSession | None = None
         self._server = channels.new_server(options.credentials)
@@ -107,9 +109,9 @@ class Store:
         await self._self_test(endpoint)
         if self.options.ssd is not None:
             await self._open_ssd(self.options.ssd)
-        service = StoreService(self.node, self._transfers, self._ingests, self._replication, self._promotion, endpoint, self._clock)
+        service = StoreService(self.node, self._transfers, self._ingests, self._replicator, self._promotion, endpoint, self._clock)
         add_StoreServicer_to_server(service, self._server)
-        local = LocalStoreService(self.node, self._transfers, self._ingests, self._departed, self._set_session)
+        local = LocalStoreService(self.node, self._transfers, self._ingests, self._fencing, self._set_session)
         add_LocalStoreServicer_to_server(local, self._local_server)
         # Whoever reaches the Unix socket is of this user, and may do there what peers and operators may.
         add_StoreServicer_to_server(service, self._local_server)
@@ -124,8 +126,8 @@ class Store:
         return endpoint
 
     async def run(self) -> None:
-        """Until cancelled. What breaks of what a store does all the time (leases and pins that end, writers that are watched) is raised: a
-        store without it would leak slots."""
+        """Goes on until it is cancelled. What breaks of what a store does all the time (leases and pins that end, writers that are watched)
+        is raised: a store without it would leak slots."""
         await asyncio.gather(*self._tasks)
 
     async def close(self) -> None:
@@ -134,9 +136,9 @@ class Store:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._departed.close()
+        await self._fencing.close()
         await self._transfers.close()
-        await self._replication.close()
+        await self._replicator.close()
         await self._promotion.close()
         await asyncio.gather(self._server.stop(STOP_GRACE_S), self._local_server.stop(STOP_GRACE_S))
         await self.node.peers.close()
@@ -177,7 +179,7 @@ class Store:
         if self._session is not None:
             self._session.notify(notice)
 
-    async def _fence_engine(self, engine: Identity) -> bool:
+    async def _is_fenced(self, engine: Identity) -> bool:
         return await self._messenger.fence(engine.name, engine.incarnation) and await self._attachments.fence(engine)
 
     def _set_session(self, session: EngineSession | None) -> None:
@@ -204,7 +206,8 @@ class Store:
             raise SpringtideError(f"the self-test transfer of {size} bytes over {'/'.join(self.options.transports)} failed")
 
     async def _tick(self) -> None:
-        """For ever: ends leases whose time is over, hangs up peers that are no longer asked, and shows how full the pool is."""
+        """Does what is due, for ever: ends leases whose time is over, hangs up peers that are no longer asked, and shows how full the pool
+        is."""
         ticks = looked_up = hit = missed = 0
         while True:
             metrics.LEASES_EXPIRED.inc(self.pool.expire_leases(self._clock.now()))

@@ -14,14 +14,15 @@ import numpy as np
 from kvstore.ssd.errors import DiskError, disk_error
 
 ALIGNMENT = 4096
-"""Of offsets, lengths and memory in direct I/O."""
+"""The alignment of offsets, lengths and memory in direct I/O."""
 _HUGE_PAGE = 2 << 20
 _PROBE = "direct-io-probe"
 _NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def aligned_memory(num_bytes: int) -> memoryview:
-    """Zeroed, of at least one byte; on huge pages if there is room for one: direct I/O then moves few long pieces, not many pages."""
+    """Zeroed memory, of at least one byte; on huge pages if there is room for one: direct I/O then moves few long pieces, not many
+    pages."""
     if num_bytes < _HUGE_PAGE:
         return memoryview(mmap.mmap(-1, num_bytes))
     mapped = mmap.mmap(-1, num_bytes + _HUGE_PAGE)
@@ -32,7 +33,7 @@ def aligned_memory(num_bytes: int) -> memoryview:
 
 
 class Disk:
-    """Every operation on the tier's files. They block, and raise DiskError.
+    """The operations on the tier's files. They block, and raise DiskError.
 
     Direct I/O spares the kernel's copy and keeps blocks from pushing everything else out of the page cache: the arena is the cache.
     """
@@ -55,7 +56,7 @@ class Disk:
             raise disk_error(f"reserve {num_bytes} bytes for {_path(fd)}", error) from error
 
     def write(self, fd: int, buffers: Sequence[memoryview], offset: int) -> None:
-        """All of `buffers`, one after another."""
+        """Writes all of `buffers`, one after another."""
         remaining = list(buffers)
         try:
             while remaining:

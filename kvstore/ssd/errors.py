@@ -30,10 +30,10 @@ class DiskError(SpringtideError):
 
     @property
     def no_room(self) -> bool:
-        """The file system, or the user's quota on it, is full."""
+        """Whether the file system, or the user's quota on it, is full."""
         return self.errno in _NO_ROOM
 
 
 def disk_error(doing: str, error: OSError) -> DiskError:
-    """`doing` completes "cannot …"."""
+    """The error of a system call. `doing` completes "cannot …"."""
     return DiskError(f"cannot {doing}: {error}", error.errno or errno.EIO)

@@ -15,7 +15,7 @@ from kvstore.ssd.errors import DiskError, SsdUnavailable
 from kvstore.ssd.format import Entry, Layout
 from kvstore.ssd.recovery import Recovered, recover
 from kvstore.ssd.segment import SUFFIX, Segment, number_of, slots_of_a_run
-from kvstore.ssd.space import Place, runs
+from kvstore.ssd.space import SegmentSlot, runs
 from kvstore.ssd.speed import ReadSpeed
 from springtide.clock import Clock
 
@@ -26,11 +26,11 @@ MIN_SEGMENT_BYTES = 64 << 20
 MAX_SEGMENTS = 256
 """Each is an open file."""
 _LOCK = "lock"
-_MoveRun = Callable[[Place, Sequence[memoryview]], "Sequence[int | DiskError]"]
+_MoveRun = Callable[[SegmentSlot, Sequence[memoryview]], "Sequence[int | DiskError]"]
 
 
 class SegmentFiles:
-    """Knows places, not keys: who may use which slot is the caller's to say. Lives in one event loop."""
+    """The segments of a directory. Knows slots, not keys: who may use which is the caller's to say. Lives in one event loop."""
 
     def __init__(self, directory: Path, layout: Layout, capacity_bytes: int, disk: Disk, clock: Clock) -> None:
         """Opens them. Blocks. Raises SsdUnavailable when another process has the directory open, or the file system refuses."""
@@ -78,18 +78,18 @@ class SegmentFiles:
         self._segments[number] = segment
         return number, num_slots
 
-    async def write(self, blocks: Sequence[tuple[Place, memoryview]]) -> list[int | DiskError]:
+    async def write(self, blocks: Sequence[tuple[SegmentSlot, memoryview]]) -> list[int | DiskError]:
         """The blocks' checksums, or what went wrong, in the order of `blocks`."""
         return await self._in_runs(self._writers, WRITE_THREADS, self._write_run, blocks)
 
-    async def read(self, blocks: Sequence[tuple[Place, memoryview]]) -> list[int | DiskError]:
+    async def read(self, blocks: Sequence[tuple[SegmentSlot, memoryview]]) -> list[int | DiskError]:
         """Fills each memory; returns the checksums of what was read, or what went wrong, in the order of `blocks`."""
         self.read_speed.queued(len(blocks) * self._layout.bytes_per_slot)
         return await self._in_runs(self._readers, READ_THREADS, self._read_run, blocks)
 
-    async def commit(self, entries: Mapping[Place, Entry | None]) -> dict[Place, DiskError]:
-        """As `Segment.commit`. Returns those that failed."""
-        by_segment: dict[int, dict[Place, Entry | None]] = {}
+    async def commit(self, entries: Mapping[SegmentSlot, Entry | None]) -> dict[SegmentSlot, DiskError]:
+        """Commits as `Segment.commit`. Returns those that failed."""
+        by_segment: dict[int, dict[SegmentSlot, Entry | None]] = {}
         for place, entry in entries.items():
             by_segment.setdefault(place.segment, {})[place] = entry
         loop = asyncio.get_running_loop()
@@ -97,7 +97,7 @@ class SegmentFiles:
         return {place: error for part, error in zip(by_segment.values(), done, strict=True) if error is not None for place in part}
 
     async def close(self) -> None:
-        """Once nothing is under way."""
+        """Closes them, once nothing is under way."""
         await asyncio.to_thread(self._close)
 
     @property
@@ -106,7 +106,7 @@ class SegmentFiles:
         return max(0, self._capacity_bytes - claimed)
 
     async def _in_runs(
-        self, threads: ThreadPoolExecutor, num_threads: int, move: _MoveRun, blocks: Sequence[tuple[Place, memoryview]]
+        self, threads: ThreadPoolExecutor, num_threads: int, move: _MoveRun, blocks: Sequence[tuple[SegmentSlot, memoryview]]
     ) -> list[int | DiskError]:
         """A job for each thread rather than for each run: the event loop is woken less often, and while it is awake no thread is."""
         pending = deque(runs([(place, i) for i, (place, _) in enumerate(blocks)], slots_of_a_run(self._layout)))
@@ -124,20 +124,20 @@ class SegmentFiles:
         await asyncio.gather(*(loop.run_in_executor(threads, work) for _ in range(min(num_threads, len(pending)))))
         return [results[i] for i in range(len(blocks))]
 
-    def _write_run(self, place: Place, blocks: Sequence[memoryview]) -> Sequence[int | DiskError]:
+    def _write_run(self, place: SegmentSlot, blocks: Sequence[memoryview]) -> Sequence[int | DiskError]:
         try:
             return self._segments[place.segment].write(place.slot, blocks)
         except DiskError as error:
             return [error] * len(blocks)
 
-    def _read_run(self, place: Place, blocks: Sequence[memoryview]) -> Sequence[int | DiskError]:
+    def _read_run(self, place: SegmentSlot, blocks: Sequence[memoryview]) -> Sequence[int | DiskError]:
         ticket = self.read_speed.began()
         try:
             return self._segments[place.segment].read(place.slot, blocks)
         finally:
             self.read_speed.ended(ticket, len(blocks) * self._layout.bytes_per_slot)
 
-    def _commit(self, entries: Mapping[Place, Entry | None]) -> DiskError | None:
+    def _commit(self, entries: Mapping[SegmentSlot, Entry | None]) -> DiskError | None:
         segment = self._segments[next(iter(entries)).segment]
         try:
             segment.commit({place.slot: entry for place, entry in entries.items()})
@@ -155,7 +155,7 @@ class SegmentFiles:
 
 
 def _lock(directory: Path) -> int:
-    """Held for as long as the file descriptor is open, so no longer than this process lives."""
+    """The lock, held for as long as the file descriptor is open, so no longer than this process lives."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

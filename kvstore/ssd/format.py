@@ -33,11 +33,12 @@ _NO_PARENT = bytes(KEY_BYTES)
 
 
 def pages(num_bytes: int) -> int:
-    """`num_bytes`, rounded up to whole pages."""
+    """The bytes of whole pages that hold `num_bytes`."""
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def checksum(block: memoryview) -> int:
+    """The checksum of a block's bytes."""
     return xxh3_64_intdigest(block)
 
 
@@ -49,7 +50,7 @@ class Entry(NamedTuple):
     sequence: int
     """Larger is written later, over all segments."""
     checksum: int
-    """Of the block's bytes."""
+    """That of the block's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Layout:
 
     bytes_per_slot: int
     fingerprint: str
-    """Of the model, data type and block size. Files of another one are not of this store."""
+    """What names the model, data type and block size. Files of another one are not of this store."""
 
     def __post_init__(self) -> None:
         if self.bytes_per_slot < 1:
@@ -66,7 +67,7 @@ class Layout:
 
     @property
     def stride(self) -> int:
-        """From slot to slot of a file."""
+        """The bytes from slot to slot of a file."""
         return pages(self.bytes_per_slot)
 
     def data_offset(self, num_slots: int) -> int:
@@ -76,7 +77,7 @@ class Layout:
         return self.data_offset(num_slots) + num_slots * self.stride
 
     def slots_in(self, num_bytes: int) -> int:
-        """Slots of the largest segment that takes no more than `num_bytes`."""
+        """The number of slots of the largest segment that takes no more than `num_bytes`."""
         slots = max(0, (num_bytes - ALIGNMENT) // (self.stride + ENTRY_BYTES))
         while slots and self.segment_bytes(slots) > num_bytes:
             slots -= 1

@@ -13,7 +13,7 @@ from kvstore.ssd.disk import Disk
 from kvstore.ssd.errors import DiskError
 from kvstore.ssd.format import Entry, Layout
 from kvstore.ssd.segment import SUFFIX, Segment
-from kvstore.ssd.space import Place
+from kvstore.ssd.space import SegmentSlot
 from springtide.ids import BlockKey
 
 logger = logging.getLogger(__name__)
@@ -22,19 +22,21 @@ logger = logging.getLogger(__name__)
 class Record(NamedTuple):
     """A block that is held."""
 
-    place: Place
+    place: SegmentSlot
     entry: Entry
 
 
 @dataclass(slots=True)
 class Recovered:
+    """What was found in a directory."""
+
     segments: dict[int, Segment] = field(default_factory=dict)
     records: dict[BlockKey, Record] = field(default_factory=dict)
-    """In the order of `parents_first`."""
+    """The blocks that are held, in the order of `parents_first`."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Blocks, by reason: torn, orphan."""
     unreadable_bytes: int = 0
-    """Of segments that are left as they are, and out: they are tried again at the next start."""
+    """The bytes of segments that are left as they are, and out: they are tried again at the next start."""
 
 
 def recover(disk: Disk, directory: Path, layout: Layout, capacity_bytes: int, direct: bool) -> Recovered:
@@ -71,7 +73,12 @@ def _recover_blocks(recovered: Recovered, capacity_bytes: int) -> None:
         recovered.segments.pop(number).delete()
         del found[number]
     newest: dict[BlockKey, Record] = {}
-    good = [Record(Place(number, slot), entry) for number, entries in found.items() for slot, entry in entries.items() if entry is not None]
+    good = [
+        Record(SegmentSlot(number, slot), entry)
+        for number, entries in found.items()
+        for slot, entry in entries.items()
+        if entry is not None
+    ]
     for record in sorted(good, key=lambda record: record.entry.sequence):
         newest.pop(record.entry.key, None)
         newest[record.entry.key] = record
@@ -82,7 +89,7 @@ def _recover_blocks(recovered: Recovered, capacity_bytes: int) -> None:
     }
     kept = {record.place for record in recovered.records.values()}
     for number, entries in found.items():
-        gone = [slot for slot in entries if Place(number, slot) not in kept]
+        gone = [slot for slot in entries if SegmentSlot(number, slot) not in kept]
         try:
             recovered.segments[number].commit(dict.fromkeys(gone))
         except DiskError as error:  # the next start finds them again, as after a removal that could not be written
@@ -101,7 +108,7 @@ def _superfluous(segments: Mapping[int, Segment], found: Mapping[int, Mapping[in
 
 
 def parents_first(records: Mapping[BlockKey, Record]) -> Iterator[Record]:
-    """Those whose ancestors are all there, parents before their children, otherwise older before younger."""
+    """The records whose ancestors are all there, parents before their children, otherwise older before younger."""
     children: dict[BlockKey | None, list[Record]] = {}
     for record in records.values():
         children.setdefault(record.entry.parent, []).append(record)

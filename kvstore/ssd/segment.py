@@ -35,7 +35,7 @@ class Segment:
 
     @classmethod
     def create(cls, disk: Disk, directory: Path, layout: Layout, number: int, num_slots: int, direct: bool) -> Segment:
-        """With all slots free. Leaves no file behind when it fails."""
+        """A new one with all slots free. Leaves no file behind when it fails."""
         path = directory / _name(number)
         fd = disk.open(path, direct, create=True)
         try:
@@ -76,11 +76,11 @@ class Segment:
         return self._layout.segment_bytes(self.num_slots)
 
     def entries(self) -> Iterable[tuple[int, Entry | None]]:
-        """As `Table.entries`."""
+        """The entries of its table, as `Table.entries`."""
         return self._table.entries(self.num_slots)
 
     def write(self, slot: int, blocks: Sequence[memoryview]) -> list[int]:
-        """Into slots from `slot` on; returns the blocks' checksums. They do not exist before they are committed."""
+        """Writes into slots from `slot` on; returns the blocks' checksums. They do not exist before they are committed."""
         checksums = [checksum(block) for block in blocks]
         self._disk.write(self._fd, self._padded(blocks), self._offset(slot))
         return checksums
@@ -133,7 +133,7 @@ def _name(number: int) -> str:
 
 
 def number_of(path: Path) -> int:
-    """By its name; -1 when that is not one of a segment."""
+    """The number of the segment, by its name; -1 when that is not one of a segment."""
     return int(path.stem) if path.stem.isdecimal() else -1
 
 

@@ -7,7 +7,7 @@ import threading
 from springtide.clock import Clock
 
 ASSUMED_SECONDS_PER_BYTE = 1 / (1 << 30)
-"""Of a disk that nothing has been read from."""
+"""The speed of a disk that nothing has been read from."""
 RELAX_HALF_LIFE_S = 30.0
 """A disk that was slow is asked again: whoever declines to read would never learn that it has recovered."""
 _DECAY = 0.8
@@ -15,8 +15,8 @@ _DECAY = 0.8
 
 
 class ReadSpeed:
-    """Of a disk with a queue. A read that ends counts with the time since it began or since the one before it ended, whichever is less:
-    the sum of these is the time that the disk was busy, however many reads are under way at once. Safe for threads."""
+    """The reading speed of a disk with a queue. A read that ends counts with the time since it began or since the one before it ended,
+    whichever is less: the sum of these is the time that the disk was busy, however many reads are under way at once. Safe for threads."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -34,14 +34,14 @@ class ReadSpeed:
             self._pending_bytes += num_bytes
 
     def began(self) -> int:
-        """A read that was queued. Returns the ticket for `ended`."""
+        """Begins a read that was queued. Returns the ticket for `ended`."""
         with self._lock:
             self._tickets += 1
             self._running[self._tickets] = self._clock.now()
             return self._tickets
 
     def ended(self, ticket: int, num_bytes: int) -> None:
-        """Well or ill: what a failing disk costs is time too."""
+        """Ends a read, well or ill: what a failing disk costs is time too."""
         now = self._clock.now()
         with self._lock:
             began = self._running.pop(ticket)
@@ -58,8 +58,8 @@ class ReadSpeed:
             return now - min(self._running.values(), default=now)
 
     def estimate_s(self, num_bytes: int) -> float:
-        """Until a read of `num_bytes` that begins now is done: what is queued before it included, and no less than a read takes that is
-        under way."""
+        """The time until a read of `num_bytes` that begins now is done: what is queued before it included, and no less than a read takes
+        that is under way."""
         now = self._clock.now()
         with self._lock:
             trust = 0.5 ** (max(0.0, now - self._last_end) / RELAX_HALF_LIFE_S) if self._moved_bytes else 0.0

@@ -26,7 +26,7 @@ from kvstore.ssd.files import SegmentFiles
 from kvstore.ssd.format import Entry, Layout
 from kvstore.ssd.health import Health, TierState
 from kvstore.ssd.recovery import Record, parents_first
-from kvstore.ssd.space import Place, Space
+from kvstore.ssd.space import SegmentSlot, Space
 from springtide.clock import Clock, MonotonicClock
 from springtide.errors import SpringtideError
 from springtide.ids import BlockKey
@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 
 class PutBlock(NamedTuple):
+    """A block to be put."""
+
     key: BlockKey
     parent: BlockKey | None
     """None: the first block of a prompt."""
@@ -44,6 +46,8 @@ class PutBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
+    """How full the tier is, and what it has lost."""
+
     state: TierState
     held: int
     free: int
@@ -57,7 +61,7 @@ class TierCounts:
 
 
 async def ended(task: asyncio.Task[T]) -> T:
-    """The task's result. Who is cancelled while waiting for it is cancelled when it has ended."""
+    """Returns the task's result. Who is cancelled while waiting for it is cancelled when it has ended."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -70,15 +74,14 @@ async def ended(task: asyncio.Task[T]) -> T:
 
 
 class SsdTier:
-    """Lives in one event loop. The memory of a `put` or `get` belongs to it until it returns, and is at rest then, however it ended. It
-    is `bytes_per_slot` long, and aligned to pages where that is a multiple of a page, as the slots of an arena are.
+    """The SSD tier. Lives in one event loop. The memory of a `put` or `get` belongs to it until it returns, and is at rest then, however it
+    ended. It is `bytes_per_slot` long, and aligned to pages where that is a multiple of a page, as the slots of an arena are.
 
     What goes is the caller's to decide: `put` refuses what finds no room. It removes children before their parents; whatever happens,
     a tier that is opened holds of each block all its ancestors.
     """
 
     def __init__(self, files: SegmentFiles, layout: Layout, clock: Clock) -> None:
-        """For `open`."""
         self._files, self._layout, self._clock = files, layout, clock
         recovered = files.recovered
         self._records = recovered.records
@@ -111,8 +114,8 @@ class SsdTier:
         disk: Disk | None = None,
         clock: Clock | None = None,
     ) -> SsdTier:
-        """With the blocks that are in `directory` (made if need be) from earlier, as far as they are of the same `fingerprint` and
-        `bytes_per_slot`; other segments are deleted. Raises SsdUnavailable."""
+        """Opens the tier with the blocks that are in `directory` (made if need be) from earlier, as far as they are of the same
+        `fingerprint` and `bytes_per_slot`; other segments are deleted. Raises SsdUnavailable."""
         layout, clock = Layout(bytes_per_slot, fingerprint), clock or MonotonicClock()
         files = await asyncio.to_thread(SegmentFiles, directory, layout, capacity_bytes, disk or Disk(), clock)
         tier = cls(files, layout, clock)
@@ -128,7 +131,7 @@ class SsdTier:
 
     @property
     def direct(self) -> bool:
-        """Past the page cache: `bytes_per_slot` is a multiple of a page, and the file system can."""
+        """Whether it goes past the page cache: `bytes_per_slot` is a multiple of a page, and the file system can."""
         return self._files.direct
 
     def blocks(self) -> list[tuple[BlockKey, BlockKey | None]]:
@@ -157,9 +160,9 @@ class SsdTier:
         return self._files.read_speed.hanging_s()
 
     async def put(self, blocks: Sequence[PutBlock]) -> list[bool]:
-        """Which of `blocks`, parents before their children, the tier holds afterwards: those it held before, and those that it has written.
-        Refused are blocks without room, without their parent, or that another `put` is writing now; and all, while the disk fails. What
-        continues a block that another `put` is writing is written beside it, and held once that one is."""
+        """Puts `blocks`, parents before their children, and says which the tier holds afterwards: those it held before, and those that it
+        has written. Refused are blocks without room, without their parent, or that another `put` is writing now; and all, while the disk
+        fails. What continues a block that another `put` is writing is written beside it, and held once that one is."""
         self._check([block.memory for block in blocks])
         await self._to_the_end(self._put(blocks))
         return [block.key in self._records for block in blocks]
@@ -173,12 +176,12 @@ class SsdTier:
         return await self._to_the_end(self._get(keys, memories))
 
     async def remove(self, keys: Iterable[BlockKey]) -> None:
-        """Children with or before their parents. They are not held from the call on; their room is free when it returns."""
+        """Removes blocks, children with or before their parents. They are not held from the call on; their room is free when it returns."""
         removed = [record for key in keys if (record := self._records.pop(key, None)) is not None]
         await self._to_the_end(self._free([record.place for record in removed]))
 
     async def close(self) -> None:
-        """When what is under way has ended. Idempotent."""
+        """Closes it when what is under way has ended. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -223,8 +226,8 @@ class SsdTier:
     def _has(self, parent: BlockKey | None) -> bool:
         return parent is None or parent in self._records
 
-    async def _room(self, count: int) -> list[Place]:
-        """As many free slots as there are of `count`."""
+    async def _room(self, count: int) -> list[SegmentSlot]:
+        """Free slots, as many as there are of `count`."""
         if not self._health.may_write(self._clock.now()):
             return []
         async with self._growing:
@@ -236,10 +239,10 @@ class SsdTier:
                     self._health.growth_failed(error, self._clock.now())
         return self._space.take(count)
 
-    async def _write(self, placed: Sequence[tuple[Place, PutBlock]]) -> dict[Place, Entry]:
+    async def _write(self, placed: Sequence[tuple[SegmentSlot, PutBlock]]) -> dict[SegmentSlot, Entry]:
         """The entries of those that could be written."""
         results = await self._files.write([(place, block.memory) for place, block in placed])
-        entries: dict[Place, Entry] = {}
+        entries: dict[SegmentSlot, Entry] = {}
         for (place, block), result in zip(placed, results, strict=True):
             if isinstance(result, DiskError):
                 self._health.write_failed(result, self._clock.now())
@@ -249,14 +252,15 @@ class SsdTier:
         metrics.SSD_WRITTEN_BYTES.inc(len(entries) * self._layout.bytes_per_slot)
         return entries
 
-    async def _commit(self, entries: Mapping[Place, Entry | None]) -> Mapping[Place, DiskError]:
+    async def _commit(self, entries: Mapping[SegmentSlot, Entry | None]) -> Mapping[SegmentSlot, DiskError]:
         failed = await self._files.commit(entries)
         if failed:
             self._health.write_failed(next(iter(failed.values())), self._clock.now())
         return failed
 
-    async def _free(self, places: Sequence[Place]) -> None:
-        """Where that cannot be written, a restart may find a removed block again: whole, or overwritten, which its checksum shows."""
+    async def _free(self, places: Sequence[SegmentSlot]) -> None:
+        """Frees the slots. Where that cannot be written, a restart may find a removed block again: whole, or overwritten, which its
+        checksum shows."""
         await self._commit(dict.fromkeys(places))
         for place in places:
             self._space.give_back(place)
@@ -301,7 +305,7 @@ class SsdTier:
         self._show()
 
     async def _to_the_end(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Of what a caller that is cancelled has begun, too: threads are using its memory."""
+        """Runs to its end also what a caller that is cancelled has begun: threads are using its memory."""
         if self._closed:
             operation.close()
             raise SsdUnavailable("the SSD tier has been closed")

@@ -25,7 +25,7 @@ from simulator.cluster.store import SimStore
 from simulator.workload import Workload
 from springtide.ids import AttemptId, BlockKey, InstanceId, NodeId
 from springtide.protocol.instances import InstanceRef, Role
-from springtide.protocol.storage import Tier
+from springtide.protocol.storage import SnapshotPart, Tier
 
 REPORT_EVERY_S = 0.05
 """Nodes report as often where much happens, and at once after a while of nothing (node_runtime.load)."""
@@ -185,7 +185,8 @@ class Cluster:
 
     def _announce(self, store: SimStore) -> None:
         self._conduct(ev.StoreUp(store.node_id, str(store.node_id)))
-        self._conduct(ev.StoreSnapshot(store.node_id, store.incarnation, store.pool.sequence, store.pool.held_keys(), Tier.DRAM, True))
+        pool = store.pool
+        self._conduct(SnapshotPart(pool.node_id, pool.incarnation, pool.sequence, tuple(pool.held_keys()), Tier.DRAM, complete=True))
 
     def _keys_of(self, attempt_id: AttemptId) -> Callable[[int, int], tuple[BlockKey, ...]]:
         request = self.gateway.request_of(attempt_id)

@@ -1,4 +1,4 @@
-"""A store that takes copies of prefixes from others, as kvstore.server.replication does, over the modelled network."""
+"""A store that takes copies of prefixes from others, as kvstore.server.transfer.replication does, over the modelled network."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from conductor.core.types.events import Replicate
-from kvstore.server.lateness import Rate
-from kvstore.server.replication import MAX_AT_ONCE
+from kvstore.server.transfer.pacing import RateLimit
+from kvstore.server.transfer.replication import MAX_AT_ONCE
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
 from simulator.cluster.store import SimStore
@@ -47,7 +47,7 @@ class Replication:
     ) -> None:
         self._store, self._stores = store, stores
         self._bytes_per_block = bytes_per_block
-        self._rate = Rate(bytes_per_s)
+        self._rate = RateLimit(bytes_per_s)
         self._loop, self._network = loop, network
         self._waiting: deque[tuple[Replicate, Ended]] = deque()
         self._taken = self._under_way = 0

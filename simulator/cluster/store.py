@@ -6,12 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from conductor.core.types import events as conductor_events
 from conductor.core.types.events import Event as ConductorEvent
 from kvstore.core.eviction import new_policy
-from kvstore.core.ingest import Unit, Writer
 from kvstore.core.pool import Pool
-from kvstore.core.results import Stored
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
 from springtide.choices import EvictionName
@@ -22,8 +19,8 @@ from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode
 
 LAYER_GROUPS = 2
 """In which prefixes arrive: the first is told at once, so that the engine may wait layer by layer, the last when all is there."""
-_LEASES_OF_AN_INCARNATION = 1 << 32
-"""An old lease never fits another incarnation."""
+_INCARNATIONS_APART = 1 << 32
+"""Leases count from their incarnation on: an old one never fits another."""
 
 
 @dataclass(slots=True)
@@ -78,9 +75,9 @@ class SimStore:
 
     def renew(self, num_slots: int) -> None:
         """Other memory takes the place of what was there, with nothing in it. What is being read of that has been read."""
-        self.incarnation = Incarnation(self.incarnation + 1)
-        leases_from = self.incarnation * _LEASES_OF_AN_INCARNATION
-        self.pool = Pool([0] * num_slots, 1, first_lease_id=leases_from, policy=new_policy(self._eviction, num_slots))
+        self.incarnation = Incarnation(self.incarnation + _INCARNATIONS_APART)
+        policy = new_policy(self._eviction, num_slots)
+        self.pool = Pool([0] * num_slots, 1, node_id=self.node_id, incarnation=self.incarnation, policy=policy)
 
     def engine_left(self) -> None:
         """Nobody asks for anything any more until another engine comes: what the last one had is given up."""
@@ -89,7 +86,7 @@ class SimStore:
         for hand_over in list(self._hand_overs.values()):
             self._end(hand_over)
         self._expected.clear()
-        self.pool.engine_gone(self.pool.engine_departed())
+        self.pool.engine_fenced(self.pool.engine_ended())
         self.changed()
 
     # ---- the engine's orders ----
@@ -212,7 +209,7 @@ class SimStore:
 
     def _accept(self, hand_over: HandOver, source: SimStore) -> bool:
         """Whether there are slots for it here. Raises UnknownAttempt when nobody waits for it any more."""
-        ingest = self.pool.begin_ingest(hand_over.attempt_id, Writer(source.node_id, source.incarnation, ""))
+        ingest = self.pool.begin_ingest(hand_over.attempt_id, storage.Writer(source.node_id, source.incarnation, ""))
         if ingest is None:
             return False
         hand_over.present_blocks = ingest.present
@@ -258,7 +255,7 @@ class SimStore:
     def _ingested(self, hand_over: HandOver, writer: SimStore) -> None:
         attempt_id = hand_over.attempt_id
         assert hand_over.first_token is not None
-        self.pool.cover(attempt_id, writer.node_id, Unit(0, 1, 0, hand_over.num_blocks))
+        self.pool.cover(attempt_id, writer.node_id, storage.Unit(0, 1, 0, hand_over.num_blocks))
         if self.pool.seal(attempt_id, writer.node_id, hand_over.first_token) is not None:
             self.notify(storage.Ingested(attempt_id, hand_over.first_token))
         self.pool.close_ingest(attempt_id, writer.node_id, writer.incarnation)
@@ -278,7 +275,6 @@ class SimStore:
 
     def changed(self) -> None:
         for event in self.pool.take_events():
-            kind = conductor_events.StoreStored if isinstance(event, Stored) else conductor_events.StoreRemoved
-            self._tell(kind(self.node_id, self.incarnation, event.sequence, event.keys, event.tier))
+            self._tell(event)
         if self._was_full:
             self.notify(storage.StoreLoad(0, self.slots_available))

@@ -1,8 +1,8 @@
-"""Words between a store and its engine: what the engine asks for, and what it hears back. And the tiers of a store."""
+"""What a store is told and what it says: by and to its engine, other stores, and whoever watches what it holds."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
@@ -23,7 +23,17 @@ class Tier(Enum):
     SSD = "ssd"
 
 
-# ---- the stream's first words ----
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Layers [layer_begin, layer_end) of blocks [block_begin, block_end) of a prompt: what a layer stream moves at a time."""
+
+    layer_begin: int
+    layer_end: int
+    block_begin: int
+    block_end: int
+
+
+# ---- the first words between a store and its engine ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,3 +240,160 @@ class StoreLoad:
 Notice = Acquired | FetchProgress | FetchTruncated | Reserved | Ingested | Grown | HandedOver | HandOverFailed | AttemptFailed | StoreLoad
 EngineCommand = EngineHello | Order
 StoreNotice = StoreHello | Notice
+
+# ---- events: a store to whoever watches it ----
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """Blocks that a tier of the store held as of event `sequence`. The part that is `complete` is the last one of the snapshot."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    sequence: int
+    keys: tuple[BlockKey, ...]
+    tier: Tier
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Blocks that entered a tier of the store, ancestors first. The `sequence` counts an incarnation's events from 1 without a gap, over
+    all tiers."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    sequence: int
+    keys: tuple[BlockKey, ...]
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Blocks that left a tier of the store, ancestors last. Fields as of BlocksStored."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    sequence: int
+    keys: tuple[BlockKey, ...]
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class StillHere:
+    """A sign of life, where nothing has happened for half a second: silence means that the store hangs."""
+
+    sequence: int
+    """The number of the last event."""
+
+
+BlockEvent = BlocksStored | BlocksRemoved
+StoreEvent = SnapshotPart | BlockEvent | StillHere
+
+# ---- between stores ----
+
+
+@dataclass(frozen=True, slots=True)
+class LeasePrefix:
+    """A prefix is to be kept for a reader until it has read it by Messenger. Answered by LeasedPrefix."""
+
+    reader: NodeId
+    keys: Annotated[tuple[BlockKey, ...], KEYS]
+    tenant: str | None = None
+    """Whose the blocks are, if the reader knows: only then are those brought into the arena of which all are on the SSD."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedPrefix:
+    """The longest prefix of the keys asked for that is in the arena, referenced for `ttl_ms` and for as long again at each renewal. Where
+    nothing is held there is no lease: its id is 0."""
+
+    lease_id: int
+    incarnation: Incarnation
+    slots: tuple[Slot, ...]
+    """The slot of each block."""
+    generations: tuple[int, ...]
+    """The generation of each slot, which makes its handle stale once it is given to another block."""
+    ttl_ms: int
+    tenant: str
+    """Whose blocks they are, if there are any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """A store that may write slots of another one, until it has closed the ingest or has been fenced."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    address: str = field(compare=False)
+    """gRPC host:port, to be asked whether it still writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenIngest:
+    """The writer asks where it is to put an attempt's prompt. Answered by IngestTargets."""
+
+    attempt_id: AttemptId
+    writer: Writer
+
+
+@dataclass(frozen=True, slots=True)
+class IngestTargets:
+    """The slots into which a prompt's blocks are to be written, the last possibly partial. None: nothing has been reserved yet, ask
+    again."""
+
+    incarnation: Incarnation
+    slots: tuple[Slot, ...] = ()
+    generations: tuple[int, ...] = ()
+    """The generation of each slot, as in LeasedPrefix."""
+    present_blocks: int = 0
+    """The number of first blocks that are there already: they are not to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseIngest:
+    """The writer promises that it will not write again for this attempt. Another writer's is a no-op."""
+
+    attempt_id: AttemptId
+    writer: Writer
+
+
+@dataclass(frozen=True, slots=True)
+class IngestUnit:
+    """The writer's bytes of a unit are in place."""
+
+    attempt_id: AttemptId
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class IngestSeal:
+    """The writer has written all of the prompt."""
+
+    attempt_id: AttemptId
+    first_token: int
+
+
+IngestNotice = IngestUnit | IngestSeal
+"""The payload of a Messenger notification."""
+
+# ---- by order of whoever places replicas ----
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicatePrefix:
+    """A store is to take a copy of a prefix for itself. Answered by Replicated."""
+
+    keys: Annotated[tuple[BlockKey, ...], KEYS]
+    sources: tuple[PrefixSource, ...]
+    """Best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated:
+    """How an order to replicate ended."""
+
+    blocks: int
+    """The length of the longest prefix of the keys that is here now."""
+    fetched_blocks: int
+    """The number of those that were fetched by this order."""

@@ -100,3 +100,30 @@ STORE_NOTICE: OneOf[storage.StoreNotice, store_pb2.StoreNotice] = OneOf(
     attempt_failed=ATTEMPT_FAILED,
     load=Codec(storage.StoreLoad, store_pb2.StoreLoad),
 )
+
+# ---- what a store holds ----
+
+STORE_EVENT: OneOf[storage.StoreEvent, store_pb2.StoreEvent] = OneOf(
+    store_pb2.StoreEvent,
+    snapshot=Codec(storage.SnapshotPart, store_pb2.SnapshotPart),
+    stored=Codec(storage.BlocksStored, store_pb2.BlocksStored),
+    removed=Codec(storage.BlocksRemoved, store_pb2.BlocksRemoved),
+    still_here=Codec(storage.StillHere, store_pb2.StillHere),
+)
+
+# ---- between stores ----
+
+LEASE_PREFIX = Codec(storage.LeasePrefix, store_pb2.LeaseRequest)
+LEASED_PREFIX = Codec(storage.LeasedPrefix, store_pb2.LeaseReply)
+WRITER = Codec(storage.Writer, store_pb2.Writer)
+OPEN_INGEST = Codec(storage.OpenIngest, store_pb2.OpenIngestRequest)
+INGEST_TARGETS = Codec(storage.IngestTargets, store_pb2.OpenIngestReply)
+CLOSE_INGEST = Codec(storage.CloseIngest, store_pb2.CloseIngestRequest)
+UNIT = Codec(storage.Unit, store_pb2.Unit)
+INGEST_NOTICE: OneOf[storage.IngestNotice, store_pb2.IngestNotice] = OneOf(
+    store_pb2.IngestNotice,
+    unit=Codec(storage.IngestUnit, store_pb2.IngestUnit),
+    seal=Codec(storage.IngestSeal, store_pb2.IngestSeal),
+)
+REPLICATE_PREFIX = Codec(storage.ReplicatePrefix, store_pb2.ReplicateRequest)
+REPLICATED = Codec(storage.Replicated, store_pb2.ReplicateReply)

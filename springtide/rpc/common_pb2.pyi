@@ -138,18 +138,6 @@ class TokenOutput(_message.Message):
     finish: FinishReason
     def __init__(self, attempt_id: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., finish: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
 
-class BlockHandle(_message.Message):
-    __slots__ = ("node_id", "incarnation", "slot", "generation")
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    SLOT_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    node_id: str
-    incarnation: int
-    slot: int
-    generation: int
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
-
 class PrefixSource(_message.Message):
     __slots__ = ("node_id", "store_address", "num_blocks")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]

@@ -47,76 +47,92 @@ class WatchStoreRequest(_message.Message):
     def __init__(self, watcher: _Optional[str] = ...) -> None: ...
 
 class StoreEvent(_message.Message):
-    __slots__ = ("node_id", "incarnation", "sequence", "snapshot", "stored", "removed", "still_here")
-    NODE_ID_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("snapshot", "stored", "removed", "still_here")
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     STILL_HERE_FIELD_NUMBER: _ClassVar[int]
-    node_id: str
-    incarnation: int
-    sequence: int
-    snapshot: Snapshot
+    snapshot: SnapshotPart
     stored: BlocksStored
     removed: BlocksRemoved
     still_here: StillHere
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., stored: _Optional[_Union[BlocksStored, _Mapping]] = ..., removed: _Optional[_Union[BlocksRemoved, _Mapping]] = ..., still_here: _Optional[_Union[StillHere, _Mapping]] = ...) -> None: ...
+    def __init__(self, snapshot: _Optional[_Union[SnapshotPart, _Mapping]] = ..., stored: _Optional[_Union[BlocksStored, _Mapping]] = ..., removed: _Optional[_Union[BlocksRemoved, _Mapping]] = ..., still_here: _Optional[_Union[StillHere, _Mapping]] = ...) -> None: ...
 
 class StillHere(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("sequence",)
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
-class Snapshot(_message.Message):
-    __slots__ = ("keys", "tier", "complete")
+class SnapshotPart(_message.Message):
+    __slots__ = ("node_id", "incarnation", "sequence", "keys", "tier", "complete")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: int
+    sequence: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     tier: Tier
     complete: bool
-    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., tier: _Optional[_Union[Tier, str]] = ..., complete: _Optional[bool] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., tier: _Optional[_Union[Tier, str]] = ..., complete: _Optional[bool] = ...) -> None: ...
 
 class BlocksStored(_message.Message):
-    __slots__ = ("keys", "tier")
+    __slots__ = ("node_id", "incarnation", "sequence", "keys", "tier")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: int
+    sequence: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     tier: Tier
-    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
 
 class BlocksRemoved(_message.Message):
-    __slots__ = ("keys", "tier")
+    __slots__ = ("node_id", "incarnation", "sequence", "keys", "tier")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: int
+    sequence: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     tier: Tier
-    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("attempt_id", "reader", "keys", "tenant")
-    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("reader", "keys", "tenant")
     READER_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
-    attempt_id: str
     reader: str
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     tenant: str
-    def __init__(self, attempt_id: _Optional[str] = ..., reader: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, reader: _Optional[str] = ..., keys: _Optional[_Iterable[bytes]] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
-    __slots__ = ("lease_id", "handles", "ttl_ms", "tenant")
+    __slots__ = ("lease_id", "incarnation", "slots", "generations", "ttl_ms", "tenant")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
-    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
-    handles: _containers.RepeatedCompositeFieldContainer[_common_pb2.BlockHandle]
+    incarnation: int
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    generations: _containers.RepeatedScalarFieldContainer[int]
     ttl_ms: int
     tenant: str
-    def __init__(self, lease_id: _Optional[int] = ..., handles: _Optional[_Iterable[_Union[_common_pb2.BlockHandle, _Mapping]]] = ..., ttl_ms: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, lease_id: _Optional[int] = ..., incarnation: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., ttl_ms: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class RenewLeaseRequest(_message.Message):
     __slots__ = ("lease_ids",)
@@ -140,41 +156,43 @@ class ReleaseLeaseReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Writer(_message.Message):
+    __slots__ = ("node_id", "incarnation", "address")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: int
+    address: str
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+
 class OpenIngestRequest(_message.Message):
-    __slots__ = ("attempt_id", "writer", "writer_incarnation", "writer_address")
+    __slots__ = ("attempt_id", "writer")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
-    WRITER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    WRITER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
-    writer: str
-    writer_incarnation: int
-    writer_address: str
-    def __init__(self, attempt_id: _Optional[str] = ..., writer: _Optional[str] = ..., writer_incarnation: _Optional[int] = ..., writer_address: _Optional[str] = ...) -> None: ...
-
-class IngestBlock(_message.Message):
-    __slots__ = ("handle", "present")
-    HANDLE_FIELD_NUMBER: _ClassVar[int]
-    PRESENT_FIELD_NUMBER: _ClassVar[int]
-    handle: _common_pb2.BlockHandle
-    present: bool
-    def __init__(self, handle: _Optional[_Union[_common_pb2.BlockHandle, _Mapping]] = ..., present: _Optional[bool] = ...) -> None: ...
+    writer: Writer
+    def __init__(self, attempt_id: _Optional[str] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ...) -> None: ...
 
 class OpenIngestReply(_message.Message):
-    __slots__ = ("blocks",)
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    blocks: _containers.RepeatedCompositeFieldContainer[IngestBlock]
-    def __init__(self, blocks: _Optional[_Iterable[_Union[IngestBlock, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("incarnation", "slots", "generations", "present_blocks")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    generations: _containers.RepeatedScalarFieldContainer[int]
+    present_blocks: int
+    def __init__(self, incarnation: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., present_blocks: _Optional[int] = ...) -> None: ...
 
 class CloseIngestRequest(_message.Message):
-    __slots__ = ("attempt_id", "writer", "writer_incarnation")
+    __slots__ = ("attempt_id", "writer")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
-    WRITER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
-    writer: str
-    writer_incarnation: int
-    def __init__(self, attempt_id: _Optional[str] = ..., writer: _Optional[str] = ..., writer_incarnation: _Optional[int] = ...) -> None: ...
+    writer: Writer
+    def __init__(self, attempt_id: _Optional[str] = ..., writer: _Optional[_Union[Writer, _Mapping]] = ...) -> None: ...
 
 class CloseIngestReply(_message.Message):
     __slots__ = ()
@@ -193,16 +211,14 @@ class CancelHandOverReply(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
 
 class IngestNotice(_message.Message):
-    __slots__ = ("attempt_id", "unit", "seal")
-    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("unit", "seal")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     SEAL_FIELD_NUMBER: _ClassVar[int]
-    attempt_id: str
     unit: IngestUnit
     seal: IngestSeal
-    def __init__(self, attempt_id: _Optional[str] = ..., unit: _Optional[_Union[IngestUnit, _Mapping]] = ..., seal: _Optional[_Union[IngestSeal, _Mapping]] = ...) -> None: ...
+    def __init__(self, unit: _Optional[_Union[IngestUnit, _Mapping]] = ..., seal: _Optional[_Union[IngestSeal, _Mapping]] = ...) -> None: ...
 
-class IngestUnit(_message.Message):
+class Unit(_message.Message):
     __slots__ = ("layer_begin", "layer_end", "block_begin", "block_end")
     LAYER_BEGIN_FIELD_NUMBER: _ClassVar[int]
     LAYER_END_FIELD_NUMBER: _ClassVar[int]
@@ -214,11 +230,21 @@ class IngestUnit(_message.Message):
     block_end: int
     def __init__(self, layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., block_begin: _Optional[int] = ..., block_end: _Optional[int] = ...) -> None: ...
 
+class IngestUnit(_message.Message):
+    __slots__ = ("attempt_id", "unit")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    unit: Unit
+    def __init__(self, attempt_id: _Optional[str] = ..., unit: _Optional[_Union[Unit, _Mapping]] = ...) -> None: ...
+
 class IngestSeal(_message.Message):
-    __slots__ = ("first_token",)
+    __slots__ = ("attempt_id", "first_token")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
     first_token: int
-    def __init__(self, first_token: _Optional[int] = ...) -> None: ...
+    def __init__(self, attempt_id: _Optional[str] = ..., first_token: _Optional[int] = ...) -> None: ...
 
 class ReplicateRequest(_message.Message):
     __slots__ = ("keys", "sources")

@@ -33,14 +33,14 @@ class Store(store_pb2_grpc.StoreServicer):
         queue: asyncio.Queue[store_pb2.StoreEvent] = asyncio.Queue()
         self._queues.add(queue)
         self.watches += 1
-        yield self._event(snapshot=store_pb2.Snapshot(keys=self.keys, tier=store_pb2.TIER_DRAM, complete=True))
+        yield store_pb2.StoreEvent(snapshot=store_pb2.SnapshotPart(**self._held(self.keys), complete=True))
         try:
             while True:
                 try:
                     async with asyncio.timeout(0.2):
                         event = await queue.get()
                 except TimeoutError:
-                    event = self._event(still_here=store_pb2.StillHere())
+                    event = store_pb2.StoreEvent(still_here=store_pb2.StillHere(sequence=self.sequence))
                 if not self.silent:
                     yield event
         finally:
@@ -55,12 +55,18 @@ class Store(store_pb2_grpc.StoreServicer):
     def store(self, keys: Sequence[bytes], dropped: bool = False) -> None:
         self.keys += keys
         self.sequence += 1
-        event = self._event(stored=store_pb2.BlocksStored(keys=keys, tier=store_pb2.TIER_DRAM))
+        event = store_pb2.StoreEvent(stored=store_pb2.BlocksStored(**self._held(keys)))
         for queue in () if dropped else self._queues:
             queue.put_nowait(event)
 
-    def _event(self, **kind: Any) -> store_pb2.StoreEvent:
-        return store_pb2.StoreEvent(node_id=self.node_id, incarnation=self.incarnation, sequence=self.sequence, **kind)
+    def _held(self, keys: Sequence[bytes]) -> dict[str, Any]:
+        return {
+            "node_id": self.node_id,
+            "incarnation": self.incarnation,
+            "sequence": self.sequence,
+            "keys": keys,
+            "tier": store_pb2.TIER_DRAM,
+        }
 
 
 class Engine(node_pb2_grpc.PrefillNodeServicer):

@@ -8,13 +8,13 @@ from typing import Any
 
 from conductor.core.conductor import ConductorCore
 from conductor.core.settings import ConductorSettings
-from conductor.core.types.events import InstanceUp, LoadReported, Reply, StoreSnapshot, StoreUp
+from conductor.core.types.events import InstanceUp, LoadReported, Reply, StoreUp
 from springtide.blocks import block_keys, namespace_root
 from springtide.cost import DecodeCost, PrefillCost
-from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
+from springtide.ids import AttemptId, BlockKey, GatewayId, Incarnation, InstanceId, NodeId, RequestId
 from springtide.protocol.instances import InstanceRef, Load, Role
 from springtide.protocol.scheduling import Assignment, Schedule
-from springtide.protocol.storage import Tier
+from springtide.protocol.storage import SnapshotPart, Tier
 
 BLOCK_TOKENS = 4
 GATEWAY = GatewayId("gateway-0")
@@ -85,7 +85,7 @@ def report(core: ConductorCore, name: str, role: Role, now: float = 0.0, incarna
 def hold(core: ConductorCore, node: str, keys: Sequence[BlockKey], sequence: int = 0) -> None:
     """The node's store says that it holds exactly these blocks."""
     core.handle(StoreUp(NodeId(node), f"{node}:2"), 0.0)
-    core.handle(StoreSnapshot(NodeId(node), 1, sequence, keys, Tier.DRAM, complete=True), 0.0)
+    core.handle(SnapshotPart(NodeId(node), Incarnation(1), sequence, tuple(keys), Tier.DRAM, complete=True), 0.0)
 
 
 def ask(core: ConductorCore, event: Schedule, now: float = 0.0) -> Reply:

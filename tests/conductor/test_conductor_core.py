@@ -24,16 +24,13 @@ from conductor.core.types.events import (
     Reply,
     RequestSnapshot,
     StoreDown,
-    StoreRemoved,
-    StoreSnapshot,
-    StoreStored,
     StoreUp,
     Tick,
 )
-from springtide.ids import AttemptId, GatewayId, InstanceId, NodeId, RequestId
+from springtide.ids import AttemptId, GatewayId, Incarnation, InstanceId, NodeId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Phase, Progress, Renew
 from springtide.protocol.instances import Role
-from springtide.protocol.storage import Tier
+from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPart, Tier
 
 GATEWAY = GatewayId("gateway-0")
 
@@ -201,13 +198,17 @@ def test_an_instance_that_stays_away_is_forgotten_after_a_lease() -> None:
 
 def test_missed_store_events_ask_for_one_snapshot() -> None:
     core = make_core()
-    missed = StoreStored(NodeId("p0"), 1, 5, keys_of(3), Tier.DRAM)
+
+    def removed(sequence: int) -> BlocksRemoved:
+        return BlocksRemoved(NodeId("p0"), Incarnation(1), sequence, tuple(keys_of(1)), Tier.DRAM)
+
+    missed = BlocksStored(NodeId("p0"), Incarnation(1), 5, tuple(keys_of(3)), Tier.DRAM)
     assert core.handle(missed, 0.0) == [RequestSnapshot(NodeId("p0"))]
     assert core.handle(missed, 0.0) == []
     assert core.ready
     hold(core, "p0", keys_of(3), sequence=5)
-    assert core.handle(StoreRemoved(NodeId("p0"), 1, 6, keys_of(1), Tier.DRAM), 0.0) == []
-    assert core.handle(StoreRemoved(NodeId("p0"), 1, 9, keys_of(1), Tier.DRAM), 0.0) == [RequestSnapshot(NodeId("p0"))]
+    assert core.handle(removed(6), 0.0) == []
+    assert core.handle(removed(9), 0.0) == [RequestSnapshot(NodeId("p0"))]
 
 
 INSTANCES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
@@ -275,12 +276,12 @@ class RandomEvents(RuleBasedStateMachine):
     @rule(name=names, incarnation=incarnations, sequence=st.integers(0, 3), blocks=blocks, complete=st.booleans())
     def snapshot(self, name: str, incarnation: int, sequence: int, blocks: int, complete: bool) -> None:
         self.feed(StoreUp(NodeId(name), f"{name}:2"))
-        self.feed(StoreSnapshot(NodeId(name), incarnation, sequence, keys_of(blocks), Tier.DRAM, complete))
+        self.feed(SnapshotPart(NodeId(name), Incarnation(incarnation), sequence, tuple(keys_of(blocks)), Tier.DRAM, complete))
 
     @rule(name=names, incarnation=incarnations, sequence=st.integers(0, 6), blocks=blocks, stored=st.booleans())
     def store_event(self, name: str, incarnation: int, sequence: int, blocks: int, stored: bool) -> None:
-        kind = StoreStored if stored else StoreRemoved
-        self.feed(kind(NodeId(name), incarnation, sequence, keys_of(blocks), Tier.DRAM))
+        kind = BlocksStored if stored else BlocksRemoved
+        self.feed(kind(NodeId(name), Incarnation(incarnation), sequence, tuple(keys_of(blocks)), Tier.DRAM))
 
     @rule(name=names)
     def store_down(self, name: str) -> None:

@@ -10,14 +10,13 @@ from conductor_support import ask, assigned, hold, keys_of, make_core, report, r
 from conductor.core.conductor import ConductorCore
 from conductor.core.placement.scheduler import decide
 from conductor.core.types.decision import Alternatives, Placement
-from conductor.core.types.events import StoreStored
 from conductor.server import answers
 from springtide.cost import DecodeCost
-from springtide.ids import AttemptId, InstanceId, NodeId
+from springtide.ids import AttemptId, Incarnation, InstanceId, NodeId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
 from springtide.protocol.scheduling import Assignment
-from springtide.protocol.storage import Tier
+from springtide.protocol.storage import BlocksStored, Tier
 
 NUM_TOKENS = 415
 """103 full blocks: 15 tokens are left of a decode node's 100."""
@@ -131,7 +130,7 @@ def test_blocks_on_an_ssd_do_not_count() -> None:
     core = cluster()
     hold(core, "d0", keys_of(90))
     rest = keys_of(100)[90:]
-    core.handle(StoreStored(NodeId("d0"), 1, 1, rest, Tier.SSD), 0.0)
+    core.handle(BlocksStored(NodeId("d0"), Incarnation(1), 1, tuple(rest), Tier.SSD), 0.0)
     assert not inlined(place(core))
 
 

@@ -23,23 +23,20 @@ from conductor.core.types.events import (
     Placed,
     Reply,
     StoreDown,
-    StoreRemoved,
-    StoreSnapshot,
-    StoreStored,
     StoreUp,
     SwitchFailed,
     Tick,
 )
-from springtide.ids import AttemptId, GatewayId, InstanceId, NodeId
+from springtide.ids import AttemptId, GatewayId, Incarnation, InstanceId, NodeId
 from springtide.protocol.attempts import LiveAttempt, Phase, Prediction, Progress, Renew
 from springtide.protocol.instances import Role
 from springtide.protocol.scheduling import Terms
-from springtide.protocol.storage import Tier
+from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPart, Tier
 
 INSTANCES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
 NAMES = st.sampled_from(sorted(INSTANCES))
 ATTEMPTS = st.integers(0, 30).map(lambda number: AttemptId(f"a{number}"))
-KEYS = st.integers(0, 12).map(keys_of)
+KEYS = st.integers(0, 12).map(keys_of).map(tuple)
 
 EVENTS = st.one_of(
     st.builds(
@@ -112,9 +109,9 @@ EVENTS = st.one_of(
     st.builds(SwitchFailed, NAMES.map(InstanceId)),
     st.builds(InstanceDown, NAMES.map(InstanceId), st.just(1)),
     st.builds(lambda name: InstanceUp(ref(name, INSTANCES[name]), 1), NAMES),
-    st.builds(StoreStored, NAMES.map(NodeId), st.just(1), st.integers(1, 3), KEYS, st.sampled_from(Tier)),
-    st.builds(StoreRemoved, NAMES.map(NodeId), st.just(1), st.integers(1, 3), KEYS, st.sampled_from(Tier)),
-    st.builds(StoreSnapshot, NAMES.map(NodeId), st.just(1), st.integers(0, 3), KEYS, st.just(Tier.DRAM), st.booleans()),
+    st.builds(BlocksStored, NAMES.map(NodeId), st.just(1), st.integers(1, 3), KEYS, st.sampled_from(Tier)),
+    st.builds(BlocksRemoved, NAMES.map(NodeId), st.just(1), st.integers(1, 3), KEYS, st.sampled_from(Tier)),
+    st.builds(SnapshotPart, NAMES.map(NodeId), st.just(1), st.integers(0, 3), KEYS, st.just(Tier.DRAM), st.booleans()),
     st.builds(StoreUp, NAMES.map(NodeId), st.just("store:2")),
     st.builds(StoreDown, NAMES.map(NodeId)),
     st.just(Tick()),
@@ -124,7 +121,7 @@ EVENTS = st.one_of(
 def brought_up() -> Iterator[Event]:
     for name, role in INSTANCES.items():
         yield StoreUp(NodeId(name), f"{name}:2")
-        yield StoreSnapshot(NodeId(name), 1, 0, keys_of(5), Tier.DRAM, complete=True)
+        yield SnapshotPart(NodeId(name), Incarnation(1), 0, tuple(keys_of(5)), Tier.DRAM, complete=True)
         yield InstanceUp(ref(name, role), 1)
         yield LoadReported(InstanceId(name), 1, idle(role))
 

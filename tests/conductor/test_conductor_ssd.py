@@ -6,14 +6,13 @@ import pytest
 from conductor_support import assigned, hold, keys_of, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.types.events import StoreStored
-from springtide.ids import NodeId
+from springtide.ids import Incarnation, NodeId
 from springtide.protocol.instances import Role
-from springtide.protocol.storage import Tier
+from springtide.protocol.storage import BlocksStored, Tier
 
 
 def put_on_ssd(core: ConductorCore, node: str, num_blocks: int, read_us: int) -> None:
-    core.handle(StoreStored(NodeId(node), 1, 1, keys_of(num_blocks), Tier.SSD), 0.0)
+    core.handle(BlocksStored(NodeId(node), Incarnation(1), 1, tuple(keys_of(num_blocks)), Tier.SSD), 0.0)
     report(core, node, Role.PREFILL, ssd_read_us_per_block=read_us)
 
 

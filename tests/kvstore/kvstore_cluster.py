@@ -15,7 +15,7 @@ import numpy as np
 from kvstore_support import SPEC, WAIT_S, contents, keys_of, kind_of
 
 from kvstore.link import StoreLink
-from kvstore.server.node import StoreOptions
+from kvstore.server.node.node import NodeOptions
 from kvstore.server.store import Store
 from messenger.arena_memory import SharedMemory
 from messenger.base import Transport
@@ -201,7 +201,7 @@ class Site:
     ) -> None:
         self.plan = plan
         self._hub = hub
-        self._options = StoreOptions(
+        self._options = NodeOptions(
             node_id=NodeId(name),
             spec=SPEC,
             num_slots=num_slots,
@@ -318,9 +318,9 @@ async def audit(site: Site, shadow: Shadow, tally: Tally) -> None:
     audited: set[bytes] = set()
     for chain in shadow.chains:
         lease = await StoreStub(channel).Lease(pb.LeaseRequest(reader="audit", keys=chain), timeout=WAIT_S)
-        for key, handle in zip(chain, lease.handles, strict=False):
+        for key, slot in zip(chain, lease.slots, strict=False):
             audited.add(key)
-            tally.wrong_bytes += int((site.engine.slot(handle.slot) != shadow.of(key)).sum())
+            tally.wrong_bytes += int((site.engine.slot(slot) != shadow.of(key)).sum())
         if lease.lease_id:
             await StoreStub(channel).ReleaseLease(pb.ReleaseLeaseRequest(lease_id=lease.lease_id), timeout=WAIT_S)
     await channel.close(None)

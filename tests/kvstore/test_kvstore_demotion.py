@@ -12,9 +12,9 @@ import numpy as np
 from ssd_support import BLOCK_BYTES, ManualDisk, key, open_tier
 
 from kvstore.core.pool import Pool
-from kvstore.server import demotion
-from kvstore.server.demotion import BATCHES_UNDER_WAY, Demotion
-from kvstore.server.ssd import Ssd, SsdOptions
+from kvstore.server.node.ssd import Ssd, SsdOptions
+from kvstore.server.transfer import demotion
+from kvstore.server.transfer.demotion import BATCHES_IN_FLIGHT, Demotion
 from kvstore.ssd.disk import aligned_memory
 from springtide.clock import ManualClock
 from springtide.ids import AttemptId
@@ -42,11 +42,11 @@ async def test_a_stop_in_the_middle_of_writing_flushes_the_rest(tmp_path: Path, 
     running = asyncio.create_task(copying.run())
     for _ in range(1000):
         await asyncio.sleep(0)
-        if len(copying._under_way) == BATCHES_UNDER_WAY:
+        if len(copying._in_flight) == BATCHES_IN_FLIGHT:
             break
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert len(copying._under_way) == BATCHES_UNDER_WAY, "it was stopped while it waited for the first of them"
+    assert len(copying._in_flight) == BATCHES_IN_FLIGHT, "it was stopped while it waited for the first of them"
     await copying.flush()
     assert len(pool.ssd) == NUM_SLOTS
     await tier.close()

@@ -11,7 +11,7 @@ import pytest
 from kvstore_cluster import Site
 from kvstore_support import SPEC, until
 
-from kvstore.server.handover import HandOver
+from kvstore.server.transfer.hand_over import HandOverWriter
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.server.passes import Pushes
 from springtide.ids import AttemptId
@@ -113,10 +113,10 @@ async def test_over_a_slow_link_units_are_joined_and_the_engine_is_through_long_
     await stream.open()
     for chunk in range(NUM_CHUNKS):
         await asyncio.to_thread(stream.write_chunk, chunk)
-        under_way = hand_over(prefill)
-        assert under_way is None or under_way.num_waiting <= 3
+        in_flight = hand_over(prefill)
+        assert in_flight is None or in_flight.num_waiting <= 3
     stream.seal()
-    await until(lambda: (under_way := hand_over(prefill)) is not None and under_way.sealed)
+    await until(lambda: (in_flight := hand_over(prefill)) is not None and in_flight.sealed)
     assert prefill.store.node.bytes_written < NUM_BLOCKS * SPEC.bytes_per_slot / 2
     await stream.everything_has_arrived()
     assert stream.num_pushes == NUM_CHUNKS * SPEC.layers
@@ -158,5 +158,5 @@ async def test_whoever_waits_for_a_reservation_hears_that_it_will_not_come(new_s
     assert [await why("lost"), await why("too late")] == [FailureCode.PEER_LOST] * 2
 
 
-def hand_over(site: Site) -> HandOver | None:
+def hand_over(site: Site) -> HandOverWriter | None:
     return site.store._transfers.hand_overs.get(AttemptId("a"))

@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 from kvstore_support import keys_of
 
-from kvstore.core.ingest import Unit, Writer
 from kvstore.core.pool import Pool
-from kvstore.core.results import IngestFailed, Removed, Stored, UnknownAttempt
+from kvstore.core.results import IngestFailed, UnknownAttempt
 from springtide.errors import InvalidRequest, PoolFull
 from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId
-from springtide.protocol.storage import Ingested
+from springtide.protocol.storage import BlocksRemoved, BlocksStored, Ingested, Tier, Unit, Writer
 
 A, B, C = AttemptId("a"), AttemptId("b"), AttemptId("c")
 LAYERS = 3
+NODE, INCARNATION = NodeId("here"), Incarnation(1)
 WRITER = Writer(NodeId("peer"), Incarnation(5), "")
 EVERYTHING = Unit(0, LAYERS, 0, 3)
 
 
 def new_pool(num_slots: int = 8) -> tuple[Pool, list[int]]:
     generations = [0] * num_slots
-    return Pool(generations, LAYERS, lease_s=30.0), generations
+    return Pool(generations, LAYERS, node_id=NODE, incarnation=INCARNATION, lease_s=30.0), generations
 
 
 def cache(pool: Pool, name: str, keys: list[BlockKey]) -> None:
@@ -51,7 +51,7 @@ def test_eviction_takes_leaves_first_and_the_least_recently_used_chain() -> None
     pool.take_events()
     pool.acquire(A, [], 2, 0)
     assert set(pool.held_keys()) == {old[0], *new}
-    assert pool.take_events() == [Removed(3, [old[2], old[1]])]
+    assert pool.take_events() == [BlocksRemoved(NODE, INCARNATION, 3, (old[2], old[1]), Tier.DRAM)]
 
 
 def test_use_makes_a_chain_recent() -> None:
@@ -87,7 +87,8 @@ def test_an_equal_block_that_was_there_first_stays_and_the_copy_is_private() -> 
     pool.validate()
     assert pool.acquire(C, keys, 2, 2).slots == first.slots
     assert set(second.slots).isdisjoint(first.slots)
-    assert [event for event in pool.take_events() if isinstance(event, Stored)] == [Stored(1, keys)]
+    stored = [event for event in pool.take_events() if isinstance(event, BlocksStored)]
+    assert stored == [BlocksStored(NODE, INCARNATION, 1, tuple(keys), Tier.DRAM)]
     pool.release(B)
     assert pool.counts().free == 6
 
@@ -182,7 +183,7 @@ def ingesting(pool: Pool, present: int = 0) -> list[BlockKey]:
         cache(pool, "earlier", keys[:present])
     assert pool.reserve(A, keys, 3).present_blocks == present
     targets = pool.open_ingest(A, WRITER)
-    assert targets is not None and [target.present for target in targets] == [i < present for i in range(3)]
+    assert targets is not None and (len(targets.slots), targets.present_blocks) == (3, present)
     return keys
 
 

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kvstore_support import keys_of
 
-from kvstore.core.ingest import Unit, Writer
 from kvstore.core.pool import Pool
-from kvstore.core.results import IngestFailed, Stored, Target, UnknownAttempt
+from kvstore.core.results import IngestFailed, UnknownAttempt
 from kvstore.core.tenants import QuotaExceeded
 from springtide.errors import InvalidRequest, PoolFull
 from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId
-from springtide.protocol.storage import Ingested
+from springtide.protocol.storage import BlocksStored, Ingested, IngestTargets, Unit, Writer
 
 NUM_SLOTS, NUM_LAYERS, LEASE_S, HARD_PINS = 12, 3, 30.0, 4
+INCARNATION = Incarnation(7)
 WRITERS = [Writer(NodeId(f"peer-{i}"), Incarnation(100 + i), "") for i in range(2)]
 PROMPTS = st.sampled_from([[], [0], [0, 0], [0, 0, 0], [0, 0, 0, 0], [0, 0, 1], [0, 0, 1, 1], [1], [1, 0]])
 """Few, so that attempts meet."""
@@ -29,13 +29,13 @@ class Attempt:
         self.attempt_id, self.keys, self.slots, self.complete, self.reserved = attempt_id, keys, slots, present, reserved
         self.num_prompt_blocks = len(slots)
         self.engine = True
-        self.departed: list[tuple[int, int]] = []
+        self.unfenced: list[tuple[int, int]] = []
         """Slots that its engine, whose stream has ended, may still write, with their generations."""
         self.waiting = reserved
         self.fetching: range | None = None
         self.handing_over = False
         self.writer: Writer | None = None
-        self.targets: list[Target] = []
+        self.targets = IngestTargets(INCARNATION)
         self.outcomes: list[Ingested | IngestFailed] = []
 
 
@@ -48,7 +48,7 @@ class PoolMachine(RuleBasedStateMachine):
     @initialize()
     def make(self) -> None:
         self.generations = [0] * NUM_SLOTS
-        self.pool = Pool(self.generations, NUM_LAYERS, lease_s=LEASE_S, first_lease_id=7, quotas=self.QUOTAS, hard_pins=HARD_PINS)
+        self.pool = Pool(self.generations, NUM_LAYERS, lease_s=LEASE_S, incarnation=INCARNATION, quotas=self.QUOTAS, hard_pins=HARD_PINS)
         self.attempts: dict[AttemptId, Attempt] = {}
         self.over: list[AttemptId] = []
         self.leases: dict[int, tuple[float, list[tuple[int, int]]]] = {}
@@ -137,19 +137,19 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self._with_engine())
     @rule()
-    def engine_departs(self) -> None:
-        departed = self.pool.engine_departed()
-        assert set(departed) == {attempt.attempt_id for attempt in self._with_engine()}
-        for attempt_id in departed:
+    def engine_ends(self) -> None:
+        unfenced = self.pool.engine_ended()
+        assert set(unfenced) == {attempt.attempt_id for attempt in self._with_engine()}
+        for attempt_id in unfenced:
             attempt = self.attempts[attempt_id]
-            attempt.engine, attempt.departed = False, [(slot, self.generations[slot]) for slot in attempt.slots]
+            attempt.engine, attempt.unfenced = False, [(slot, self.generations[slot]) for slot in attempt.slots]
 
-    @precondition(lambda self: any(attempt.departed for attempt in self.attempts.values()))
+    @precondition(lambda self: any(attempt.unfenced for attempt in self.attempts.values()))
     @rule()
-    def departed_engine_is_gone(self) -> None:
-        for attempt in [attempt for attempt in self.attempts.values() if attempt.departed]:
-            self.pool.engine_gone([attempt.attempt_id])
-            attempt.departed = []
+    def ended_engine_is_fenced(self) -> None:
+        for attempt in [attempt for attempt in self.attempts.values() if attempt.unfenced]:
+            self.pool.engine_fenced([attempt.attempt_id])
+            attempt.unfenced = []
             self._settle(attempt)
 
     # ---- transfers of this store ----
@@ -210,7 +210,8 @@ class PoolMachine(RuleBasedStateMachine):
         if targets is None:
             assert attempt_id == "never seen"
             return
-        assert attempt is not None and [target.slot for target in targets] == attempt.slots[: attempt.num_prompt_blocks]
+        assert attempt is not None and list(targets.slots) == attempt.slots[: attempt.num_prompt_blocks]
+        assert targets.incarnation == INCARNATION
         attempt.writer, attempt.targets = writer, targets
 
     @precondition(lambda self: self._reserved())
@@ -219,7 +220,7 @@ class PoolMachine(RuleBasedStateMachine):
         """As a writer should, some way or all the way."""
         attempt = data.draw(st.sampled_from(self._reserved()))
         if attempt.writer is None and attempt.engine and attempt.waiting:
-            attempt.targets = self.pool.open_ingest(attempt.attempt_id, writer) or []
+            attempt.targets = self.pool.open_ingest(attempt.attempt_id, writer) or IngestTargets(INCARNATION)
             attempt.writer = writer
         if attempt.writer is None:
             return
@@ -281,7 +282,7 @@ class PoolMachine(RuleBasedStateMachine):
         held = list(itertools.takewhile(self.pool_holds, keys))
         assert len(leased.slots) == len(held), "the longest prefix that is held"
         if leased.lease_id:
-            self.leases[leased.lease_id] = (self.now + LEASE_S, list(leased.slots))
+            self.leases[leased.lease_id] = (self.now + LEASE_S, list(zip(leased.slots, leased.generations, strict=True)))
 
     def pool_holds(self, key: BlockKey) -> bool:
         return key in self.pool.held_keys()
@@ -322,17 +323,17 @@ class PoolMachine(RuleBasedStateMachine):
         for _, slots in self.leases.values():
             assert all(self.generations[slot] == generation for slot, generation in slots)
         for attempt in self.attempts.values():
-            assert all(self.generations[slot] == generation for slot, generation in attempt.departed)
+            assert all(self.generations[slot] == generation for slot, generation in attempt.unfenced)
             if attempt.writer in self.pool.writers() and attempt.attempt_id in self.pool.ingests_of(attempt.writer):
-                absent = [target for target in attempt.targets if not target.present]
-                assert all(self.generations[target.slot] == target.generation for target in absent)
+                targets = list(zip(attempt.targets.slots, attempt.targets.generations, strict=True))
+                assert all(self.generations[slot] == generation for slot, generation in targets[attempt.targets.present_blocks :])
 
     @invariant()
     def events_tell_exactly_what_is_held(self) -> None:
         for event in self.pool.take_events():
             assert event.sequence == self.sequence + 1
             self.sequence = event.sequence
-            if isinstance(event, Stored):
+            if isinstance(event, BlocksStored):
                 assert self.held.isdisjoint(event.keys)
                 self.held.update(event.keys)
             else:
@@ -346,7 +347,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         for attempt_id in list(self.attempts):
             self.pool.release(attempt_id)
-            self.pool.engine_gone([attempt_id])
+            self.pool.engine_fenced([attempt_id])
             self.pool.end_fetch(attempt_id, 0)
             self.pool.end_hand_over(attempt_id)
         for writer in WRITERS:
@@ -378,7 +379,7 @@ class PoolMachine(RuleBasedStateMachine):
     def _settle(self, attempt: Attempt) -> None:
         writing = attempt.writer is not None and attempt.attempt_id in self.pool.ingests_of(attempt.writer)
         if (
-            not (attempt.engine or attempt.departed or attempt.fetching or attempt.handing_over or writing)
+            not (attempt.engine or attempt.unfenced or attempt.fetching or attempt.handing_over or writing)
             and attempt.attempt_id in self.attempts
         ):
             del self.attempts[attempt.attempt_id]

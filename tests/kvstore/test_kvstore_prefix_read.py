@@ -14,10 +14,10 @@ import pytest
 from kvstore_cluster import ControlProxy
 from kvstore_support import SPEC, WAIT_S, contents, keys_of, until
 
-from kvstore.server.lateness import Lateness
-from kvstore.server.node import StoreOptions
-from kvstore.server.prefix_read import PrefixRead
+from kvstore.server.node.hedging import Hedging
+from kvstore.server.node.node import NodeOptions
 from kvstore.server.store import Store
+from kvstore.server.transfer.prefix_read import PrefixRead
 from messenger.arena_memory import SharedMemory
 from messenger.base import Completion, Connection, Endpoint, Identity, NotifyHandler, Region, Slice, Transport
 from messenger.tcp.transport import TcpTransport
@@ -35,9 +35,9 @@ KEYS = keys_of(*range(NUM_BLOCKS))
 class ReadersAsserted(Connection):
     """Fails when two reads that are under way at the same time share a byte of own memory."""
 
-    def __init__(self, inner: Connection, under_way: set[tuple[int, int]]) -> None:
+    def __init__(self, inner: Connection, in_flight: set[tuple[int, int]]) -> None:
         self._inner = inner
-        self._under_way = under_way
+        self._in_flight = in_flight
         self.num_bytes = 0
 
     @property
@@ -46,12 +46,12 @@ class ReadersAsserted(Connection):
 
     async def read(self, batch: Sequence[Slice], timeout_s: float) -> Completion:
         ranges = {(piece.local_offset, piece.length) for piece in batch}
-        assert self._under_way.isdisjoint(ranges), "two readers write one slot"
-        self._under_way |= ranges
+        assert self._in_flight.isdisjoint(ranges), "two readers write one slot"
+        self._in_flight |= ranges
         try:
             completion = await self._inner.read(batch, timeout_s)
         finally:
-            self._under_way -= ranges
+            self._in_flight -= ranges
         self.num_bytes += completion.num_bytes
         return completion
 
@@ -70,7 +70,7 @@ class PeerByPeer(Transport):
     def __init__(self, plans: dict[str, FaultPlan]) -> None:
         self._inner = TcpTransport("127.0.0.1")
         self._plans = plans
-        self._under_way: set[tuple[int, int]] = set()
+        self._in_flight: set[tuple[int, int]] = set()
         self.connections: dict[str, ReadersAsserted] = {}
 
     async def listen(self, region: Region, identity: Identity, on_notify: NotifyHandler) -> str:
@@ -80,7 +80,7 @@ class PeerByPeer(Transport):
         address = endpoint.addresses[self.name]
         connection = await self._inner.connect(endpoint, region, identity)
         faulty = FaultyConnection(connection, self._plans.get(address, FaultPlan()), address)
-        self.connections[address] = ReadersAsserted(faulty, self._under_way)
+        self.connections[address] = ReadersAsserted(faulty, self._in_flight)
         return self.connections[address]
 
     async def fence(self, peer: Identity) -> bool:
@@ -115,7 +115,7 @@ class World:
         self._stores.append(self.reader)
         await self.reader.start()
         for _ in range(32):  # what is late is known
-            self.reader.node.lateness.observe(1 << 20, 0.001)
+            self.reader.node.hedging.observe(1 << 20, 0.001)
 
     async def holder(self, num_blocks: int = NUM_BLOCKS, *faults: TransferFault, tenant: str = "") -> Holder:
         """A store that holds the prompt's first blocks; `faults` befall the reader's reads from it."""
@@ -131,7 +131,7 @@ class World:
         return connection.num_bytes if connection is not None else 0
 
     async def fetch(self, *sources: PrefixSource, local: int = 0, tenant: str | None = "") -> tuple[int, int, list[int]]:
-        """As a Fetch does it: how many blocks could be had, how many are valid, and which layers were told. What is valid is right."""
+        """As a fetch does it: how many blocks could be had, how many are valid, and which layers were told. What is valid is right."""
         pool, attempt = self.reader.pool, AttemptId(new_id("attempt"))
         slots = pool.acquire(attempt, KEYS, NUM_BLOCKS, local).slots
         read = PrefixRead(self.reader.node, KEYS, sources, tenant)
@@ -163,8 +163,8 @@ class World:
         for store in self._stores:
             await store.close()
 
-    def _options(self, node_id: str) -> StoreOptions:
-        return StoreOptions(
+    def _options(self, node_id: str) -> NodeOptions:
+        return NodeOptions(
             node_id=NodeId(node_id),
             spec=SPEC,
             num_slots=NUM_SLOTS,
@@ -203,14 +203,14 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 LAYERS_TOLD = list(range(1, SPEC.layers + 1))
 
 
-class NeverLate(Lateness):
-    def limit_s(self, num_bytes: int) -> float:
+class NeverLate(Hedging):
+    def delay_s(self, num_bytes: int) -> float:
         return WAIT_S
 
 
 async def test_one_source_that_works_gives_everything_layer_by_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.reader.node.lateness = NeverLate()  # a busy machine's pauses are not the source's
-    monkeypatch.setattr("kvstore.server.prefix_read.OPEN_PATIENCE_S", WAIT_S)
+    world.reader.node.hedging = NeverLate()  # a busy machine's pauses are not the source's
+    monkeypatch.setattr("kvstore.server.transfer.prefix_read.OPEN_PATIENCE_S", WAIT_S)
     only, unused = await world.holder(), await world.holder()
     assert await world.fetch(only.source, unused.source) == (NUM_BLOCKS, NUM_BLOCKS, LAYERS_TOLD)
     assert world.bytes_from(unused) == 0
@@ -251,7 +251,7 @@ async def test_a_source_that_hangs_is_left_once_its_reads_are_at_rest(world: Wor
 
 
 async def test_a_source_that_hangs_altogether_is_given_up_though_there_is_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.server.prefix_read.PROBE_EVERY_S", 0.1)
+    monkeypatch.setattr("kvstore.server.transfer.prefix_read.PROBE_EVERY_S", 0.1)
     hung = await world.holder(NUM_BLOCKS, TransferFault("hang", "read", after=1))
     control = ControlProxy(hung.store.address)
     await control.start()
@@ -269,7 +269,7 @@ async def test_a_source_that_hangs_altogether_is_given_up_though_there_is_no_oth
 
 
 async def test_a_source_that_is_only_slow_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.server.prefix_read.PROBE_EVERY_S", 0.01)
+    monkeypatch.setattr("kvstore.server.transfer.prefix_read.PROBE_EVERY_S", 0.01)
     slow = await world.holder(NUM_BLOCKS, TransferFault("slow", "read", bytes_per_s=1e6))
     assert (await world.fetch(slow.source))[1] == NUM_BLOCKS
 

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 from kvstore_support import keys_of
 from test_kvstore_pins_random import PinnedPoolMachine
-from test_kvstore_pool_random import HARD_PINS, LEASE_S, NUM_LAYERS, NUM_SLOTS, PROMPTS, PoolMachine
+from test_kvstore_pool_random import HARD_PINS, INCARNATION, LEASE_S, NUM_LAYERS, NUM_SLOTS, PROMPTS, PoolMachine
 
 from kvstore.core.eviction import new_policy
 from kvstore.core.pool import Pool
-from kvstore.core.results import Removed, Stored
-from kvstore.core.ssd import Copy, SsdBlocks
+from kvstore.core.ssd import BlockCopy, SsdBlocks
 from springtide.choices import EvictionName
 from springtide.ids import AttemptId, BlockKey
-from springtide.protocol.storage import Tier
+from springtide.protocol.storage import BlocksRemoved, BlocksStored, Tier
 
 SSD_CAPACITY = 16
 
@@ -35,7 +34,7 @@ def cache(pool: Pool, name: str, keys: Sequence[BlockKey]) -> None:
     pool.validate()
 
 
-def write(ssd: SsdBlocks, copies: Sequence[Copy]) -> list[BlockKey]:
+def write(ssd: SsdBlocks, copies: Sequence[BlockCopy]) -> list[BlockKey]:
     return ssd.added([(copy.key, copy.parent) for copy in copies])
 
 
@@ -92,7 +91,7 @@ def test_a_copy_that_makes_room_leaves_its_block_to_be_copied_again() -> None:
     write(ssd, ssd.next_copies(100))
     pool.take_events()
     assert ssd.make_room(2) == [keys[2], keys[1]]
-    assert pool.take_events() == [Removed(3, [keys[2], keys[1]], Tier.SSD)]
+    assert pool.take_events() == [BlocksRemoved(pool.node_id, pool.incarnation, 3, (keys[2], keys[1]), Tier.SSD)]
     assert [copy.key for copy in ssd.next_copies(100)] == [keys[1], keys[2]]
     assert pool.num_free_or_spare == 5
     pool.validate()
@@ -166,7 +165,7 @@ class TieredMachine(PoolMachine):
             self.generations,
             NUM_LAYERS,
             lease_s=LEASE_S,
-            first_lease_id=7,
+            incarnation=INCARNATION,
             quotas=self.QUOTAS,
             hard_pins=HARD_PINS,
             policy=new_policy(self.POLICY, NUM_SLOTS),
@@ -176,7 +175,7 @@ class TieredMachine(PoolMachine):
         assert self.pool.ssd is not None
         self.ssd = self.pool.ssd
         self.on_ssd: set[BlockKey] = set()
-        self.writing: list[Copy] = []
+        self.writing: list[BlockCopy] = []
         self.losses = 0
 
     @rule(at_most=st.integers(1, 6), whose=st.integers(0, 9))
@@ -235,7 +234,7 @@ class TieredMachine(PoolMachine):
             assert event.sequence == self.sequence + 1
             self.sequence = event.sequence
             held = self.held if event.tier is Tier.DRAM else self.on_ssd
-            if isinstance(event, Stored):
+            if isinstance(event, BlocksStored):
                 assert held.isdisjoint(event.keys)
                 held.update(event.keys)
             else:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvstore.ssd.disk import ALIGNMENT, Disk, aligned_memory
 from kvstore.ssd.errors import DiskError
 from kvstore.ssd.format import ENTRY_BYTES, Entry, Layout, Table
-from kvstore.ssd.space import Place, Space, runs
+from kvstore.ssd.space import SegmentSlot, Space, runs
 
 LAYOUT = Layout(10_000, "a-model")
 KEYS = st.binary(min_size=16, max_size=16)
@@ -73,8 +73,8 @@ def test_free_slots_of_a_batch_lie_side_by_side_in_the_emptiest_segment() -> Non
     space = Space()
     space.add(0, 4, held={1})
     space.add(1, 5)
-    assert space.take(3) == [Place(1, 0), Place(1, 1), Place(1, 2)]
-    assert space.take(99) == [Place(0, 0), Place(0, 2), Place(0, 3), Place(1, 3), Place(1, 4)]
+    assert space.take(3) == [SegmentSlot(1, 0), SegmentSlot(1, 1), SegmentSlot(1, 2)]
+    assert space.take(99) == [SegmentSlot(0, 0), SegmentSlot(0, 2), SegmentSlot(0, 3), SegmentSlot(1, 3), SegmentSlot(1, 4)]
     assert (space.num_free, space.take(1)) == (0, [])
 
 
@@ -93,12 +93,12 @@ def test_a_slot_is_not_given_away_while_anybody_reads_it() -> None:
 
 @given(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 9))), st.integers(1, 4), st.randoms())
 def test_runs_hold_everything_once_and_each_lies_side_by_side(places: set[tuple[int, int]], longest: int, rng: object) -> None:
-    placed = [(Place(*place), Place(*place)) for place in places]
+    placed = [(SegmentSlot(*place), SegmentSlot(*place)) for place in places]
     found = list(runs(placed, longest))
-    assert [value for _, values in found for value in values] == sorted(Place(*place) for place in places)
+    assert [value for _, values in found for value in values] == sorted(SegmentSlot(*place) for place in places)
     for first, values in found:
         assert len(values) <= longest
-        assert values == [Place(first.segment, first.slot + i) for i in range(len(values))]
+        assert values == [SegmentSlot(first.segment, first.slot + i) for i in range(len(values))]
 
 
 class PiecemealOs:

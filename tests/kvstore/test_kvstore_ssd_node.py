@@ -11,7 +11,7 @@ import pytest
 from ssd_support import BLOCK_BYTES, ManualDisk, key, open_tier
 
 from kvstore.core.pool import Pool
-from kvstore.server.ssd import Ssd
+from kvstore.server.node.ssd import Ssd
 from kvstore.ssd.disk import aligned_memory
 from springtide.clock import ManualClock
 from springtide.ids import AttemptId, Slot
@@ -108,10 +108,10 @@ async def test_a_prompt_in_two_batches_written_beside_each_other_is_kept_whole(b
     bench.cache(1, 2, 3, 4)
     head = bench.ssd.blocks.next_copies(2)
     first = asyncio.create_task(bench.ssd.put(head, bench.staging))
-    under_way = {copy.key for copy in head}
-    rest = bench.ssd.blocks.next_copies(NUM_SLOTS, under_way=under_way)
+    in_flight = {copy.key for copy in head}
+    rest = bench.ssd.blocks.next_copies(NUM_SLOTS, in_flight=in_flight)
     assert [copy.key for copy in rest] == [key(3), key(4)]
-    assert bench.ssd.blocks.next_copies(NUM_SLOTS, under_way=under_way | {copy.key for copy in rest}) == []
+    assert bench.ssd.blocks.next_copies(NUM_SLOTS, in_flight=in_flight | {copy.key for copy in rest}) == []
     second = asyncio.create_task(bench.ssd.put(rest, bench.staging[2 * BLOCK_BYTES :], after=first))
     assert await asyncio.gather(second, first) == [2, 2]
     assert bench.blocks_on_ssd == 4

@@ -284,13 +284,14 @@ async def test_a_watcher_knows_exactly_what_is_held_while_it_changes(start: Star
         async for event in engine.stub.Watch(pb.WatchStoreRequest(watcher="test")):
             if event.HasField("snapshot"):
                 held.update(event.snapshot.keys)
-                sequence = event.sequence if event.snapshot.complete else None
+                sequence = event.snapshot.sequence if event.snapshot.complete else None
                 continue
             if event.HasField("still_here"):
-                assert event.sequence == sequence
+                assert event.still_here.sequence == sequence
                 continue
-            assert sequence is not None and event.sequence == sequence + 1
-            sequence = event.sequence
+            change = event.stored if event.HasField("stored") else event.removed
+            assert sequence is not None and change.sequence == sequence + 1
+            sequence = change.sequence
             if event.HasField("stored"):
                 assert held.isdisjoint(event.stored.keys)
                 held.update(event.stored.keys)
@@ -334,7 +335,7 @@ async def test_leases_are_renewed_and_lost_ones_are_told(start: Starter) -> None
     keys = keys_of(1, 2)
     await engine.cache(keys)
     lease = await engine.stub.Lease(pb.LeaseRequest(reader="test", keys=keys))
-    assert len(lease.handles) == 2
+    assert len(lease.slots) == len(lease.generations) == 2
     assert not (await engine.stub.RenewLease(pb.RenewLeaseRequest(lease_ids=[lease.lease_id]))).lost
     await engine.stat_until(lambda stat: stat.slots_in_use == 0)  # expired
     assert list((await engine.stub.RenewLease(pb.RenewLeaseRequest(lease_ids=[lease.lease_id]))).lost) == [lease.lease_id]

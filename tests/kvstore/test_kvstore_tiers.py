@@ -17,10 +17,10 @@ import pytest
 from kvstore_support import SPEC, WAIT_S, Engine, Starter, StoreProcess, contents, keys_of, until
 from prometheus_client import REGISTRY
 
-from kvstore.server import fetch, promotion
-from kvstore.server.node import StoreOptions
-from kvstore.server.ssd import SsdOptions
+from kvstore.server.node.node import NodeOptions
+from kvstore.server.node.ssd import SsdOptions
 from kvstore.server.store import Store
+from kvstore.server.transfer import fetch, promotion
 from kvstore.ssd.disk import Disk
 from springtide.ids import BlockKey, NodeId
 from springtide.protocol.outputs import AttemptFailed, FailureCode
@@ -237,7 +237,7 @@ async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
         disks.append(SlowDisk())
         ssd = SsdOptions(tmp_path / f"{node_id}-ssd", 64 << 20, "f", demote_below=demote_below, demote_until=demote_until)
         sockets = tmp_path / f"{node_id}.store.sock", tmp_path / f"{node_id}.arena.sock"
-        store_options = StoreOptions(NodeId(node_id), SPEC, NUM_SLOTS, "127.0.0.1", *sockets, transports=("shm",), ssd=ssd, **options)
+        store_options = NodeOptions(NodeId(node_id), SPEC, NUM_SLOTS, "127.0.0.1", *sockets, transports=("shm",), ssd=ssd, **options)
         stores.append(Store(store_options, disk=disks[-1]))
         await stores[-1].start()
         engines.append(await Engine.connect(store_options))
@@ -310,10 +310,10 @@ async def test_a_peer_does_not_wait_for_a_disk_that_stalls(start_here: StartHere
     await copied(engine, 20 * CHAIN)
     disk.may_read.clear()
     request = pb.LeaseRequest(reader="peer", keys=chain(0), tenant="")
-    assert not (await engine.stub.Lease(request, timeout=WAIT_S)).handles
+    assert not (await engine.stub.Lease(request, timeout=WAIT_S)).slots
     disk.may_read.set()
     await engine.stat_until(lambda stat: stat.slots_quarantined == stat.slots_in_use == 0)
-    assert len((await engine.stub.Lease(request, timeout=WAIT_S)).handles) == CHAIN
+    assert len((await engine.stub.Lease(request, timeout=WAIT_S)).slots) == CHAIN
 
 
 async def test_what_a_quota_pushes_out_is_on_the_ssd(start_here: StartHere) -> None:

@@ -11,34 +11,40 @@ import subprocess
 import sys
 import tracemalloc
 import weakref
+from collections.abc import Sequence
 
 import pytest
 from kvstore_support import Starter, keys_of
 
 from kvstore.core.journal import MAX_EVENT_KEYS
 from kvstore.core.pool import Pool
-from kvstore.core.results import Removed, Stored
-from kvstore.server.watchers import MAX_LAG_KEYS, SNAPSHOT_PART_KEYS, SnapshotPart, WatcherLags, Watchers
-from springtide.ids import AttemptId, BlockKey
-from springtide.protocol.storage import Tier
+from kvstore.server.node.watchers import MAX_LAG_KEYS, SNAPSHOT_PART_KEYS, WatcherLags, Watchers
+from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId
+from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPart, Tier
+
+NODE, INCARNATION = NodeId("here"), Incarnation(5)
 
 
 def many_keys(count: int) -> list[BlockKey]:
     return [BlockKey(number.to_bytes(16, "big")) for number in range(count)]
 
 
+def stored(sequence: int, keys: Sequence[BlockKey]) -> BlocksStored:
+    return BlocksStored(NODE, INCARNATION, sequence, tuple(keys), Tier.DRAM)
+
+
 async def test_events_come_in_order_and_a_watcher_that_lags_too_far_is_cut_off() -> None:
-    watchers = Watchers(Pool([0] * 4, 1))
+    watchers = Watchers(Pool([0] * 4, 1, node_id=NODE, incarnation=INCARNATION))
     quick, slow = watchers.subscribe(), watchers.subscribe()
-    assert await quick.next() == SnapshotPart(0, [], Tier.DRAM, True)
+    assert await quick.next() == SnapshotPart(NODE, INCARNATION, 0, (), Tier.DRAM, complete=True)
     keys = many_keys(1000)
     for sequence in range(1, MAX_LAG_KEYS // len(keys) + 2):
-        watchers.publish([Stored(sequence, keys)])
-        assert await quick.next() == Stored(sequence, keys)
+        watchers.publish([stored(sequence, keys)])
+        assert await quick.next() == stored(sequence, keys)
     with pytest.raises(WatcherLags, match="watch anew"):
         await slow.next()
     watchers.unsubscribe(slow)
-    watchers.publish([Stored(MAX_LAG_KEYS + 2, [])])
+    watchers.publish([stored(MAX_LAG_KEYS + 2, [])])
     with pytest.raises(WatcherLags):
         await slow.next()
 
@@ -58,7 +64,7 @@ async def test_a_snapshot_of_many_blocks_comes_in_bounded_parts_and_what_happens
     assert [part.complete for part in parts if isinstance(part, SnapshotPart)] == [False, False, True]
     assert list(itertools.chain.from_iterable(part.keys for part in parts)) == keys
     removed = [await subscription.next() for _ in range(3)]
-    assert all(isinstance(event, Removed) and len(event.keys) <= MAX_EVENT_KEYS for event in removed)
+    assert all(isinstance(event, BlocksRemoved) and len(event.keys) <= MAX_EVENT_KEYS for event in removed)
     assert sum(len(event.keys) for event in removed) == 10_000
 
 
@@ -79,7 +85,7 @@ async def test_subscribers_of_the_same_event_share_a_snapshot_that_is_given_up_w
         assert list(itertools.chain.from_iterable(part.keys for part in parts)) == keys
     held = weakref.ref(next(iter(watchers._snapshots.values())))
     del subscription, subscribed
-    watchers.publish([Stored(pool.sequence + 1, many_keys(MAX_LAG_KEYS + 1))])
+    watchers.publish([stored(pool.sequence + 1, many_keys(MAX_LAG_KEYS + 1))])
     with pytest.raises(WatcherLags):
         await idle.next()
     watchers._subscriptions.clear()
@@ -101,7 +107,7 @@ async def main():
                     held.update(event.stored.keys)
                     held.difference_update(event.removed.keys)
                     if event.snapshot.complete:
-                        print("snapshot", len(held), event.sequence, flush=True)
+                        print("snapshot", len(held), event.snapshot.sequence, flush=True)
             except Exception as error:
                 print("cut off", error.code().name, flush=True)
 asyncio.run(main())

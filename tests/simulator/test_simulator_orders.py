@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conductor.core.types.events import Event, Replicate, StoreStored, SwitchRole
+from conductor.core.types.events import Event, Replicate, SwitchRole
 from simulator.cluster import Cluster
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
@@ -22,6 +22,7 @@ from simulator.workload import SimRequest, Workload
 from springtide.ids import AttemptId, BlockKey, InstanceId, NodeId
 from springtide.protocol.instances import InstanceRef, Role, RoleSwitch
 from springtide.protocol.scheduling import PrefixSource
+from springtide.protocol.storage import BlocksStored
 
 BLOCK = 512
 DOCUMENT = 64
@@ -139,8 +140,8 @@ def test_a_store_takes_copies_at_its_rate_and_tells_of_them_when_they_are_there(
     ((at, held, fetched),) = stores.ended
     assert (held, fetched) == (20, 20)
     assert at == pytest.approx(1.9 + 0.01), "each block leaves a tenth of a second after the one before, and takes a hundredth"
-    (stored,) = (event for event in stores.told if isinstance(event, StoreStored) and event.node_id == "second")
-    assert tuple(stored.keys) == stores.keys
+    (stored,) = (event for event in stores.told if isinstance(event, BlocksStored) and event.node_id == "second")
+    assert stored.keys == stores.keys
 
 
 def test_several_copies_share_the_rate() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conductor.core.types.decision import Alternatives, Outcome
@@ -11,7 +10,7 @@ from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, R
 from springtide.protocol.attempts import LiveAttempt, Progress, Renew
 from springtide.protocol.instances import InstanceRef, Load, RoleSwitch
 from springtide.protocol.scheduling import Assignment, PrefixSource, Schedule
-from springtide.protocol.storage import Tier
+from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPart
 
 # ---- events ----
 
@@ -65,36 +64,6 @@ class StoreDown:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSnapshot:
-    """One part of a snapshot; `sequence` is that of the last event it includes, `complete` marks the last part."""
-
-    node_id: NodeId
-    incarnation: int
-    sequence: int
-    keys: Sequence[BlockKey]
-    tier: Tier
-    complete: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStored:
-    node_id: NodeId
-    incarnation: int
-    sequence: int
-    keys: Sequence[BlockKey]
-    tier: Tier
-
-
-@dataclass(frozen=True, slots=True)
-class StoreRemoved:
-    node_id: NodeId
-    incarnation: int
-    sequence: int
-    keys: Sequence[BlockKey]
-    tier: Tier
-
-
-@dataclass(frozen=True, slots=True)
 class Tick:
     """Time went by: leases are checked, forgotten contents swept, hot spots and the balance of the pools looked at. About once a second."""
 
@@ -127,9 +96,9 @@ Event = (
     | LoadReported
     | StoreUp
     | StoreDown
-    | StoreSnapshot
-    | StoreStored
-    | StoreRemoved
+    | SnapshotPart
+    | BlocksStored
+    | BlocksRemoved
     | ReplicationEnded
     | SwitchFailed
     | Tick

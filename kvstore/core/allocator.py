@@ -1,4 +1,4 @@
-"""Who holds which slot: the bookkeeping under every operation of the pool."""
+"""Which slot is whose: slots are given to attempts, become those of committed blocks, and come back."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvstore._native import Block
-from kvstore.core.attempt import OWNERS, Attempt, Holder
+from kvstore.core.attempt_slots import OWNERS, AttemptSlots, Holder
 from kvstore.core.index import BlockIndex
 from kvstore.core.journal import Journal
 from kvstore.core.pins import Pins
-from kvstore.core.results import Removed, Stored, UnknownAttempt
+from kvstore.core.results import UnknownAttempt
 from kvstore.core.slots import SlotTable
 from kvstore.core.ssd import SsdBlocks
-from kvstore.core.tenants import Tenant, Tenants
+from kvstore.core.tenants import Tenant, TenantAccounts
 from springtide.errors import InvalidRequest, PoolFull, SpringtideError
 from springtide.ids import AttemptId, BlockKey, Slot
-from springtide.protocol.storage import Tier
+from springtide.protocol.storage import BlocksRemoved, BlocksStored, Tier
 
 _REMEMBERED_ATTEMPTS = 1 << 16
 
 
-class Ledger:
-    """Slots move between free, private to one attempt, and that of a committed block, here and nowhere else."""
+class SlotAllocator:
+    """The allocator under every operation of the pool: slots move between free, private to one attempt, and that of a committed block, here
+    and nowhere else."""
 
     def __init__(
-        self, slots: SlotTable, index: BlockIndex, pins: Pins, tenants: Tenants, journal: Journal, ssd: SsdBlocks | None = None
+        self, slots: SlotTable, index: BlockIndex, pins: Pins, tenants: TenantAccounts, journal: Journal, ssd: SsdBlocks | None = None
     ) -> None:
         self.slots = slots
         self.index = index
@@ -33,26 +34,26 @@ class Ledger:
         self.tenants = tenants
         self._journal = journal
         self._ssd = ssd
-        self.attempts: dict[AttemptId, Attempt] = {}
-        self.orphans: dict[AttemptId, Attempt] = {}
+        self.attempts: dict[AttemptId, AttemptSlots] = {}
+        self.orphans: dict[AttemptId, AttemptSlots] = {}
         """Attempts that nobody wants any more, while somebody still holds slots of theirs."""
         self._gone: OrderedDict[AttemptId, None] = OrderedDict()
         self.looked_up_blocks = 0
         self.hit_blocks = 0
 
     def is_over(self, attempt_id: AttemptId) -> bool:
-        """It was here and has ended, lately."""
+        """Whether it was here and has ended, lately."""
         return attempt_id in self._gone
 
-    def with_owner(self, attempt_id: AttemptId) -> Attempt:
-        """Raises UnknownAttempt when nobody wants such an attempt (any more)."""
+    def with_owner(self, attempt_id: AttemptId) -> AttemptSlots:
+        """The attempt that its owner still wants. Raises UnknownAttempt when there is none (any more)."""
         attempt = self.attempts.get(attempt_id)
         if attempt is None or not attempt.wanted:
             raise UnknownAttempt(f"attempt {attempt_id} is not known here")
         return attempt
 
-    def with_engine(self, attempt_id: AttemptId) -> Attempt:
-        """Raises UnknownAttempt when the engine does not hold such an attempt."""
+    def with_engine(self, attempt_id: AttemptId) -> AttemptSlots:
+        """The attempt that the engine still holds. Raises UnknownAttempt when there is none (any more)."""
         attempt = self.attempts.get(attempt_id)
         if attempt is None or Holder.ENGINE not in attempt.holders:
             raise UnknownAttempt(f"attempt {attempt_id} is not known here")
@@ -77,7 +78,7 @@ class Ledger:
         owner: Holder,
         leave_available: int = 0,
         leave_in_quota: int = 0,
-    ) -> Attempt:
+    ) -> AttemptSlots:
         """A new attempt with the longest held prefix of `keys` up to `max_reused`, referenced, and private slots for the rest, with so many
         slots left that are free or evictable, and that its tenant could still have.
 
@@ -98,7 +99,7 @@ class Ledger:
                 self.index.dereference(block)
             self.tenants.forget_if_idle(tenant)
             raise
-        attempt = Attempt(
+        attempt = AttemptSlots(
             attempt_id,
             tenant,
             list(keys),
@@ -126,11 +127,11 @@ class Ledger:
         if short > 0:
             victims += self.index.evict(short)
         tenant.slots += count  # first, so that a tenant whose every block goes is not forgotten
-        self.bury(victims)
+        self.drop(victims)
         return self.slots.take(count)
 
-    def bury(self, victims: Sequence[Block]) -> None:
-        """What is left to do for blocks that the index has given up."""
+    def drop(self, victims: Sequence[Block]) -> None:
+        """Gives back the slots of blocks that the index has evicted, and tells whoever counts them."""
         self.pins.evicted(victims)
         self.slots.give_back(block.slot for block in victims)
         for block in victims:
@@ -138,9 +139,9 @@ class Ledger:
             self.tenants.forget_if_idle(block.tenant)
         if self._ssd is not None:
             self._ssd.left_arena(victims)
-        self._journal.tell(Removed, [block.key for block in victims], Tier.DRAM)
+        self._journal.tell(BlocksRemoved, [block.key for block in victims], Tier.DRAM)
 
-    def publish(self, attempt: Attempt, end: int, new_keys: Sequence[BlockKey] = ()) -> None:
+    def publish(self, attempt: AttemptSlots, end: int, new_keys: Sequence[BlockKey] = ()) -> None:
         """Makes the attempt's blocks before `end` visible, or those before the first whose key is held under another parent or tenant."""
         attempt.keys += new_keys
         added = []
@@ -161,7 +162,7 @@ class Ledger:
                 self.index.reference(block)
             attempt.blocks[position] = parent = block
             attempt.complete = position + 1
-        self._journal.tell(Stored, added, Tier.DRAM)
+        self._journal.tell(BlocksStored, added, Tier.DRAM)
 
     def let_go(self, attempt_id: AttemptId, holder: Holder) -> None:
         """Gives back what nobody else holds, from the end, so that references stay prefix-closed and leaves go first."""
@@ -175,7 +176,7 @@ class Ledger:
         if not attempt.holders:
             self._forget(attempt_id)
 
-    def _give_back(self, attempt: Attempt) -> None:
+    def _give_back(self, attempt: AttemptSlots) -> None:
         slots, blocks = attempt.slots, attempt.blocks
         held = attempt.held if attempt.holders else _nobody_holds
         private: list[Slot] = []
@@ -199,7 +200,7 @@ class Ledger:
         self.remember_over(attempt_id)
 
     def remember_over(self, attempt_id: AttemptId) -> None:
-        """So that who asks for it is told, and nobody waits for it."""
+        """Keeps in mind that the attempt has ended: who asks for it is told, and nobody waits for it."""
         self._gone[attempt_id] = None
         if len(self._gone) > _REMEMBERED_ATTEMPTS:
             self._gone.popitem(last=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from kvstore.server.failures import error_of
+from kvstore.server.node.failures import error_of
 from messenger.base import Connection, Endpoint
 from messenger.router import Messenger
 from springtide.clock import Clock
@@ -19,9 +19,9 @@ from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
 
 CALL_TIMEOUT_S = 1.5
-"""For a question that a living store answers at once."""
+"""The time for a question that a living store answers at once."""
 PROBE_TIMEOUT_S = 1.0
-"""For the same, of a store that keeps others waiting."""
+"""The time for the same, of a store that keeps others waiting."""
 IDLE_S = 60.0
 """A store that restarts has another address, and nobody says that it left the old one: what is not asked for so long is hung up. Far longer
 than any call, and short of a channel for every store that ever was."""
@@ -32,10 +32,12 @@ class _Peer:
     channel: grpc.aio.Channel
     asked_at: float
     endpoint: Endpoint | None = None
-    """Of whoever was there last."""
+    """The Messenger of whoever was there last."""
 
 
 class Peers:
+    """The other stores that this one deals with, by their gRPC addresses."""
+
     def __init__(self, messenger: Messenger, credentials: Credentials, clock: Clock) -> None:
         self._messenger = messenger
         self._credentials = credentials
@@ -46,7 +48,7 @@ class Peers:
         return len(self._peers)
 
     def stub(self, address: str) -> StoreStub:
-        """For calls that are begun now and take less than `IDLE_S`."""
+        """The stub for calls that are begun now and take less than `IDLE_S`."""
         return StoreStub(self._peer(address).channel)
 
     async def answers(self, address: str) -> bool:
@@ -58,7 +60,7 @@ class Peers:
         return True
 
     async def connect(self, address: str, incarnation: int) -> Connection:
-        """To the Messenger of the store at `address`. Raises PeerLost when that is away or another incarnation."""
+        """A connection to the Messenger of the store at `address`. Raises PeerLost when that is away or another incarnation."""
         peer = self._peer(address)
         endpoint = peer.endpoint
         if endpoint is None or endpoint.incarnation != incarnation:
@@ -72,7 +74,7 @@ class Peers:
             raise
 
     async def hang_up_idle(self) -> None:
-        """Those that were not asked for `IDLE_S`. Whoever is there still is called anew when it is asked again."""
+        """Closes the channels of those that were not asked for `IDLE_S`. Whoever is there still is called anew when it is asked again."""
         now = self._clock.now()
         idle = [address for address, peer in self._peers.items() if now - peer.asked_at > IDLE_S]
         # Out of the table before anything is waited for: nobody takes up a channel that is about to be closed.

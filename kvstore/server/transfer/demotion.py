@@ -15,10 +15,10 @@ from collections import deque
 from typing import NamedTuple
 
 from kvstore import metrics
-from kvstore.core.ssd import Copy
+from kvstore.core.ssd import BlockCopy
 from kvstore.core.tenants import Tenant
-from kvstore.server.node import Node
-from kvstore.server.ssd import Ssd, SsdOptions
+from kvstore.server.node.node import Node
+from kvstore.server.node.ssd import Ssd, SsdOptions
 from kvstore.ssd.disk import aligned_memory
 from kvstore.ssd.health import TierState
 from springtide.ids import BlockKey
@@ -27,37 +27,40 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.05
 STAGED_BYTES = 8 << 20
-"""In a batch; or one block, if that is more: some milliseconds of copying, and little enough to be in the processor's cache still when the
-disk fetches it."""
-BATCHES_UNDER_WAY = 2
-"""The SSD keeps room for so many."""
+"""The size of a batch; or one block, if that is more: some milliseconds of copying, and little enough to be in the processor's cache still
+when the disk fetches it."""
+BATCHES_IN_FLIGHT = 2
+"""The number for which the SSD keeps room."""
 SSD_SHARE = 0.5
-"""Of what the SSD can hold, the most that is kept spare in the arena: else copies of the arena's own blocks would push out each other."""
+"""The share of what the SSD can hold that is kept spare in the arena at most: else copies of the arena's own blocks would push out each
+other."""
 BATCHES = 8
-"""Into so many, at least, an SSD is divided."""
+"""The least number of batches into which an SSD is divided."""
 
 
 class Batch(NamedTuple):
+    """Blocks that are being written together."""
+
     writing: asyncio.Task[int]
     keys: frozenset[BlockKey]
     staging: memoryview
 
 
 class Demotion:
-    """When fewer than `demote_below` of the arena's slots are free or spare, blocks are copied until `demote_until` are; and likewise of a
-    tenant's quota, for what goes first there is its own."""
+    """The copying of blocks to the SSD. When fewer than `demote_below` of the arena's slots are free or spare, blocks are copied until
+    `demote_until` are; and likewise of a tenant's quota, for what goes first there is its own."""
 
     def __init__(self, node: Node, ssd: Ssd, options: SsdOptions) -> None:
         self._node, self._ssd, self._options = node, ssd, options
         self._batch = max(1, STAGED_BYTES // node.options.spec.bytes_per_slot)
-        self._stagings = [aligned_memory(self._batch * node.options.spec.bytes_per_slot) for _ in range(BATCHES_UNDER_WAY)]
-        """Those not in use."""
-        self._under_way: deque[Batch] = deque()
+        self._stagings = [aligned_memory(self._batch * node.options.spec.bytes_per_slot) for _ in range(BATCHES_IN_FLIGHT)]
+        """The memory not in use."""
+        self._in_flight: deque[Batch] = deque()
         self._wanting: list[Tenant | None] = []
-        """Whose blocks are copied until there are enough; None: everybody's."""
+        """The tenants whose blocks are copied until there are enough; None: everybody."""
 
     async def run(self) -> None:
-        """For ever, unless it breaks: then the store goes on without it."""
+        """Copies for ever, unless it breaks: then the store goes on without it."""
         try:
             while True:
                 if not await self._step():
@@ -66,24 +69,24 @@ class Demotion:
             logger.exception("demotion broke: what leaves the arena is lost from now on")
 
     async def flush(self) -> None:
-        """Before an orderly stop: copies what is not on the SSD yet, for `flush_s` at most."""
+        """Copies what is not on the SSD yet, before an orderly stop, for `flush_s` at most."""
         end = time.monotonic() + self._options.flush_s
         while time.monotonic() < end and await self._step(to_the_last=True):
             pass
-        while self._under_way:
+        while self._in_flight:
             await self._end_oldest()
 
     async def _step(self, to_the_last: bool = False) -> bool:
         """False when there is nothing to do just now."""
-        if len(self._under_way) == BATCHES_UNDER_WAY:  # whoever waited for one of them was cancelled
+        if len(self._in_flight) == BATCHES_IN_FLIGHT:  # whoever waited for one of them was cancelled
             await self._end_oldest()
         begun = await self._begin(to_the_last)
-        if self._under_way and (not begun or len(self._under_way) == BATCHES_UNDER_WAY):
+        if self._in_flight and (not begun or len(self._in_flight) == BATCHES_IN_FLIGHT):
             return await self._end_oldest() > 0
         return begun
 
     async def _begin(self, to_the_last: bool) -> bool:
-        """To write a batch, if there is one that is to be written."""
+        """Begins to write a batch, if there is one that is to be written."""
         counts = self._ssd.counts()
         if counts.state is TierState.FAILING and not counts.free:
             return False
@@ -92,24 +95,24 @@ class Demotion:
         if not self._wanting:
             return False
         at_most = max(1, min(self._batch, room // BATCHES))
-        await self._make_room(BATCHES_UNDER_WAY * at_most - counts.free)
-        busy = {key for batch in self._under_way for key in batch.keys}
+        await self._make_room(BATCHES_IN_FLIGHT * at_most - counts.free)
+        busy = {key for batch in self._in_flight for key in batch.keys}
         choices = (self._ssd.blocks.next_copies(at_most, tenant, busy) for tenant in self._wanting)
         copies = next((copies for copies in choices if copies), None)
         if copies is None:
             return False
         staging = self._stagings.pop()
         self._stage(copies, staging)
-        before = self._under_way[-1].writing if self._under_way else None
+        before = self._in_flight[-1].writing if self._in_flight else None
         writing = asyncio.create_task(self._ssd.put(copies, staging, before), name="write to the SSD")
-        self._under_way.append(Batch(writing, frozenset(copy.key for copy in copies), staging))
+        self._in_flight.append(Batch(writing, frozenset(copy.key for copy in copies), staging))
         return True
 
     async def _end_oldest(self) -> int:
         """Returns how many blocks were written."""
-        oldest = self._under_way[0]
+        oldest = self._in_flight[0]
         await asyncio.wait([oldest.writing])
-        self._under_way.popleft()
+        self._in_flight.popleft()
         self._stagings.append(oldest.staging)
         written = oldest.writing.result()
         metrics.SSD_DEMOTED.inc(written)
@@ -134,7 +137,7 @@ class Demotion:
         until = min(int(self._options.demote_until * num_slots), most)
         return until if tenant in self._wanting else min(int(self._options.demote_below * num_slots), until)
 
-    def _stage(self, copies: list[Copy], staging: memoryview) -> None:
+    def _stage(self, copies: list[BlockCopy], staging: memoryview) -> None:
         size = self._node.options.spec.bytes_per_slot
         for i, copy in enumerate(copies):
             staging[i * size : (i + 1) * size] = self._ssd.slot(copy.slot)

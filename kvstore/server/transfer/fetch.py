@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from kvstore import metrics
 from kvstore.core.results import UnknownAttempt
-from kvstore.server.failures import failure_of
-from kvstore.server.node import Node
-from kvstore.server.prefix_read import PrefixRead
-from kvstore.server.ssd import Ssd
+from kvstore.server.node.failures import failure_of
+from kvstore.server.node.node import Node
+from kvstore.server.node.ssd import Ssd
+from kvstore.server.transfer.prefix_read import PrefixRead
 from kvstore.ssd.tier import SsdTier
 from messenger.base import TransferTimeout
 from springtide.ids import AttemptId, BlockKey, Slot
@@ -24,16 +24,17 @@ from springtide.protocol.storage import Acquired, FetchProgress, FetchTruncated,
 logger = logging.getLogger(__name__)
 
 LATE_S = 1.0
-"""A read from the SSD is late when one system call of it does not come back for so long, or all of it takes LATE_FACTOR times what was
-estimated, and so long at least: the engine's model waits for it, whoever else would have a turn."""
+"""The time after which a read from the SSD is late, when one system call of it does not come back for so long, or all of it takes
+LATE_FACTOR times what was estimated, and so long at least: the engine's model waits for it, whoever else would have a turn."""
 LATE_FACTOR = 4.0
 LOOK_EVERY_S = 0.1
 Notify = Callable[[Notice], None]
 
 
-class Fetch:
-    """`acquired` are the attempt's slots; blocks [acquired.local_blocks, len(keys)) are wanted: those before `ssd_blocks` from the
-    SSD, which is read first and block by block; the others, and what it fails to give, from the stores at `sources`, layer by layer."""
+class PrefixFetch:
+    """The fetch of one attempt. `acquired` are its slots; blocks [acquired.local_blocks, len(keys)) are wanted: those before `ssd_blocks`
+    from the SSD, which is read first and block by block; the others, and what it fails to give, from the stores at `sources`, layer by
+    layer."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Fetch:
         self._read = PrefixRead(node, keys, sources, tenant)
 
     def cancel(self) -> None:
-        """The engine does not want it any more. Reading stops after what is under way; the slots are held until then."""
+        """Ends it, as the engine does not want it any more. Reading stops after what is under way; the slots are held until then."""
         self._cancelled.set()
         self._read.cancel()
 
@@ -116,7 +117,7 @@ class Fetch:
         return valid
 
     async def _read_ssd(self, ssd: Ssd, first: int, slots: Sequence[Slot]) -> int:
-        """As `Ssd.read`: returns when nothing is written to the slots any more, however late that is."""
+        """Reads as `Ssd.read`: returns when nothing is written to the slots any more, however late that is."""
         limit_s = LATE_FACTOR * ssd.tier.estimated_read_s(len(slots))
         watching = asyncio.create_task(self._fail_when_late(ssd.tier, limit_s), name="watch a read from the SSD")
         try:

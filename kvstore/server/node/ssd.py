@@ -1,4 +1,4 @@
-"""The node's SSD tier: its blocks and their bytes kept in step."""
+"""The node's SSD tier: its blocks and their bytes, kept in step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvstore import metrics
-from kvstore.core.ssd import Copy, SsdBlocks
+from kvstore.core.ssd import BlockCopy, SsdBlocks
 from kvstore.ssd.disk import aligned_memory
 from kvstore.ssd.tier import PutBlock, SsdTier, TierCounts, ended
 from springtide.errors import SpringtideError
@@ -19,25 +19,28 @@ if TYPE_CHECKING:
     import numpy as np
 
 VERIFY_BYTES = 16 << 20
-"""Read at a time by `verify`."""
+"""The part that `verify` reads at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class SsdOptions:
+    """The options of the SSD tier."""
+
     directory: Path
     """This node's own."""
     capacity_bytes: int
     fingerprint: str
-    """Of whatever makes blocks unfit for each other, beyond their size."""
+    """What names whatever makes blocks unfit for each other, beyond their size."""
     demote_below: float = 0.2
     demote_until: float = 0.3
-    """Shares of the arena's slots; see kvstore.server.demotion."""
+    """The shares of the arena's slots; see kvstore.server.transfer.demotion."""
     flush_s: float = 0.5
     """The longest that an orderly stop goes on copying."""
 
 
 class Ssd:
-    """Who calls what changes the blocks calls `Node.changed` too. `arena` is all of its memory, uint8 [slots * bytes_per_slot]."""
+    """The tier and the blocks that it holds. Who calls what changes the blocks calls `Node.changed` too. `arena` is all of its memory,
+    uint8 [slots * bytes_per_slot]."""
 
     def __init__(self, tier: SsdTier, blocks: SsdBlocks, arena: np.ndarray, bytes_per_slot: int) -> None:
         self.tier = tier
@@ -47,18 +50,19 @@ class Ssd:
         blocks.added(tier.blocks())
 
     def slot(self, slot: Slot) -> memoryview:
+        """The bytes of a slot of the arena."""
         return self._arena[slot * self._bytes_per_slot : (slot + 1) * self._bytes_per_slot]
 
     @property
     def read_us_per_block(self) -> int:
-        """Estimated, as for a read that begins now; a power of two, so that it does not change all the time, and within a uint32."""
+        """The estimate for a block that is read now; a power of two, so that it does not change all the time, and within a uint32."""
         return min(1 << max(1, round(self.tier.estimated_read_s(1) * 1e6)).bit_length() - 1, 1 << 31)
 
     def counts(self) -> TierCounts:
         return self.tier.counts()
 
     def worth_reading(self, keys: Sequence[BlockKey], first: int, recompute_us_per_block: int | None) -> int:
-        """Up to which block a prompt is to be read from here, from block `first` on: all that is held, or nothing where computing it
+        """The block up to which a prompt is to be read from here, from block `first` on: all that is held, or nothing where computing it
         anew is expected to be sooner. None: nobody says how long that takes."""
         end = self.blocks.num_held(keys)
         if end <= first:
@@ -70,8 +74,8 @@ class Ssd:
         return end
 
     async def read(self, keys: Sequence[BlockKey], first: int, slots: Sequence[Slot]) -> int:
-        """Blocks [first, len(keys)) of a prompt into `slots`. Returns how many of its blocks are right then: those before the first that
-        could not be read, which is given up with all that continues it. Once begun it goes on to the end, whoever cancels it."""
+        """Reads blocks [first, len(keys)) of a prompt into `slots`. Returns how many of its blocks are right then: those before the first
+        that could not be read, which is given up with all that continues it. Once begun it goes on to the end, whoever cancels it."""
         return await ended(asyncio.create_task(self._read(keys, first, slots)))
 
     async def _read(self, keys: Sequence[BlockKey], first: int, slots: Sequence[Slot]) -> int:
@@ -83,7 +87,7 @@ class Ssd:
         return valid
 
     async def give_up(self, keys: Collection[BlockKey]) -> None:
-        """And what continues them."""
+        """Drops these and what continues them."""
         await self.tier.remove(self.blocks.lost(frozenset(keys)))
 
     async def _give_up_failed(self, keys: Sequence[BlockKey], errors: Sequence[SpringtideError | None]) -> list[BlockKey]:
@@ -93,9 +97,10 @@ class Ssd:
             await self.give_up(failed)
         return failed
 
-    async def put(self, copies: Sequence[Copy], staging: memoryview, after: asyncio.Task[int] | None = None) -> int:
-        """Copies of blocks whose bytes lie one after another in `staging`, parents first, chosen in this turn of the event loop. Returns
-        how many are there now. `after` is an earlier `put` of blocks that these may continue: they are written beside each other."""
+    async def put(self, copies: Sequence[BlockCopy], staging: memoryview, after: asyncio.Task[int] | None = None) -> int:
+        """Writes copies of blocks whose bytes lie one after another in `staging`, parents first, chosen in this turn of the event loop.
+        Returns how many are there now. `after` is an earlier `put` of blocks that these may continue: they are written beside each
+        other."""
         size, losses = self._bytes_per_slot, self.blocks.losses
         parts = [PutBlock(copy.key, copy.parent, staging[i * size : (i + 1) * size]) for i, copy in enumerate(copies)]
         held = await self.tier.put(parts)

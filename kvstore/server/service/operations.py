@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
 import grpc
@@ -12,10 +12,10 @@ import grpc.aio
 
 from kvstore.core.listing import Chain
 from kvstore.core.pins import Pin, PinKind
-from kvstore.server.failures import status_of
-from kvstore.server.node import Node
-from kvstore.server.replication import Replication
-from kvstore.server.ssd import Ssd
+from kvstore.server.node.failures import status_of
+from kvstore.server.node.node import Node
+from kvstore.server.node.ssd import Ssd
+from kvstore.server.transfer.replication import Replicator
 from springtide.blocks import checked_keys
 from springtide.clock import Clock
 from springtide.errors import InvalidRequest, SpringtideError
@@ -33,19 +33,16 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Operations(StoreServicer):
-    def __init__(self, node: Node, replication: Replication, clock: Clock) -> None:
+    """The orders and questions of operators."""
+
+    def __init__(self, node: Node, replicator: Replicator, clock: Clock) -> None:
         self._node = node
-        self._replication = replication
+        self._replicator = replicator
         self._clock = clock
 
     async def Replicate(self, request: pb.ReplicateRequest, context: Context) -> pb.ReplicateReply:
-        keys = await or_abort(context, checked_keys, request.keys)
-        try:
-            replicated = await self._replication.replicate(keys, [*map(wire.PREFIX_SOURCE.decode, request.sources)])
-        except SpringtideError as error:
-            await context.abort(status_of(error), error.message)
-            raise
-        return pb.ReplicateReply(blocks=replicated.held_blocks, fetched_blocks=replicated.fetched_blocks)
+        order = await or_abort(context, wire.REPLICATE_PREFIX.decode, request)
+        return wire.REPLICATED.encode(await await_or_abort(context, self._replicator.replicate(order.keys, order.sources)))
 
     # ---- pins ----
 
@@ -140,9 +137,18 @@ class Operations(StoreServicer):
 
 
 async def or_abort(context: Context, do: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """What `do` returns; what it raises ends the call."""
+    """Returns what `do` returns; what it raises ends the call."""
     try:
         return do(*arguments, **named)
+    except SpringtideError as error:
+        await context.abort(status_of(error), error.message)
+        raise
+
+
+async def await_or_abort(context: Context, work: Awaitable[T]) -> T:
+    """Returns what `work` comes to; what it raises ends the call."""
+    try:
+        return await work
     except SpringtideError as error:
         await context.abort(status_of(error), error.message)
         raise

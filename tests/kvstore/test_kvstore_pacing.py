@@ -7,12 +7,12 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.core.ingest import Unit
-from kvstore.server.handover import join_last
-from kvstore.server.slabs import Pace, batches, block_slice, layer_groups
+from kvstore.server.transfer.hand_over import join_last
+from kvstore.server.transfer.pacing import Pace, batches, block_slice, layer_groups
 from messenger.base import Completion, Slice
 from springtide.ids import Slot
 from springtide.kvspec import KVSpec
+from springtide.protocol.storage import Unit
 
 SPEC = KVSpec(layers=6, kv_heads=1, head_dim=8, dtype="float16", block_tokens=2)
 

@@ -1,4 +1,4 @@
-"""Errors on their way through gRPC: from the tree to a status or a Failure, and back."""
+"""The errors on their way through gRPC: from the tree to a status or a Failure, and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from springtide.protocol.outputs import Failure, FailureCode
 
 
 class TransferCancelled(SpringtideError):
-    """By order of the engine or of the receiving store."""
+    """The transfer was given up, by order of the engine or of the receiving store."""
 
 
 _STATUS: tuple[tuple[type[SpringtideError], grpc.StatusCode], ...] = (
@@ -41,16 +41,18 @@ _FAILURE: tuple[tuple[type[SpringtideError], FailureCode], ...] = (
 
 
 def status_of(error: SpringtideError) -> grpc.StatusCode:
+    """The status with which a call ends."""
     return next((status for kind, status in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
 def failure_of(error: SpringtideError) -> Failure:
+    """The failure that an engine is told."""
     code = next((code for kind, code in _FAILURE if isinstance(error, kind)), FailureCode.INTERNAL)
     return Failure(code, error.message)
 
 
 def error_of(error: grpc.aio.AioRpcError, what: str) -> SpringtideError:
-    """`what` was asked of a peer, and this came back. A status that says nothing of the peer's own means that the peer is lost."""
+    """The error of a peer of which `what` was asked. A status that says nothing of the peer's own means that the peer is lost."""
     message = f"{what}: {error.details()}"
     status = error.code()
     for kind, known in _STATUS:

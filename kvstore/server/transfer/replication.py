@@ -6,58 +6,52 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kvstore import metrics
-from kvstore.server.lateness import Rate
-from kvstore.server.node import Node
-from kvstore.server.prefix_read import PrefixRead
+from kvstore.server.node.node import Node
+from kvstore.server.transfer.pacing import RateLimit
+from kvstore.server.transfer.prefix_read import PrefixRead
 from springtide.errors import InvalidRequest
 from springtide.ids import AttemptId, BlockKey, new_id
 from springtide.protocol.scheduling import PrefixSource
+from springtide.protocol.storage import Replicated
 
 logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 2
-"""Orders beyond it wait."""
+"""The number of orders that are carried out at a time; others wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replicated:
-    held_blocks: int
-    """Longest prefix of the order's keys that is here now."""
-    fetched_blocks: int
-
-
-class Replication:
-    """Serving comes first: few orders at a time, all of them together at no more than `kv.replication_rate`."""
+class Replicator:
+    """The replicas of a node. Serving comes first: few orders at a time, all of them together at no more than `kv.replication_rate`."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._rate = Rate(node.options.replication_bytes_per_s)
+        self._rate = RateLimit(node.options.replication_bytes_per_s)
         self._places = asyncio.Semaphore(MAX_AT_ONCE)
-        self._under_way: dict[BlockKey, asyncio.Task[Replicated]] = {}
-        """By the order's last key, which stands for all of them."""
+        self._in_flight: dict[BlockKey, asyncio.Task[Replicated]] = {}
+        """Each by the order's last key, which stands for all of them."""
 
     async def replicate(self, keys: Sequence[BlockKey], sources: Sequence[PrefixSource]) -> Replicated:
-        """The first sources are the best. What is here already is not fetched; the same order twice at once is carried out once, and to its
-        end whoever waits for it. Raises PoolFull, QuotaExceeded, InvalidRequest, or the error of the sources when none could be read."""
+        """Takes a replica. The first sources are the best. What is here already is not fetched; the same order twice at once is carried out
+        once, and to its end whoever waits for it. Raises PoolFull, QuotaExceeded, InvalidRequest, or the error of the sources when none
+        could be read."""
         if not keys:
             raise InvalidRequest("keys is empty: there is nothing to replicate", param="keys")
-        task = self._under_way.get(keys[-1])
+        task = self._in_flight.get(keys[-1])
         if task is None:
-            task = self._under_way[keys[-1]] = asyncio.create_task(self._replicate(keys, sources), name="replicate")
+            task = self._in_flight[keys[-1]] = asyncio.create_task(self._replicate(keys, sources), name="replicate")
             task.add_done_callback(lambda ended: self._ended(keys[-1], ended))
         return await asyncio.shield(task)
 
     async def close(self) -> None:
-        tasks = list(self._under_way.values())
+        tasks = list(self._in_flight.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ended(self, key: BlockKey, task: asyncio.Task[Replicated]) -> None:
-        del self._under_way[key]
+        del self._in_flight[key]
         if not task.cancelled():
             task.exception()  # told to those who still wait
 

@@ -11,15 +11,15 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from kvstore import metrics
-from kvstore.core.ingest import Unit, Writer
-from kvstore.core.results import IngestFailed, Target
-from kvstore.server.failures import failure_of
-from kvstore.server.node import Node
+from kvstore.core.results import IngestFailed
+from kvstore.server.node.failures import failure_of
+from kvstore.server.node.node import Node
 from messenger.router import Messenger
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId, Incarnation, NodeId
+from springtide.protocol import wire
 from springtide.protocol.outputs import AttemptFailed
-from springtide.protocol.storage import Ingested, Notice
+from springtide.protocol.storage import Ingested, IngestSeal, IngestTargets, IngestUnit, Notice, Writer
 from springtide.rpc import store_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -27,29 +27,29 @@ logger = logging.getLogger(__name__)
 PROBE_INTERVAL_S = 0.4
 PROBE_TIMEOUT_S = 0.5
 SILENCE_UNTIL_LOST_S = 1.3
-"""So that a writer that is gone is known within two seconds: two probes fail, or three are refused."""
+"""The silence after which a writer is lost: one that is gone is known within two seconds, as two probes fail, or three are refused."""
 OPEN_WAIT_S = 0.7
-"""A writer that asks before the reservation is made is answered after so long at the latest, and asks again."""
+"""The most that a writer waits which asks before the reservation is made; then it asks again."""
 
 
 class Ingests:
-    """`notify` reaches this store's engine."""
+    """The ingests of a store. `notify` reaches its engine."""
 
     def __init__(self, node: Node, notify: Callable[[Notice], None]) -> None:
         self._node = node
         self._notify = notify
         self._waiting: dict[AttemptId, set[asyncio.Future[None]]] = {}
-        """Writers that asked before the reservation was made."""
+        """The writers that asked before the reservation was made."""
         self._heard_at: dict[Writer, float] = {}
-        """When a writer last answered, or was first asked."""
+        """The time when a writer last answered, or was first asked."""
         self.has_engine = False
         self._idle = True
         """Nobody may write here, so nobody is watched."""
         self._kick = asyncio.Event()
 
-    async def open(self, attempt_id: AttemptId, writer: Writer) -> list[Target]:
-        """Where the writer is to write; empty when the engine has reserved nothing within OPEN_WAIT_S. Raises as Pool.open_ingest, and
-        PeerLost when there is no engine that could."""
+    async def open(self, attempt_id: AttemptId, writer: Writer) -> IngestTargets:
+        """The slots that the writer is to write; none when the engine has reserved nothing within OPEN_WAIT_S. Raises as Pool.open_ingest,
+        and PeerLost when there is no engine that could."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OPEN_WAIT_S):
                 while (targets := self._node.pool.open_ingest(attempt_id, writer)) is None:
@@ -59,7 +59,7 @@ class Ingests:
                 if self._idle:
                     self._kick.set()
                 return targets
-        return []
+        return IngestTargets(self._node.incarnation)
 
     async def _reservation(self, attempt_id: AttemptId) -> None:
         """Returns when it is worth asking the pool again."""
@@ -74,45 +74,44 @@ class Ingests:
                 self._waiting.pop(attempt_id, None)
 
     def engine_changed(self, present: bool) -> None:
-        """An engine has come, or gone with whatever it might have reserved."""
+        """Takes note that an engine has come, or gone with whatever it might have reserved."""
         self.has_engine = present
         for attempt_id in list(self._waiting):
             self.reserved(attempt_id)
 
     def reserved(self, attempt_id: AttemptId) -> None:
-        """Or given up: whoever waits for the reservation looks again."""
+        """Lets whoever waits for the reservation look again: it is made, or given up."""
         for waiter in self._waiting.pop(attempt_id, ()):
             if not waiter.done():
                 waiter.set_result(None)
 
     def released(self) -> None:
-        """The engine has let go of attempts; where they are being written, the writer is asked to stop."""
+        """Takes note that the engine has let go of attempts: where they are being written, the writer is asked to stop."""
         if self._node.pool.quarantined_ingests():
             self._kick.set()
 
     def on_notify(self, peer: str, payload: bytes) -> None:
-        """A Messenger notification: the bytes that it follows are in place."""
+        """Takes in a notification by Messenger: the bytes that it follows are in place."""
         try:
-            notice = pb.IngestNotice.FromString(payload)
+            notice = wire.INGEST_NOTICE.decode(pb.IngestNotice.FromString(payload))
         except DecodeError:
             logger.warning("%s sent %d bytes that are no notice", peer, len(payload))
             return
-        attempt_id, pool = AttemptId(notice.attempt_id), self._node.pool
-        if notice.HasField("unit"):
-            unit = notice.unit
-            outcome = pool.cover(attempt_id, NodeId(peer), Unit(unit.layer_begin, unit.layer_end, unit.block_begin, unit.block_end))
-        elif notice.HasField("seal"):
-            outcome = pool.seal(attempt_id, NodeId(peer), notice.seal.first_token)
-        else:
-            logger.warning("%s sent a notice without meaning here", peer)
+        except ValueError as error:
+            logger.warning("%s sent a notice without meaning here: %s", peer, error)
             return
-        self._tell(outcome)
+        match notice:
+            case IngestUnit(attempt_id, unit):
+                self._tell(self._node.pool.cover(attempt_id, NodeId(peer), unit))
+            case IngestSeal(attempt_id, first_token):
+                self._tell(self._node.pool.seal(attempt_id, NodeId(peer), first_token))
 
     def close(self, attempt_id: AttemptId, writer: NodeId, incarnation: Incarnation) -> None:
+        """Ends the ingest by this writer, which will not write again."""
         self._tell(self._node.pool.close_ingest(attempt_id, writer, incarnation))
 
     async def watch_writers(self, messenger: Messenger) -> None:
-        """For ever: asks whoever may write here whether it lives, and to stop where nobody waits for it any more."""
+        """Watches them for ever: asks whoever may write here whether it lives, and to stop where nobody waits for it any more."""
         while True:
             writers = self._node.pool.writers()
             await asyncio.gather(*(self._probe(writer, messenger) for writer in writers))

@@ -7,25 +7,28 @@ import logging
 from collections.abc import Sequence
 
 from kvstore.core.tenants import QuotaExceeded
-from kvstore.server.node import Node
-from kvstore.server.ssd import Ssd
+from kvstore.server.node.node import Node
+from kvstore.server.node.ssd import Ssd
 from springtide.errors import InvalidRequest, PoolFull
 from springtide.ids import AttemptId, BlockKey, new_id
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.5
-"""What is estimated to take longer is not promised, and what does take longer not waited for: the reader waits for the answer."""
+"""The time that a reader waits: what is estimated to take longer is not promised, and what does take longer not waited for: the reader
+waits for the answer."""
 
 
 class Promotion:
+    """The blocks on their way into the arena."""
+
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._under_way: dict[BlockKey, asyncio.Task[None]] = {}
-        """By the last key, which stands for all of them: several readers of the same blocks wait for one reading."""
+        self._in_flight: dict[BlockKey, asyncio.Task[None]] = {}
+        """Each by its last key, which stands for all of them: several readers of the same blocks wait for one reading."""
 
     async def promote(self, keys: Sequence[BlockKey], tenant: str | None) -> None:
-        """Of this prefix, the blocks that are on the SSD, as far as that can be done soon; what is late is there for the next reader.
+        """Brings the blocks of this prefix that are on the SSD, as far as that can be done soon; what is late is there for the next reader.
         `tenant` says whose they are; None: whose those in the arena are, and where there are none it is not known (a restart forgets it),
         so nothing is brought."""
         pool, ssd = self._node.pool, self._node.ssd
@@ -36,16 +39,16 @@ class Promotion:
         end = _within_patience(ssd, pool.num_held(keys), ssd.blocks.num_held(keys))
         if end <= pool.num_held(keys):
             return
-        task = self._under_way.get(keys[end - 1])
+        task = self._in_flight.get(keys[end - 1])
         if task is None:
-            task = self._under_way[keys[end - 1]] = asyncio.create_task(self._promote(ssd, keys[:end], tenant), name="promote")
-            task.add_done_callback(lambda _: self._under_way.pop(keys[end - 1]))
+            task = self._in_flight[keys[end - 1]] = asyncio.create_task(self._promote(ssd, keys[:end], tenant), name="promote")
+            task.add_done_callback(lambda _: self._in_flight.pop(keys[end - 1]))
         done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)  # whatever was estimated: a disk may stall in the middle of a read
         if done:
             task.result()
 
     async def close(self) -> None:
-        tasks = list(self._under_way.values())
+        tasks = list(self._in_flight.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""From layers and blocks to byte ranges."""
+"""The way from layers and blocks to byte ranges, and how many of these go at a time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _BATCH_TARGET_S = 0.5
 
 
 class Pace:
-    """How much of one transfer goes into a batch: what the link takes in about half a second, for a batch has one deadline and is finished
-    before a cancellation takes effect."""
+    """The share of one transfer that goes into a batch: what the link takes in about half a second, for a batch has one deadline and is
+    finished before a cancellation takes effect."""
 
     def __init__(self) -> None:
         self.batch_bytes = _FIRST_BATCH_BYTES
 
     async def move(self, batch: Awaitable[Completion]) -> Completion:
+        """Waits for the batch, and learns from it."""
         start = time.perf_counter()
         completion = await batch
         bytes_per_s = completion.num_bytes / max(time.perf_counter() - start, 1e-6)
@@ -29,8 +30,22 @@ class Pace:
         return completion
 
 
-def block_slice(spec: KVSpec, own: Slot, theirs: int, generation: int, layers: range) -> Slice:
-    """The slabs of consecutive layers of one block lie one after another: one slice. `theirs` is the peer's slot."""
+class RateLimit:
+    """A limit on the bytes that begin to be moved in a second, on average, whoever asks: for what nobody waits for."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+
+    def take(self, num_bytes: int, now: float) -> float:
+        """The time when it is these bytes' turn: now or later."""
+        begin = max(now, self._free_at)
+        self._free_at = begin + num_bytes / self._bytes_per_s
+        return begin
+
+
+def block_slice(spec: KVSpec, own: Slot, theirs: Slot, generation: int, layers: range) -> Slice:
+    """The slice of consecutive layers of one block, whose slabs lie one after another. `theirs` is the peer's slot."""
     start = layers.start * spec.bytes_per_slab
     return Slice(own * spec.bytes_per_slot + start, theirs * spec.bytes_per_slot + start, len(layers) * spec.bytes_per_slab, generation)
 
@@ -43,7 +58,7 @@ def layer_groups(spec: KVSpec, num_blocks: int, min_bytes: int) -> Iterator[rang
 
 
 def batches(slices: Sequence[Slice], pace: Pace) -> Iterator[Sequence[Slice]]:
-    """`slices` in order, in runs of at most what `pace` then says (a longer slice goes alone)."""
+    """The `slices` in order, in runs of at most what `pace` then says (a longer slice goes alone)."""
     begin = num_bytes = 0
     for i, piece in enumerate(slices):
         if i > begin and num_bytes + piece.length > pace.batch_bytes:

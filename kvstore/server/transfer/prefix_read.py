@@ -22,13 +22,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstore import metrics
-from kvstore.server.lateness import Rate
-from kvstore.server.node import Node
-from kvstore.server.slabs import block_slice, layer_groups
-from kvstore.server.source import Source
+from kvstore.server.node.node import Node
+from kvstore.server.transfer.pacing import RateLimit, block_slice, layer_groups
+from kvstore.server.transfer.source import Source
 from messenger.base import Completion
 from springtide.errors import PeerLost, SpringtideError
-from springtide.ids import Slot
+from springtide.ids import BlockKey, Slot
 from springtide.protocol.scheduling import PrefixSource
 
 logger = logging.getLogger(__name__)
@@ -42,8 +41,8 @@ PROBE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What one read brings: the slabs of a layer group of some blocks, ascending, numbered from the prompt's first."""
+class ReadPart:
+    """The part that one read brings: the slabs of a layer group of some blocks, ascending, numbered from the prompt's first."""
 
     group: int
     blocks: Sequence[int]
@@ -52,54 +51,54 @@ class Part:
 @dataclass(slots=True, eq=False)
 class _Read:
     source: Source
-    part: Part
+    part: ReadPart
     num_bytes: int
     begins_at: float
-    """In the past, or when its turn comes under a `Rate`."""
+    """A time in the past, or when its turn comes under a `RateLimit`."""
     late: bool = False
     recalled: bool = False
 
 
 class PrefixRead:
-    """First `open`, then `run`, then `close`, whatever happened. `keys` are those of all blocks that are wanted, from the prompt's first
-    on. `tenant` is whose they have to be; None: whoever's they are, which `tenant` says once it is open."""
+    """One reading of a prefix: first `open`, then `run`, then `close`, whatever happened. `keys` are those of all blocks that are wanted,
+    from the prompt's first on. `tenant` is whose they have to be; None: whoever's they are, which `tenant` says once it is open."""
 
     def __init__(
         self,
         node: Node,
-        keys: Sequence[bytes],
+        keys: Sequence[BlockKey],
         sources: Sequence[PrefixSource],
         tenant: str | None = None,
-        rate: Rate | None = None,
+        rate: RateLimit | None = None,
     ) -> None:
         self._node = node
         self._keys = keys
         self.tenant = tenant
         self.failure: SpringtideError | None = None
-        """Of the source that failed last."""
+        """The error of the source that failed last."""
         self._rate = rate
         self._unopened = deque(source.store_address for source in sources if source.node_id != node.options.node_id)
         self._opening: set[asyncio.Task[Source]] = set()
         self._sources: list[Source] = []
         self._reads: dict[asyncio.Task[Completion], _Read] = {}
         self._probes: dict[asyncio.Task[bool], Source] = {}
-        self._parts: deque[Part] = deque()
+        self._parts: deque[ReadPart] = deque()
         self._cancelled = False
         self._first = 0
         """The first block that is wanted."""
         self._slots: Sequence[Slot] = ()
         self._groups: list[range] = []
         self._missing: list[int] = []
-        """Blocks of each layer group that have not arrived."""
+        """The number of blocks of each layer group that have not arrived."""
 
     def cancel(self) -> None:
-        """Nobody wants it any more: `run` starts no more reads, and ends when those under way have."""
+        """Ends it, as nobody wants it any more: `run` starts no more reads, and ends when those under way have."""
         self._cancelled = True
 
     # ---- opening ----
 
     async def open(self, more_than: int) -> int:
-        """How many of the blocks can be read: what the first source has that answers and has more than `more_than`; 0 when none has."""
+        """The number of blocks that can be read: what the first source has that answers and has more than `more_than`; 0 when none has."""
         self._first = more_than
         while not self._cancelled and (self._opening or self._open_next()):
             patience = OPEN_PATIENCE_S if self._unopened else None
@@ -132,10 +131,10 @@ class PrefixRead:
         if source.num_blocks <= self._first:
             source.given_up = True
         elif self.tenant is None:
-            self.tenant = source.tenant
-        elif self.tenant != source.tenant:
+            self.tenant = source.lease.tenant
+        elif self.tenant != source.lease.tenant:
             source.given_up = True
-            logger.error("%s holds the prefix of tenant %r as that of %r: it is left out", source.address, self.tenant, source.tenant)
+            logger.error("%s holds the prefix of tenant %r as that of %r: it is left out", source.address, self.tenant, source.lease.tenant)
 
     # ---- reading ----
 
@@ -147,7 +146,7 @@ class PrefixRead:
         self._first, self._slots = first, slots
         self._groups = list(layer_groups(options.spec, len(slots), options.layer_group_bytes))
         self._missing = [len(slots)] * len(self._groups)
-        self._parts.extend(Part(group, range(first, end)) for group in range(len(self._groups)))
+        self._parts.extend(ReadPart(group, range(first, end)) for group in range(len(self._groups)))
         ready = 0
         try:
             while self._give_out() or self._find_another():
@@ -175,9 +174,9 @@ class PrefixRead:
             task.cancel()
         self._probes.clear()
         interrupted: asyncio.CancelledError | None = None
-        while under_way := [task for task in self._reads if not task.done()]:
+        while in_flight := [task for task in self._reads if not task.done()]:
             try:
-                await asyncio.wait(under_way)
+                await asyncio.wait(in_flight)
             except asyncio.CancelledError as error:  # whoever is impatient, the slots are being written
                 interrupted = error
         self._parts.extend(read.part for read in self._reads.values())
@@ -196,8 +195,8 @@ class PrefixRead:
         """True when a source may yet come for what is left."""
         return bool(self._parts) and not self._cancelled and (bool(self._opening) or self._open_next())
 
-    def _next_for(self, source: Source) -> Part | None:
-        """Of the first part of which the source has blocks, as much as goes into one read."""
+    def _next_for(self, source: Source) -> ReadPart | None:
+        """The first part of which the source has blocks, as much of it as goes into one read."""
         if source.given_up:
             return None
         for position, part in enumerate(self._parts):
@@ -208,11 +207,11 @@ class PrefixRead:
                 continue
             del self._parts[position]
             if there < len(part.blocks):
-                self._parts.insert(position, Part(part.group, part.blocks[there:]))
-            return Part(part.group, part.blocks[:there])
+                self._parts.insert(position, ReadPart(part.group, part.blocks[there:]))
+            return ReadPart(part.group, part.blocks[:there])
         return None
 
-    def _start(self, source: Source, part: Part) -> None:
+    def _start(self, source: Source, part: ReadPart) -> None:
         num_bytes = len(part.blocks) * len(self._groups[part.group]) * self._node.options.spec.bytes_per_slab
         now = _now()
         read = _Read(source, part, num_bytes, now if self._rate is None else self._rate.take(num_bytes, now))
@@ -223,19 +222,18 @@ class PrefixRead:
         spec, source, connection = self._node.options.spec, read.source, read.source.connection
         assert connection is not None, "a source without blocks is asked for none"
         await asyncio.sleep(max(0.0, read.begins_at - _now()))
-        layers, handles = self._groups[read.part.group], source.handles
+        layers, theirs, generations = self._groups[read.part.group], source.lease.slots, source.lease.generations
         slices = [
-            block_slice(spec, self._slots[block - self._first], handles[block].slot, handles[block].generation, layers)
-            for block in read.part.blocks
+            block_slice(spec, self._slots[block - self._first], theirs[block], generations[block], layers) for block in read.part.blocks
         ]
         completion = await source.pace.move(connection.read(slices, self._node.options.batch_timeout_s))
-        self._node.lateness.observe(read.num_bytes, _now() - read.begins_at)
+        self._node.hedging.observe(read.num_bytes, _now() - read.begins_at)
         return completion
 
     async def _step(self) -> None:
-        """Until something has happened, or a read is late."""
-        under_way: set[asyncio.Task[Any]] = {*self._reads, *self._opening, *self._probes}
-        done, _ = await asyncio.wait(under_way, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
+        """Waits until something has happened, or a read is late, and does what that asks for."""
+        in_flight: set[asyncio.Task[Any]] = {*self._reads, *self._opening, *self._probes}
+        done, _ = await asyncio.wait(in_flight, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             if task in self._opening:
                 self._take_in(task)
@@ -263,7 +261,7 @@ class PrefixRead:
         metrics.FETCHED_BYTES.inc(completion.num_bytes)
         self._missing[read.part.group] -= len(read.part.blocks) - len(completion.failed)
         if completion.failed:
-            self._parts.appendleft(Part(read.part.group, [read.part.blocks[i] for i in sorted(completion.failed)]))
+            self._parts.appendleft(ReadPart(read.part.group, [read.part.blocks[i] for i in sorted(completion.failed)]))
             self._give_up(read.source, completion.failed[min(completion.failed)])
 
     def _give_up(self, source: Source, error: SpringtideError) -> None:
@@ -282,10 +280,10 @@ class PrefixRead:
         return [other for other in self._sources if other is not source and not other.given_up]
 
     def _patience(self) -> float | None:
-        """Until the next read is late, or late for as long again, or its source is to be asked whether it lives."""
+        """The time until the next read is late, or late for as long again, or its source is to be asked whether it lives."""
         now = _now()
         reads = [read for read in self._reads.values() if not read.recalled]
-        waiting = [read.begins_at + self._node.lateness.limit_s(read.num_bytes) * (2 if read.late else 1) - now for read in reads]
+        waiting = [read.begins_at + self._node.hedging.delay_s(read.num_bytes) * (2 if read.late else 1) - now for read in reads]
         waiting += [read.source.heard_at + PROBE_EVERY_S - now for read in reads if read.late]
         return min((left for left in waiting if left > 0), default=None)
 
@@ -296,7 +294,7 @@ class PrefixRead:
         for task, read in self._reads.items():
             if read.recalled:
                 continue
-            limit, taken = self._node.lateness.limit_s(read.num_bytes), now - read.begins_at
+            limit, taken = self._node.hedging.delay_s(read.num_bytes), now - read.begins_at
             if not read.late and taken >= limit:
                 read.late = True
                 metrics.LATE_READS.inc()

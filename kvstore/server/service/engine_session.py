@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from kvstore.core.ingest import Unit
+import grpc
+import grpc.aio
+
 from kvstore.core.results import UnknownAttempt
-from kvstore.server.departed import DepartedEngines
-from kvstore.server.failures import failure_of
-from kvstore.server.fetch import Fetch
-from kvstore.server.handover import HandOver
-from kvstore.server.ingests import Ingests
-from kvstore.server.node import Node
+from kvstore.link import engine_identity
+from kvstore.server.node.failures import failure_of
+from kvstore.server.node.node import Node
+from kvstore.server.service.fencing import EngineFencing
+from kvstore.server.service.operations import Context
+from kvstore.server.transfer.attempt_transfers import AttemptTransfers
+from kvstore.server.transfer.fetch import PrefixFetch
+from kvstore.server.transfer.hand_over import HandOverWriter
+from kvstore.server.transfer.ingests import Ingests
 from messenger.base import Identity
 from springtide.errors import InvalidRequest, SpringtideError
 from springtide.ids import AttemptId, BlockKey, Slot
@@ -33,60 +39,23 @@ from springtide.protocol.storage import (
     Release,
     Reserve,
     Seal,
+    StoreHello,
+    Unit,
 )
 from springtide.rpc import store_pb2 as pb
+from springtide.rpc.store_pb2_grpc import LocalStoreServicer
 
 logger = logging.getLogger(__name__)
 
 
-class Transfers:
-    """What this store is reading or writing for attempts. Outlives the engine that asked for it until it has come to rest."""
-
-    def __init__(self) -> None:
-        self.fetches: dict[AttemptId, Fetch] = {}
-        self.hand_overs: dict[AttemptId, HandOver] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start_fetch(self, attempt_id: AttemptId, fetch: Fetch, on_error: Callable[[BaseException], None]) -> None:
-        self.fetches[attempt_id] = fetch
-        self._start(fetch.run(), lambda: self.fetches.pop(attempt_id, None), on_error)
-
-    def start_hand_over(self, attempt_id: AttemptId, hand_over: HandOver, on_error: Callable[[BaseException], None]) -> None:
-        self.hand_overs[attempt_id] = hand_over
-        self._start(hand_over.run(), lambda: self.hand_overs.pop(attempt_id, None), on_error)
-
-    async def cancel_hand_over(self, attempt_id: AttemptId) -> None:
-        """Returns when nothing will be written for the attempt any more."""
-        hand_over = self.hand_overs.get(attempt_id)
-        if hand_over is not None:
-            hand_over.cancel()
-            await hand_over.ended.wait()
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _start(self, work: Coroutine[Any, Any, None], forget: Callable[[], object], on_error: Callable[[BaseException], None]) -> None:
-        def done(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            forget()
-            if not task.cancelled() and (error := task.exception()) is not None:
-                on_error(error)
-
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(done)
-
-
 class EngineSession:
-    """One engine's stream. `notify` queues a notice for it; after `close` it goes nowhere."""
+    """The session of one engine: its stream. `notify` queues a notice for it; after `close` it goes nowhere."""
 
-    def __init__(self, node: Node, transfers: Transfers, ingests: Ingests, departed: DepartedEngines, engine: Identity) -> None:
+    def __init__(self, node: Node, transfers: AttemptTransfers, ingests: Ingests, fencing: EngineFencing, engine: Identity) -> None:
         self._node = node
         self._transfers = transfers
         self._ingests = ingests
-        self._departed = departed
+        self._fencing = fencing
         self.engine = engine
         self.notices: asyncio.Queue[Notice | None] = asyncio.Queue()
         """None ends the stream."""
@@ -103,11 +72,12 @@ class EngineSession:
         }
 
     def notify(self, notice: Notice) -> None:
+        """Queues it."""
         if not self._closed:
             self.notices.put_nowait(notice)
 
     def take(self, message: pb.EngineCommand) -> None:
-        """As `handle`, of what came over the stream."""
+        """Handles what came over the stream."""
         try:
             command = wire.ENGINE_COMMAND.decode(message)
         except InvalidRequest as error:
@@ -118,7 +88,8 @@ class EngineSession:
             self.handle(command)
 
     def handle(self, command: EngineCommand) -> None:
-        """Never blocks. What cannot be done is said to the engine as AttemptFailed; messages for attempts that are over are ignored."""
+        """Does what is asked for, as far as it can be done; never blocks. What cannot be done is said to the engine as AttemptFailed;
+        messages for attempts that are over are ignored."""
         if self._closed:
             return
         if isinstance(command, EngineHello):
@@ -135,15 +106,15 @@ class EngineSession:
         self._node.changed()
 
     def close(self) -> None:
-        """The engine's stream has ended, or it is replaced: its attempts are over and its transfers cancelled."""
+        """Ends it, as the stream has ended or another engine has come: its attempts are over and its transfers cancelled."""
         if self._closed:
             return
         self._closed = True
         self.notices.put_nowait(None)
-        departed = self._node.pool.engine_departed()
-        for attempt_id in departed:
+        unfenced = self._node.pool.engine_ended()
+        for attempt_id in unfenced:
             self._end_transfers(attempt_id, finish_hand_over=False)
-        self._departed.add(self.engine, departed)
+        self._fencing.fence(self.engine, unfenced)
         self._node.changed()
 
     def _acquire(self, command: Acquire) -> None:
@@ -162,13 +133,13 @@ class EngineSession:
         ssd_blocks = self._on_ssd(keys[:most], acquired.local_blocks, command)
         wanted = max(min(max((source.num_blocks for source in elsewhere), default=0), most), ssd_blocks)
         if wanted > acquired.local_blocks:
-            fetch = Fetch(self._node, self.notify, attempt_id, command.tenant, acquired, keys[:wanted], elsewhere, ssd_blocks)
+            fetch = PrefixFetch(self._node, self.notify, attempt_id, command.tenant, acquired, keys[:wanted], elsewhere, ssd_blocks)
             self._transfers.start_fetch(attempt_id, fetch, lambda error: self._broken(attempt_id, error))
             return
         self.notify(acquired)
 
     def _on_ssd(self, keys: Sequence[BlockKey], local_blocks: int, command: Acquire) -> int:
-        """Up to which block the prompt is to be read from the SSD."""
+        """The block up to which the prompt is to be read from the SSD."""
         if self._node.ssd is None:
             return local_blocks
         return self._node.ssd.worth_reading(keys, local_blocks, command.recompute_us_per_block)
@@ -191,7 +162,7 @@ class EngineSession:
     def _open_hand_over(self, command: OpenHandOver) -> None:
         attempt_id = command.attempt_id
         slots = self._node.pool.begin_hand_over(attempt_id)
-        hand_over = HandOver(self._node, self.notify, attempt_id, slots, command.address)
+        hand_over = HandOverWriter(self._node, self.notify, attempt_id, slots, command.address)
         self._transfers.start_hand_over(attempt_id, hand_over, lambda error: self._broken(attempt_id, error))
 
     def _push(self, command: Push) -> None:
@@ -224,3 +195,71 @@ class EngineSession:
     def _broken(self, attempt_id: AttemptId, error: BaseException) -> None:
         logger.error("a transfer broke", exc_info=error, extra={"attempt_id": attempt_id})
         self._fail(attempt_id, SpringtideError(f"the store failed in a transfer: {error!r}"))
+
+
+class LocalStoreService(LocalStoreServicer):
+    """The service `LocalStore`: what a node's engine asks of its store. `on_engine` is told of a new engine's session, and of None when it
+    has gone."""
+
+    def __init__(
+        self,
+        node: Node,
+        transfers: AttemptTransfers,
+        ingests: Ingests,
+        fencing: EngineFencing,
+        on_engine: Callable[[EngineSession | None], None],
+    ) -> None:
+        self._node = node
+        self._transfers = transfers
+        self._ingests = ingests
+        self._fencing = fencing
+        self._on_engine = on_engine
+        self._session: EngineSession | None = None
+
+    async def Engine(self, requests: AsyncIterator[pb.EngineCommand], context: Context) -> AsyncIterator[pb.StoreNotice]:
+        hello = await anext(aiter(requests), None)
+        if hello is None or not hello.HasField("hello"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an engine's first command is EngineHello")
+            return
+        session = self._begin(engine_identity(hello.hello.instance_id, hello.hello.incarnation))
+        commands = asyncio.create_task(_take_in(requests, session), name="engine commands")
+        try:
+            yield self._hello()
+            while (notice := await session.notices.get()) is not None:
+                yield wire.STORE_NOTICE.encode(notice)
+        finally:
+            commands.cancel()
+            self._end(session)
+
+    def _begin(self, engine: Identity) -> EngineSession:
+        if self._session is not None:
+            logger.warning("%s takes the place of %s", engine.name, self._session.engine.name)
+            self._session.close()
+        logger.info("%s connected", engine.name)
+        self._session = EngineSession(self._node, self._transfers, self._ingests, self._fencing, engine)
+        self._on_engine(self._session)
+        return self._session
+
+    def _end(self, session: EngineSession) -> None:
+        session.close()
+        logger.info("%s disconnected", session.engine.name)
+        if self._session is session:
+            self._session = None
+            self._on_engine(None)
+
+    def _hello(self) -> pb.StoreNotice:
+        options = self._node.options
+        return wire.STORE_NOTICE.encode(StoreHello(options.node_id, self._node.incarnation, options.num_slots, self._node.address))
+
+
+async def _take_in(requests: AsyncIterator[pb.EngineCommand], session: EngineSession) -> None:
+    """Takes in its commands until it ends the stream. What breaks here ends it too: the engine connects anew, and no attempt waits in
+    vain."""
+    try:
+        with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+            async for command in requests:
+                session.take(command)
+    except Exception:
+        logger.exception("a command of %s broke; ending its session", session.engine.name)
+    finally:
+        session.close()

@@ -12,31 +12,41 @@ from typing import TypeVar
 import grpc.aio
 
 from kvstore import metrics
-from kvstore.core.ingest import Unit
 from kvstore.core.results import UnknownAttempt
-from kvstore.server.failures import TransferCancelled, error_of, failure_of
-from kvstore.server.node import Node
-from kvstore.server.peers import CALL_TIMEOUT_S
-from kvstore.server.slabs import Pace, batches, block_slice
+from kvstore.server.node.failures import TransferCancelled, error_of, failure_of
+from kvstore.server.node.node import Node
+from kvstore.server.node.peers import CALL_TIMEOUT_S
+from kvstore.server.transfer.pacing import Pace, batches, block_slice
 from messenger.base import Connection, TransferTimeout
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import AttemptId, Slot
-from springtide.protocol.storage import HandedOver, HandOverFailed, Notice
-from springtide.rpc import store_pb2 as pb
+from springtide.protocol import wire
+from springtide.protocol.storage import (
+    CloseIngest,
+    HandedOver,
+    HandOverFailed,
+    IngestSeal,
+    IngestTargets,
+    IngestUnit,
+    Notice,
+    OpenIngest,
+    Unit,
+    Writer,
+)
 
 logger = logging.getLogger(__name__)
 
 LATE_S = 1.0
-"""A batch is made to take half of it."""
+"""The time after which a write is late: a batch is made to take half of it."""
 _REPEAT_S = 0.5
 T = TypeVar("T")
 Notify = Callable[[Notice], None]
 
 
-class HandOver:
-    """One attempt's. The engine pushes units as they become final and never waits; what it pushes faster than the network takes is joined
-    to larger units, so that few are kept whatever the network does. Order is kept, and the seal is the last. The slots are held by the
-    hand-over until it has read them for good."""
+class HandOverWriter:
+    """The hand-over of one attempt. The engine pushes units as they become final and never waits; what it pushes faster than the network
+    takes is joined to larger units, so that few are kept whatever the network does. Order is kept, and the seal is the last. The slots are
+    held by the hand-over until it has read them for good."""
 
     def __init__(self, node: Node, notify: Notify, attempt_id: AttemptId, slots: Sequence[Slot], address: str) -> None:
         self._node = node
@@ -63,26 +73,28 @@ class HandOver:
 
     @property
     def num_waiting(self) -> int:
-        """Units that have been pushed and are not being written yet."""
+        """The number of units that have been pushed and are not being written yet."""
         return len(self._units)
 
     def push(self, unit: Unit) -> None:
+        """Takes a unit that has become final."""
         self._units.append(unit)
         join_last(self._units)
         self._wake.set()
 
     def seal(self, first_token: int) -> None:
+        """Takes the end of the prompt: nothing more is pushed."""
         self._first_token = first_token
         self._wake.set()
 
     def cancel(self) -> None:
-        """Writing stops after the batch under way."""
+        """Gives it up: writing stops after the batch under way."""
         self._cancelled.set()
         self._wake.set()
 
     async def run(self) -> None:
-        """Tells the engine HandedOver or HandOverFailed, as soon as its slots are at rest; then lets the receiving store know that nothing
-        will follow, for a lease's time at most: its engine may be waiting for what will not come."""
+        """Writes it, and tells the engine HandedOver or HandOverFailed, as soon as its slots are at rest; then lets the receiving store
+        know that nothing will follow, for a lease's time at most: its engine may be waiting for what will not come."""
         try:
             await self._hand_over()
         finally:
@@ -123,7 +135,7 @@ class HandOver:
         )
 
     async def _come_to_rest(self) -> None:
-        """After this nothing of it lands any more, and the ingest can be closed."""
+        """Waits until nothing of it can land any more: the ingest can be closed then."""
         if self._connection is not None:
             await self._connection.drain()
 
@@ -134,41 +146,38 @@ class HandOver:
 
     async def _transfer(self) -> None:
         targets = await self._open()
-        self._connection = await self._unless_cancelled(self._node.peers.connect(self._address, targets[0].handle.incarnation))
+        self._connection = await self._unless_cancelled(self._node.peers.connect(self._address, targets.incarnation))
         await self._write_all(self._connection, targets)
 
-    async def _open(self) -> Sequence[pb.IngestBlock]:
+    async def _open(self) -> IngestTargets:
         """Waits until the receiving engine has reserved slots, for a lease's time at most. The question is repeated, so that a store that
         has gone silent is noticed."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._node.options.lease_s
-        while not (blocks := await self._ask_for_targets()):
+        while not (targets := await self._ask_for_targets()).slots:
             if loop.time() >= until:
                 raise TransferTimeout(f"{self._address} reserved nothing for the prompt within {self._node.options.lease_s:g} s")
-        if len(blocks) != len(self._slots):
-            raise SpringtideError(f"{self._address} reserved {len(blocks)} blocks for a prompt of {len(self._slots)}")
-        return blocks
+        if len(targets.slots) != len(self._slots):
+            raise SpringtideError(f"{self._address} reserved {len(targets.slots)} blocks for a prompt of {len(self._slots)}")
+        return targets
 
-    async def _ask_for_targets(self) -> Sequence[pb.IngestBlock]:
-        """Empty while nothing has been reserved; the receiving store takes its time to say so."""
-        request = pb.OpenIngestRequest(
-            attempt_id=self._attempt_id,
-            writer=self._node.options.node_id,
-            writer_incarnation=self._node.incarnation,
-            writer_address=self._node.address,
-        )
+    async def _ask_for_targets(self) -> IngestTargets:
+        """Has no slots while nothing has been reserved; the receiving store takes its time to say so."""
+        request = wire.OPEN_INGEST.encode(OpenIngest(self._attempt_id, self._writer()))
         try:
             call = self._node.peers.stub(self._address).OpenIngest(request, timeout=CALL_TIMEOUT_S)
-            reply: pb.OpenIngestReply = await self._unless_cancelled(call)
+            return wire.INGEST_TARGETS.decode(await self._unless_cancelled(call))
         except grpc.aio.AioRpcError as error:
             raise error_of(error, f"opening the ingest at {self._address}") from error
-        return reply.blocks
 
-    async def _write_all(self, connection: Connection, targets: Sequence[pb.IngestBlock]) -> None:
+    def _writer(self) -> Writer:
+        return Writer(self._node.options.node_id, self._node.incarnation, self._node.address)
+
+    async def _write_all(self, connection: Connection, targets: IngestTargets) -> None:
         while (unit := await self._next()) is not None:
             await self._write(connection, targets, unit)
         assert self._first_token is not None
-        seal = pb.IngestNotice(attempt_id=self._attempt_id, seal=pb.IngestSeal(first_token=self._first_token))
+        seal = wire.INGEST_NOTICE.encode(IngestSeal(self._attempt_id, self._first_token))
         await self._while_it_answers(connection.write([], self._node.options.batch_timeout_s, seal.SerializeToString()))
         self._written_at = time.perf_counter()
 
@@ -184,13 +193,11 @@ class HandOver:
             self._wake.clear()
             await self._wake.wait()
 
-    async def _write(self, connection: Connection, targets: Sequence[pb.IngestBlock], unit: Unit) -> None:
-        layers = range(unit.layer_begin, unit.layer_end)
-        blocks = [i for i in range(unit.block_begin, min(unit.block_end, len(targets))) if not targets[i].present]
-        handles = [(self._slots[i], targets[i].handle) for i in blocks]
-        pieces = [block_slice(self._node.options.spec, slot, handle.slot, handle.generation, layers) for slot, handle in handles]
-        done = pb.IngestUnit(layer_begin=unit.layer_begin, layer_end=unit.layer_end, block_begin=unit.block_begin, block_end=unit.block_end)
-        notice = pb.IngestNotice(attempt_id=self._attempt_id, unit=done).SerializeToString()
+    async def _write(self, connection: Connection, targets: IngestTargets, unit: Unit) -> None:
+        spec, layers = self._node.options.spec, range(unit.layer_begin, unit.layer_end)
+        absent = range(max(unit.block_begin, targets.present_blocks), min(unit.block_end, len(targets.slots)))
+        pieces = [block_slice(spec, self._slots[i], targets.slots[i], targets.generations[i], layers) for i in absent]
+        notice = wire.INGEST_NOTICE.encode(IngestUnit(self._attempt_id, unit)).SerializeToString()
         written = 0
         for batch in batches(pieces, self._pace):
             if self._cancelled.is_set():
@@ -209,9 +216,7 @@ class HandOver:
 
     async def _close(self) -> bool:
         """Whether the receiving store has heard it. When it has not, it asks (CancelHandOver) before it gives the slots to others."""
-        request = pb.CloseIngestRequest(
-            attempt_id=self._attempt_id, writer=self._node.options.node_id, writer_incarnation=self._node.incarnation
-        )
+        request = wire.CLOSE_INGEST.encode(CloseIngest(self._attempt_id, self._writer()))
         try:
             await self._node.peers.stub(self._address).CloseIngest(request, timeout=CALL_TIMEOUT_S)
             return True

@@ -1,54 +1,46 @@
-"""Subscribers of the pool's events."""
+"""The subscribers of the pool's events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 from weakref import WeakValueDictionary
 
 from kvstore import metrics
 from kvstore._native import Block
 from kvstore.core.pool import Pool
-from kvstore.core.results import PoolEvent
 from springtide.errors import SpringtideError
-from springtide.ids import BlockKey
-from springtide.protocol.storage import Tier
+from springtide.protocol.storage import BlockEvent, SnapshotPart, Tier
 
 MAX_LAG_KEYS = 200_000
-"""Keys in events that wait for one subscriber, some 20 MB. Events themselves are bounded (kvstore.core.journal.MAX_EVENT_KEYS)."""
+"""The most keys in events that wait for one subscriber, some 20 MB. Events themselves are bounded (kvstore.core.journal.MAX_EVENT_KEYS)."""
 SNAPSHOT_PART_KEYS = 4096
 
 
 class WatcherLags(SpringtideError):
-    """It took in events too slowly, and has to begin anew with a snapshot."""
-
-
-class SnapshotPart(NamedTuple):
-    """Keys held as of event `sequence`; all of them once the `complete` part has come."""
-
-    sequence: int
-    keys: Sequence[BlockKey]
-    tier: Tier
-    complete: bool
+    """A subscriber took in events too slowly, and has to begin anew with a snapshot."""
 
 
 class Snapshot:
-    """What was held as of event `sequence`. The blocks themselves, for their keys never change: to list them takes a fraction of the time
+    """All that was held at one event. The blocks themselves, for their keys never change: to list them takes a fraction of the time
     that copying their keys does, and 8 bytes each, shared by all that subscribe at this event; what is evicted stays in memory."""
 
-    def __init__(self, held: Mapping[Tier, Sequence[Block]], sequence: int) -> None:
-        self.sequence = sequence
-        self._held = held
+    def __init__(self, pool: Pool) -> None:
+        self._node_id, self._incarnation, self.sequence = pool.node_id, pool.incarnation, pool.sequence
+        self._held: dict[Tier, Sequence[Block]] = {Tier.DRAM: pool.held_blocks()}
+        if pool.ssd is not None:
+            self._held[Tier.SSD] = pool.ssd.held_blocks()
 
     def parts(self) -> Iterator[SnapshotPart]:
-        """Each is made when it is asked for."""
+        """The snapshot in parts, each made when it is asked for."""
         *_, last = self._held
         for tier, blocks in self._held.items():
             for begin in range(0, max(len(blocks), 1), SNAPSHOT_PART_KEYS):
                 end = begin + SNAPSHOT_PART_KEYS
-                yield SnapshotPart(self.sequence, [block.key for block in blocks[begin:end]], tier, tier is last and end >= len(blocks))
+                keys = tuple([block.key for block in blocks[begin:end]])
+                complete = tier is last and end >= len(blocks)
+                yield SnapshotPart(self._node_id, self._incarnation, self.sequence, keys, tier, complete)
 
 
 class Subscription:
@@ -58,13 +50,13 @@ class Subscription:
     def __init__(self, snapshot: Snapshot) -> None:
         self.sequence = snapshot.sequence
         self._parts = snapshot.parts()
-        self._events: deque[PoolEvent] = deque()
+        self._events: deque[BlockEvent] = deque()
         self._num_keys = 0
         self._wake = asyncio.Event()
         self._lags = False
 
-    def put(self, events: Sequence[PoolEvent]) -> bool:
-        """False when it is cut off by this."""
+    def put(self, events: Sequence[BlockEvent]) -> bool:
+        """Adds events. False when it is cut off by this."""
         if self._lags:
             return True
         self._events.extend(events)
@@ -76,8 +68,8 @@ class Subscription:
         self._wake.set()
         return not self._lags
 
-    async def next(self) -> SnapshotPart | PoolEvent:
-        """Waits for it. Raises WatcherLags."""
+    async def next(self) -> SnapshotPart | BlockEvent:
+        """The next of them, for which it waits. Raises WatcherLags."""
         while True:
             if self._lags:
                 raise WatcherLags(f"more than {MAX_LAG_KEYS} blocks behind: watch anew")
@@ -93,25 +85,24 @@ class Subscription:
 
 
 class Watchers:
+    """The subscriptions to a pool."""
+
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._subscriptions: set[Subscription] = set()
         self._snapshots: WeakValueDictionary[int, Snapshot] = WeakValueDictionary()
-        """By sequence, as long as somebody has not taken all of it."""
+        """Each by its sequence, as long as somebody has not taken all of it."""
         self.num_cut_off = 0
-        """Since the start."""
+        """The number of those that lagged too far, since the start."""
 
     def __len__(self) -> int:
         return len(self._subscriptions)
 
     def subscribe(self) -> Subscription:
-        """The pool's events so far must have been published."""
+        """A new subscription. The pool's events so far must have been published."""
         snapshot = self._snapshots.get(self._pool.sequence)
         if snapshot is None:
-            held = {Tier.DRAM: self._pool.held_blocks()}
-            if self._pool.ssd is not None:
-                held[Tier.SSD] = self._pool.ssd.held_blocks()
-            snapshot = self._snapshots[self._pool.sequence] = Snapshot(held, self._pool.sequence)
+            snapshot = self._snapshots[self._pool.sequence] = Snapshot(self._pool)
         subscription = Subscription(snapshot)
         self._subscriptions.add(subscription)
         metrics.WATCHERS.set(len(self._subscriptions))
@@ -121,7 +112,8 @@ class Watchers:
         self._subscriptions.discard(subscription)
         metrics.WATCHERS.set(len(self._subscriptions))
 
-    def publish(self, events: Sequence[PoolEvent]) -> None:
+    def publish(self, events: Sequence[BlockEvent]) -> None:
+        """Gives each subscription the events; cuts off those that lag too far."""
         if events:
             for subscription in self._subscriptions:
                 if not subscription.put(events):

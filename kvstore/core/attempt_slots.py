@@ -16,8 +16,8 @@ class Holder(Enum):
 
     ENGINE = auto()
     """Reads and writes all of them, until Release or its end."""
-    DEPARTED_ENGINE = auto()
-    """An engine whose stream has ended, but that may still be writing: quarantined until it has let go of the arena."""
+    UNFENCED_ENGINE = auto()
+    """An engine whose stream has ended, but that may still be writing: quarantined until it is fenced, as it has let go of the arena."""
     STORE = auto()
     """This store itself, for a replica that it was told to take: the engine's part."""
     FETCH = auto()
@@ -33,11 +33,13 @@ class Holder(Enum):
 
 OWNERS = frozenset({Holder.ENGINE, Holder.STORE})
 """Who wants an attempt's blocks. Each attempt begins with one of them."""
-WRITERS = frozenset({Holder.ENGINE, Holder.DEPARTED_ENGINE, Holder.FETCH, Holder.INGEST})
+WRITERS = frozenset({Holder.ENGINE, Holder.UNFENCED_ENGINE, Holder.FETCH, Holder.INGEST})
 
 
 @dataclass(slots=True)
-class Attempt:
+class AttemptSlots:
+    """The slots and blocks of one attempt, and who may still touch them."""
+
     attempt_id: AttemptId
     tenant: Tenant
     """Who pays for its slots."""
@@ -57,22 +59,25 @@ class Attempt:
     """Slots that belong to the attempt alone."""
 
     def held(self, position: int) -> bool:
+        """Whether somebody may still touch this place."""
         return any(position in held for held in self.holders.values())
 
     def private(self, position: int) -> bool:
-        """There is a slot at this place that is the attempt's own."""
+        """Whether there is a slot at this place that is the attempt's own."""
         slot, block = self.slots[position], self.blocks[position]
         return slot is not None and (block is None or block.slot != slot)
 
     @property
     def held_in_full(self) -> bool:
+        """Whether somebody may still touch every place."""
         return any(len(held) == len(self.slots) for held in self.holders.values())
 
     @property
     def wanted(self) -> bool:
+        """Whether an owner still holds it."""
         return not OWNERS.isdisjoint(self.holders)
 
     @property
     def quarantined(self) -> bool:
-        """Nobody wants it any more, but somebody may still write."""
+        """Whether nobody wants it any more, but somebody may still write."""
         return not self.wanted and not WRITERS.isdisjoint(self.holders)

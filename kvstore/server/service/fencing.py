@@ -1,4 +1,4 @@
-"""Engines whose stream has ended.
+"""The fencing of engines whose stream has ended.
 
 That an engine asks for nothing more does not say that it writes nothing more: its process may be alive, frozen, or in the middle of a pass.
 Its slots come back when it has let go of the arena, for which the kernel is the witness: an engine keeps the connection by which it got
@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from kvstore.server.node import Node
+from kvstore.server.node.node import Node
 from messenger.base import Identity
 from messenger.notices import receive_identity
 from messenger.stream import PeerClosed, SocketStream
@@ -24,17 +24,18 @@ LOOK_EVERY_S = 0.02
 SAY_AFTER_S = 5.0
 
 
-class DepartedEngines:
-    """`fence` says whether nothing of an engine's can land any more, as `Transport.fence`."""
+class EngineFencing:
+    """The engines that are being fenced. `fenced` says whether nothing of an engine's can land any more, as `Transport.fence`."""
 
-    def __init__(self, node: Node, fence: Callable[[Identity], Awaitable[bool]]) -> None:
+    def __init__(self, node: Node, fenced: Callable[[Identity], Awaitable[bool]]) -> None:
         self._node = node
-        self._fence = fence
+        self._fenced = fenced
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def add(self, engine: Identity, attempts: Sequence[AttemptId]) -> None:
+    def fence(self, engine: Identity, attempts: Sequence[AttemptId]) -> None:
+        """Gives up the slots of its attempts (Pool.engine_ended) once it is fenced."""
         if attempts:
-            task = supervised(lambda: self._wait_for(engine, attempts), f"{engine.name} departs")
+            task = supervised(lambda: self._wait_for(engine, attempts), f"fence {engine.name}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -46,23 +47,24 @@ class DepartedEngines:
     async def _wait_for(self, engine: Identity, attempts: Sequence[AttemptId]) -> None:
         loop = asyncio.get_running_loop()
         said_at = loop.time()
-        while not await self._fence(engine):
+        while not await self._fenced(engine):
             if loop.time() - said_at >= SAY_AFTER_S:
                 logger.warning("%s has ended its stream but not let go of the arena; slots of %d attempts wait", engine.name, len(attempts))
                 said_at = float("inf")
             await asyncio.sleep(LOOK_EVERY_S)
-        self._node.pool.engine_gone(attempts)
+        self._node.pool.engine_fenced(attempts)
         self._node.changed()
 
 
 class Attachments:
-    """Who has the arena mapped, where shm is not among the transports that would know. `serve` is for an FdServer."""
+    """The engines that have the arena mapped, where shm is not among the transports that would know. `serve` is for an FdServer."""
 
     def __init__(self) -> None:
         self._attached: dict[SocketStream, Identity | None] = {}
         """None: somebody who has not said who it is."""
 
     async def serve(self, stream: SocketStream) -> None:
+        """Returns when it has let go."""
         self._attached[stream] = None
         try:
             self._attached[stream] = await receive_identity(stream)
@@ -73,4 +75,5 @@ class Attachments:
             del self._attached[stream]
 
     async def fence(self, peer: Identity) -> bool:
+        """Whether it has let go, and nobody is here who may be it."""
         return not any(attached in (None, peer) for attached in self._attached.values())

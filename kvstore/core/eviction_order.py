@@ -1,4 +1,4 @@
-"""In which order blocks go: an eviction policy's, but soft pins last, and on demand one tenant's blocks or those not on the SSD."""
+"""The order in which blocks go: an eviction policy's, but soft pins last, and on demand one tenant's blocks or those not on the SSD."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kvstore.core.tenants import Tenant
 from springtide.ids import BlockKey
 
 EVERYBODY, OWN, DIRTY, OWN_DIRTY = 0, 1, 2, 3
-"""Lanes: a block can be in a heap of each."""
+"""The lanes: a block can be in a heap of each."""
 
 
 class PinnedLast:
-    """Soft pins are prefix-closed and so is what is held, hence no unpinned block is an ancestor of a pinned one: those without a pin can
-    all go before the first of the others."""
+    """A policy's order, soft pins last. They are prefix-closed and so is what is held, hence no unpinned block is an ancestor of a pinned
+    one: those without a pin can all go before the first of the others."""
 
     def __init__(self, policy: EvictionPolicy, lane: int, pinned: Container[BlockKey]) -> None:
         self._pinned = pinned
@@ -89,8 +89,8 @@ class EvictionOrder:
         return block
 
     def dirty(self, now: int, tenant: Tenant | None = None) -> Generator[Block, None, None]:
-        """Those (of `tenant`, which has a quota, if one is given) that are not clean, the next victim first. Nothing may change here before
-        the iterator is closed."""
+        """The blocks (of `tenant`, which has a quota, if one is given) that are not clean, the next victim first. Nothing may change here
+        before the iterator is closed."""
         queue = self._dirty if tenant is None else self._own_dirty.get(tenant)
         if queue is None:
             return

@@ -1,4 +1,4 @@
-"""When a read is late, and how fast one may go that nobody waits for."""
+"""The hedging of reads from peers: after how long another source is asked to help."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _FULL_PRICE_BYTES = 1 << 20
 """Smaller reads take hardly less time than one of so much."""
 
 
-class Lateness:
-    """A read is late when it takes four times as long as the middle one of those lately, for as many bytes; never before 20 ms, always
-    after a second."""
+class Hedging:
+    """The delay of hedging: a read is late when it takes four times as long as the middle one of those lately, for as many bytes; never
+    before 20 ms, always after a second."""
 
     def __init__(self) -> None:
         self._s_per_byte: deque[float] = deque(maxlen=_WINDOW)
@@ -24,26 +24,14 @@ class Lateness:
         self._median: float | None = None
 
     def observe(self, num_bytes: int, elapsed_s: float) -> None:
+        """Takes in how long a read has taken."""
         self._s_per_byte.append(elapsed_s / max(num_bytes, _FULL_PRICE_BYTES))
         self._seen += 1
         if self._median is None or self._seen % _REFRESH_EVERY == 0:
             self._median = statistics.median(self._s_per_byte)
 
-    def limit_s(self, num_bytes: int) -> float:
+    def delay_s(self, num_bytes: int) -> float:
+        """The time after which a read of so many bytes is late."""
         if self._median is None:
             return _MOST_S
         return min(max(_LATE_FACTOR * self._median * max(num_bytes, _FULL_PRICE_BYTES), _LEAST_S), _MOST_S)
-
-
-class Rate:
-    """Lets so many bytes a second begin, on average, whoever asks."""
-
-    def __init__(self, bytes_per_s: float) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._free_at = 0.0
-
-    def take(self, num_bytes: int, now: float) -> float:
-        """When it is these bytes' turn: now or later."""
-        begin = max(now, self._free_at)
-        self._free_at = begin + num_bytes / self._bytes_per_s
-        return begin
