@@ -34,6 +34,7 @@ from springtide.leader_lease import LeaderLease
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, raise_file_limit
 from springtide.protocol.instances import HungInstances
+from springtide.supervision import first_of
 from springtide.telemetry import serve_metrics
 
 logger = logging.getLogger(__name__)
@@ -108,13 +109,8 @@ class GatewayServer:
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`; raises when the HTTP server ends before that. Then every request still running gets its terminal reply."""
         assert self._serving is not None and self._http_server is not None and self._grpc_server is not None, "run() comes after start()"
-        stopped = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait({stopped, self._serving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopped.cancel()
+        await first_of(asyncio.shield(self._serving), stop.wait())
         if self._serving.done():
-            await self._serving
             raise RuntimeError("the HTTP server has ended by itself")
         self._runner.shut_down()
         self._http_server.should_exit = True

@@ -26,7 +26,7 @@ from springtide.protocol.attempts import AttemptReport, LiveAttempt, Phase
 from springtide.protocol.instances import HungInstances
 from springtide.protocol.scheduling import Assignment, Schedule, ScheduleReply
 from springtide.protocol.status import ClusterStatus
-from springtide.supervision import supervised
+from springtide.supervision import first_of, supervised
 
 logger = logging.getLogger(__name__)
 
@@ -221,15 +221,11 @@ class ConductorLink:
 
 async def _unless(changed: asyncio.Event, call: Coroutine[Any, Any, Reply]) -> Reply:
     """Raises Unavailable when the leader changes first: who was asked may be stopped, and would be waited for in vain."""
-    calling, change = asyncio.ensure_future(call), asyncio.ensure_future(changed.wait())
-    try:
-        await asyncio.wait((calling, change), return_when=asyncio.FIRST_COMPLETED)
-        if calling.done():
-            return calling.result()
+    calling = asyncio.create_task(call)
+    await first_of(calling, changed.wait())
+    if calling.cancelled():
         raise _nobody_leads()
-    finally:
-        calling.cancel()
-        change.cancel()
+    return calling.result()
 
 
 def placed(request: Schedule, assignment: Assignment) -> LiveAttempt:

@@ -8,9 +8,9 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from springtide.cancellation import heeds_cancellation
 from springtide.credentials import OPEN, Credentials
 from springtide.membership import UNREACHABLE
+from springtide.supervision import heeds_cancellation
 from springtide.telemetry import FewWarnings
 
 logger = logging.getLogger(__name__)

@@ -18,9 +18,8 @@ import redis.asyncio as redis
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
-from springtide.cancellation import heeds_cancellation
 from springtide.credentials import OPEN, Credentials
-from springtide.supervision import supervised
+from springtide.supervision import heeds_cancellation, supervised
 from springtide.telemetry import FewWarnings
 
 logger = logging.getLogger(__name__)
