@@ -23,7 +23,7 @@ from engine.model_config import ModelConfig
 from engine.runner import ModelRunner
 from engine.shard import OneRank
 from springtide.blocks import blocks_for
-from springtide.kvspec import KVDtype, KVSpec
+from springtide.modelinfo import KVDtype, KVSpec
 
 DEVIATION = 0.02
 

@@ -17,8 +17,7 @@ from engine.model_config import ModelConfig
 from engine.profiling import fastest_ms
 from engine.runner import ModelRunner
 from springtide.blocks import blocks_for
-from springtide.kvspec import KVDtype
-from springtide.modelinfo import ModelInfo
+from springtide.modelinfo import KVDtype, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from engine.kv_cache.device_cache import DeviceCache
 from engine.kv_cache.page_table import OutOfPages
 from engine.model.base import Model
 from springtide.blocks import blocks_for
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 
 _KV_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _WARM_UP_TOKENS = 2

@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from gateway import events as ev
 from gateway.state import STEPS_AT_A_STANDSTILL, AttemptState, Limits, Pulse, RequestState
+from springtide.clock import ObservedTime
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
 from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Phase, Progress
@@ -17,7 +18,6 @@ from springtide.protocol.instances import Role
 from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, PrefillDone, TokenOutput
 from springtide.protocol.scheduling import Assignment, Reason, Schedule
 from springtide.protocol.starts import DecodeStart, PrefillStart, Request
-from springtide.silence import ObservedTime
 
 _NOBODY_THERE = (Reason.NO_PREFILL, Reason.NO_DECODE)
 _DOOR_RETRY_AFTER_S = 1.0

@@ -42,7 +42,7 @@ STEPS_AT_A_STANDSTILL = 20
 
 @dataclass(slots=True)
 class Pulse:
-    """What one side of an attempt has been heard to do, in the observer's time (springtide.silence)."""
+    """What one side of an attempt has been heard to do, in the observer's time (springtide.clock)."""
 
     heard_at: float
     moved_at: float

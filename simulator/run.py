@@ -18,8 +18,7 @@ from simulator.result import result_of
 from simulator.workload import Workload
 from springtide.config import ClusterConfig, PrefillConfig, load_config
 from springtide.errors import ConfigError
-from springtide.kvspec import KVSpec
-from springtide.modelinfo import ModelInfo
+from springtide.modelinfo import KVSpec, ModelInfo
 
 PAPER_TTFT_SLO_MS, PAPER_TBT_SLO_MS = 30_000.0, 100.0
 """arXiv 2407.00079, section 8: 30 s to the first token, 0.1 s a token."""

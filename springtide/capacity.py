@@ -8,8 +8,7 @@ import psutil
 
 from springtide.config import ClusterConfig, KVConfig
 from springtide.errors import ConfigError
-from springtide.kvspec import KVSpec
-from springtide.modelinfo import ModelInfo
+from springtide.modelinfo import KVSpec, ModelInfo
 
 MIN_SLOTS = 2
 _CGROUPS = Path("/proc/self/cgroup")

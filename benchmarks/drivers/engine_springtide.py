@@ -18,7 +18,7 @@ from engine.runner import ModelRunner
 from engine.sampling.sampler import sample
 from springtide.blocks import blocks_for
 from springtide.config import ClusterConfig
-from springtide.kvspec import KVDtype
+from springtide.modelinfo import KVDtype
 from springtide.protocol.sampling import SamplingParams
 
 DTYPE: KVDtype = "bfloat16"

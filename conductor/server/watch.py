@@ -25,6 +25,7 @@ from conductor.core.types.events import (
     StoreUp,
 )
 from conductor.server.service import CoreRunner
+from springtide.clock import Silence
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import BlockKey, InstanceId, NodeId
 from springtide.membership import Member
@@ -37,7 +38,6 @@ from springtide.rpc.node_pb2 import WatchLoadRequest
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from springtide.rpc.store_pb2 import WatchStoreRequest
 from springtide.rpc.store_pb2_grpc import StoreStub
-from springtide.silence import Silence
 from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)

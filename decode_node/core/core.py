@@ -26,6 +26,7 @@ from node_runtime import events
 from node_runtime.calibration import Calibration
 from node_runtime.slotqueue import SlotQueue
 from springtide.blocks import blocks_for
+from springtide.clock import ObservedTime
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId
 from springtide.protocol import storage
@@ -44,7 +45,6 @@ from springtide.protocol.outputs import (
     token_output,
 )
 from springtide.protocol.starts import AbortAttempt, DecodeStart
-from springtide.silence import ObservedTime
 
 _RECENT_STEPS = 32
 _MOST_ROOM_WAIT_S = 1.0

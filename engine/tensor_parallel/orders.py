@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from engine.device.base import Device
 from engine.tensor_parallel.batches import SentChunk
-from springtide.kvspec import KVSpec
-from springtide.modelinfo import ModelInfo
+from springtide.modelinfo import KVSpec, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)

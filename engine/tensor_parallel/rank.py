@@ -27,7 +27,7 @@ from engine.tensor_parallel.batches import BatchReader
 from engine.tensor_parallel.orders import ComputeLogits, Forget, LeaveArena, Load, RunLayers, UseArena, UseScratch
 from engine.tensor_parallel.process_group import ProcessRanks
 from engine.tensor_parallel.steps import Abandoned, FollowingHooks
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 from springtide.process import die_with_parent
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

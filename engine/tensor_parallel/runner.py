@@ -28,8 +28,7 @@ from engine.tensor_parallel.batches import BatchWriter
 from engine.tensor_parallel.orders import ComputeLogits, Forget, LeaveArena, Load, Order, RunLayers, UseArena, UseScratch
 from engine.tensor_parallel.process_group import ProcessRanks
 from engine.tensor_parallel.steps import LeadingHooks
-from springtide.kvspec import KVSpec
-from springtide.modelinfo import ModelInfo
+from springtide.modelinfo import KVSpec, ModelInfo
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from kvstore.server.watchers import Watchers
 from messenger.registry import TransportOptions
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import Incarnation, NodeId
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 
 
 @dataclass(frozen=True, slots=True)

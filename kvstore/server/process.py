@@ -15,8 +15,8 @@ from springtide.capacity import arena_slots, check_memory, memory_bytes, quota_s
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError, NoMemory
 from springtide.ids import NodeId
-from springtide.kvspec import KVSpec
 from springtide.membership import Member, Membership
+from springtide.modelinfo import KVSpec
 from springtide.process import ProcessArguments
 from springtide.supervision import first_of
 from springtide.telemetry import serve_metrics

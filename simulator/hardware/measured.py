@@ -13,7 +13,7 @@ from simulator.hardware.hardware import Hardware, p90_error
 from simulator.hardware.times import PassTimes, StepTimes
 from springtide.cost import DecodeCost, PrefillCost, pairs
 from springtide.errors import ConfigError
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 
 Samples = Sequence[tuple[int, int, float]]
 """(new tokens, cached tokens, ms) of passes, (batch, context tokens of all of it, ms) of steps."""

@@ -33,7 +33,7 @@ from engine.shard import Shard
 from engine.tensor_parallel.orders import Load
 from engine.tensor_parallel.runner import Others, Parallel, TensorParallelRunner
 from springtide.errors import ConfigError
-from springtide.kvspec import KVDtype
+from springtide.modelinfo import KVDtype
 from tests.engine.sequences import Harness
 from tests.engine.test_engine_runner import Recorder
 from tests.support.models import demo_gguf, make_tiny_llama, make_tiny_model

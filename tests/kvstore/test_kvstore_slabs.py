@@ -12,7 +12,7 @@ from kvstore.server.handover import join_last
 from kvstore.server.slabs import Pace, batches, block_slice, layer_groups
 from messenger.base import Completion, Slice
 from springtide.ids import Slot
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 
 SPEC = KVSpec(layers=6, kv_heads=1, head_dim=8, dtype="float16", block_tokens=2)
 
