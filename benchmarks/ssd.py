@@ -30,7 +30,7 @@ BATCH = STAGED_BYTES // BLOCK_BYTES
 """As demotion does: from and to little staging memory, which stays in the processor's cache as fio's buffers do."""
 NUM_BLOCKS = 154 * BATCH
 DEPTH = BATCH * BATCHES_UNDER_WAY
-"""Requests that fio keeps under way: as many blocks as are handed to the tier at a time, so both work on as much memory."""
+"""Requests that fio keeps in flight: as many blocks as are handed to the tier at a time, so both work on as much memory."""
 RESTART_BLOCKS, RESTART_BLOCK_BYTES = 20_000 * BATCH, 4096
 OPERATIONS = {"write, new files": "write", "write, in place of removed blocks": "write", "read": "read"}
 WANTED = 0.8
@@ -38,7 +38,7 @@ REST_S = 1.0
 """Before each measurement, the same for both: a disk that is rented grants bursts after a pause, and fio pauses while it starts."""
 NOTES = (
     f"{NUM_BLOCKS} blocks of {BLOCK_BYTES / (1 << 20):.1f} MiB, ours in batches of {BATCH} through `put` and `get`, {BATCHES_UNDER_WAY} at "
-    f"a time, checksums and table included; fio sequential, direct, libaio with {DEPTH} requests under way, same block and file size. "
+    f"a time, checksums and table included; fio sequential, direct, libaio with {DEPTH} requests in flight, same block and file size. "
     "Both take turns in every round. "
     f"Restart: the index of {RESTART_BLOCKS} small blocks."
 )

@@ -181,11 +181,11 @@ def bench_serve(
     """Drive a running cluster; report throughput, goodput, TTFT and TBT."""
     from deploy.bench.serve import BenchOptions, local_vocab_size
     from deploy.bench.serve import bench_serve as run
-    from deploy.bench.workload import Workload
+    from deploy.bench.workload import BenchWorkload
 
     if concurrency is not None and rate is not None:
         raise typer.BadParameter("give either --concurrency or --rate, not both")
-    workload = Workload(
+    workload = BenchWorkload(
         requests=requests,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,

@@ -9,8 +9,8 @@ import typer
 from deploy.options import DEFAULT_URL, ClusterName, RedisUrl, Url
 
 if TYPE_CHECKING:
-    from deploy.commands.store import StoreOptions
-    from deploy.commands.store_blocks import Prompt
+    from deploy.commands.store import StoreCommandOptions
+    from deploy.commands.store_blocks import NamedPrompt
 
 store = typer.Typer(help="Shows and manages what the stores of a running cluster hold.", no_args_is_help=True)
 
@@ -140,16 +140,16 @@ def verify(
     raise typer.Exit(commands.verify(_options(url, redis_url, cluster, node, as_json), ssd))
 
 
-def _options(url: str, redis_url: str | None, cluster: str, node: str | None, as_json: bool) -> StoreOptions:
+def _options(url: str, redis_url: str | None, cluster: str, node: str | None, as_json: bool) -> StoreCommandOptions:
     from deploy.commands.locate import Where
-    from deploy.commands.store import StoreOptions
+    from deploy.commands.store import StoreCommandOptions
 
-    return StoreOptions(Where(url, redis_url, cluster), node, as_json)
+    return StoreCommandOptions(Where(url, redis_url, cluster), node, as_json)
 
 
-def _prompt(text: str | None, chat: str | None, tokens: str | None, tenant: str) -> Prompt:
-    from deploy.commands.store_blocks import Prompt, parse_tokens
+def _prompt(text: str | None, chat: str | None, tokens: str | None, tenant: str) -> NamedPrompt:
+    from deploy.commands.store_blocks import NamedPrompt, parse_tokens
 
     if sum(part is not None for part in (text, chat, tokens)) > 1:
         raise typer.BadParameter("give one of --prompt, --chat and --tokens, not several")
-    return Prompt(text, chat, parse_tokens(tokens) if tokens is not None else None, tenant)
+    return NamedPrompt(text, chat, parse_tokens(tokens) if tokens is not None else None, tenant)

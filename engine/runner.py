@@ -13,7 +13,7 @@ import torch
 
 from engine.backends.base import AttentionPass
 from engine.batch import LayerHooks, SequenceChunk
-from engine.device.streams import CopyTimes, Work
+from engine.device.streams import CopyTimes, DeviceWork
 from engine.device.upload import upload
 from engine.kv_cache.cache import ArenaCache, PagedCache
 from engine.kv_cache.device_cache import DeviceCache
@@ -105,7 +105,7 @@ class ModelRunner:
         """Whether `load_ahead` may save a pass from waiting."""
         return self.keeps_pages
 
-    def load_ahead(self, slots: Sequence[int]) -> Work | None:
+    def load_ahead(self, slots: Sequence[int]) -> DeviceWork | None:
         """Begins to load the blocks in these slots of the arena, which nobody writes until it is done, for a pass to come; those before it
         need not wait for that. None where there is nothing to wait for. What was loaded is kept until it is used or forgotten."""
         with torch.inference_mode():
@@ -148,7 +148,7 @@ class ModelRunner:
         return self.model.backend.torch_device.type != "cpu"
 
     def close(self) -> None:
-        """Ends what was started for it. No pass may be under way."""
+        """Ends what was started for it. No pass may be in flight."""
         self._let_go()
 
     def forward(self, batch: Sequence[SequenceChunk], hooks: LayerHooks | None = None) -> torch.Tensor:

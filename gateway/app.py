@@ -10,7 +10,7 @@ from dataclasses import replace
 import grpc.aio
 
 from engine.tokenizer.tokenizer import load_tokenizer
-from gateway.backend import Backend
+from gateway.backend import ApiBackend
 from gateway.bodies import Bodies
 from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
@@ -23,7 +23,7 @@ from gateway.prepare import Preparer
 from gateway.runner import Runner
 from gateway.side_thread import SideThread
 from gateway.state import Limits
-from gateway.tenancy import Tenants
+from gateway.tenancy import ApiKeys
 from springtide.capacity import context_tokens, quota_tokens
 from springtide.clock import MonotonicClock
 from springtide.config import ClusterConfig
@@ -140,13 +140,13 @@ class GatewayServer:
     def _on_hung(self, hung: HungInstances) -> None:
         self._runner.post(InstancesHung(frozenset((instance.instance_id, instance.address) for instance in hung.instances)))
 
-    async def _backend(self) -> Backend:
+    async def _backend(self) -> ApiBackend:
         config, info = self._arguments.config, self._arguments.model_info
         tokenizer = await asyncio.to_thread(load_tokenizer, info)
         context_length, quotas = context_tokens(config, info), quota_tokens(config, info)
         preparer = Preparer(config.served_model_name or info.name, context_length, info.vocab_size, tokenizer, quotas)
-        bodies, tenants = Bodies(preparer.bounds.max_body_bytes), Tenants(config.server.api_keys)
-        return Backend(preparer, tokenizer, self._runner, self._conductor, tenants, bodies, self._side_thread, self._clock)
+        bodies, tenants = Bodies(preparer.bounds.max_body_bytes), ApiKeys(config.server.api_keys)
+        return ApiBackend(preparer, tokenizer, self._runner, self._conductor, tenants, bodies, self._side_thread, self._clock)
 
     async def _announce(self) -> None:
         member = Member(

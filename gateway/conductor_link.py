@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.2
 _PAUSE_S = 0.1
 _CLOSE_S = 0.3
-Reply = TypeVar("Reply")
+ReplyT = TypeVar("ReplyT")
 
 
 class ConductorLink:
@@ -148,7 +148,7 @@ class ConductorLink:
         addresses = list(self._peers)
         return self._peers[addresses[next(self._turns) % len(addresses)]]
 
-    async def _or_lost(self, peer: ConductorPeer, call: Coroutine[Any, Any, Reply]) -> Reply:
+    async def _or_lost(self, peer: ConductorPeer, call: Coroutine[Any, Any, ReplyT]) -> ReplyT:
         try:
             reply = await call
         except Unavailable:
@@ -219,7 +219,7 @@ class ConductorLink:
         self._changed = asyncio.Event()
 
 
-async def _unless(changed: asyncio.Event, call: Coroutine[Any, Any, Reply]) -> Reply:
+async def _unless(changed: asyncio.Event, call: Coroutine[Any, Any, ReplyT]) -> ReplyT:
     """Raises Unavailable when the leader changes first: who was asked may be stopped, and would be waited for in vain."""
     calling = asyncio.create_task(call)
     await first_of(calling, changed.wait())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from springtide.clock import Tick
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, BlockKey, InstanceId, RequestId
 from springtide.protocol.attempts import Progress
@@ -140,11 +141,6 @@ class ClientGone:
 @dataclass(frozen=True, slots=True)
 class Shutdown:
     """This gateway ends: every request that it owns, or is still given, is answered at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    pass
 
 
 Event = (

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Generic, Literal, TypeVar
 
-Phase = Literal["idle", "draining", "head", "stalled", "receiving", "busy"]
+ConnectionPhase = Literal["idle", "draining", "head", "stalled", "receiving", "busy"]
 """Between requests; the rest of a body that nobody wants is coming; a request's head is coming; an answer is not being taken; a request's
 body is coming; a request is being answered."""
 
 Key = TypeVar("Key", bound=Hashable)
 
-MOST_S: dict[Phase, float] = {"idle": 75.0, "draining": 10.0, "head": 10.0, "stalled": 60.0}
+MOST_S: dict[ConnectionPhase, float] = {"idle": 75.0, "draining": 10.0, "head": 10.0, "stalled": 60.0}
 """For how long a connection may be in a phase; for bodies, `bodies.py` says."""
-_YIELDING: tuple[Phase, ...] = ("idle", "draining", "head", "stalled", "receiving")
+_YIELDING: tuple[ConnectionPhase, ...] = ("idle", "draining", "head", "stalled", "receiving")
 """The phases in which a connection makes room for a new one, in this order."""
 
 
 class ConnectionTable(Generic[Key]):
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
-        self._places: dict[Key, tuple[Phase, str]] = {}
-        self._since: dict[tuple[Phase, str], dict[Key, float]] = {}
+        self._places: dict[Key, tuple[ConnectionPhase, str]] = {}
+        self._since: dict[tuple[ConnectionPhase, str], dict[Key, float]] = {}
         """Phase and address -> its connections, by the time since which they have been in it."""
 
     def __len__(self) -> int:
@@ -39,7 +39,7 @@ class ConnectionTable(Generic[Key]):
         self._put(key, "idle", address, now)
         return victim
 
-    def moved(self, key: Key, phase: Phase, now: float) -> None:
+    def moved(self, key: Key, phase: ConnectionPhase, now: float) -> None:
         """Of one that was closed for another, nothing is known any more."""
         place = self._places.get(key)
         if place is not None and place[0] != phase:
@@ -63,7 +63,7 @@ class ConnectionTable(Generic[Key]):
             if now - entered_at > MOST_S[phase]
         ]
 
-    def _put(self, key: Key, phase: Phase, address: str, now: float) -> None:
+    def _put(self, key: Key, phase: ConnectionPhase, address: str, now: float) -> None:
         self._places[key] = (phase, address)
         self._since.setdefault((phase, address), {})[key] = now
 

@@ -176,7 +176,7 @@ class _Connection(HttpToolsProtocol):
         self._table.moved(self, self._phase(), time.monotonic())
 
     def _refuse(self, status: int, message: str, code: str) -> None:
-        """Where an answer is under way already, the connection just ends."""
+        """Where an answer has begun already, the connection just ends."""
         if self.cycle is None or self.cycle.response_complete:
             error = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
             body = json.dumps(error).encode()

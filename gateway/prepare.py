@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.bounds import Bounds
-from gateway.reply import SEED_RANGE, Work
+from gateway.reply import SEED_RANGE, PreparedRequest
 from gateway.schema import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
 from springtide.errors import InvalidRequest, ModelNotFound
 from springtide.protocol.sampling import LogitBias, SamplingParams
@@ -54,7 +54,7 @@ class Preparer:
                 f"model {name[:100]!r} does not exist; this server has {self.model_name!r}", param="model", code="model_not_found"
             )
 
-    def chat(self, body: ChatCompletionRequest, origin: Origin) -> Work:
+    def chat(self, body: ChatCompletionRequest, origin: Origin) -> PreparedRequest:
         """Raises InvalidRequest."""
         self.check_model(body.model)
         prompt = self.chat_tokens([(message.role, message.content) for message in body.messages])
@@ -68,7 +68,7 @@ class Preparer:
         )
         return _work(body, origin, (prompt,), sampling)
 
-    def completion(self, body: CompletionRequest, origin: Origin) -> Work:
+    def completion(self, body: CompletionRequest, origin: Origin) -> PreparedRequest:
         """Raises InvalidRequest."""
         self.check_model(body.model)
         if len(body.prompt) * body.n > MAX_GENERATIONS:
@@ -193,8 +193,8 @@ class Preparer:
 
 def _work(
     body: ChatCompletionRequest | CompletionRequest, origin: Origin, prompts: tuple[tuple[int, ...], ...], sampling: SamplingParams
-) -> Work:
-    return Work(
+) -> PreparedRequest:
+    return PreparedRequest(
         request_id=origin.request_id,
         prompts=prompts,
         n=body.n,

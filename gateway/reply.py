@@ -25,7 +25,7 @@ class ClientDisconnected(SpringtideError):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PreparedRequest:
     """A valid API request, reduced to what runs: every prompt `n` times."""
 
     request_id: str
@@ -91,10 +91,10 @@ class Launcher(Protocol):
     def cancel(self, request_id: RequestId) -> None: ...
 
 
-class Reply:
+class AnswerStream:
     """Iterate `batches()` once, and `close()` in any case: it frees what still runs."""
 
-    def __init__(self, work: Work, launcher: Launcher, new_detokenizer: Callable[[], StreamingDetokenizer]) -> None:
+    def __init__(self, work: PreparedRequest, launcher: Launcher, new_detokenizer: Callable[[], StreamingDetokenizer]) -> None:
         self._work = work
         self._launcher = launcher
         self._stop = StopStrings(work.stop)
@@ -200,7 +200,7 @@ class Reply:
 
 
 class _Choice:
-    def __init__(self, reply: Reply, index: int, request_id: RequestId, assembler: TextAssembler) -> None:
+    def __init__(self, reply: AnswerStream, index: int, request_id: RequestId, assembler: TextAssembler) -> None:
         self.request_id = request_id
         self._reply = reply
         self._index = index

@@ -15,7 +15,7 @@ from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
 from gateway.reply import Sink
 from gateway.sessions import SessionPool
-from springtide.clock import Clock
+from springtide.clock import Clock, Tick
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import SpringtideError
 from springtide.ids import RequestId
@@ -223,9 +223,9 @@ class Runner:
         deadline = self._core.next_deadline()
         if deadline is not None:
             delay_s = max(0.0, deadline - self._clock.now())
-            self._retry = asyncio.get_running_loop().call_later(delay_s, self.post, ev.Tick())
+            self._retry = asyncio.get_running_loop().call_later(delay_s, self.post, Tick())
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.post(ev.Tick())
+            self.post(Tick())

@@ -132,7 +132,7 @@ class RequestState:
     crowded_out: int = 0
     """Consecutive attempts that ended for want of room and made no progress: no reason to give up, for there will be room."""
     avoid: tuple[InstanceId, ...] = ()
-    refused_at_door: bool = False
+    refused_at_admission: bool = False
     waiting_since: float | None = None
     """When it was first found that there is nobody to run it; None again with the next token."""
     cached_tokens: int | None = None

@@ -121,7 +121,7 @@ class _Instance:
         return rows
 
     def _cut(self) -> None:
-        """The step under way is the last of those that were to come."""
+        """The step in flight is the last of those that were to come."""
         assert self._steps is not None and self._iteration is not None
         hardware, (began, count) = self._options.hardware, self._steps
         batch, context = len(self._decoding), sum(sequence.context for sequence in self._decoding)

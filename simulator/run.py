@@ -11,7 +11,7 @@ from typing import Any
 
 from conductor.core.settings import ConductorSettings
 from prefill_node.core.split import configured_split, split
-from simulator.cluster import Cluster, Options
+from simulator.cluster import Cluster, ClusterOptions
 from simulator.coupled import CoupledOptions, run_coupled
 from simulator.hardware import KNOWN, Hardware, from_profile, load
 from simulator.result import result_of
@@ -121,9 +121,9 @@ def _stage_shares(config: PrefillConfig, num_layers: int) -> tuple[float, ...]:
     return tuple(len(layers) / num_layers for layers in ranges)
 
 
-def options_of(plan: Plan) -> Options:
+def options_of(plan: Plan) -> ClusterOptions:
     config = config_of(plan)
-    return Options(
+    return ClusterOptions(
         hardware=plan.hardware,
         prefill=plan.prefill,
         decode=plan.decode,

@@ -62,7 +62,7 @@ class Candidate:
             case Granted(epoch):
                 self._epoch, self._leader = epoch, None
                 self._valid_until = asked_at + self._lease_s * (1 - _MARGIN)
-                # A higher epoch was heard of while this claim was under way: the next one asks for a higher one.
+                # A higher epoch was heard of while this claim was in flight: the next one asks for a higher one.
                 self.due_at = asked_at + self._lease_s / _RENEWALS_A_LEASE if epoch >= self._floor else now
                 self._floor = max(self._floor, epoch)
             case Held(leader, left_s):

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from conductor import metrics
-from conductor.core.replication.copy_budget import MOST_COPIES
+from conductor.core.replication.planner import MOST_COPIES
 from conductor.core.types.events import Action, Replicate, ReplicationEnded, SwitchFailed, SwitchRole
 from conductor.server.leadership import Leadership
 from conductor.server.service import CoreRunner
@@ -71,7 +71,7 @@ class Orders:
                 request = store_pb2.ReplicateRequest(keys=order.keys, sources=sources)
                 reply = await StoreStub(channel).Replicate(request, timeout=order.within_s)
             blocks, fetched = reply.blocks, reply.fetched_blocks
-            logger.info("a hot prefix of %d blocks is at %s now, %d of them copied", blocks, order.node_id, fetched)
+            logger.info("a popular prefix of %d blocks is at %s now, %d of them copied", blocks, order.node_id, fetched)
         except grpc.aio.AioRpcError as error:
             logger.warning("a copy of %d blocks to %s failed: %s %s", len(order.keys), order.node_id, error.code().name, error.details())
         self._replicated(order, fetched, failed=blocks < len(order.keys))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from conductor.server.heap import SettledHeap
+from conductor.server.gc_tuning import GcTuner
 from conductor.server.server import ConductorServer
 from springtide.process import ProcessArguments
 
@@ -17,7 +17,7 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event, beside: Callab
     try:
         address = await server.start()
         async with asyncio.TaskGroup() as tasks:
-            settling = tasks.create_task(SettledHeap(server.follower).run())
+            settling = tasks.create_task(GcTuner(server.follower).run())
             tasks.create_task(server.run(stop))
             if beside is not None:
                 tasks.create_task(beside(address))

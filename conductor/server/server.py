@@ -10,13 +10,12 @@ from conductor import metrics
 from conductor.core.conductor import ConductorCore
 from conductor.core.recording import Recorder
 from conductor.core.settings import ConductorSettings
-from conductor.core.types.events import Tick
 from conductor.server.cluster import ClusterFollower
 from conductor.server.leadership import Leadership, LeaseClock, OneOfSeveral, OnlyConductor
 from conductor.server.orders import Orders
 from conductor.server.record_file import RecordFile
 from conductor.server.service import ConductorService, CoreRunner
-from springtide.clock import Clock, MonotonicClock
+from springtide.clock import Clock, MonotonicClock, Tick
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError
 from springtide.ids import new_incarnation

@@ -22,7 +22,7 @@ from conductor.core.types.events import (
     StoreRemoved,
     StoreSnapshot,
     StoreStored,
-    StoreUp,
+    StoreWatched,
 )
 from conductor.server.service import CoreRunner
 from springtide.clock import Silence
@@ -131,7 +131,7 @@ class StoreWatcher(Watcher):
                 async for message in call:
                     silence.heard()
                     if not self.connected:
-                        self._runner.feed(StoreUp(self._node_id, self.member.address))
+                        self._runner.feed(StoreWatched(self._node_id, self.member.address))
                         self._connect()
                     if message.HasField("still_here"):
                         continue

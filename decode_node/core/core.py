@@ -26,7 +26,7 @@ from node_runtime import events
 from node_runtime.calibration import Calibration
 from node_runtime.slotqueue import SlotQueue
 from springtide.blocks import blocks_for
-from springtide.clock import ObservedTime
+from springtide.clock import ObservedTime, Tick
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId
 from springtide.protocol import storage
@@ -86,7 +86,7 @@ class DecodeCore:
                 self._step_ended(event, now)
             case ev.Loaded(attempt_id):
                 self._loaded(attempt_id)
-            case events.Tick():
+            case Tick():
                 self._calibration.tick(now)
                 self._observed.look(now)
                 self._fail_unanswered()

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 
 from deploy.bench.statistics import RequestRecord
-from deploy.bench.workload import Workload
+from deploy.bench.workload import BenchWorkload
 from springtide.client import AsyncClient, Usage
 from springtide.errors import SpringtideError
 
 
 async def drive(
-    url: str, model: str | None, workload: Workload, on_done: Callable[[RequestRecord], None]
+    url: str, model: str | None, workload: BenchWorkload, on_done: Callable[[RequestRecord], None]
 ) -> tuple[str, list[RequestRecord]]:
     """The model's name and a record for each request; `on_done` is told of each as it ends. Raises Unavailable when nothing answers."""
     async with AsyncClient(url) as client:

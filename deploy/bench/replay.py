@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from deploy.bench.trace import Request
+from deploy.bench.trace import TracedPrompt
 from kvstore.core.eviction import Ranking
 from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.pool import Pool
@@ -33,7 +33,7 @@ class Replayed:
 
 
 def replay(
-    requests: Sequence[Request],
+    requests: Sequence[TracedPrompt],
     capacity: int,
     policy: EvictionPolicy,
     on_progress: Callable[[int], None] = lambda requests: None,
@@ -59,7 +59,7 @@ def replay(
     return Replayed(lookups, pool.hit_blocks, refused, time.perf_counter() - started)
 
 
-def replay_clairvoyant(requests: Sequence[Request], capacity: int, on_progress: Callable[[int], None] = lambda requests: None) -> Replayed:
+def replay_clairvoyant(requests: Sequence[TracedPrompt], capacity: int, on_progress: Callable[[int], None] = lambda requests: None) -> Replayed:
     """Belady's optimum: what is needed again last goes first.
 
     No policy, even one that knows the future, has more hits in this pool with this order of requests, where all the blocks of a request are
@@ -77,12 +77,12 @@ def replay_clairvoyant(requests: Sequence[Request], capacity: int, on_progress: 
     return replay(requests, capacity, Ranking(lambda block: -next_use[block.key]), on_progress, before_release)
 
 
-def infinite_hits(requests: Sequence[Request]) -> int:
+def infinite_hits(requests: Sequence[TracedPrompt]) -> int:
     """With room for everything."""
     return sum(len(request.keys) for request in requests) - len({key for request in requests for key in request.keys})
 
 
-def _next_requests(requests: Sequence[Request], capacity: int) -> list[list[float]]:
+def _next_requests(requests: Sequence[TracedPrompt], capacity: int) -> list[list[float]]:
     """For every block of every request: the next request that is served and has it."""
     coming: list[list[float]] = [[] for _ in requests]
     following: dict[BlockKey, float] = {}

@@ -13,13 +13,13 @@ _ROOT = namespace_root("trace", "", 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TracedPrompt:
     timestamp_ms: float
     keys: list[BlockKey]
     """Chained, as those of real prompts are: equal up to where the ids differ for the first time."""
 
 
-def read_trace(path: Path) -> list[Request]:
+def read_trace(path: Path) -> list[TracedPrompt]:
     """In order of time. Raises ConfigError, naming the line and the field, where the file is not such a trace."""
-    requests = [Request(record["timestamp"], block_keys(_ROOT, record["hash_ids"], 1)) for _, record in read_records(path)]
+    requests = [TracedPrompt(record["timestamp"], block_keys(_ROOT, record["hash_ids"], 1)) for _, record in read_records(path)]
     return sorted(requests, key=lambda request: request.timestamp_ms)

@@ -17,7 +17,7 @@ from springtide.modelinfo import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class NamedPrompt:
     """One of the three."""
 
     text: str | None = None
@@ -51,7 +51,7 @@ def parse_key_prefix(text: str) -> str:
     return prefix
 
 
-async def prompt_keys(located: Located, prompt: Prompt) -> list[BlockKey]:
+async def prompt_keys(located: Located, prompt: NamedPrompt) -> list[BlockKey]:
     """Of every full block. Raises ConfigError when there is none, Unavailable when nobody says which model it is."""
     details = next((member.details for member in located.members if member.role in ("prefill", "decode")), None)
     if details is None:
@@ -65,7 +65,7 @@ async def prompt_keys(located: Located, prompt: Prompt) -> list[BlockKey]:
     return keys
 
 
-def _token_ids(located: Located, prompt: Prompt) -> Sequence[int]:
+def _token_ids(located: Located, prompt: NamedPrompt) -> Sequence[int]:
     if prompt.token_ids is not None:
         return prompt.token_ids
     if located.record is None:

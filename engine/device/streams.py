@@ -22,7 +22,7 @@ class CopyTimes:
     """From the end of the last layer to that of the last copy."""
 
 
-class Work(ABC):
+class DeviceWork(ABC):
     """Something that a device is to do, or has done."""
 
     @abstractmethod
@@ -34,7 +34,7 @@ class Work(ABC):
         """Returns when it is done. The thread waits, the device does not."""
 
 
-class Copy(Work):
+class SlabCopy(DeviceWork):
     """One or more slabs on their way."""
 
 
@@ -42,29 +42,29 @@ class Streams(ABC):
     """The order of computing and copying on one device. Called from one thread, in which everything that is computed is launched."""
 
     @abstractmethod
-    def begin(self, ahead: Sequence[Copy]) -> None:
+    def begin(self, ahead: Sequence[SlabCopy]) -> None:
         """A pass begins, after those loads ahead: what was computed before is over before anything is copied into a page. Times
         count from here."""
 
     @abstractmethod
-    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         """From the host to the device; `sources` must not change until it is done."""
 
     @abstractmethod
-    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         """As `load`, but for a later pass, beside those that come before it, and in no pass's times: after all that has been computed so
         far, in the order of these calls. Where it raises, nothing of it is on its way any more."""
 
     @abstractmethod
-    def hold(self, loading: Copy) -> None:
+    def hold(self, loading: SlabCopy) -> None:
         """What is computed from now on comes after that."""
 
     @abstractmethod
-    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         """From the device to the host, of what has been computed so far."""
 
     @abstractmethod
-    def launched(self) -> Work:
+    def launched(self) -> DeviceWork:
         """All that has been launched so far to be computed: sums with other ranks, which may return before these have come to them, too."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class Streams(ABC):
         """Of the last pass; returns when that is through."""
 
 
-class _Done(Copy):
+class _Done(SlabCopy):
     def done(self) -> bool:
         return True
 
@@ -89,22 +89,22 @@ class ImmediateStreams(Streams):
     def __init__(self) -> None:
         self._times = [0.0, 0.0]
 
-    def begin(self, ahead: Sequence[Copy]) -> None:
+    def begin(self, ahead: Sequence[SlabCopy]) -> None:
         self._times = [0.0, 0.0]
 
-    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         return self._copy(0, targets, sources)
 
-    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         copy_all(targets, sources)
         return _Done()
 
-    def hold(self, loading: Copy) -> None: ...
+    def hold(self, loading: SlabCopy) -> None: ...
 
-    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         return self._copy(1, targets, sources)
 
-    def launched(self) -> Work:
+    def launched(self) -> DeviceWork:
         return _Done()
 
     def end(self) -> None: ...
@@ -113,7 +113,7 @@ class ImmediateStreams(Streams):
         load_ms, store_ms = self._times
         return CopyTimes(load_ms, load_ms, store_ms, store_ms)
 
-    def _copy(self, kind: int, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def _copy(self, kind: int, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         began = time.perf_counter()
         copy_all(targets, sources)
         self._times[kind] += (time.perf_counter() - began) * 1000

@@ -9,7 +9,7 @@ import torch
 
 from engine.backends.base import AttentionBackend, AttentionPass
 from engine.batch import Int32Array, LayerHooks, SequenceChunk
-from engine.device.streams import CopyTimes, Work
+from engine.device.streams import CopyTimes, DeviceWork
 from engine.model.base import Model
 
 
@@ -39,7 +39,7 @@ class PagedCache(ABC):
         """The logits of a pass of one new token for each sequence, if there is a quicker way to them than `plan` and `run`."""
 
     @abstractmethod
-    def load_ahead(self, slots: Sequence[int] | Int32Array) -> Work | None:
+    def load_ahead(self, slots: Sequence[int] | Int32Array) -> DeviceWork | None:
         """Begins to load blocks that are in the arena, for a pass to come, beside those that come before it; nothing may be written into
         the slots until it is done. None where there is nothing to wait for: no copies are needed, or there is no room for them without
         taking it from those who are computed with, and the pass loads them itself. A pass that comes before it is done is right too: it
@@ -77,7 +77,7 @@ class ArenaCache(PagedCache):
     def step(self, model: Model, batch: Sequence[SequenceChunk]) -> torch.Tensor | None:
         return None
 
-    def load_ahead(self, slots: Sequence[int] | Int32Array) -> Work | None:
+    def load_ahead(self, slots: Sequence[int] | Int32Array) -> DeviceWork | None:
         return None
 
     def forget(self, slots: Sequence[int] | Int32Array) -> None:

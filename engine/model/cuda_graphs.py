@@ -16,7 +16,7 @@ from engine.model.base import Model
 logger = logging.getLogger(__name__)
 
 Compute = Callable[[], torch.Tensor]
-Record = Callable[[Compute], Compute]
+RecordGraph = Callable[[Compute], Compute]
 """From something that computes, always from and into the same memory, to what does the same again."""
 
 
@@ -37,7 +37,7 @@ class _Step:
 class StepGraphs:
     """Batches are filled up with sequences of one token in `scratch_page`, which is nobody's."""
 
-    def __init__(self, attention: AttentionBackend, scratch_page: int, device: torch.device, record: Record, most: int = SIZES[-1]) -> None:
+    def __init__(self, attention: AttentionBackend, scratch_page: int, device: torch.device, record: RecordGraph, most: int = SIZES[-1]) -> None:
         """Of up to `most` sequences, filled up."""
         self._attention = attention
         self._filler = SequenceChunk((0,), 0, (scratch_page,))

@@ -68,7 +68,7 @@ class LayerByLayer(LayersPass):
         return self._stream if self._delta is None else self._stream.add_(self._delta)
 
 
-class Decoder:
+class DecoderModel:
     """See engine.model.base.Model."""
 
     def __init__(

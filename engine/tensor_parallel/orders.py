@@ -10,7 +10,7 @@ from springtide.modelinfo import KVSpec, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadModel:
     """First of all: as whom to load what. `meeting` is a file through which the ranks find each other; one waits for another in a pass for
     `timeout_s` at most."""
 
@@ -72,4 +72,4 @@ class Forget:
     slots: tuple[int, ...]
 
 
-Order = Load | UseScratch | UseArena | RunLayers | ComputeLogits | LeaveArena | Forget
+RankOrder = LoadModel | UseScratch | UseArena | RunLayers | ComputeLogits | LeaveArena | Forget

@@ -86,7 +86,7 @@ class RdmaLane:
 
     @contextlib.asynccontextmanager
     async def turn(self, wait: Callable[[Awaitable[int]], Awaitable[int]]) -> AsyncIterator[int]:
-        """Waits, by `wait`, until another stripe may be under way; the context is given the place for its generations."""
+        """Waits, by `wait`, until another stripe may be in flight; the context is given the place for its generations."""
         row = await wait(self._free.get()) if self._free.empty() else self._free.get_nowait()
         try:
             yield row

@@ -21,7 +21,7 @@ from prefill_node.core.attempt import Attempt
 from prefill_node.core.flight import Flight, IdleTime, Pass
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
-from springtide.clock import ObservedTime
+from springtide.clock import ObservedTime, Tick
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId
 from springtide.protocol import storage
@@ -77,7 +77,7 @@ class PrefillCore:
                 self._flight.leave(pass_id)
             case ev.PassDone() | ev.PassInterrupted() | ev.PassFailed():
                 self._pass_ended(event, now)
-            case events.Tick():
+            case Tick():
                 self._calibration.tick(now)
                 self._observed.look(now)
                 self._fail_unanswered()

@@ -9,7 +9,7 @@ from springtide.ids import BlockKey
 
 _FACTOR, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 _REMEMBERED = 1 << 13
-"""Requests under way, and more: what each of them needs its keys for is asked for several times."""
+"""Requests in flight, and more: what each of them needs its keys for is asked for several times."""
 
 
 def prompt_keys(request: SimRequest, begin: int, end: int, block_tokens: int) -> tuple[BlockKey, ...]:

@@ -7,22 +7,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from conductor.core.replication.copy_budget import MOST_COPIES
+from conductor.core.replication.planner import MOST_COPIES
 from conductor.core.types.events import Action, Replicate, ReplicationEnded, SwitchRole
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
-from simulator.cluster.options import Options
-from simulator.cluster.replication import Replication
+from simulator.cluster.options import ClusterOptions
+from simulator.cluster.replication import SimReplication
 from simulator.cluster.store import SimStore
 from springtide.ids import NodeId
 
 
-class Orders:
+class SimOrders:
     """`switch` does an order of its kind, `tell` takes events to the Conductor."""
 
     def __init__(
         self,
-        options: Options,
+        options: ClusterOptions,
         loop: Loop,
         network: Network,
         stores: Mapping[NodeId, SimStore],
@@ -34,7 +34,7 @@ class Orders:
         self.role_switches = 0
         self._conductor, self._rpc_s = options.conductor, options.rpc_s
         self._loop, self._network, self._stores, self._tell, self._switch = loop, network, stores, tell, switch
-        self._replications: dict[NodeId, Replication] = {}
+        self._replications: dict[NodeId, SimReplication] = {}
         """Of the stores that were ever to take a copy."""
         self._waiting: deque[Replicate] = deque()
         self._copying = 0
@@ -69,11 +69,11 @@ class Orders:
         self._tell(ReplicationEnded(order.node_id, order.keys[-1], fetched_blocks, failed))
         self._copy_next()
 
-    def _replication(self, node_id: NodeId) -> Replication:
+    def _replication(self, node_id: NodeId) -> SimReplication:
         replication = self._replications.get(node_id)
         if replication is None:
             conductor = self._conductor
-            replication = self._replications[node_id] = Replication(
+            replication = self._replications[node_id] = SimReplication(
                 self._stores[node_id],
                 self._stores,
                 conductor.bytes_per_block,

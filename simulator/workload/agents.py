@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulator.workload.sessions import Sessions
+from simulator.workload.sessions import SessionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agents(Sessions):
+class Agents(SessionOptions):
     """Agents: eight kinds, each with a long system prompt and tools; a task is many short steps, the results of tools between them.
 
     Chosen so that prompts and outputs are about as long on average as in the tool and agent trace of the Mooncake project (FAST'25:

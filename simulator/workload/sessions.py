@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.workload.draft import Draft
 from simulator.workload.draws import arrival_times, lengths, positive
-from simulator.workload.options import Options
+from simulator.workload.options import GeneratorOptions
 from simulator.workload.request import ID_TYPE, block_count, filled_by_output
 from springtide.errors import ConfigError
 
@@ -20,8 +20,8 @@ than 1% of sessions are longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sessions(Options):
-    """A workload is cut out of a service that has been running: at its beginning there are sessions under way, so the rate is even
+class SessionOptions(GeneratorOptions):
+    """A workload is cut out of a service that has been running: at its beginning there are sessions in progress, so the rate is even
     from the first second on. The next step comes a pause after the answer, which is taken to be written at `output_token_s` a token:
     where the simulated cluster is slower, a step may come before the one ahead of it has ended. A session ends before a prompt
     would be longer than `max_input_tokens`."""
@@ -76,7 +76,7 @@ def _add_session(
     draft: Draft,
     start_s: float,
     duration_s: float,
-    options: Sessions,
+    options: SessionOptions,
     shared: Sequence[int],
     news: np.ndarray[tuple[int], np.dtype[np.int64]],
     outputs: np.ndarray[tuple[int], np.dtype[np.int64]],

@@ -54,7 +54,7 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """The prompt is computed and its next token sampled. The hand-over may still be under way; when it fails later,
+    """The prompt is computed and its next token sampled. The hand-over may still be in flight; when it fails later,
     AttemptFailed follows."""
 
     output: TokenOutput

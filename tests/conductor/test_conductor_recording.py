@@ -16,20 +16,20 @@ from conductor.core.recording import Recorder, read, replay
 from conductor.core.types.decision import Placement
 from conductor.core.types.events import (
     Action,
+    Decided,
     Event,
     InstanceDown,
     InstanceUp,
     LoadReported,
     Placed,
-    Reply,
     StoreDown,
     StoreRemoved,
     StoreSnapshot,
     StoreStored,
-    StoreUp,
+    StoreWatched,
     SwitchFailed,
-    Tick,
 )
+from springtide.clock import Tick
 from springtide.ids import AttemptId, GatewayId, InstanceId, NodeId
 from springtide.protocol.attempts import LiveAttempt, Phase, Prediction, Progress, Renew
 from springtide.protocol.instances import Role
@@ -115,7 +115,7 @@ EVENTS = st.one_of(
     st.builds(StoreStored, NAMES.map(NodeId), st.just(1), st.integers(1, 3), KEYS, st.sampled_from(Tier)),
     st.builds(StoreRemoved, NAMES.map(NodeId), st.just(1), st.integers(1, 3), KEYS, st.sampled_from(Tier)),
     st.builds(StoreSnapshot, NAMES.map(NodeId), st.just(1), st.integers(0, 3), KEYS, st.just(Tier.DRAM), st.booleans()),
-    st.builds(StoreUp, NAMES.map(NodeId), st.just("store:2")),
+    st.builds(StoreWatched, NAMES.map(NodeId), st.just("store:2")),
     st.builds(StoreDown, NAMES.map(NodeId)),
     st.just(Tick()),
 )
@@ -123,7 +123,7 @@ EVENTS = st.one_of(
 
 def brought_up() -> Iterator[Event]:
     for name, role in INSTANCES.items():
-        yield StoreUp(NodeId(name), f"{name}:2")
+        yield StoreWatched(NodeId(name), f"{name}:2")
         yield StoreSnapshot(NodeId(name), 1, 0, keys_of(5), Tier.DRAM, complete=True)
         yield InstanceUp(ref(name, role), 1)
         yield LoadReported(InstanceId(name), 1, idle(role))
@@ -132,7 +132,7 @@ def brought_up() -> Iterator[Event]:
 def decisions(actions: list[Action]) -> list[object]:
     """What can be compared: the estimates as the line that is logged of them."""
     return [
-        (action.attempt_id, action.outcome, action.assignment, action.alternatives.to_json()) if isinstance(action, Reply) else action
+        (action.attempt_id, action.outcome, action.assignment, action.alternatives.to_json()) if isinstance(action, Decided) else action
         for action in actions
     ]
 
@@ -172,7 +172,7 @@ def test_a_replay_decides_as_the_run_did() -> None:
         recorder.event(event, 0.0)
     *_, (_, _, actions) = replay(lines)
     (reply,) = actions
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, Decided)
     assert isinstance(reply.outcome, Placement)
 
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from gateway import http_connections
-from gateway.http_connections import MOST_S, ConnectionTable, Phase
+from gateway.http_connections import MOST_S, ConnectionPhase, ConnectionTable
 from gateway.http_server import MAX_HEADERS, HttpServer, bind
 from springtide.process import raise_file_limit
 
 # ---- the table ----
 
-PHASES: list[Phase] = ["idle", "draining", "head", "stalled", "receiving", "busy"]
+PHASES: list[ConnectionPhase] = ["idle", "draining", "head", "stalled", "receiving", "busy"]
 
 
 def test_the_oldest_idle_connection_of_who_has_most_of_them_makes_room() -> None:
@@ -64,7 +64,7 @@ def test_who_sends_bodies_over_most_connections_makes_room_before_who_sends_one(
 
 
 @pytest.mark.parametrize("phase", MOST_S)
-def test_each_phase_has_its_time(phase: Phase) -> None:
+def test_each_phase_has_its_time(phase: ConnectionPhase) -> None:
     table: ConnectionTable[str] = ConnectionTable(2)
     table.opened("a", "", 0.0)
     table.moved("a", "busy", 50.0)

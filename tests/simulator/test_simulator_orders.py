@@ -14,7 +14,7 @@ from conductor.core.types.events import Event, Replicate, StoreStored, SwitchRol
 from simulator.cluster import Cluster
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
-from simulator.cluster.replication import Replication
+from simulator.cluster.replication import SimReplication
 from simulator.cluster.store import SimStore
 from simulator.hardware import load
 from simulator.run import Plan, options_of, simulate
@@ -109,7 +109,7 @@ class TwoStores:
             for name in ("first", "second")
         )
         stores |= {store.node_id: store for store in (self.first, self.second)}
-        self.replication = Replication(self.second, stores, 10**6, 10e6, self.loop, network)
+        self.replication = SimReplication(self.second, stores, 10**6, 10e6, self.loop, network)
         self.keys = tuple(BlockKey(number.to_bytes(16, "big")) for number in range(num_blocks))
         self.ended: list[tuple[float, int, int]] = []
         pool = self.first.pool

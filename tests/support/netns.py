@@ -49,7 +49,7 @@ class Namespace:
         return ("ip", "netns", "exec", self._name)
 
     def cut(self) -> None:
-        """What is under way is lost, without a word to either side."""
+        """What is in flight is lost, without a word to either side."""
         _run("ip", "-n", self._name, "link", "set", "up0", "down")
 
     def mend(self) -> None:

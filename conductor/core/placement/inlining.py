@@ -15,7 +15,7 @@ from conductor.core.types.estimates import DecodeEstimates, InlineEstimate, Ints
 MOST_LISTED = 8
 """Alternatives that a decision looks at: those whose first token would come soonest."""
 _STEPS_AHEAD = 1.5
-"""That are under way where others run: the rest of one, and the one that is launched behind it."""
+"""That are in flight where others run: the rest of one, and the one that is launched behind it."""
 
 
 def inline_estimates(

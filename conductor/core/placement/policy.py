@@ -12,7 +12,7 @@ from conductor.core.types.estimates import DecodeEstimates, Floats, Ints
 from springtide.ids import AttemptId
 
 
-class Policy(Protocol):
+class PlacementPolicy(Protocol):
     fetches: bool
     """Whether a prefill instance may fetch a prefix from another store."""
     foresees_wait: bool
@@ -119,7 +119,7 @@ def _drawn(role: str, attempt_id: AttemptId) -> int:
     return int.from_bytes(blake2b(attempt_id.encode(), digest_size=8, person=role.encode()).digest(), "little")
 
 
-POLICIES: dict[str, Policy] = {
+POLICIES: dict[str, PlacementPolicy] = {
     "kvcache-centric": KVCacheCentric(),
     "cache-aware": CacheAware(),
     "load-balance": LoadBalance(),

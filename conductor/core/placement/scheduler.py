@@ -19,7 +19,7 @@ from conductor.core.index.prefix_index import PrefixIndex
 from conductor.core.placement.columns import DecodeColumns, PrefillColumns
 from conductor.core.placement.inlining import inline_estimates
 from conductor.core.placement.policy import POLICIES
-from conductor.core.placement.transfer import Fetch, TransferModel
+from conductor.core.placement.transfer import PlannedFetch, TransferModel
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
 from conductor.core.types.decision import Alternatives, Outcome, Placement
@@ -80,16 +80,16 @@ class Scheduler:
         return columns.ready(instance) and self._index.knows(instance.ref.node_id)
 
     @property
-    def balancing_threshold(self) -> float:
+    def fetch_threshold(self) -> float:
         """`kvcache_balancing_threshold` at the moment."""
         configured = self._settings.kvcache_balancing_threshold
         return self._transfers.threshold.value if configured == "auto" else configured
 
-    def fetch(self, prefill: PrefillEstimate, source: NodeId, destination: NodeId) -> Fetch:
+    def fetch(self, prefill: PrefillEstimate, source: NodeId, destination: NodeId) -> PlannedFetch:
         """What a placement with a source means for the link."""
         missing = prefill.source_blocks - prefill.local_blocks
         ratio = prefill.source_blocks / prefill.local_blocks if prefill.local_blocks else math.inf
-        return Fetch(source, destination, ratio, missing * self._settings.bytes_per_block, prefill.saved_ms)
+        return PlannedFetch(source, destination, ratio, missing * self._settings.bytes_per_block, prefill.saved_ms)
 
     def _follow_state(self) -> None:
         """Brings the columns up to date with the index and the state."""
@@ -151,7 +151,7 @@ class Scheduler:
             most_reused=most_reused,
             best=best,
             source=source,
-            threshold=self.balancing_threshold,
+            threshold=self.fetch_threshold,
             bytes_per_block=settings.bytes_per_block,
             assumed_bytes_per_s=settings.transfer_bytes_per_s,
         )

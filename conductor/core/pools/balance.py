@@ -50,7 +50,7 @@ class PoolBalance:
         pools: dict[Role, list[Instance]] = {role: [] for role in Role}
         for instance in ready:
             pools[instance.ref.role].append(instance)
-        if self._under_way(pools, now):
+        if self._switching(pools, now):
             return None
         busier = self._which(loads)
         if busier is not self._busier:
@@ -82,7 +82,7 @@ class PoolBalance:
                 return role
         return None
 
-    def _under_way(self, pools: dict[Role, list[Instance]], now: float) -> bool:
+    def _switching(self, pools: dict[Role, list[Instance]], now: float) -> bool:
         """Whether the last move is not over; when it ends, the pause begins."""
         move = self._move
         if move is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from conductor.core.types.decision import Alternatives, Outcome
 from conductor.core.types.predictions import Score
+from springtide.clock import Tick
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Progress, Renew
 from springtide.protocol.instances import InstanceRef, Load, RoleSwitch
@@ -50,7 +51,7 @@ class LoadReported:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreUp:
+class StoreWatched:
     """A watch of the store was opened; its snapshot is to come. `address` is its gRPC host:port."""
 
     node_id: NodeId
@@ -95,11 +96,6 @@ class StoreRemoved:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """Time went by: leases are checked, forgotten contents swept, hot spots and the balance of the pools looked at. About once a second."""
-
-
-@dataclass(frozen=True, slots=True)
 class ReplicationEnded:
     """A Replicate was done, in part or in full, or it failed."""
 
@@ -125,7 +121,7 @@ Event = (
     | InstanceUp
     | InstanceDown
     | LoadReported
-    | StoreUp
+    | StoreWatched
     | StoreDown
     | StoreSnapshot
     | StoreStored
@@ -140,7 +136,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Decided:
     """The answer to a Schedule: exactly one each. `assignment` is absent when `outcome` is a Rejection."""
 
     attempt_id: AttemptId
@@ -215,4 +211,4 @@ class SwitchRole:
     order: RoleSwitch
 
 
-Action = Reply | RequestSnapshot | PrefillFinished | Scored | Forgot | HungChanged | Replicate | SwitchRole
+Action = Decided | RequestSnapshot | PrefillFinished | Scored | Forgot | HungChanged | Replicate | SwitchRole

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from engine.backends.base import AttentionBackend, AttentionPass, FixedStep, HeadNorms
-from engine.backends.flashinfer.paged_batch import PageTable, page_table
+from engine.backends.flashinfer.paged_batch import PagedBatch, paged_batch
 from engine.backends.plain import PlainOps
 from engine.batch import SequenceChunk
 from engine.device.upload import upload
@@ -63,7 +63,7 @@ class FlashInferAttention(AttentionBackend):
 
     def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
         shape = self._shape
-        table = page_table(batch, shape.block_tokens, shape.num_pages)
+        table = paged_batch(batch, shape.block_tokens, shape.num_pages)
         positions, key_rows, begun_pages, pages = upload(
             [table.positions, table.key_rows, table.begun_pages, table.pages], self._workspace.device
         )
@@ -87,7 +87,7 @@ class PagesShape:
         self.group = heads // self.kv_heads
         self._dtype = pages.dtype
 
-    def plan_prefill(self, wrapper: Any, table: PageTable, pages: torch.Tensor, window: int | None) -> None:
+    def plan_prefill(self, wrapper: Any, table: PagedBatch, pages: torch.Tensor, window: int | None) -> None:
         """What a plan looks at on the host is given to it there: `pages` alone, int32, is on the device."""
         row_begins, page_begins, last_page_tokens = map(torch.from_numpy, (table.row_begins, table.page_begins, table.last_page_tokens))
         wrapper.plan(
@@ -103,7 +103,7 @@ class PagesShape:
             **self._options(window),
         )
 
-    def plan_decode(self, wrapper: Any, table: PageTable, pages: torch.Tensor, window: int | None) -> None:
+    def plan_decode(self, wrapper: Any, table: PagedBatch, pages: torch.Tensor, window: int | None) -> None:
         page_begins, last_page_tokens = map(torch.from_numpy, (table.page_begins, table.last_page_tokens))
         wrapper.plan(
             page_begins,
@@ -219,7 +219,7 @@ class _FixedStep(FixedStep):
         }
 
     def fill(self, batch: Sequence[SequenceChunk]) -> bool:
-        table = page_table(batch, self._shape.block_tokens, self._shape.num_pages)
+        table = paged_batch(batch, self._shape.block_tokens, self._shape.num_pages)
         if len(table.pages) > self._most_pages:
             return False
         positions, key_rows, pages = upload([table.positions, table.key_rows, table.pages], self._inputs.device)

@@ -31,7 +31,7 @@ class Followed(Protocol):
     def left(self) -> int: ...
 
 
-class SettledHeap:
+class GcTuner:
     """Freezes the heap whenever the cluster has changed and then been the same for a while. There is one in a process."""
 
     def __init__(self, followed: Followed) -> None:
