@@ -10,13 +10,12 @@ from dataclasses import replace
 import grpc.aio
 
 from engine.tokenizer.tokenizer import load_tokenizer
-from gateway.backend import ApiBackend
+from gateway.answer import ApiBackend
 from gateway.bodies import Bodies
 from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
-from gateway.events import InstancesHung
+from gateway.events import InstancesHung, TenantHashing
 from gateway.grpc_service import new_server
-from gateway.hashing import TenantHashing
 from gateway.http_app import create_app
 from gateway.http_server import HttpServer, bind
 from gateway.prepare import Preparer

@@ -11,12 +11,11 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from gateway import metrics
 from gateway.conductor_peer import RENEW_EVERY_S, ConductorPeer
-from gateway.leader_view import LeaderView
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
@@ -34,6 +33,51 @@ _LOOK_EVERY_S = 0.2
 _PAUSE_S = 0.1
 _CLOSE_S = 0.3
 ReplyT = TypeVar("ReplyT")
+
+
+@dataclass(slots=True)
+class LeaderView:
+    """Which Conductor is taken for the leader, and whose answers are accepted. Pure. To ask the wrong one costs a round trip; to believe it
+    is what `accepts` prevents: an epoch that was seen is never gone back on."""
+
+    epoch: int = 0
+    """The highest seen; 0 while the cluster has one Conductor only."""
+    address: str | None = None
+    """Who leads, as last heard."""
+    doubted: bool = False
+    """It did not answer, or not as a leader does: the others may know of another."""
+
+    def read(self, address: str, epoch: int) -> bool:
+        """The lease, or membership, names `address`. A lease of a lower epoch than was seen means that Valkey has lost its count; the
+        holder finds out when it is asked. Returns whether the leader is another now."""
+        self.epoch = max(self.epoch, epoch)
+        if address == self.address:
+            return False
+        self.address, self.doubted = address, False
+        return True
+
+    def answered(self, address: str, epoch: int) -> bool:
+        """It has decided under an epoch that `accepts`. Returns whether the leader is another now."""
+        changed = self.read(address, epoch)
+        self.doubted = False
+        return changed
+
+    def hinted(self, by: str, address: str, epoch: int) -> bool:
+        """The Conductor `by` does not lead; it says who does, if it knows. Returns whether the leader is another now."""
+        if by == self.address:
+            self.doubted = True
+        if epoch < self.epoch:
+            return False
+        self.epoch = epoch
+        return bool(address) and self.read(address, epoch)
+
+    def lost(self, address: str) -> None:
+        """It does not answer."""
+        self.doubted = self.doubted or address == self.address
+
+    def accepts(self, epoch: int) -> bool:
+        """Whether an answer given under `epoch` counts: not when it is a deposed leader's."""
+        return epoch == 0 or epoch >= self.epoch
 
 
 class ConductorLink:

@@ -1,12 +1,15 @@
-"""What the gateway's core is told (events) and what it wants done (actions)."""
+"""What the gateway's core schedules (generations, whose blocks' keys are hashed here, once, and sent along), what it is told (events) and
+what it wants done (actions)."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from springtide.blocks import block_keys, namespace_root
 from springtide.clock import Tick
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, BlockKey, InstanceId, RequestId
@@ -16,6 +19,8 @@ from springtide.protocol.outputs import AttemptFailed, AttemptSign, Finish, Pref
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import Assignment, Rejection, Schedule
 from springtide.protocol.starts import DecodeStart, PrefillStart
+
+# ---- what is scheduled ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +47,6 @@ class Generation:
             raise ValueError(f"Generation.deadline_ms must be finite and not negative, not {self.deadline_ms}")
 
 
-# ---- events ----
-
-
 class Hashing(Protocol):
     """How the tokens of a generation become block keys."""
 
@@ -57,6 +59,24 @@ class Hashing(Protocol):
     def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
         """Of every full block of so many tokens of its prompt and output."""
         ...
+
+
+class TenantHashing:
+    """Each tenant has a namespace of its own: nobody's blocks match another's."""
+
+    def __init__(self, model_fingerprint: str, kv_dtype: str, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        root = functools.partial(namespace_root, model_fingerprint, kv_dtype, block_tokens)
+        self._root = functools.lru_cache(maxsize=4096)(root)
+
+    def namespace(self, generation: Generation) -> BlockKey:
+        return self._root(generation.tenant)
+
+    def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
+        return tuple(block_keys(self.namespace(generation), token_ids, self.block_tokens))
+
+
+# ---- events ----
 
 
 @dataclass(frozen=True, slots=True)

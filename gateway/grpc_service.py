@@ -11,14 +11,13 @@ import grpc
 import grpc.aio
 
 from gateway import metrics
-from gateway.backend import ApiBackend
+from gateway.answer import ApiBackend, Delta
 from gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
-from gateway.prepare import COMPLETION_MAX_TOKENS, Origin
-from gateway.reply import Delta, PreparedRequest, Usage
+from gateway.prepare import COMPLETION_MAX_TOKENS, Origin, PreparedRequest
 from gateway.schema import MAX_BIASED_TOKENS, MAX_DEADLINE_MS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from springtide.errors import InvalidRequest, SpringtideError
 from springtide.ids import new_id
-from springtide.protocol.outputs import Finish, SampledToken
+from springtide.protocol.outputs import Finish, SampledToken, Usage
 from springtide.protocol.sampling import LogitBias
 from springtide.protocol.wire import TOKEN_LOGPROB
 from springtide.rpc import common_pb2 as pb
@@ -80,15 +79,15 @@ class InferenceService:
                 metrics.DISCONNECTS.labels(_ENDPOINT).inc()
 
     async def _generate(self, context: Context, request_id: str) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
-        reply = self._backend.start(await self._ordered(context, request_id))
+        answer = self._backend.start(await self._ordered(context, request_id))
         # A cancelled call may leave this generator suspended until it is collected; its slots must not wait for that.
-        context.add_done_callback(lambda _: reply.close())  # type: ignore[arg-type]  # the stubs want a class
+        context.add_done_callback(lambda _: answer.close())  # type: ignore[arg-type]  # the stubs want a class
         try:
-            async for batch in reply.batches():
+            async for batch in answer.batches():
                 for delta in batch:
-                    yield _chunk(reply.request_id, delta, reply.usage if delta.finish is not None else None)
+                    yield _chunk(answer.request_id, delta, answer.usage if delta.finish is not None else None)
         finally:
-            reply.close()
+            answer.close()
 
     async def _ordered(self, context: Context, request_id: str) -> PreparedRequest:
         authorization = _metadata(context, "authorization")

@@ -4,22 +4,53 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.tokenizer.tokenizer import Tokenizer
-from gateway.bounds import Bounds
-from gateway.reply import SEED_RANGE, PreparedRequest
-from gateway.schema import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
+from gateway import events as ev
+from gateway.schema import MAX_BIASED_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
 from springtide.errors import InvalidRequest, ModelNotFound
+from springtide.ids import RequestId
 from springtide.protocol.sampling import LogitBias, SamplingParams
 from springtide.protocol.wire import SAMPLING_PARAMS
+from springtide.rpc.channels import MAX_MESSAGE_BYTES
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for plain completions."""
 ROLES = ("system", "developer", "user", "assistant")
 MAX_GENERATIONS = 1024
 """Of one API request."""
+SEED_RANGE = 1 << 64
+_BYTES_A_TOKEN = 256
+"""Taken for the longest token where the tokenizer promises nothing."""
+_ESCAPED_BYTES = 6
+"""Of one byte of text, as JSON may write it: `\\u0000`."""
+_BYTES_A_MESSAGE = 64
+"""Of what is around a chat message's text in JSON, or of a token id with whatever space is left between them."""
+_BYTES_A_BIAS = 32
+_FIXED_BYTES = 64 << 10
+_FIXED_VALUES = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one request may be at most, from what the model's context could ever hold of it."""
+
+    max_body_bytes: int
+    """Of JSON: what fills the context fits however it is written, with as many biases as there may be."""
+    max_message_bytes: int
+    """The same of a message over gRPC."""
+    max_values: int
+    """Lists, objects, and what is in them, of one body. Python holds up everybody for 0.2 to 1 us with each while it reads them."""
+
+    @classmethod
+    def of(cls, context_length: int, vocab_size: int, most_bytes_a_token: int | None) -> Bounds:
+        biases = min(vocab_size, MAX_BIASED_TOKENS)
+        text = context_length * (most_bytes_a_token or _BYTES_A_TOKEN)
+        body = _ESCAPED_BYTES * text + _BYTES_A_MESSAGE * context_length + _BYTES_A_BIAS * biases + _FIXED_BYTES
+        message = text + _BYTES_A_MESSAGE // 4 * context_length + _BYTES_A_BIAS // 2 * biases + _FIXED_BYTES
+        return cls(min(body, MAX_MESSAGE_BYTES), min(message, MAX_MESSAGE_BYTES), _FIXED_VALUES + 4 * context_length + 2 * biases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +62,38 @@ class Origin:
     """When it began to come, on the runner's clock."""
     tenant: str = ""
     traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A valid API request, reduced to what runs: every prompt `n` times."""
+
+    request_id: str
+    prompts: tuple[tuple[int, ...], ...]
+    n: int
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    tenant: str = ""
+    priority: int = 0
+    traceparent: str = ""
+    deadline_ms: float = 0.0
+    requested_at: float | None = None
+
+    def generation(self, index: int, *, accepted: bool) -> ev.Generation:
+        """Of choice `index`: choice i of prompt p is number p * n + i, and draws with seed + i."""
+        prompt, choice = divmod(index, self.n)
+        single = len(self.prompts) * self.n == 1
+        return ev.Generation(
+            request_id=RequestId(self.request_id if single else f"{self.request_id}/{index}"),
+            prompt_ids=self.prompts[prompt],
+            sampling=replace(self.sampling, seed=(self.sampling.seed + choice) % SEED_RANGE),
+            tenant=self.tenant,
+            priority=self.priority,
+            traceparent=self.traceparent,
+            deadline_ms=self.deadline_ms,
+            requested_at=self.requested_at,
+            accepted=accepted,
+        )
 
 
 class Preparer:
@@ -66,7 +129,7 @@ class Preparer:
             prompt_field="messages",
             values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
         )
-        return _work(body, origin, (prompt,), sampling)
+        return _prepared(body, origin, (prompt,), sampling)
 
     def completion(self, body: CompletionRequest, origin: Origin) -> PreparedRequest:
         """Raises InvalidRequest."""
@@ -90,7 +153,7 @@ class Preparer:
             prompt_field="prompt",
             values={**_sampling_values(body), "logprobs": body.num_top_logprobs},
         )
-        return _work(body, origin, tuple(prompts), sampling)
+        return _prepared(body, origin, tuple(prompts), sampling)
 
     def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
         """Of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""
@@ -191,7 +254,7 @@ class Preparer:
                 raise InvalidRequest(f"logit_bias values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}", param="logit_bias")
 
 
-def _work(
+def _prepared(
     body: ChatCompletionRequest | CompletionRequest, origin: Origin, prompts: tuple[tuple[int, ...], ...], sampling: SamplingParams
 ) -> PreparedRequest:
     return PreparedRequest(

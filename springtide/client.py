@@ -21,17 +21,11 @@ from typing import Any, Self
 import httpx
 
 from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unauthenticated, Unavailable
+from springtide.protocol.outputs import Usage
 
 CONNECT_TIMEOUT_S = 5.0
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

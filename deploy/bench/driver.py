@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from deploy.bench.statistics import RequestRecord
 from deploy.bench.workload import BenchWorkload
-from springtide.client import AsyncClient, Usage
+from springtide.client import AsyncClient
 from springtide.errors import SpringtideError
+from springtide.protocol.outputs import Usage
 
 
 async def drive(

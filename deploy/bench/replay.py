@@ -59,7 +59,9 @@ def replay(
     return Replayed(lookups, pool.hit_blocks, refused, time.perf_counter() - started)
 
 
-def replay_clairvoyant(requests: Sequence[TracedPrompt], capacity: int, on_progress: Callable[[int], None] = lambda requests: None) -> Replayed:
+def replay_clairvoyant(
+    requests: Sequence[TracedPrompt], capacity: int, on_progress: Callable[[int], None] = lambda requests: None
+) -> Replayed:
     """Belady's optimum: what is needed again last goes first.
 
     No policy, even one that knows the future, has more hits in this pool with this order of requests, where all the blocks of a request are

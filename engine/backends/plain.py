@@ -140,7 +140,9 @@ class TorchAttentionPass(AttentionPass):
             self._run_decode(slabs, decode, query, result)
         return result
 
-    def _run_prefill(self, slabs: torch.Tensor, prefill: _PrefillRows, window: int | None, query: torch.Tensor, result: torch.Tensor) -> None:
+    def _run_prefill(
+        self, slabs: torch.Tensor, prefill: _PrefillRows, window: int | None, query: torch.Tensor, result: torch.Tensor
+    ) -> None:
         """`query` and `result` are [rows, heads, head_dim] of this sequence."""
         rows, kv_heads, head_dim = len(query), self._kv_heads, self._head_dim
         context = prefill.start + rows

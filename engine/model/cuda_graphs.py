@@ -37,7 +37,9 @@ class _Step:
 class StepGraphs:
     """Batches are filled up with sequences of one token in `scratch_page`, which is nobody's."""
 
-    def __init__(self, attention: AttentionBackend, scratch_page: int, device: torch.device, record: RecordGraph, most: int = SIZES[-1]) -> None:
+    def __init__(
+        self, attention: AttentionBackend, scratch_page: int, device: torch.device, record: RecordGraph, most: int = SIZES[-1]
+    ) -> None:
         """Of up to `most` sequences, filled up."""
         self._attention = attention
         self._filler = SequenceChunk((0,), 0, (scratch_page,))

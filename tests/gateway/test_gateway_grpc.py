@@ -26,8 +26,7 @@ from gateway.app import GatewayServer
 from gateway.bodies import Bodies
 from gateway.grpc_messages import AT_ONCE, has_more_fields, parse_request, shape_of
 from gateway.grpc_service import InferenceService
-from gateway.prepare import Origin
-from gateway.reply import PreparedRequest
+from gateway.prepare import Origin, PreparedRequest
 from springtide.blocks import KEY_BYTES
 from springtide.protocol import wire
 from springtide.protocol.sampling import LogitBias
