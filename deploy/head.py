@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from conductor.server.process import serve as serve_conductor
+from conductor.server.server import serve as serve_conductor
 from gateway.app import serve_gateway
 from springtide.errors import ConfigError
 from springtide.process import ProcessArguments, parse_arguments, run

@@ -13,8 +13,8 @@ import torch
 
 from engine.backends.base import AttentionPass
 from engine.batch import LayerHooks, SequenceChunk
+from engine.device.memory import upload
 from engine.device.streams import CopyTimes, DeviceWork
-from engine.device.upload import upload
 from engine.kv_cache.cache import ArenaCache, PagedCache
 from engine.kv_cache.device_cache import DeviceCache
 from engine.kv_cache.page_table import OutOfPages

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from deploy.bench.replay import Replayed, infinite_hits, replay, replay_clairvoyant
-from deploy.bench.trace import TracedPrompt, read_trace
+from deploy.bench.replay import Replayed, TracedPrompt, infinite_hits, read_trace, replay, replay_clairvoyant
 from deploy.machine import describe_machine
 from kvstore.core.eviction import PolicyName, new_policy
 

@@ -1,4 +1,5 @@
-"""A trace through the pool's own core, under an eviction policy, and the best that any policy could do."""
+"""A trace of requests as the block keys of their prompts (in the format that `simulator.workload.records` describes): through the pool's own
+core, under an eviction policy, and the best that any policy could do."""
 
 from __future__ import annotations
 
@@ -7,14 +8,32 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from deploy.bench.trace import TracedPrompt
 from kvstore.core.eviction import Ranking
 from kvstore.core.eviction_policy import EvictionPolicy
 from kvstore.core.pool import Pool
+from simulator.workload.records import read_records
+from springtide.blocks import block_keys, namespace_root
 from springtide.ids import AttemptId, BlockKey
 
+_ROOT = namespace_root("trace", "", 1)
 _PROGRESS_EVERY = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TracedPrompt:
+    """When a request came, and the keys of its prompt."""
+
+    timestamp_ms: float
+    keys: list[BlockKey]
+    """Chained, as those of real prompts are: equal up to where the ids differ for the first time."""
+
+
+def read_trace(path: Path) -> list[TracedPrompt]:
+    """In order of time. Raises ConfigError, naming the line and the field, where the file is not such a trace."""
+    requests = [TracedPrompt(record["timestamp"], block_keys(_ROOT, record["hash_ids"], 1)) for _, record in read_records(path)]
+    return sorted(requests, key=lambda request: request.timestamp_ms)
 
 
 @dataclass(frozen=True, slots=True)

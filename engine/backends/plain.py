@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from engine.backends.base import AttentionBackend, AttentionPass, HeadNorms, Norm, Ops
 from engine.batch import Int32Array, SequenceChunk
-from engine.device.upload import upload
+from engine.device.memory import upload
 from engine.layers.linear import GatedLinear, Linear, Product
 from engine.layers.rope import Rotation
 from engine.model_config import Activation

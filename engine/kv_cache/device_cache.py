@@ -17,8 +17,8 @@ from engine.backends.base import AttentionBackend, AttentionPass, Backend
 from engine.batch import Int32Array, LayerHooks, SequenceChunk
 from engine.device.base import Device
 from engine.device.cuda import CudaStreams, GraphRecorder, Pinned, room_bytes
+from engine.device.memory import upload
 from engine.device.streams import CopyTimes, DeviceWork, ImmediateStreams, SlabCopy, Streams
-from engine.device.upload import upload
 from engine.kv_cache.cache import PagedCache
 from engine.kv_cache.page_table import PagePlacement, PageTable
 from engine.kv_cache.paged_pass import PagedPass, Slabs

@@ -10,7 +10,7 @@ import torch
 
 from engine.backends.base import SIZES, AttentionBackend, FixedStep, size_for, sizes_up_to
 from engine.batch import SequenceChunk
-from engine.device.upload import upload
+from engine.device.memory import upload
 from engine.model.base import Model
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from engine.backends.base import AttentionPass, Backend, DenseLayer, LastRows, LayersPass, StartLayers
+from engine.backends.base import AttentionPass, Backend, DenseLayer, HeadNorms, LastRows, LayersPass, StartLayers
 from engine.batch import LayerHooks
 from engine.formats.gguf_config import ROPE_FREQUENCIES
 from engine.formats.weights import Weights
@@ -15,9 +15,27 @@ from engine.layers.linear import Product
 from engine.layers.rope import Rotary, Rotation
 from engine.model.feed_forward import FeedForward, SparseFeedForward
 from engine.model.module_weights import ModuleWeights
-from engine.model.self_attention import SelfAttention
 from engine.model_config import ModelConfig
 from engine.shard import Ranks
+
+
+class SelfAttention:
+    """Q, K and V are one matrix. A rank has its own heads, and returns what is to be added to the other ranks' results."""
+
+    def __init__(self, weights: ModuleWeights) -> None:
+        config = weights.config
+        self._head_dim = config.head_dim
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.qkv = weights.linear({"q_proj": queries, "k_proj": keys, "v_proj": keys}, config.hidden_size, config.qkv_bias, "outputs")
+        self.output = weights.linear({"o_proj": config.hidden_size}, queries, config.output_bias, "inputs")
+        self.norms = (
+            HeadNorms(weights.norm("q_norm", config.head_dim), weights.norm("k_norm", config.head_dim)) if config.head_norms else None
+        )
+
+    def __call__(self, x: torch.Tensor, rotation: Rotation, attention: AttentionPass, index: int) -> torch.Tensor:
+        """[rows, hidden] to the same; `index` is the attention's number of the layer."""
+        qkv = self.qkv(x).view(len(x), -1, self._head_dim)
+        return self.output(attention.run(index, qkv, rotation, self.norms).view(len(x), -1))
 
 
 class DecoderLayer:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.device.upload import upload, upload_floats
+from engine.device.memory import upload, upload_floats
 from springtide.protocol.outputs import SampledToken, TokenLogprob
 from springtide.protocol.sampling import SamplingParams
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from engine.batch import SamplingRow
-from engine.device.upload import upload, upload_floats
+from engine.device.memory import upload, upload_floats
 from engine.sampling.device_sampling import at_temperature, sample_together
 from springtide.protocol.outputs import SampledToken, TokenLogprob
 from springtide.protocol.sampling import SamplingParams

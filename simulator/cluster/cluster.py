@@ -15,11 +15,10 @@ from simulator.cluster.keys import prompt_keys
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
 from simulator.cluster.options import ClusterOptions
-from simulator.cluster.orders import SimOrders
+from simulator.cluster.orders import SimOrders, SimRoleSwitch
 from simulator.cluster.prefill import SimPrefill
 from simulator.cluster.processor import Processor
 from simulator.cluster.records import Records
-from simulator.cluster.role_switch import SimRoleSwitch
 from simulator.cluster.series import Series
 from simulator.cluster.store import SimStore
 from simulator.workload import Workload

@@ -9,9 +9,12 @@ from functools import partial
 
 from conductor.core.replication.planner import MOST_COPIES
 from conductor.core.types.events import Action, Replicate, ReplicationEnded, SwitchRole
+from node_runtime.role_switch import LOOK_EVERY_S, Drain
+from simulator.cluster.decode import SimDecode
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
 from simulator.cluster.options import ClusterOptions
+from simulator.cluster.prefill import SimPrefill
 from simulator.cluster.replication import SimReplication
 from simulator.cluster.store import SimStore
 from springtide.ids import NodeId
@@ -86,3 +89,18 @@ class SimOrders:
     def _later(self, do: Callable[[], None]) -> None:
         """After the way to whoever is to do it, or back."""
         self._loop.after(self._rpc_s, do)
+
+
+class SimRoleSwitch:
+    """Calls `over` once the instance has had no work for a moment, or `drain_s` after the beginning."""
+
+    def __init__(self, instance: SimPrefill | SimDecode, drain_s: float, loop: Loop, over: Callable[[], None]) -> None:
+        self._instance, self._loop, self._over = instance, loop, over
+        self._drain = Drain(drain_s, loop.now)
+        self._look()
+
+    def _look(self) -> None:
+        if self._drain.look(self._instance.has_work, self._loop.now) is not None:
+            self._over()
+        else:
+            self._loop.after(LOOK_EVERY_S, self._look)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.workload.draft import Draft
-from simulator.workload.draws import arrival_times, lengths
+from simulator.workload.draft import Draft, arrival_times, lengths
 from simulator.workload.options import GeneratorOptions
 
 

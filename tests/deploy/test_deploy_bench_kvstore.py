@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy import cli
-from deploy.bench.replay import infinite_hits, replay, replay_clairvoyant
-from deploy.bench.trace import TracedPrompt, read_trace
+from deploy.bench.replay import TracedPrompt, infinite_hits, read_trace, replay, replay_clairvoyant
 from kvstore.core.eviction import PolicyName, new_policy
 from springtide.blocks import block_keys, namespace_root
 from springtide.errors import ConfigError

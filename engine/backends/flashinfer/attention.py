@@ -15,7 +15,7 @@ from engine.backends.base import AttentionBackend, AttentionPass, FixedStep, Hea
 from engine.backends.flashinfer.paged_batch import PagedBatch, paged_batch
 from engine.backends.plain import PlainOps
 from engine.batch import SequenceChunk
-from engine.device.upload import upload
+from engine.device.memory import upload
 from engine.layers.rope import Rotary, Rotation
 from engine.model_config import RopeConfig
 
