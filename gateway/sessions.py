@@ -71,7 +71,7 @@ class NodeSession:
                     self._post(event)
         except grpc.aio.AioRpcError as error:
             reason = error.details() or error.code().name
-        except asyncio.TimeoutError:
+        except TimeoutError:
             reason = f"no connection within {CONNECT_TIMEOUT_S:g} s"
         except (ConnectionError, ValueError) as error:
             # ValueError: an update that does not make sense. The node is not what it should be.

@@ -192,10 +192,7 @@ def error_of(response: httpx.Response) -> SpringtideError:
 
 
 _TYPES: dict[str, type[SpringtideError]] = {
-    "invalid_request_error": InvalidRequest,
-    "service_unavailable": Unavailable,
-    "deadline_exceeded": DeadlineExceeded,
-    "authentication_error": Unauthenticated,
+    kind.openai_type: kind for kind in (InvalidRequest, Unauthenticated, DeadlineExceeded, Unavailable)
 }
 
 

@@ -47,7 +47,7 @@ for i, key in ipairs(KEYS) do
 end
 return found
 """
-UNREACHABLE = (RedisError, OSError, asyncio.TimeoutError, RuntimeError)
+UNREACHABLE = (RedisError, OSError, TimeoutError, RuntimeError)
 """What redis-py raises when Valkey cannot be asked. RuntimeError is uvloop's, of a connection that was reset while nobody used it."""
 
 MemberRole = Literal["store", "prefill", "decode", "conductor", "gateway"]

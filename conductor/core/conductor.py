@@ -18,7 +18,7 @@ from conductor.core.replication.planner import ReplicationPlanner
 from conductor.core.scoring import Scorekeeper
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, PlacedAttempt
-from conductor.core.types.decision import Alternatives, Outcome, Placement
+from conductor.core.types.decision import Alternatives, Decision, Placement
 from conductor.core.types.events import (
     Action,
     Decided,
@@ -221,7 +221,7 @@ class ConductorCore:
                 )
         return Decided(request.attempt_id, outcome, alternatives, assignment)
 
-    def _for_those_away(self, request: Schedule, alternatives: Alternatives, outcome: Outcome) -> Outcome:
+    def _for_those_away(self, request: Schedule, alternatives: Alternatives, outcome: Decision) -> Decision:
         """What is too large for the nodes that are ready may fit one that is away for a moment; what was accepted once did fit."""
         if not isinstance(outcome, Rejection) or outcome.reason is not Reason.TOO_LARGE:
             return outcome
@@ -263,7 +263,7 @@ class ConductorCore:
         up = [(node_id, self._store_addresses[node_id], blocks) for node_id, blocks in chosen if node_id in self._store_addresses]
         return tuple(PrefixSource(*source) for source in up[:_MOST_SOURCES])
 
-    def _count(self, outcome: Outcome) -> None:
+    def _count(self, outcome: Decision) -> None:
         if isinstance(outcome, Rejection):
             self.totals.rejected[outcome.reason] += 1
         else:

@@ -24,7 +24,8 @@ _EXPIRY_S = 0.002
 
 
 class Candidate:
-    """One Conductor's standing for the leader's lease, decided: answers of Valkey in, the next claim out. Free of I/O, clock and randomness.
+    """One Conductor's standing for the leader's lease, decided: answers of Valkey in, the next claim out. Free of I/O, clock and
+    randomness.
 
     It leads from the moment a claim is granted until, by its own clock, the lease could be over in Valkey. Only one does at any time: a
     lease is another's when it is over in Valkey, which is later. Times are seconds on this process's own clock. Nothing here compares the

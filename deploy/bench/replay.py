@@ -1,4 +1,4 @@
-"""A trace of requests as the block keys of their prompts (in the format that `simulator.workload.records` describes): through the pool's own
+"""A trace of requests as the block keys of their prompts, in the format that `simulator.workload.records` describes: through the pool's own
 core, under an eviction policy, and the best that any policy could do."""
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from conductor.core.placement.policy import POLICIES
 from conductor.core.placement.transfer import PlannedFetch, TransferModel
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
-from conductor.core.types.decision import Alternatives, Outcome, Placement
+from conductor.core.types.decision import Alternatives, Decision, Placement
 from conductor.core.types.estimates import Asked, DecodeEstimate, DecodeEstimates, InlineEstimate, Ints, PrefillEstimate, PrefillEstimates
 from springtide.blocks import blocks_for
 from springtide.ids import InstanceId, NodeId
@@ -182,13 +182,13 @@ class Scheduler:
         return inline_estimates(decodes, instances, in_dram, request.num_tokens, settings.block_tokens, settings.inline_tokens)
 
 
-def decide(alternatives: Alternatives) -> Outcome:
+def decide(alternatives: Alternatives) -> Decision:
     """Where the request runs, or why it does not."""
     outcome = place(alternatives)
     return admit(alternatives, outcome) if isinstance(outcome, Placement) else outcome
 
 
-def place(alternatives: Alternatives) -> Outcome:
+def place(alternatives: Alternatives) -> Decision:
     """Where the request would run, or why it cannot. Lines 21 to 24 of Algorithm 1."""
     prefills, decodes = alternatives.prefills, alternatives.decodes
     if not len(prefills):
@@ -247,7 +247,7 @@ def _inline(alternatives: Alternatives, ttft_ms: float) -> InlineEstimate | None
     return None
 
 
-def admit(alternatives: Alternatives, placement: Placement) -> Outcome:
+def admit(alternatives: Alternatives, placement: Placement) -> Decision:
     """Whether it should run there (lines 25 to 27), by the outlook that it has there. Raises ValueError without one."""
     if alternatives.accepted:
         return placement

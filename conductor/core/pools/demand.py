@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from conductor.core.decayed import DecayedSums
 from conductor.core.state import ClusterState
-from conductor.core.types.decision import Alternatives, Outcome, Placement
+from conductor.core.types.decision import Alternatives, Decision, Placement
 from springtide.protocol.instances import Load, Role
 from springtide.protocol.scheduling import Schedule
 
@@ -42,7 +42,7 @@ class PoolDemand:
         self._work_ms: DecayedSums[Role] = DecayedSums(TIME_CONSTANT_S, len(Role))
         self._since: float | None = None
 
-    def ask(self, request: Schedule, alternatives: Alternatives, placed: Outcome, now: float) -> None:
+    def ask(self, request: Schedule, alternatives: Alternatives, placed: Decision, now: float) -> None:
         """A request is placed, or would be if it were admitted. One that was accepted before has been counted."""
         if request.accepted or not isinstance(placed, Placement):
             return

@@ -94,4 +94,4 @@ class Placement:
         return self.wait_ms + self.prefill.transfer_ms + self.prefill.prefill_ms
 
 
-Outcome = Placement | Rejection
+Decision = Placement | Rejection

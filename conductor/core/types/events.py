@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conductor.core.types.decision import Alternatives, Outcome
+from conductor.core.types.decision import Alternatives, Decision
 from conductor.core.types.predictions import Score
 from springtide.clock import Tick
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
@@ -140,7 +140,7 @@ class Decided:
     """The answer to a Schedule: exactly one each. `assignment` is absent when `outcome` is a Rejection."""
 
     attempt_id: AttemptId
-    outcome: Outcome
+    outcome: Decision
     alternatives: Alternatives
     assignment: Assignment | None
 
