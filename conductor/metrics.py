@@ -52,7 +52,7 @@ SNAPSHOTS_REQUESTED = Counter("springtide_conductor_snapshots_requested_total", 
 
 
 def forget_node(node_id: str) -> None:
-    """Its series end with it: there is one for each node that ever was otherwise."""
+    """Ends the series of a node that is gone: there would be one for each node that ever was."""
     with contextlib.suppress(KeyError):
         SNAPSHOTS_REQUESTED.remove(node_id)
 

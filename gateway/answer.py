@@ -25,7 +25,7 @@ from springtide.protocol.outputs import Finish, SampledToken, Usage
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More of choice `index`; the last one of a choice says why it finished."""
+    """A further piece of choice `index`; the last one of a choice says why it finished."""
 
     index: int
     text: str

@@ -106,7 +106,7 @@ class GatewayServer:
         logger.info("gateway serves HTTP on %s and gRPC on %s", self.http_address, self.grpc_address)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`; raises when the HTTP server ends before that. Then every request still running gets its terminal reply."""
+        """Serves until `stop`; raises when the HTTP server ends before that. Then every request still running gets its terminal reply."""
         assert self._serving is not None and self._http_server is not None and self._grpc_server is not None, "run() comes after start()"
         await first_of(asyncio.shield(self._serving), stop.wait())
         if self._serving.done():

@@ -48,8 +48,8 @@ class LeaderView:
     """It did not answer, or not as a leader does: the others may know of another."""
 
     def read(self, address: str, epoch: int) -> bool:
-        """The lease, or membership, names `address`. A lease of a lower epoch than was seen means that Valkey has lost its count; the
-        holder finds out when it is asked. Returns whether the leader is another now."""
+        """Takes note that the lease, or membership, names `address`. A lease of a lower epoch than was seen means that Valkey has lost its
+        count; the holder finds out when it is asked. Returns whether the leader is another now."""
         self.epoch = max(self.epoch, epoch)
         if address == self.address:
             return False
@@ -57,13 +57,14 @@ class LeaderView:
         return True
 
     def answered(self, address: str, epoch: int) -> bool:
-        """It has decided under an epoch that `accepts`. Returns whether the leader is another now."""
+        """Takes note that the Conductor at `address` has decided under an epoch that `accepts`. Returns whether the leader is another
+        now."""
         changed = self.read(address, epoch)
         self.doubted = False
         return changed
 
     def hinted(self, by: str, address: str, epoch: int) -> bool:
-        """The Conductor `by` does not lead; it says who does, if it knows. Returns whether the leader is another now."""
+        """Takes note that the Conductor `by` does not lead and says who does, if it knows. Returns whether the leader is another now."""
         if by == self.address:
             self.doubted = True
         if epoch < self.epoch:
@@ -72,7 +73,7 @@ class LeaderView:
         return bool(address) and self.read(address, epoch)
 
     def lost(self, address: str) -> None:
-        """It does not answer."""
+        """Takes note that the Conductor at `address` does not answer."""
         self.doubted = self.doubted or address == self.address
 
     def accepts(self, epoch: int) -> bool:
@@ -154,7 +155,7 @@ class ConductorLink:
         return status
 
     def report(self, report: AttemptReport) -> None:
-        """To every Conductor, in order, in the background."""
+        """Sends a report to every Conductor, in order, in the background."""
         for peer in self._peers.values():
             peer.report(report)
 

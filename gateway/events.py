@@ -53,16 +53,16 @@ class Hashing(Protocol):
     block_tokens: int
 
     def namespace(self, generation: Generation) -> BlockKey:
-        """Root of its keys."""
+        """The root of its keys."""
         ...
 
     def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
-        """Of every full block of so many tokens of its prompt and output."""
+        """The keys of every full block of so many tokens of its prompt and output."""
         ...
 
 
 class TenantHashing:
-    """Each tenant has a namespace of its own: nobody's blocks match another's."""
+    """Hashing by tenant. Each has a namespace of its own: nobody's blocks match another's."""
 
     def __init__(self, model_fingerprint: str, kv_dtype: str, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -142,7 +142,7 @@ class InstancesHung:
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """Of all attempts that a node runs for this gateway."""
+    """The signs of life of all attempts that a node runs for this gateway."""
 
     side: Role
     signs: tuple[AttemptSign, ...]

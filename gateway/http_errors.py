@@ -68,7 +68,7 @@ async def _on_bug(_: Request, error: Exception) -> JSONResponse:
 
 
 def explain(problem: ErrorDetails) -> InvalidRequest:
-    """One of pydantic's problems, in words that name the field and the value."""
+    """The error for one of pydantic's problems, in words that name the field and the value."""
     kind, message = problem["type"], problem["msg"]
     param = _dotted(problem["loc"])
     if not param:

@@ -69,7 +69,7 @@ class ConnectionTable(Generic[Key]):
         return victim
 
     def moved(self, key: Key, phase: ConnectionPhase, now: float) -> None:
-        """Of one that was closed for another, nothing is known any more."""
+        """Notes the phase of a connection. Of one that was closed for another, nothing is known any more."""
         place = self._places.get(key)
         if place is not None and place[0] != phase:
             self.closed(key)
@@ -83,7 +83,7 @@ class ConnectionTable(Generic[Key]):
                 del self._since[place]
 
     def overdue(self, now: float) -> list[Key]:
-        """Those that have been in their phase for too long."""
+        """The connections that have been in their phase for too long."""
         return [
             key
             for (phase, _), since in self._since.items()

@@ -80,7 +80,7 @@ class PreparedRequest:
     requested_at: float | None = None
 
     def generation(self, index: int, *, accepted: bool) -> ev.Generation:
-        """Of choice `index`: choice i of prompt p is number p * n + i, and draws with seed + i."""
+        """The generation of choice `index`: choice i of prompt p is number p * n + i, and draws with seed + i."""
         prompt, choice = divmod(index, self.n)
         single = len(self.prompts) * self.n == 1
         return ev.Generation(
@@ -156,7 +156,7 @@ class Preparer:
         return _prepared(body, origin, tuple(prompts), sampling)
 
     def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
-        """Of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""
+        """The tokens of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""
         self.check_count(len(messages), "messages")
         if not messages:
             raise InvalidRequest("messages must hold at least one message", param="messages")
@@ -173,7 +173,7 @@ class Preparer:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def check_count(self, count: int, field: str) -> None:
-        """Of messages, each of which takes at least a token, or of token ids. Raises InvalidRequest when they can never fit."""
+        """Raises InvalidRequest when so many messages, each of which takes at least a token, or so many token ids can never fit."""
         if count > self.context_length:
             raise self._too_long(field, f"{field} has {count} entries")
 

@@ -139,7 +139,7 @@ class RequestState:
 
     @property
     def attempt_id(self) -> AttemptId:
-        """Of the current try: unique, as request ids are."""
+        """The id of the current try: unique, as request ids are."""
         return AttemptId(f"{self.generation.request_id}.{self.tries}")
 
     @property

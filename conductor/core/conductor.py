@@ -60,7 +60,7 @@ _SWEPT_A_TICK = 50_000
 
 @dataclass(slots=True)
 class Totals:
-    """Since this Conductor started."""
+    """What was decided since this Conductor started."""
 
     scheduled: int = 0
     rejected: Counter[Reason] = field(default_factory=Counter)
@@ -70,7 +70,8 @@ class Totals:
     _counted: OrderedDict[RequestId, None] = field(default_factory=OrderedDict)
 
     def count_prompt(self, request_id: RequestId | None, num_tokens: int, cached_tokens: int) -> None:
-        """Once for each request: a later attempt finds in the pool what an earlier one has put there. None: which one is not known."""
+        """Counts a prompt, once for each request: a later attempt finds in the pool what an earlier one has put there. None: which one is
+        not known."""
         if request_id in self._counted:
             return
         if request_id is not None:
@@ -349,7 +350,7 @@ class ConductorCore:
 
     @property
     def hung(self) -> tuple[InstanceRef, ...]:
-        """Those whose work is to go on elsewhere."""
+        """The instances whose work is to go on elsewhere."""
         return self._hung
 
     def _tell_hung(self, now: float) -> list[Action]:

@@ -9,14 +9,14 @@ from springtide.protocol.attempts import Progress
 
 
 class Scorekeeper:
-    """Teaches `queue_bias` what it sees."""
+    """Sets beside each other what was predicted and what came; teaches `queue_bias` what it sees."""
 
     def __init__(self, queue_bias: QueueBias) -> None:
         self._queue_bias = queue_bias
         self.errors = ErrorWindow()
 
     def first_token(self, attempt: PlacedAttempt, event: Progress) -> None:
-        """Its prefill is over. What the event does not tell is not scored."""
+        """Scores an attempt whose prefill is over. What the event does not tell is not scored."""
         predicted = attempt.prediction
         if predicted is None:
             return
@@ -31,7 +31,7 @@ class Scorekeeper:
             self._score(attempt, Quantity.TRANSFER, predicted.transfer_ms, event.fetch_ms)
 
     def finished(self, attempt: PlacedAttempt, output_tokens: int, now: float) -> tuple[Score, ...]:
-        """Its whole output is out. Returns all scores of the attempt."""
+        """Scores an attempt whose whole output is out. Returns all its scores."""
         predicted = attempt.prediction
         if predicted is None or output_tokens < 1:
             return ()

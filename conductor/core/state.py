@@ -54,7 +54,7 @@ class PlacedAttempt:
 
 @dataclass(slots=True)
 class Instance:
-    """One instance as it was last seen. When it is down it is remembered for a lease, for a broken stream may come back."""
+    """An instance as it was last seen. When it is down it is remembered for a lease, for a broken stream may come back."""
 
     ref: InstanceRef
     incarnation: int
@@ -122,7 +122,7 @@ class ClusterState:
     """Instances and live attempts."""
 
     def __init__(self, chunk_tokens: int, chunk_ms: float | None = None) -> None:
-        """As of Chunking."""
+        """`chunk_tokens` and `chunk_ms` are those of Chunking."""
         self.instances: dict[InstanceId, Instance] = {}
         self.attempts: dict[AttemptId, PlacedAttempt] = {}
         self.lengths = OutputLengths()
@@ -137,7 +137,7 @@ class ClusterState:
 
     @property
     def mean_output_tokens(self) -> float:
-        """Of recent requests."""
+        """The mean length of recent requests' outputs."""
         return self.lengths.mean_tokens
 
     def output_tokens(self, request: Schedule) -> float:
@@ -205,7 +205,7 @@ class ClusterState:
                 self._count_work(instance, attempt)
 
     def of_gateway(self, gateway_id: GatewayId) -> Collection[PlacedAttempt]:
-        """Its live attempts."""
+        """The live attempts of a gateway."""
         return self._of_gateway.get(gateway_id, {}).values()
 
     def is_over(self, attempt_id: AttemptId) -> bool:

@@ -13,12 +13,12 @@ from springtide.protocol.status import ClusterStatus, InstanceStatus
 
 
 def not_leader(standing: Standing) -> ScheduleReply:
-    """Somebody else decides."""
+    """The answer of a Conductor that does not lead: somebody else decides."""
     return ScheduleReply(not_leader=NotLeader(standing.leader_address, standing.epoch))
 
 
 def schedule_reply(reply: Decided, debug: bool, epoch: int) -> ScheduleReply:
-    """With every alternative's estimate for `debug`."""
+    """The answer to a gateway; with every alternative's estimate for `debug`."""
     rejection = reply.outcome if isinstance(reply.outcome, Rejection) else None
     return ScheduleReply(reply.assignment, rejection, estimates=_estimates(reply.alternatives) if debug else (), epoch=epoch)
 

@@ -40,7 +40,7 @@ class GcTuner:
         self._left_at_full = 0
 
     async def run(self) -> None:
-        """Until cancelled; then the collector is as it was."""
+        """Tunes until cancelled; then the collector is as it was."""
         thresholds = gc.get_threshold()
         gc.set_threshold(*_THRESHOLDS)
         try:
@@ -52,7 +52,7 @@ class GcTuner:
             gc.unfreeze()
 
     def look(self) -> None:
-        """To be called at intervals: what has changed since the last look is given time until the next."""
+        """Freezes what stays. To be called at intervals: what has changed since the last look is given time until the next."""
         before, self._seen = self._seen, (self._followed.joined, self._followed.left)
         if self._seen != before or self._seen == self._frozen:
             return

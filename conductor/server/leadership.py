@@ -93,7 +93,7 @@ class Candidate:
             self.due_at = now
 
     def resign(self) -> None:
-        """From now on it does not lead, whatever the lease says."""
+        """Stops leading from now on, whatever the lease says."""
         self._valid_until = 0.0
 
 
@@ -122,11 +122,11 @@ class Standing:
 
 class Leadership(Protocol):
     def standing(self, heard_epoch: int = 0) -> Standing:
-        """As of now, in the light of an epoch that a gateway says it has seen."""
+        """The standing as of now, in the light of an epoch that a gateway says it has seen."""
         ...
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Takes part in the election until cancelled."""
         ...
 
     async def resign(self) -> None:

@@ -29,7 +29,7 @@ _SWITCH_TIMEOUT_S = 5.0
 
 
 class Orders:
-    """Only a Conductor that leads gives orders. Used from the event loop only."""
+    """Gives the core's orders to stores and engines. Only a Conductor that leads does. Used from the event loop only."""
 
     def __init__(self, runner: CoreRunner, leadership: Leadership, credentials: Credentials = OPEN) -> None:
         self._runner = runner

@@ -80,8 +80,8 @@ class TenantShares:
         self._admitted.add(tenant, work_ms, now)
 
     def excess(self, tenant: str, now: float) -> float:
-        """By how much the tenant has been given more than its share, relative to the share; 0 for less. Settled anew a few times a second,
-        for it takes a look at all tenants."""
+        """How much more than its share the tenant has been given, relative to the share; 0 for less. Settled anew a few times a
+        second, for it takes a look at all tenants."""
         self._since_settled += 1
         if now - self._settled_at >= _SETTLE_EVERY_S or self._since_settled >= _SETTLE_EVERY_REQUESTS:
             self._settled_at, self._since_settled = now, 0

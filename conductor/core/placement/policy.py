@@ -19,22 +19,22 @@ class PlacementPolicy(Protocol):
     """Whether queues are what a prompt of this size is expected to wait, which depends on what is cached; else all the work ahead."""
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
-        """One of `rows` of `alternatives.prefills`, of which there is at least one."""
+        """The chosen one of `rows` of `alternatives.prefills`, of which there is at least one."""
         ...
 
     def decode(self, alternatives: Alternatives, rows: Ints) -> int:
-        """One of `rows` of `alternatives.decodes`, of which there is at least one."""
+        """The chosen one of `rows` of `alternatives.decodes`, of which there is at least one."""
         ...
 
 
 def least(rows: Ints, column: Ints | Floats) -> Ints:
-    """Those of `rows`, which ascend, that are least in this column; there is always one."""
+    """The ones of `rows`, which ascend, that are least in this column; there is always one."""
     values = column if len(rows) == len(column) else column[rows]
     return _equal(rows, values, int(values.argmin()))
 
 
 def most(rows: Ints, column: Ints | Floats) -> Ints:
-    """Those that are greatest."""
+    """The ones of `rows`, which ascend, that are greatest in this column."""
     if len(rows) == 1:
         return rows
     values = column if len(rows) == len(column) else column[rows]
@@ -89,7 +89,7 @@ class LoadBalance:
 
 
 class RoundRobin:
-    """One after the other."""
+    """Takes one instance after the other."""
 
     fetches = False
     foresees_wait = False
@@ -102,7 +102,7 @@ class RoundRobin:
 
 
 class Random:
-    """Any, all alike. What is drawn depends on the attempt's id alone, so a decision stays the same when it is replayed."""
+    """Takes any instance, all alike. What is drawn depends on the attempt's id alone, so a decision stays the same when it is replayed."""
 
     fetches = False
     foresees_wait = False

@@ -75,7 +75,7 @@ class Scheduler:
         )
 
     def ready(self, instance: Instance) -> bool:
-        """Its load is known, with what it takes to predict, and so is what its store holds."""
+        """Whether its load is known, with what it takes to predict, and so is what its store holds."""
         columns = self._prefill if instance.ref.role is Role.PREFILL else self._decode
         return columns.ready(instance) and self._index.knows(instance.ref.node_id)
 

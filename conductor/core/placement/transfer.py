@@ -41,7 +41,7 @@ class _Transfer:
 
 
 class LinkEnds(StructuredArray):
-    """Of each node, how many transfers are in flight from it and to it."""
+    """The ends of links: of each node, how many transfers are in flight from it and to it."""
 
     leaving: Ints
     arriving: Ints

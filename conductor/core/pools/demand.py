@@ -27,7 +27,7 @@ class PoolWork:
         return self.prefill / total if total > 0 else None
 
     def wanted(self, role: Role, num_instances: int) -> int | None:
-        """So many of the instances should have this role: at least one each. None while nothing has been asked for."""
+        """How many of the instances should have this role: at least one each. None while nothing has been asked for."""
         share = self.prefill_share
         if share is None or num_instances < 2:
             return None

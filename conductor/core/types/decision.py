@@ -50,7 +50,8 @@ class Alternatives:
         return share * max(self.mean_output_tokens, 1.0) * max(tbt_ms, 1e-3)
 
     def to_json(self) -> str:
-        """One line. Its length, and the time to write it, grow with the instances: some 40 to 150 bytes and 1 us each."""
+        """The alternatives as one line. Its length, and the time to write it, grow with the instances: some 40 to 150 bytes and 1 us
+        each."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["prefills"], values["decodes"] = self.prefills.plain(), self.decodes.plain()
         values["outlook"] = self.outlook.to_fields() if self.outlook is not None else None
@@ -70,7 +71,7 @@ class Alternatives:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """On the same instance twice where the decode node computes the prompt itself."""
+    """The pair of instances for a request: the same one twice where the decode node computes the prompt itself."""
 
     prefill: PrefillEstimate
     decode: DecodeEstimate
@@ -86,7 +87,7 @@ class Placement:
 
     @property
     def wait_ms(self) -> float:
-        """Until prefill begins: for room at the decode node, while the queue at the prefill side gets shorter too."""
+        """The time until prefill begins: for room at the decode node, while the queue at the prefill side gets shorter too."""
         return max(self.prefill.queue_ms, self.decode.wait_ms)
 
     @property

@@ -35,8 +35,8 @@ class InstanceUp:
 
 @dataclass(frozen=True, slots=True)
 class InstanceDown:
-    """Its load stream is lost, or it withdrew. A no-op for any other incarnation than the one that is up. `hung`: it is silent, or has said
-    that it makes no headway, so that whoever has work there might wait for ever."""
+    """The load stream of an instance is lost, or it withdrew. A no-op for any other incarnation than the one that is up. `hung`: it is
+    silent, or has said that it makes no headway, so that whoever has work there might wait for ever."""
 
     instance_id: InstanceId
     incarnation: int

@@ -15,7 +15,7 @@ _LEAST_ACTUAL = 1.0
 
 
 class Quantity(Enum):
-    """Of one attempt; in milliseconds, except `OUTPUT_TOKENS`."""
+    """What is predicted of an attempt; in milliseconds, except `OUTPUT_TOKENS`."""
 
     TTFT = "ttft"
     QUEUE = "queue"
