@@ -12,7 +12,7 @@ from springtide.process import ProcessArguments, parse_arguments, run
 
 
 async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
-    """Until `stop`. Raises ConfigError where there are other Conductors, which are there to outlive one another."""
+    """Serves until `stop`. Raises ConfigError where there are other Conductors, which are there to outlive one another."""
     replicas = arguments.config.conductor.replicas
     if replicas > 1:
         raise ConfigError(

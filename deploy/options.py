@@ -18,7 +18,7 @@ SettingsOption = Annotated[
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:
-    """From `kv.block_tokens=32`; values are read as YAML. Raises ConfigError."""
+    """The settings in `kv.block_tokens=32`; values are read as YAML. Raises ConfigError."""
     import yaml
 
     parsed = {}

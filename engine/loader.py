@@ -37,9 +37,9 @@ def load_model(
     ranks: Ranks | None = None,
     device: Device | None = None,
 ) -> Model:
-    """Of `layers` [begin, end) or all of them, its weights and activations in `dtype` ('bfloat16' or 'float32'), computed with `kernels`
-    (engine.backends.choice.Kernels); of these the part of one of several `ranks`. On `device`, which the calling thread uses from then
-    on, or on the CPU.
+    """The model's `layers` [begin, end) or all of them, its weights and activations in `dtype` ('bfloat16' or 'float32'), computed with
+    `kernels` (engine.backends.choice.Kernels); of these the part of one of several `ranks`. On `device`, which the calling thread uses from
+    then on, or on the CPU.
 
     Raises ConfigError when tensors are missing or have wrong shapes, UnsupportedModel as `describe` does.
     """

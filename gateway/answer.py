@@ -84,7 +84,7 @@ class AnswerStream:
 
     @property
     def usage(self) -> Usage:
-        """Final once `batches` has ended. Every prompt counts once, as found in the pool by its first choice."""
+        """What the answer took; final once `batches` has ended. Every prompt counts once, as found in the pool by its first choice."""
         return Usage(
             prompt_tokens=sum(len(prompt) for prompt in self._request.prompts),
             completion_tokens=sum(choice.num_tokens for choice in self._choices.values()),

@@ -116,7 +116,7 @@ class GatewayServer:
         await asyncio.gather(self._serving, self._grpc_server.stop(_GRACE_S))
 
     async def close(self) -> None:
-        """Idempotent. Whatever still runs is dropped."""
+        """Drops whatever still runs. Idempotent."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)

@@ -30,7 +30,7 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 class ClientDisconnected(SpringtideError):
-    """Nobody waits for the answer any more."""
+    """The client has gone: nobody waits for the answer any more."""
 
     http_status = 499
 

@@ -160,7 +160,7 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """This gateway ends: every request that it owns, or is still given, is answered at once."""
+    """The gateway ends: every request that it owns, or is still given, is answered at once."""
 
 
 Event = (

@@ -300,7 +300,7 @@ class ChatCompletionRequest(_Common):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """None when log-probabilities are not wanted."""
+        """How many log-probabilities are wanted beside a token's own; None when not even that is."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property

@@ -103,7 +103,7 @@ class AttemptState:
         return [side for side in Role if self.is_open(side) and not (side is Role.PREFILL and self.first_token_seen)]
 
     def close(self, side: Role) -> None:
-        """That side has ended the attempt by itself: it needs no abort."""
+        """Notes that a side has ended the attempt by itself: it needs no abort."""
         if side is Role.PREFILL:
             self.prefill_open = False
         else:

@@ -80,7 +80,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who speaks: a name that people know (the node id) and the incarnation of the process behind it."""
+    """A speaker: the name that people know (the node id) and the incarnation of the process behind it."""
 
     name: str
     incarnation: int
@@ -168,8 +168,8 @@ class Transport(ABC):
         too, is told to the peer. Raises PeerLost when the peer is away or is another incarnation than the endpoint says."""
 
     def settle(self) -> None:  # noqa: B027 (nothing to wait for where the owner's loop does the writing, or somebody else's process)
-        """To be called when the owner has changed generations: returns when no writer that relied on the old ones is at work, with the
-        limits that `Region` names. It takes microseconds."""
+        """Waits for writers. To be called when the owner has changed generations: returns when no writer that relied on the old ones is at
+        work, with the limits that `Region` names. It takes microseconds."""
 
     @abstractmethod
     async def fence(self, peer: Identity) -> bool:

@@ -174,7 +174,7 @@ class _Instance:
 
 
 def run_coupled(workload: Workload, options: CoupledOptions) -> Records:
-    """Until every request has ended."""
+    """Runs until every request has ended."""
     loop = Loop()
     records = Records(workload.requests, loop.stop)
     instances = [_Instance(options, loop, records) for _ in range(options.instances)]

@@ -88,7 +88,7 @@ def config_of(plan: Plan) -> ClusterConfig:
 
 
 def simulate(plan: Plan) -> dict[str, Any]:
-    """As simulator.result.result_of. Raises ConfigError for a setting that is not right."""
+    """Runs a plan; what it returns is as of simulator.result.result_of. Raises ConfigError for a setting that is not right."""
     config = config_of(plan)
     started = time.perf_counter()
     settings = {

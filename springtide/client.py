@@ -30,7 +30,7 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One event of a stream. `finish_reason` comes with the last of a choice, `usage` alone at the very end."""
+    """An event of a stream. `finish_reason` comes with the last of a choice, `usage` alone at the very end."""
 
     received_at: float
     """Seconds on time.monotonic's clock."""
@@ -41,7 +41,7 @@ class Chunk:
 
 
 class Client:
-    """Blocking. Iterate a stream to its end, or close its generator: that is what ends the work in the cluster."""
+    """The client, blocking. Iterate a stream to its end, or close its generator: that is what ends the work in the cluster."""
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
         """`api_key`: the environment's `OPENAI_API_KEY` unless given. `timeout_s` bounds each wait for the next piece of an answer."""
@@ -99,7 +99,7 @@ class Client:
 
 
 class AsyncClient:
-    """As `Client`, for asyncio."""
+    """The same as `Client`, for asyncio."""
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout_s: float = 600.0, max_connections: int | None = None) -> None:
         limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)

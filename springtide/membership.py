@@ -56,7 +56,7 @@ Address = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process. `address` is its gRPC host:port; `node_id` ties an engine to its store."""
+    """A process of the cluster. `address` is its gRPC host:port; `node_id` ties an engine to its store."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 

@@ -31,14 +31,14 @@ class TracedPrompt:
 
 
 def read_trace(path: Path) -> list[TracedPrompt]:
-    """In order of time. Raises ConfigError, naming the line and the field, where the file is not such a trace."""
+    """The requests of a trace, in order of time. Raises ConfigError, naming the line and the field, where the file is not such a trace."""
     requests = [TracedPrompt(record["timestamp"], block_keys(_ROOT, record["hash_ids"], 1)) for _, record in read_records(path)]
     return sorted(requests, key=lambda request: request.timestamp_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Every block of every request is looked up once; `hits` were there."""
+    """What came of a replay: every block of every request is looked up once; `hits` were there."""
 
     lookups: int
     hits: int
@@ -58,7 +58,8 @@ def replay(
     on_progress: Callable[[int], None] = lambda requests: None,
     before_release: Callable[[int], None] = lambda request: None,
 ) -> Replayed:
-    """Each request takes its cached prefix and slots for the rest, commits all of its blocks and lets go, before the next one comes."""
+    """Plays requests to a pool: each takes its cached prefix and slots for the rest, commits all of its blocks and lets go, before the next
+    one comes."""
     pool = Pool(array("Q", bytes(8 * capacity)), 1, policy=policy)
     refused = 0
     started = time.perf_counter()
@@ -99,7 +100,7 @@ def replay_clairvoyant(
 
 
 def infinite_hits(requests: Sequence[TracedPrompt]) -> int:
-    """With room for everything."""
+    """The hits with room for everything."""
     return sum(len(request.keys) for request in requests) - len({key for request in requests for key in request.keys})
 
 

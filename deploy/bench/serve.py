@@ -33,7 +33,7 @@ class BenchOptions:
 
 
 def local_vocab_size(url: str) -> int | None:
-    """Of the model that this machine's cluster serves at `url`; None when the cluster runs elsewhere."""
+    """The vocabulary's size of the model that this machine's cluster serves at `url`; None when the cluster runs elsewhere."""
     record = find_cluster(url)
     return ModelInfo.load(ClusterPaths(Path(record.run_dir)).model_info).vocab_size if record is not None else None
 

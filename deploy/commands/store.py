@@ -64,7 +64,8 @@ class Stores:
             await asyncio.gather(*(channel.close(None) for channel in channels.values()))
 
     async def ask(self, call: Callable[[StoreStub], Awaitable[T]]) -> dict[str, T]:
-        """Of every store, by node. Those that say NOT_FOUND are left out; when all do, raises NotHeld. Raises what else one says."""
+        """Asks every store; the answers by node. Those that say NOT_FOUND are left out; when all do, raises NotHeld. Raises what else one
+        says."""
         answers = await asyncio.gather(*(_answer(node_id, call(stub)) for node_id, stub in self._stubs.items()))
         found = {node_id: answer for node_id, answer in zip(self._stubs, answers, strict=True) if not isinstance(answer, NotHeld)}
         if not found:
@@ -166,7 +167,7 @@ async def _evict_own(stub: StoreStub, keys: Sequence[BlockKey]) -> pb.EvictReply
 
 
 def verify(options: StoreCommandOptions, ssd: bool) -> int:
-    """With `ssd`, reads every block there too. Returns the exit code: 0 when every store is sound."""
+    """Has the stores verify what they hold, with `ssd` every block there too. Returns the exit code: 0 when every store is sound."""
 
     async def run(stores: Stores) -> dict[str, pb.VerifyReply]:
         return await stores.ask(lambda stub: stub.Verify(pb.VerifyRequest(ssd=ssd), timeout=SSD_TIMEOUT_S if ssd else TIMEOUT_S))
@@ -182,7 +183,7 @@ def default_pin_id(keys: Sequence[BlockKey]) -> str:
 
 
 def parse_ttl(text: str) -> float:
-    """Seconds, of `90s`, `30m`, `12h`, `7d` or a plain number of them. Raises ConfigError."""
+    """The seconds in `90s`, `30m`, `12h`, `7d` or a plain number of them. Raises ConfigError."""
     match = _TTL.match(text.strip().lower())
     seconds = float(match[1]) * _TTL_FACTORS[match[2]] if match else 0.0
     if seconds <= 0:

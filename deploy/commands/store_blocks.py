@@ -18,7 +18,7 @@ from springtide.modelinfo import ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class NamedPrompt:
-    """One of the three."""
+    """A prompt as the user names it: by one of the three."""
 
     text: str | None = None
     """As of a plain completion."""
@@ -33,7 +33,7 @@ class NamedPrompt:
 
 
 def parse_tokens(text: str) -> tuple[int, ...]:
-    """From `1,2,3`. Raises ConfigError."""
+    """The token ids of `1,2,3`. Raises ConfigError."""
     try:
         token_ids = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -52,7 +52,7 @@ def parse_key_prefix(text: str) -> str:
 
 
 async def prompt_keys(located: Located, prompt: NamedPrompt) -> list[BlockKey]:
-    """Of every full block. Raises ConfigError when there is none, Unavailable when nobody says which model it is."""
+    """The keys of every full block. Raises ConfigError when there is none, Unavailable when nobody says which model it is."""
     details = next((member.details for member in located.members if member.role in ("prefill", "decode")), None)
     if details is None:
         raise Unavailable("no engine of the cluster is up to say which model it serves; name blocks by their keys")

@@ -37,7 +37,8 @@ PLAIN = Backend("plain", "torch", PlainOps(), TorchAttention)
 
 
 def choose(config: ModelConfig, dtype: torch.dtype, kernels: str = "auto", device: Device | None = None) -> Backend:
-    """For a model whose weights and KV are of `dtype`, on `device` or on a CPU. Raises ConfigError when `kernels` is none of Kernels."""
+    """The backend for a model whose weights and KV are of `dtype`, on `device` or on a CPU. Raises ConfigError when `kernels` is none of
+    Kernels."""
     if kernels not in get_args(Kernels):
         raise ConfigError(f"kernels must be one of {', '.join(get_args(Kernels))}, not {kernels!r}")
     if device is not None:

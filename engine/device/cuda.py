@@ -52,8 +52,8 @@ class _CudaWork(DeviceWork):
 
 
 class CudaStreams(Streams):
-    """One stream for each direction beside the one that computes, so that both directions of the bus are used at once, and one for loads
-    ahead, which no pass that does not need them waits for. Streams wait for each other by events alone."""
+    """Streams of one card: one for each direction beside the one that computes, so that both directions of the bus are used at once, and
+    one for loads ahead, which no pass that does not need them waits for. Streams wait for each other by events alone."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -158,7 +158,7 @@ class Pinned:
                 torch.zeros(1, device=device)
 
     def release(self) -> None:
-        """Nothing is copied from or to it any more. Idempotent."""
+        """Unpins the memory: nothing is copied from or to it any more. Idempotent."""
         if self._registered:
             self._registered = False
             error = int(torch.cuda.cudart().cudaHostUnregister(self._address))

@@ -18,7 +18,7 @@ Float32 = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def upload(arrays: Sequence[Integers], device: torch.device) -> list[torch.Tensor]:
-    """As int64 tensors on `device`: to an accelerator in one copy, which the host does not wait for."""
+    """Brings arrays as int64 tensors on `device`: to an accelerator in one copy, which the host does not wait for."""
     if device.type == "cpu":
         return [torch.from_numpy(np.asarray(array, np.int64)) for array in arrays]
     packed = torch.from_numpy(np.concatenate([np.asarray(array, np.int64) for array in arrays])).pin_memory()
@@ -26,14 +26,14 @@ def upload(arrays: Sequence[Integers], device: torch.device) -> list[torch.Tenso
 
 
 def upload_floats(rows: Sequence[Sequence[float] | Float32], device: torch.device) -> torch.Tensor:
-    """As one float64 tensor [rows, …] on `device`, in the same way."""
+    """Brings rows as one float64 tensor [rows, …] on `device`, in the same way."""
     packed = torch.from_numpy(np.asarray(rows, np.float64))
     return packed if device.type == "cpu" else packed.pin_memory().to(device, non_blocking=True)
 
 
 def share(tensor: torch.Tensor) -> bytes:
-    """For `open_shared` in another process, as long as the tensor lives. Raises RuntimeError where the device, its driver or the container
-    that it is in has no way to do so."""
+    """A handle for `open_shared` in another process, good as long as the tensor lives. Raises RuntimeError where the device, its driver or
+    the container that it is in has no way to do so."""
     return bytes(ForkingPickler.dumps(tensor))
 
 

@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class CopyTimes:
-    """Of one pass, in milliseconds. What was waited for is what computing did not hide."""
+    """The times of one pass's copies, in milliseconds. What was waited for is what computing did not hide."""
 
     load_ms: float = 0.0
     load_waited_ms: float = 0.0
@@ -35,7 +35,7 @@ class DeviceWork(ABC):
 
 
 class SlabCopy(DeviceWork):
-    """One or more slabs on their way."""
+    """Copying of one or more slabs."""
 
 
 class Streams(ABC):
@@ -48,12 +48,12 @@ class Streams(ABC):
 
     @abstractmethod
     def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
-        """From the host to the device; `sources` must not change until it is done."""
+        """Copies from the host to the device; `sources` must not change until it is done."""
 
     @abstractmethod
     def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
-        """As `load`, but for a later pass, beside those that come before it, and in no pass's times: after all that has been computed so
-        far, in the order of these calls. Where it raises, nothing of it is on its way any more."""
+        """Copies as `load` does, but for a later pass, beside those that come before it, and in no pass's times: after all that has been
+        computed so far, in the order of these calls. Where it raises, nothing of it is on its way any more."""
 
     @abstractmethod
     def hold(self, loading: SlabCopy) -> None:
@@ -61,19 +61,20 @@ class Streams(ABC):
 
     @abstractmethod
     def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
-        """From the device to the host, of what has been computed so far."""
+        """Copies from the device to the host what has been computed so far."""
 
     @abstractmethod
     def launched(self) -> DeviceWork:
-        """All that has been launched so far to be computed: sums with other ranks, which may return before these have come to them, too."""
+        """The work of all that has been launched so far to be computed: sums with other ranks, which may return before these have
+        come to them, too."""
 
     @abstractmethod
     def end(self) -> None:
-        """All of the pass has been launched."""
+        """Notes that all of the pass has been launched."""
 
     @abstractmethod
     def times(self) -> CopyTimes:
-        """Of the last pass; returns when that is through."""
+        """The times of the last pass; returns when that is through."""
 
 
 class _Done(SlabCopy):
@@ -84,7 +85,7 @@ class _Done(SlabCopy):
 
 
 class ImmediateStreams(Streams):
-    """Where device and host are one, everything is done when it is asked for: nothing of it is hidden."""
+    """Streams where device and host are one: everything is done when it is asked for, and nothing of it is hidden."""
 
     def __init__(self) -> None:
         self._times = [0.0, 0.0]
@@ -121,6 +122,6 @@ class ImmediateStreams(Streams):
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Without waiting, where memory and stream allow that."""
+    """Copies without waiting, where memory and stream allow that."""
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source, non_blocking=True)

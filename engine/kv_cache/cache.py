@@ -14,7 +14,7 @@ from engine.model.base import Model
 
 
 class PagedCache(ABC):
-    """Over the slots of one arena."""
+    """The KV cache over the slots of one arena."""
 
     keeps_pages = False
     """Whether it remembers slots from pass to pass, so that it must hear of those that are given back."""
@@ -27,7 +27,7 @@ class PagedCache(ABC):
 
     @abstractmethod
     def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
-        """For the `run` that follows. Raises as AttentionBackend.plan does."""
+        """Plans the attention of the `run` that follows. Raises as AttentionBackend.plan does."""
 
     @abstractmethod
     def run(self, model: Model, hidden: torch.Tensor, planned: AttentionPass, hooks: LayerHooks | None) -> torch.Tensor:
@@ -47,11 +47,11 @@ class PagedCache(ABC):
 
     @abstractmethod
     def forget(self, slots: Sequence[int] | Int32Array) -> None:
-        """They were given back: others may write into them."""
+        """Forgets slots that were given back: others may write into them."""
 
     @abstractmethod
     def copy_times(self) -> CopyTimes:
-        """Of the last pass; zeros where it was refused."""
+        """The times of the last pass's copies; zeros where it was refused."""
 
     @abstractmethod
     def close(self) -> None:
@@ -66,7 +66,7 @@ class ArenaCache(PagedCache):
         self.most_blocks = num_slots
 
     def warm_up(self, model: Model) -> None:
-        """There is no quicker step."""
+        """Does nothing: there is no quicker step."""
 
     def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
         return self._attention.plan(batch)
@@ -81,7 +81,7 @@ class ArenaCache(PagedCache):
         return None
 
     def forget(self, slots: Sequence[int] | Int32Array) -> None:
-        """Nothing is kept."""
+        """Has nothing to forget."""
 
     def copy_times(self) -> CopyTimes:
         return CopyTimes()

@@ -15,7 +15,7 @@ _NONE = -1
 
 
 class OutOfPages(SpringtideError):
-    """One pass needs more pages than there are."""
+    """A pass needs more pages than there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Pairs:
 
 @dataclass(frozen=True, slots=True)
 class PagePlacement:
-    """Of one pass. The steps are taken in the order of the fields."""
+    """Where the blocks of one pass are, and what is to be copied. The steps are taken in the order of the fields."""
 
     evicted: Pairs
     """Were newer than the arena and have lost their pages: to be copied there before anything is written into these."""
@@ -117,7 +117,7 @@ class PageTable:
         return self._pairs(missing)
 
     def pages_of(self, slots: Sequence[int] | Int32Array) -> Int32Array:
-        """Of those that have one."""
+        """The pages of those that have one."""
         pages = self._page_of[np.asarray(slots, np.int32)]
         there: Int32Array = pages[pages != _NONE]
         return there
@@ -132,7 +132,7 @@ class PageTable:
         self.forget(placement.new)
 
     def forget(self, slots: Sequence[int] | Int32Array) -> None:
-        """They were given back: what comes into them is another block's."""
+        """Forgets slots that were given back: what comes into them is another block's."""
         self._clear(self.pages_of(slots))
 
     def dirty_slots(self) -> Int32Array:

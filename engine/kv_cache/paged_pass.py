@@ -22,14 +22,14 @@ class Slabs:
         self.num_layers = len(pages)
 
     def load(self, layer: int, pairs: Pairs) -> SlabCopy | None:
-        """None where there is nothing to do."""
+        """Begins to load the slabs of a layer; None where there is nothing to do."""
         if not len(pairs):
             return None
         device, host = self._slabs(layer, pairs)
         return self.streams.load(device, host)
 
     def load_ahead(self, pairs: Pairs) -> SlabCopy:
-        """All layers at once: the fewer the copies, the sooner the thread that launches them has time for a pass again."""
+        """Loads all layers at once: the fewer the copies, the sooner the thread that launches them has time for a pass again."""
         device = [self._pages.select(1, page) for page in pairs.pages.tolist()]
         return self.streams.load_ahead(device, [self._host.select(0, slot) for slot in pairs.slots.tolist()])
 

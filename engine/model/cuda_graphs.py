@@ -21,7 +21,7 @@ RecordGraph = Callable[[Compute], Compute]
 
 
 def as_it_is(compute: Compute) -> Compute:
-    """Where nothing can be recorded."""
+    """What records nothing, where nothing can be recorded."""
     return compute
 
 
@@ -40,7 +40,7 @@ class StepGraphs:
     def __init__(
         self, attention: AttentionBackend, scratch_page: int, device: torch.device, record: RecordGraph, most: int = SIZES[-1]
     ) -> None:
-        """Of up to `most` sequences, filled up."""
+        """Steps are of up to `most` sequences, filled up."""
         self._attention = attention
         self._filler = SequenceChunk((0,), 0, (scratch_page,))
         self._device = device
@@ -67,7 +67,8 @@ class StepGraphs:
         return all(len(chunk.token_ids) == 1 and chunk.wants_logits for chunk in batch)
 
     def record_all(self, model: Model) -> None:
-        """That are not yet: now, rather than in the first step of each size. The largest first, whose memory the others find."""
+        """Records the steps that are not yet: now, rather than in the first step of each size. The largest first, whose memory the others
+        find."""
         if _can_record(model):
             for size in reversed(self._sizes):
                 self._filled(model, [self._filler] * size)

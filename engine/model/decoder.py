@@ -52,7 +52,7 @@ class DecoderLayer:
         self._feed_forward = SparseFeedForward(mlp) if config.has_experts(index) else FeedForward(mlp, config.intermediate_size)
 
     def dense(self) -> DenseLayer | None:
-        """Its parts, or None where it is more than that."""
+        """The layer's parts, or None where it is more than that."""
         feed_forward, attention = self._feed_forward, self._attention
         if self._ranks.shard.size > 1 or not isinstance(feed_forward, FeedForward):
             return None
@@ -71,7 +71,7 @@ class DecoderLayer:
 
 
 class LayerByLayer(LayersPass):
-    """For every backend, and for every kind of layer."""
+    """Runs one layer after another: for every backend, and for every kind of layer."""
 
     def __init__(self, layers: Sequence[DecoderLayer], stream: torch.Tensor, rotation: Rotation, attention: AttentionPass) -> None:
         self._layers, self._stream, self._rotation, self._attention = layers, stream, rotation, attention

@@ -57,7 +57,7 @@ class RunLayers:
 
 @dataclass(frozen=True, slots=True)
 class ComputeLogits:
-    """Of the batch of the last RunLayers."""
+    """Compute the logits of the batch of the last RunLayers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,11 +113,11 @@ class TensorParallelRunner(ModelRunner):
 
     @property
     def loads_ahead(self) -> bool:
-        """Rank 0 would know of its own copies alone when they are done."""
+        """False: rank 0 would know of its own copies alone when they are done."""
         return False
 
     def load_ahead(self, slots: Sequence[int]) -> DeviceWork | None:
-        """None: all ranks alike load in the pass what it needs."""
+        """Loads nothing ahead: all ranks alike load in the pass what it needs."""
         return None
 
     def forget(self, slots: Sequence[int]) -> None:
@@ -186,7 +186,7 @@ class Others:
         ours.send(load)
 
     def watch(self) -> None:
-        """From now on the death of one is told."""
+        """Watches them: from now on the death of one is told."""
         for process, _ in self._ranks:
             threading.Thread(target=self._watch, args=(process,), name=f"rank process {process.pid}", daemon=True).start()
 

@@ -51,7 +51,7 @@ class GenerationCheck:
 
     @staticmethod
     def most_words(pieces: int) -> int:
-        """Most words that the answer for so many pieces can take."""
+        """The most words that the answer for so many pieces can take."""
         return pieces * (_GAP + 1)
 
     def stale(self, answer: np.ndarray) -> np.ndarray:

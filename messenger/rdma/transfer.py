@@ -23,7 +23,7 @@ class TransferAbandoned(SpringtideError):
 
 
 class RdmaTransfer:
-    """One read or write, from its plan to its end."""
+    """A read or write, from its plan to its end."""
 
     def __init__(self, opcode: Opcode, plan: TransferPlan) -> None:
         self.opcode = opcode

@@ -67,7 +67,7 @@ class Cluster:
         self.series = Series(self.conductor, self.records, options.sample_every_s)
 
     def run(self) -> None:
-        """Until every request has ended."""
+        """Runs until every request has ended."""
         arrivals = iter(range(len(self.records.requests)))
 
         def arrive(index: int) -> None:

@@ -93,7 +93,7 @@ class SimGateway:
             self.on_prefilled(update)
 
     def on_prefilled(self, done: PrefillDone) -> None:
-        """By a prefill group, or inlined."""
+        """Takes in that a prompt is computed, by a prefill group or inlined."""
         self.records.cached_tokens[_index(done.output.attempt_id)] = done.cached_tokens
         self._mailbox.post(done)
 

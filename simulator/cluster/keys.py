@@ -13,7 +13,8 @@ _REMEMBERED = 1 << 13
 
 
 def prompt_keys(request: SimRequest, begin: int, end: int, block_tokens: int) -> tuple[BlockKey, ...]:
-    """Of blocks [begin, end) of the prompt and the output after it. Output that the workload gives no ids for is found by nobody else."""
+    """The keys of blocks [begin, end) of the prompt and the output after it. Output that the workload gives no ids for is found by nobody
+    else."""
     known = _known(request, block_tokens)
     if end <= len(known):
         return known if begin == 0 and end == len(known) else known[begin:end]

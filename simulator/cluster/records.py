@@ -24,7 +24,7 @@ class Gaps:
         self._counts = [0] * (_OCTAVES * _PER_OCTAVE)
 
     def add(self, gap_ms: float, count: int) -> None:
-        """So many gaps of this length."""
+        """Counts so many gaps of this length."""
         fraction, exponent = math.frexp(gap_ms) if gap_ms > 0 else (0.5, _LEAST_EXPONENT)
         place = (exponent - _LEAST_EXPONENT) * _PER_OCTAVE + int((2.0 * fraction - 1.0) * _PER_OCTAVE)
         self._counts[min(max(place, 0), len(self._counts) - 1)] += count
@@ -79,8 +79,8 @@ class Records:
         return dict(zip(self.reasons, self._num_rejected, strict=True))
 
     def tokens(self, index: int, count: int, now: float, step_s: float = 0.0) -> None:
-        """So many tokens came, the last one just now and each `step_s` after the one before; since those that came earlier, any time may
-        have passed."""
+        """Notes that so many tokens came, the last one just now and each `step_s` after the one before; since those that came earlier, any
+        time may have passed."""
         if self.output_tokens[index]:
             self.gaps.add(1000 * (now - self.last_token_s[index] - (count - 1) * step_s), 1)
             if count > 1:

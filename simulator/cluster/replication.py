@@ -34,7 +34,7 @@ class _Copy:
 
 
 class SimReplication:
-    """Few orders at a time, block after block each, and all of them together at no more than `bytes_per_s`."""
+    """Does few orders at a time, block after block each, and all of them together at no more than `bytes_per_s`."""
 
     def __init__(
         self,

@@ -82,7 +82,7 @@ class SimStore:
         self.pool = Pool([0] * num_slots, 1, first_lease_id=leases_from, policy=new_policy(self._eviction, num_slots))
 
     def engine_left(self) -> None:
-        """Nobody asks for anything any more until another engine comes: what the last one had is given up."""
+        """Notes that nobody asks for anything any more until another engine comes: what the last one had is given up."""
         self.notify = lambda notice: None
         self._was_full = False
         for hand_over in list(self._hand_overs.values()):
@@ -94,7 +94,7 @@ class SimStore:
     # ---- the engine's orders ----
 
     def order(self, order: storage.Order) -> None:
-        """But for Push: see `push`."""
+        """Does an order of the engine's, but for Push: see `push`."""
         try:
             match order:
                 case storage.Acquire():
@@ -227,7 +227,8 @@ class SimStore:
             self._loop.at(hand_over.arrived_at, lambda: self._complete(hand_over))
 
     def push(self, attempt_id: AttemptId, blocks: range, began_at: float, ended_at: float) -> None:
-        """All layers of `blocks` became final, layer by layer, between these times; nearly all of their bytes may be there by the end."""
+        """Notes that all layers of `blocks` became final, layer by layer, between these times; nearly all of their bytes may be there by
+        the end."""
         hand_over = self._hand_overs.get(attempt_id)
         if hand_over is None:
             return

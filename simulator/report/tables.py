@@ -50,7 +50,7 @@ _SHARES = ("hit_rate", "slo_attainment")
 
 
 def summary_rows(results: Sequence[Mapping[str, Any]]) -> list[FigureRow]:
-    """Every figure that any of the summaries has, with its unit; a dash where a run has none."""
+    """The rows of every figure that any of the summaries has, with its unit; a dash where a run has none."""
     summaries = [_flat(result["summary"]) for result in results]
     present = dict.fromkeys(key for summary in summaries for key in summary)
     known = [key for key in _KNOWN if key in present]
@@ -61,7 +61,7 @@ def summary_rows(results: Sequence[Mapping[str, Any]]) -> list[FigureRow]:
 
 
 def settings_rows(results: Sequence[Mapping[str, Any]], differing_only: bool = False) -> list[FigureRow]:
-    """Every setting of any of the runs, or only those in which they differ."""
+    """The rows of every setting of any of the runs, or only those in which they differ."""
     settings = [_flat(result["settings"]) for result in results]
     rows = []
     for key in dict.fromkeys(key for one in settings for key in one):

@@ -16,7 +16,7 @@ Labels = Callable[[int], tuple[str, int, float]]
 
 
 def arrival_times(rng: np.random.Generator, edges_s: Sequence[float], rates_per_s: Sequence[float]) -> list[float]:
-    """Of a Poisson process whose rate is `rates_per_s[i]` from `edges_s[i]` to `edges_s[i + 1]`, in order."""
+    """The arrivals of a Poisson process whose rate is `rates_per_s[i]` from `edges_s[i]` to `edges_s[i + 1]`, in order."""
     expected = np.concatenate(([0.0], np.cumsum(np.diff(edges_s) * rates_per_s)))
     number = rng.poisson(expected[-1])
     # Given their number, the arrivals are independent and spread as the rate is: uniform in the expected number so far.
@@ -51,7 +51,7 @@ class Draft:
         return len(self._blocks)
 
     def take_ids(self, number: int) -> range:
-        """So many ids that were not taken before."""
+        """Takes so many ids that were not taken before."""
         first, self._next_id = self._next_id, self._next_id + number
         return range(first, self._next_id)
 

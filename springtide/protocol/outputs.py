@@ -146,8 +146,8 @@ PrefillUpdate = PrefillDone | AttemptFailed | AttemptSigns
 
 @dataclass(frozen=True, slots=True)
 class DecodeUpdate:
-    """From a decode node to a gateway: one step's outputs. The first token of an attempt comes from the prefill side, or with `prefilled`
-    where that is here."""
+    """What a decode node tells a gateway: one step's outputs. The first token of an attempt comes from the prefill side, or with
+    `prefilled` where that is here."""
 
     outputs: tuple[TokenOutput, ...] = ()
     prefilled: tuple[PrefillDone, ...] = ()

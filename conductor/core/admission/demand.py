@@ -32,7 +32,7 @@ class Demand:
         self._tenants = TenantShares(weights)
 
     def ask(self, tenant: str, priority: int, work_ms: float, now: float) -> Limit:
-        """Somebody asks for so much; the answer is how far it may go."""
+        """Takes in that somebody asks for so much, and answers how far it may go."""
         self._priorities.add(priority, work_ms, now)
         self._tenants.ask(tenant, work_ms, now)
         if len(self._priorities) == 1 and len(self._tenants) == 1:

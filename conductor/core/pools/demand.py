@@ -55,7 +55,7 @@ class PoolDemand:
         self._work_ms.add(Role.DECODE, decode_ms, now)
 
     def work(self, now: float) -> PoolWork:
-        """Milliseconds of work a millisecond are instances."""
+        """The work that was asked for of late, in instances: milliseconds of work a millisecond."""
         if self._since is None:
             return PoolWork(0.0, 0.0)
         window_ms = 1000.0 * min(TIME_CONSTANT_S, max(now - self._since, 1.0))

@@ -53,7 +53,7 @@ class Popularity:
         self._blocks = 0
 
     def ask(self, keys: Sequence[BlockKey], depths: Iterable[int], now: float) -> None:
-        """Somebody asks for the first so many blocks of a prompt, at each of the depths (each at least 1)."""
+        """Takes in that somebody asks for the first so many blocks of a prompt, at each of the depths (each at least 1)."""
         for depth in depths:
             end = keys[depth - 1]
             count = self._young.get(end) or self._old.pop(end, None) or _Count(0.0, 0.0, now)

@@ -31,15 +31,15 @@ _TENSOR_CORES_FROM = 4
 
 
 def workspace_bytes(multiprocessors: int, most_fixed: int, heads: int, kv_heads: int, head_dim: int) -> int:
-    """That FlashInfer takes beside the pages: it splits sequences among a device's multiprocessors, and keeps what each part comes to, in
-    float32 with its sum, until all are put together. A FixedStep is planned with as many parts as keep all of these busy, or as it has
-    sequences, however few there are; the largest one has `most_fixed`."""
+    """The memory that FlashInfer takes beside the pages: it splits sequences among a device's multiprocessors, and keeps what each part
+    comes to, in float32 with its sum, until all are put together. A FixedStep is planned with as many parts as keep all of these busy, or
+    as it has sequences, however few there are; the largest one has `most_fixed`."""
     parts = max(2 * multiprocessors // kv_heads, most_fixed)
     return max(_LEAST_WORKSPACE_BYTES, heads * parts * _TILE_ROWS * (head_dim + 1) * torch.float32.itemsize)
 
 
 def workspace_of(device: torch.device, most_fixed: int, slabs: torch.Tensor, heads: int) -> int:
-    """Bytes of it on `device` for pages like `slabs` [..., kv_heads, head_dim]; none on a CPU."""
+    """The bytes of it on `device` for pages like `slabs` [..., kv_heads, head_dim]; none on a CPU."""
     if device.type != "cuda":
         return 0
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -128,7 +128,7 @@ class PagesShape:
 
 
 class Layers:
-    """Each layer's pages and window."""
+    """The pages and the window of each layer."""
 
     def __init__(self, pages: torch.Tensor, windows: Sequence[int | None], shape: PagesShape) -> None:
         self.pages = [pages[:, layer] for layer in range(len(windows))]
@@ -139,7 +139,7 @@ class Layers:
     def attend(
         self, layer: int, wrapper: Any, qkv: torch.Tensor, key_rows: torch.Tensor, rotation: Rotation, norms: HeadNorms | None
     ) -> torch.Tensor:
-        """As AttentionPass.run; `wrapper` is planned."""
+        """Attends as AttentionPass.run does; `wrapper` is planned."""
         heads, kv_heads = self._shape.heads, self._shape.kv_heads
         positioned, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if norms is not None:

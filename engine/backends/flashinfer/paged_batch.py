@@ -32,7 +32,7 @@ class PagedBatch:
 
 
 def paged_batch(batch: Sequence[SequenceChunk], block_tokens: int, num_pages: int) -> PagedBatch:
-    """Of a batch whose slots are pages. Raises ValueError when one is not below `num_pages`."""
+    """What kernels want to know of a batch whose slots are pages. Raises ValueError when one is not below `num_pages`."""
     counts = np.array([len(chunk.token_ids) for chunk in batch], np.int64)
     starts = np.array([chunk.start for chunk in batch], np.int64)
     ends = starts + counts
