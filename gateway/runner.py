@@ -1,4 +1,4 @@
-"""Does what the gateway's core decides: asks the Conductor, commands the nodes, hands tokens to the replies, keeps the time."""
+"""Does what the gateway's core decides: asks the Conductor, commands the nodes, hands tokens to the answers, keeps the time."""
 
 from __future__ import annotations
 
