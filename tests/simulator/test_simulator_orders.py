@@ -1,4 +1,4 @@
-"""The Conductor's orders beyond replies, done in virtual time: copies of hot prefixes, and instances that switch their role."""
+"""The Conductor's orders beyond replies, done in virtual time: copies of popular prefixes, and instances that switch their role."""
 
 from __future__ import annotations
 
