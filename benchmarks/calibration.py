@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.driven import console
-from simulator.cluster import Cluster, Options
+from simulator.cluster import Cluster, ClusterOptions
 from simulator.hardware import Hardware, PassTimes, StepTimes
 from simulator.run import Plan, options_of
 from simulator.workload import Workload
@@ -62,7 +62,7 @@ class Model:
     """See Processor."""
     step_contention: float = 0.0
 
-    def options(self, load: Workload, prefill: int, decode: int) -> Options:
+    def options(self, load: Workload, prefill: int, decode: int) -> ClusterOptions:
         config = ClusterConfig()
         settings = {
             "conductor.admission": "baseline",

@@ -42,7 +42,7 @@ _DECISIONS = re.compile(r"^springtide_conductor_decision_seconds_(sum|count) (\S
 @dataclass(frozen=True, slots=True)
 class Answered:
     per_s: float
-    """With AT_A_TIME requests under way."""
+    """With AT_A_TIME requests in flight."""
     p50_ms: float
     p99_ms: float
     """One request after the other, seen by who asks."""

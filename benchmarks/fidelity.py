@@ -32,7 +32,7 @@ from simulator.hardware import from_profile
 from simulator.workload import SimRequest, Workload
 from springtide.client import AsyncClient
 from springtide.config import ClusterConfig
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 from tests.support.cluster import Cluster
 
 SPEC = KVSpec(30, 3, 64, "bfloat16", 64)

@@ -23,7 +23,7 @@ from engine.loader import DTYPES
 from engine.model_config import ModelConfig, RopeConfig
 from springtide.blocks import blocks_for
 from springtide.errors import ConfigError
-from springtide.kvspec import KVDtype
+from springtide.modelinfo import KVDtype
 
 console = Console()
 TRANSFORMERS = "transformers"

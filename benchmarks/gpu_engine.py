@@ -18,12 +18,12 @@ from engine.device.base import Device
 from engine.device.streams import CopyTimes
 from engine.formats.weights import Weights
 from engine.loader import DTYPES
-from engine.model.decoder import Decoder
+from engine.model.decoder import DecoderModel
 from engine.model_config import ModelConfig
 from engine.runner import ModelRunner
 from engine.shard import OneRank
 from springtide.blocks import blocks_for
-from springtide.kvspec import KVDtype, KVSpec
+from springtide.modelinfo import KVDtype, KVSpec
 
 DEVIATION = 0.02
 
@@ -49,12 +49,12 @@ class RandomWeights(Weights):
         return made.mul_(DEVIATION) if len(shape) > 1 else made.mul_(DEVIATION).add_(1)
 
 
-def random_model(config: ModelConfig, dtype: KVDtype, device: Device) -> Decoder:
+def random_model(config: ModelConfig, dtype: KVDtype, device: Device) -> DecoderModel:
     if device.is_cuda:
         torch.cuda.set_device(device.torch_device)
     with torch.inference_mode():
         backend = backends.choose(config, DTYPES[dtype], "auto", device)
-        return Decoder(config, RandomWeights(device.torch_device), DTYPES[dtype], backend, OneRank(), 0, config.layers)
+        return DecoderModel(config, RandomWeights(device.torch_device), DTYPES[dtype], backend, OneRank(), 0, config.layers)
 
 
 def matrix_flops(config: ModelConfig, tokens: int, context: int) -> float:

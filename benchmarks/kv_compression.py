@@ -23,7 +23,7 @@ from engine.loader import load_model
 from engine.model.base import Model
 from engine.runner import ModelRunner, arena_tensor
 from engine.tokenizer.tokenizer import load_tokenizer
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 
 CHECKOUT = Path(__file__).parents[1]
 TEXTS = ("docs/architecture.md", "README.md")

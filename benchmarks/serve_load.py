@@ -13,7 +13,7 @@ import numpy as np
 
 from deploy.bench.driver import Gate, drive
 from deploy.bench.statistics import RequestRecord
-from deploy.bench.workload import Workload
+from deploy.bench.workload import BenchWorkload
 
 VOCABULARY = 49152
 DOCUMENTS = 2
@@ -32,16 +32,16 @@ class Kind:
     """The part of all requests that are of this kind."""
     prefixes: int = 1
 
-    def workloads(self, rate: float, duration_s: float, seed: int) -> list[Workload]:
+    def workloads(self, rate: float, duration_s: float, seed: int) -> list[BenchWorkload]:
         """A workload for each of its prefixes, at least one request in each; `rate` is of all kinds together."""
         of_each = rate * self.share / self.prefixes
         return [self._workload(max(1, round(of_each * duration_s)), seed + number, rate=of_each) for number in range(self.prefixes)]
 
-    def one_by_one(self, requests: int, seed: int) -> Workload:
+    def one_by_one(self, requests: int, seed: int) -> BenchWorkload:
         return self._workload(requests, seed, concurrency=1)
 
-    def _workload(self, requests: int, seed: int, concurrency: int | None = None, rate: float | None = None) -> Workload:
-        return Workload(requests, self.prompt_tokens, self.output_tokens, self.shared_prefix, concurrency, rate, VOCABULARY, seed)
+    def _workload(self, requests: int, seed: int, concurrency: int | None = None, rate: float | None = None) -> BenchWorkload:
+        return BenchWorkload(requests, self.prompt_tokens, self.output_tokens, self.shared_prefix, concurrency, rate, VOCABULARY, seed)
 
 
 LONG = Kind("documents", 3072, 32, 0.75, share=0.25, prefixes=DOCUMENTS)
@@ -135,12 +135,12 @@ def _complete(records: Sequence[RequestRecord]) -> list[RequestRecord]:
 
 
 async def _play(
-    url: str, workloads: Mapping[str, Sequence[Workload]], limit: InFlightLimit | None = None
+    url: str, workloads: Mapping[str, Sequence[BenchWorkload]], limit: InFlightLimit | None = None
 ) -> dict[str, list[RequestRecord]]:
     """All at once."""
     gate = Gate(limit.in_flight, refuses=limit.refuses) if limit is not None else None
 
-    async def play(workload: Workload) -> list[RequestRecord]:
+    async def play(workload: BenchWorkload) -> list[RequestRecord]:
         _, records = await drive(url, None, workload, lambda record: None, gate)
         return records
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from conductor.server.process import serve
+from conductor.server.server import serve
 from springtide.process import parse_arguments, run
 
 if __name__ == "__main__":

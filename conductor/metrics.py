@@ -7,7 +7,7 @@ import contextlib
 from prometheus_client import Counter, Gauge, Histogram
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.types.events import PrefillFinished, Reply, Scored
+from conductor.core.types.events import Decided, PrefillFinished, Scored
 from springtide.protocol.instances import Role
 from springtide.protocol.scheduling import Rejection
 
@@ -38,12 +38,12 @@ POOL_WORK = Gauge(
 )
 POOL_WANTED = Gauge("springtide_conductor_pool_wanted", "Of the ready instances, those that should have the role by it.", ["role"])
 ROLE_SWITCHES = Counter("springtide_conductor_role_switches_total", "Instances told to switch their role.", ["to", "outcome"])
-REPLICATIONS = Counter("springtide_conductor_replications_total", "Copies of hot prefixes, by how their orders ended.", ["outcome"])
+REPLICATIONS = Counter("springtide_conductor_replications_total", "Copies of popular prefixes, by how their orders ended.", ["outcome"])
 REPLICATED_BYTES = Counter("springtide_conductor_replicated_bytes_total", "Copied by these orders.")
-REPLICATIONS_UNDER_WAY = Gauge("springtide_conductor_replications_under_way", "Such orders that have not ended.")
+REPLICATIONS_IN_FLIGHT = Gauge("springtide_conductor_replications_in_flight", "Such orders that have not ended.")
 INDEX_BLOCKS = Gauge("springtide_conductor_index_blocks", "Entries of the prefix index.")
 INSTANCES = Gauge("springtide_conductor_instances", "Known instances.", ["role", "ready"])
-ATTEMPTS = Gauge("springtide_conductor_attempts", "Attempts under way.")
+ATTEMPTS = Gauge("springtide_conductor_attempts", "Attempts in flight.")
 IS_LEADER = Gauge("springtide_conductor_is_leader", "1 while this Conductor is the one that answers.")
 LEADER_EPOCH = Gauge("springtide_conductor_leader_epoch", "The highest leadership epoch known here; 0 when there is one Conductor only.")
 LEADERSHIP_CHANGES = Counter("springtide_conductor_leadership_changes_total", "Times that this Conductor's leadership changed.", ["change"])
@@ -52,12 +52,12 @@ SNAPSHOTS_REQUESTED = Counter("springtide_conductor_snapshots_requested_total", 
 
 
 def forget_node(node_id: str) -> None:
-    """Its series end with it: there is one for each node that ever was otherwise."""
+    """Ends the series of a node that is gone: there would be one for each node that ever was."""
     with contextlib.suppress(KeyError):
         SNAPSHOTS_REQUESTED.remove(node_id)
 
 
-def observe_reply(reply: Reply, seconds: float, block_tokens: int, num_tokens: int) -> None:
+def observe_reply(reply: Decided, seconds: float, block_tokens: int, num_tokens: int) -> None:
     DECISION_SECONDS.observe(seconds)
     if isinstance(reply.outcome, Rejection):
         DECISIONS.labels("rejected").inc()
@@ -88,7 +88,7 @@ def observe_cluster(core: ConductorCore, now: float) -> None:
     loads = core.pool_loads(now)
     POOL_LOAD.labels("prefill").set(loads.prefill)
     POOL_LOAD.labels("decode").set(loads.decode)
-    REPLICATIONS_UNDER_WAY.set(core.hot_spots.under_way)
+    REPLICATIONS_IN_FLIGHT.set(core.replication.in_flight)
     work = core.demand.work(now)
     POOL_WORK.labels("prefill").set(work.prefill)
     POOL_WORK.labels("decode").set(work.decode)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from deploy.options import DEFAULT_URL, ClusterName, RedisUrl, Settings, Url, names_of, parse_settings
+from deploy.options import DEFAULT_URL, ClusterName, RedisUrl, SettingsOption, Url, names_of, parse_settings
 from deploy.simulate_cli import simulate
 from deploy.store_cli import store
 from springtide.choices import DtypeName
@@ -60,7 +60,7 @@ def up(
     log_format: Annotated[str | None, typer.Option(help="text or json")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="show every process's log, not its warnings only")] = False,
     die_with_parent: Annotated[bool, typer.Option("--die-with-parent", help="stop when the process that started this one ends")] = False,
-    set_: Settings = None,
+    set_: SettingsOption = None,
 ) -> None:
     """Start a cluster on this machine and serve until SIGTERM or Ctrl-C."""
     from deploy.local.display import new_display
@@ -126,7 +126,7 @@ def chat(
 @app.command()
 def config(
     config: ConfigFile = None,
-    set_: Settings = None,
+    set_: SettingsOption = None,
     describe: Annotated[bool, typer.Option("--describe", help="every setting there is, as Markdown")] = False,
 ) -> None:
     """Print the configuration that the file, the environment and --set make together."""
@@ -182,11 +182,11 @@ def bench_serve(
     """Drive a running cluster; report throughput, goodput, TTFT and TBT."""
     from deploy.bench.serve import BenchOptions, local_vocab_size
     from deploy.bench.serve import bench_serve as run
-    from deploy.bench.workload import Workload
+    from deploy.bench.workload import BenchWorkload
 
     if concurrency is not None and rate is not None:
         raise typer.BadParameter("give either --concurrency or --rate, not both")
-    workload = Workload(
+    workload = BenchWorkload(
         requests=requests,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,

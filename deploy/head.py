@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from conductor.server.process import serve as serve_conductor
+from conductor.server.server import serve as serve_conductor
 from gateway.app import serve_gateway
 from springtide.errors import ConfigError
 from springtide.process import ProcessArguments, parse_arguments, run
 
 
 async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
-    """Until `stop`. Raises ConfigError where there are other Conductors, which are there to outlive one another."""
+    """Serves until `stop`. Raises ConfigError where there are other Conductors, which are there to outlive one another."""
     replicas = arguments.config.conductor.replicas
     if replicas > 1:
         raise ConfigError(

@@ -10,7 +10,7 @@ import psutil
 
 
 def describe_machine() -> str:
-    """For example `2 cores AMD EPYC 9B14, 24 GiB, Linux x86_64`."""
+    """The machine in words, for example `2 cores AMD EPYC 9B14, 24 GiB, Linux x86_64`."""
     cores = len(os.sched_getaffinity(0))
     gibibytes = round(psutil.virtual_memory().total / (1 << 30))
     return f"{cores} cores {_cpu_name()}, {gibibytes} GiB, {platform.system()} {platform.machine()}"

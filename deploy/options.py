@@ -12,7 +12,9 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 Url = Annotated[str, typer.Option("--url", help="where the cluster serves HTTP")]
 RedisUrl = Annotated[str | None, typer.Option(help="the Valkey or Redis of a cluster that runs elsewhere")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="its name there, setting `cluster`")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any setting of docs/configuration.md; repeatable")]
+SettingsOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="any setting of docs/configuration.md; repeatable")
+]
 
 
 def names_of(choice: Any) -> str:
@@ -22,7 +24,7 @@ def names_of(choice: Any) -> str:
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:
-    """From `kv.block_tokens=32`; values are read as YAML. Raises ConfigError."""
+    """The settings in `kv.block_tokens=32`; values are read as YAML. Raises ConfigError."""
     import yaml
 
     parsed = {}

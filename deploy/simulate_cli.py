@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.options import Settings, names_of, parse_settings
+from deploy.options import SettingsOption, names_of, parse_settings
 from springtide.choices import AdmissionName, PolicyName
 
 
@@ -34,7 +34,7 @@ def simulate(
     decode_cache: Annotated[int | None, typer.Option(min=1, help="tokens of KV of a decode node; default: the hardware's")] = None,
     json: Annotated[Path | None, typer.Option("--json", help="write summary, series and requests here")] = None,
     report: Annotated[Path | None, typer.Option(help="write a page with pictures here: one HTML file")] = None,
-    set_: Settings = None,
+    set_: SettingsOption = None,
 ) -> None:
     """Play a trace at cluster scale, in virtual time, through the very schedulers that serve."""
     from deploy.commands.simulate import SimulateOptions

@@ -9,29 +9,29 @@ import typer
 from deploy.options import DEFAULT_URL, ClusterName, RedisUrl, Url
 
 if TYPE_CHECKING:
-    from deploy.commands.store import StoreOptions
-    from deploy.commands.store_blocks import Prompt
+    from deploy.commands.store import StoreCommandOptions
+    from deploy.commands.store_blocks import NamedPrompt
 
 store = typer.Typer(help="Shows and manages what the stores of a running cluster hold.", no_args_is_help=True)
 
-Node = Annotated[str | None, typer.Option("--store", metavar="NODE", help="this store only; default: all")]
+NodeOption = Annotated[str | None, typer.Option("--store", metavar="NODE", help="this store only; default: all")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY", help="of a block, or how it begins, as `ls` shows it")]
 Text = Annotated[str | None, typer.Option("--prompt", help="the blocks of this prompt of a completion")]
-Chat = Annotated[str | None, typer.Option("--chat", help="the blocks of a conversation that begins with this user's message")]
+ChatOption = Annotated[str | None, typer.Option("--chat", help="the blocks of a conversation that begins with this user's message")]
 Tokens = Annotated[str | None, typer.Option("--tokens", metavar="ID,ID,…", help="the blocks of a prompt of these token ids")]
-Tenant = Annotated[str, typer.Option(help="whose prompt it is")]
+TenantOption = Annotated[str, typer.Option(help="whose prompt it is")]
 
 
 @store.command()
 def ls(
     key: Annotated[str, typer.Argument(metavar="KEY", help="show the blocks whose keys begin so, instead of whole chains")] = "",
     prompt: Text = None,
-    chat: Chat = None,
+    chat: ChatOption = None,
     tokens: Tokens = None,
-    tenant: Tenant = "",
+    tenant: TenantOption = "",
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="most chains of a store")] = 20,
-    node: Node = None,
+    node: NodeOption = None,
     url: Url = DEFAULT_URL,
     redis_url: RedisUrl = None,
     cluster: ClusterName = "springtide",
@@ -45,7 +45,11 @@ def ls(
 
 @store.command()
 def stat(
-    node: Node = None, url: Url = DEFAULT_URL, redis_url: RedisUrl = None, cluster: ClusterName = "springtide", as_json: AsJson = False
+    node: NodeOption = None,
+    url: Url = DEFAULT_URL,
+    redis_url: RedisUrl = None,
+    cluster: ClusterName = "springtide",
+    as_json: AsJson = False,
 ) -> None:
     """Show how full each store is, what is pinned, its hit rate and its tenants."""
     from deploy.commands import store as commands
@@ -55,7 +59,11 @@ def stat(
 
 @store.command()
 def pins(
-    node: Node = None, url: Url = DEFAULT_URL, redis_url: RedisUrl = None, cluster: ClusterName = "springtide", as_json: AsJson = False
+    node: NodeOption = None,
+    url: Url = DEFAULT_URL,
+    redis_url: RedisUrl = None,
+    cluster: ClusterName = "springtide",
+    as_json: AsJson = False,
 ) -> None:
     """List the pins."""
     from deploy.commands import store as commands
@@ -67,13 +75,13 @@ def pins(
 def pin(
     keys: Keys = None,
     prompt: Text = None,
-    chat: Chat = None,
+    chat: ChatOption = None,
     tokens: Tokens = None,
-    tenant: Tenant = "",
+    tenant: TenantOption = "",
     pin_id: Annotated[str | None, typer.Option("--id", help="default: from the last block's key")] = None,
     hard: Annotated[bool, typer.Option("--hard", help="never evict; without it, evict only when nothing else can go")] = False,
     ttl: Annotated[str, typer.Option(help="how long: 90s, 30m, 12h, 7d")] = "1h",
-    node: Node = None,
+    node: NodeOption = None,
     url: Url = DEFAULT_URL,
     redis_url: RedisUrl = None,
     cluster: ClusterName = "springtide",
@@ -90,10 +98,10 @@ def pin(
 def unpin(
     pin_id: Annotated[str | None, typer.Argument(metavar="ID", help="as `pins` shows it")] = None,
     prompt: Text = None,
-    chat: Chat = None,
+    chat: ChatOption = None,
     tokens: Tokens = None,
-    tenant: Tenant = "",
-    node: Node = None,
+    tenant: TenantOption = "",
+    node: NodeOption = None,
     url: Url = DEFAULT_URL,
     redis_url: RedisUrl = None,
     cluster: ClusterName = "springtide",
@@ -109,11 +117,11 @@ def unpin(
 def evict(
     keys: Keys = None,
     prompt: Text = None,
-    chat: Chat = None,
+    chat: ChatOption = None,
     tokens: Tokens = None,
-    tenant: Tenant = "",
+    tenant: TenantOption = "",
     everything: Annotated[bool, typer.Option("--all", help="everything that nobody uses and no pin keeps")] = False,
-    node: Node = None,
+    node: NodeOption = None,
     url: Url = DEFAULT_URL,
     redis_url: RedisUrl = None,
     cluster: ClusterName = "springtide",
@@ -128,7 +136,7 @@ def evict(
 @store.command()
 def verify(
     ssd: Annotated[bool, typer.Option("--ssd", help="read every block on SSD too, and drop those whose checksums are wrong")] = False,
-    node: Node = None,
+    node: NodeOption = None,
     url: Url = DEFAULT_URL,
     redis_url: RedisUrl = None,
     cluster: ClusterName = "springtide",
@@ -140,16 +148,16 @@ def verify(
     raise typer.Exit(commands.verify(_options(url, redis_url, cluster, node, as_json), ssd))
 
 
-def _options(url: str, redis_url: str | None, cluster: str, node: str | None, as_json: bool) -> StoreOptions:
+def _options(url: str, redis_url: str | None, cluster: str, node: str | None, as_json: bool) -> StoreCommandOptions:
     from deploy.commands.locate import Where
-    from deploy.commands.store import StoreOptions
+    from deploy.commands.store import StoreCommandOptions
 
-    return StoreOptions(Where(url, redis_url, cluster), node, as_json)
+    return StoreCommandOptions(Where(url, redis_url, cluster), node, as_json)
 
 
-def _prompt(text: str | None, chat: str | None, tokens: str | None, tenant: str) -> Prompt:
-    from deploy.commands.store_blocks import Prompt, parse_tokens
+def _prompt(text: str | None, chat: str | None, tokens: str | None, tenant: str) -> NamedPrompt:
+    from deploy.commands.store_blocks import NamedPrompt, parse_tokens
 
     if sum(part is not None for part in (text, chat, tokens)) > 1:
         raise typer.BadParameter("give one of --prompt, --chat and --tokens, not several")
-    return Prompt(text, chat, parse_tokens(tokens) if tokens is not None else None, tenant)
+    return NamedPrompt(text, chat, parse_tokens(tokens) if tokens is not None else None, tenant)

@@ -15,9 +15,9 @@ Int32Array = np.ndarray[Any, np.dtype[np.int32]]
 
 @dataclass(frozen=True, slots=True)
 class SequenceChunk:
-    """One sequence's share of a batch: compute `token_ids` at positions `start`, `start + 1`, …, writing their K and V into `slots`
-    (slot i holds positions [i * block_tokens, (i + 1) * block_tokens)) and attending to everything before in them. A batch has one chunk
-    of a sequence at most."""
+    """A sequence's share of a batch: compute `token_ids` at positions `start`, `start + 1`, …, writing their K and V into `slots` (slot i
+    holds positions [i * block_tokens, (i + 1) * block_tokens)) and attending to everything before in them. A batch has one chunk of a
+    sequence at most."""
 
     token_ids: Sequence[int]
     start: int
@@ -30,7 +30,7 @@ class SequenceChunk:
             raise ValueError("a SequenceChunk needs at least one token")
 
     def last_token(self) -> SequenceChunk:
-        """It alone."""
+        """The chunk's last token alone."""
         return replace(self, token_ids=self.token_ids[-1:], start=self.start + len(self.token_ids) - 1)
 
 

@@ -17,13 +17,12 @@ from engine.model_config import ModelConfig
 from engine.profiling import fastest_ms
 from engine.runner import ModelRunner
 from springtide.blocks import blocks_for
-from springtide.kvspec import KVDtype
-from springtide.modelinfo import ModelInfo
+from springtide.modelinfo import KVDtype, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """Milliseconds in one pass."""
+    """What layers cost: milliseconds in one pass."""
 
     layers: tuple[float, ...]
     embedding: float
@@ -40,9 +39,9 @@ def measure_layers(
     kernels: str = "auto",
     device: Device | None = None,
 ) -> LayerCosts:
-    """In a pass of `new_tokens` after `cached_tokens`. Layers that are alike, dense or sparse and with the same window, are measured once,
-    but the model's last one by itself: it may leave out what no logits are wanted of. Of the model's weights no more than a layer's and
-    those of its ends are ever loaded. Errors as `engine.loader.load_model`."""
+    """What each layer costs in a pass of `new_tokens` after `cached_tokens`. Layers that are alike, dense or sparse and with the same
+    window, are measured once, but the model's last one by itself: it may leave out what no logits are wanted of. Of the model's weights no
+    more than a layer's and those of its ends are ever loaded. Errors as `engine.loader.load_model`."""
     config = read_config(Path(info.path))
     last = config.layers - 1
     kinds = [*(_kind(config, layer) for layer in range(last)), "last"]

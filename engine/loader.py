@@ -16,7 +16,7 @@ from engine.formats.registry import for_gguf
 from engine.formats.safetensors_weights import SafetensorsWeights
 from engine.formats.weights import Weights
 from engine.model.base import Model
-from engine.model.decoder import Decoder
+from engine.model.decoder import DecoderModel
 from engine.model_config import ModelConfig
 from engine.shard import OneRank, Ranks, check_degree
 from springtide.errors import ConfigError
@@ -37,9 +37,9 @@ def load_model(
     ranks: Ranks | None = None,
     device: Device | None = None,
 ) -> Model:
-    """Of `layers` [begin, end) or all of them, its weights and activations in `dtype` ('bfloat16' or 'float32'), computed with `kernels`
-    (springtide.choices.KernelsName); of these the part of one of several `ranks`. On `device`, which the calling thread uses from then
-    on, or on the CPU.
+    """The model's `layers` [begin, end) or all of them, its weights and activations in `dtype` ('bfloat16' or 'float32'), computed with
+    `kernels` (springtide.choices.KernelsName); of these the part of one of several `ranks`. On `device`, which the calling thread uses from
+    then on, or on the CPU.
 
     Raises ConfigError when tensors are missing or have wrong shapes, UnsupportedModel as `describe` does.
     """
@@ -56,7 +56,7 @@ def load_model(
         torch.cuda.set_device(device.torch_device)
     with torch.inference_mode():
         backend = backends.choose(config, DTYPES[dtype], kernels, device)
-        return Decoder(config, _open(path, config), DTYPES[dtype], backend, ranks, begin, end)
+        return DecoderModel(config, _open(path, config), DTYPES[dtype], backend, ranks, begin, end)
 
 
 def _open(path: Path, config: ModelConfig) -> Weights:

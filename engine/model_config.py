@@ -24,7 +24,7 @@ class WrongGeometry(ValueError):
         super().__init__(self.told({}))
 
     def told(self, names: Mapping[str, str]) -> str:
-        """With what the model's file calls the fields."""
+        """The message with what the model's file calls the fields."""
         text = self._rule
         for field, value in self._values.items():
             text = text.replace(f"{{{field}}}", f"{names.get(field, field)} ({value!r})")

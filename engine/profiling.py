@@ -65,7 +65,7 @@ def measure_decode(runner: ModelRunner, slots: Sequence[int], max_batch: int, bu
 
 
 def fastest_ms(runner: ModelRunner, run: Callable[[], object]) -> float:
-    """Of a few runs of it, which computes with the runner's model."""
+    """The time of the fastest of a few runs of it, which computes with the runner's model."""
     run()  # to warm up
     timed = _Timed((0, 0), run, runner.work_clock)
     for _ in range(_SHORT_REPEATS):

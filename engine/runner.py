@@ -13,14 +13,14 @@ import torch
 
 from engine.backends.base import AttentionPass
 from engine.batch import LayerHooks, SequenceChunk
-from engine.device.streams import CopyTimes, Work
-from engine.device.upload import upload
+from engine.device.memory import upload
+from engine.device.streams import CopyTimes, DeviceWork
 from engine.kv_cache.cache import ArenaCache, PagedCache
 from engine.kv_cache.device_cache import DeviceCache
 from engine.kv_cache.page_table import OutOfPages
 from engine.model.base import Model
 from springtide.blocks import blocks_for
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 
 _KV_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _WARM_UP_TOKENS = 2
@@ -41,8 +41,8 @@ Arena = memoryview | np.ndarray[Any, np.dtype[np.uint8]] | SharedArena
 
 
 class ModelRunner:
-    """On a CPU the paged KV cache is the arena: keys and values are written to and read from its slots where they lie. A model on a device
-    (engine.device) has its cache there, and slabs are copied between the two.
+    """Runs a model. On a CPU the paged KV cache is the arena: keys and values are written to and read from its slots where they lie. A
+    model on a device (engine.device) has its cache there, and slabs are copied between the two.
 
     The arena stays its owner's (the node's store). The runner writes only the slots of the chunks it is given, during `forward`.
     Not safe for concurrent calls: one thread runs it.
@@ -86,7 +86,7 @@ class ModelRunner:
 
     @property
     def most_blocks(self) -> int:
-        """Of one sequence: slots of the arena, or pages of the device."""
+        """The most blocks of one sequence: slots of the arena, or pages of the device."""
         return self.cache.most_blocks
 
     @property
@@ -96,7 +96,8 @@ class ModelRunner:
 
     @property
     def activations_device(self) -> torch.device | None:
-        """From where `forward_layers` takes what comes from the stage before as it lies; None where that is the host's memory."""
+        """The device from which `forward_layers` takes what comes from the stage before as it lies; None where that is the host's
+        memory."""
         device = self.model.backend.device
         return device.torch_device if device is not None else None
 
@@ -105,14 +106,14 @@ class ModelRunner:
         """Whether `load_ahead` may save a pass from waiting."""
         return self.keeps_pages
 
-    def load_ahead(self, slots: Sequence[int]) -> Work | None:
+    def load_ahead(self, slots: Sequence[int]) -> DeviceWork | None:
         """Begins to load the blocks in these slots of the arena, which nobody writes until it is done, for a pass to come; those before it
         need not wait for that. None where there is nothing to wait for. What was loaded is kept until it is used or forgotten."""
         with torch.inference_mode():
             return self.cache.load_ahead(slots)
 
     def forget(self, slots: Sequence[int]) -> None:
-        """They were given back, and no pass uses them before something else has been written there."""
+        """Forgets slots that were given back; no pass uses them before something else has been written there."""
         self.cache.forget(slots)
 
     def warm_up(self) -> None:
@@ -129,13 +130,13 @@ class ModelRunner:
             self.cache.warm_up(self.model)
 
     def copy_times(self) -> CopyTimes:
-        """Of the last pass's copies between the arena and the device; zeros where these are one."""
+        """The times of the last pass's copies between the arena and the device; zeros where these are one."""
         return self.cache.copy_times()
 
     def work_clock(self) -> float:
-        """Seconds, of which as many pass between two calls as the passes between them took. On a CPU: the processor time of the calling
-        thread, which does its share of every operator, so that other processes' turns and waiting do not count. On a CUDA device: the time
-        by which it was through with them."""
+        """A clock in seconds, of which as many pass between two calls as the passes between them took. On a CPU: the processor time of the
+        calling thread, which does its share of every operator, so that other processes' turns and waiting do not count. On a CUDA device:
+        the time by which it was through with them."""
         device = self.model.backend.torch_device
         if device.type == "cpu":
             return time.thread_time()
@@ -148,7 +149,7 @@ class ModelRunner:
         return self.model.backend.torch_device.type != "cpu"
 
     def close(self) -> None:
-        """Ends what was started for it. No pass may be under way."""
+        """Ends what was started for it. No pass may be in flight."""
         self._let_go()
 
     def forward(self, batch: Sequence[SequenceChunk], hooks: LayerHooks | None = None) -> torch.Tensor:
@@ -177,7 +178,7 @@ class ModelRunner:
             return torch.cat([self._forward_on_pages(part).clone() for part in (batch[:half], batch[half:])])
 
     def logits(self, batch: Sequence[SequenceChunk], hidden: torch.Tensor) -> torch.Tensor:
-        """As `forward` returns them, from what `forward_layers` returned at the last stage."""
+        """The logits as `forward` returns them, from what `forward_layers` returned at the last stage."""
         with torch.inference_mode():
             ends = accumulate(len(chunk.token_ids) for chunk in batch)
             wanted = [end - 1 for end, chunk in zip(ends, batch, strict=True) if chunk.wants_logits]
@@ -191,16 +192,16 @@ class ModelRunner:
             return self.model.logits(hidden)
 
     def forward_layers(self, batch: Sequence[SequenceChunk], hidden: torch.Tensor | None, hooks: LayerHooks | None = None) -> torch.Tensor:
-        """This stage's layers only: from the stage before, `hidden` [tokens of the batch, hidden size], which is overwritten, or None where
-        the model's first layer is here; returns the same for the next stage. `hooks` number these layers from 0. After the model's last
-        layer only what `logits` takes of it is sure to be right: where no chunk wants any, nothing.
+        """Computes this stage's layers only: from the stage before, `hidden` [tokens of the batch, hidden size], which is overwritten, or
+        None where the model's first layer is here; returns the same for the next stage. `hooks` number these layers from 0. After the
+        model's last layer only what `logits` takes of it is sure to be right: where no chunk wants any, nothing.
 
         Raises ValueError as `forward` does, before anything is computed."""
         return self._run(batch, self._planned(batch), hidden, hooks)
 
     def leave_arena(self) -> None:
-        """Nothing is computed in the arena any more until the next `set_arena`: the device, and other processes of this runner, let go of
-        it."""
+        """Leaves the arena, in which nothing is computed any more until the next `set_arena`: the device, and other processes of this
+        runner, let go of it."""
         self._let_go()
 
     def _let_go(self) -> None:

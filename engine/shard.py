@@ -23,7 +23,7 @@ class Shard:
             raise ValueError(f"there is no rank {self.rank} of {self.size}")
 
     def of(self, total: int) -> slice:
-        """Of `total` columns, rows or heads; parts differ by one at most."""
+        """The part of `total` columns, rows or heads; parts differ by one at most."""
         return slice(total * self.rank // self.size, total * (self.rank + 1) // self.size)
 
 
@@ -38,11 +38,12 @@ class Ranks(ABC):
 
     @abstractmethod
     def join(self, x: torch.Tensor, columns: int) -> torch.Tensor:
-        """From each rank its part of the `columns` of a matrix, [rows, part]; the whole [rows, columns] at rank 0, anything elsewhere."""
+        """Joins what each rank gives, its part of the `columns` of a matrix, [rows, part]; the whole [rows, columns] at rank 0, anything
+        elsewhere."""
 
     @abstractmethod
     def least(self, number: int) -> int:
-        """Of what each rank gives."""
+        """The least of what each rank gives."""
 
 
 class OneRank(Ranks):

@@ -10,20 +10,19 @@ from dataclasses import replace
 import grpc.aio
 
 from engine.tokenizer.tokenizer import load_tokenizer
-from gateway.backend import Backend
+from gateway.answer import ApiBackend
 from gateway.bodies import Bodies
 from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
-from gateway.events import InstancesHung
+from gateway.events import InstancesHung, TenantHashing
 from gateway.grpc_service import new_server
-from gateway.hashing import TenantHashing
 from gateway.http_app import create_app
 from gateway.http_server import HttpServer, bind
 from gateway.prepare import Preparer
 from gateway.runner import Runner
 from gateway.side_thread import SideThread
 from gateway.state import Limits
-from gateway.tenancy import Tenants
+from gateway.tenancy import ApiKeys
 from springtide.capacity import context_tokens, quota_tokens
 from springtide.clock import MonotonicClock
 from springtide.config import ClusterConfig
@@ -34,6 +33,7 @@ from springtide.leader_lease import LeaderLease
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments, raise_file_limit
 from springtide.protocol.instances import HungInstances
+from springtide.supervision import first_of
 from springtide.telemetry import serve_metrics
 
 logger = logging.getLogger(__name__)
@@ -106,22 +106,17 @@ class GatewayServer:
         logger.info("gateway serves HTTP on %s and gRPC on %s", self.http_address, self.grpc_address)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`; raises when the HTTP server ends before that. Then every request still running gets its terminal reply."""
+        """Serves until `stop`; raises when the HTTP server ends before that. Then every request still running gets its terminal reply."""
         assert self._serving is not None and self._http_server is not None and self._grpc_server is not None, "run() comes after start()"
-        stopped = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait({stopped, self._serving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopped.cancel()
+        await first_of(asyncio.shield(self._serving), stop.wait())
         if self._serving.done():
-            await self._serving
             raise RuntimeError("the HTTP server has ended by itself")
         self._runner.shut_down()
         self._http_server.should_exit = True
         await asyncio.gather(self._serving, self._grpc_server.stop(_GRACE_S))
 
     async def close(self) -> None:
-        """Idempotent. Whatever still runs is dropped."""
+        """Drops whatever still runs. Idempotent."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
@@ -144,13 +139,13 @@ class GatewayServer:
     def _on_hung(self, hung: HungInstances) -> None:
         self._runner.post(InstancesHung(frozenset((instance.instance_id, instance.address) for instance in hung.instances)))
 
-    async def _backend(self) -> Backend:
+    async def _backend(self) -> ApiBackend:
         config, info = self._arguments.config, self._arguments.model_info
         tokenizer = await asyncio.to_thread(load_tokenizer, info)
         context_length, quotas = context_tokens(config, info), quota_tokens(config, info)
         preparer = Preparer(config.served_model_name or info.name, context_length, info.vocab_size, tokenizer, quotas)
-        bodies, tenants = Bodies(preparer.bounds.max_body_bytes), Tenants(config.server.api_keys)
-        return Backend(preparer, tokenizer, self._runner, self._conductor, tenants, bodies, self._side_thread, self._clock)
+        bodies, tenants = Bodies(preparer.bounds.max_body_bytes), ApiKeys(config.server.api_keys)
+        return ApiBackend(preparer, tokenizer, self._runner, self._conductor, tenants, bodies, self._side_thread, self._clock)
 
     async def _announce(self) -> None:
         member = Member(

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from gateway.http_errors import explain
-from gateway.reply import ClientDisconnected
 from springtide.errors import InvalidRequest, Overloaded, SpringtideError
 
 PATIENCE_S = 30.0
@@ -27,7 +26,13 @@ _RETRY_AFTER_S = 1.0
 _HELD_BODIES = 8
 """How many of the largest bodies may be held at once; of smaller ones, more."""
 
-Model = TypeVar("Model", bound=BaseModel)
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+
+class ClientDisconnected(SpringtideError):
+    """The client has gone: nobody waits for the answer any more."""
+
+    http_status = 499
 
 
 class BodyTooLarge(InvalidRequest):
@@ -48,8 +53,8 @@ class _Receiving:
 
 
 class Bodies:
-    """All that are held at the moment. Those that are still coming in, the longest under way first, make room for others when it is short:
-    who sends slowly keeps nobody out."""
+    """The bodies that are held at the moment. Those that are still coming in, who began first before the others, make room for others when
+    it is short: who sends slowly keeps nobody out."""
 
     def __init__(self, max_bytes: int) -> None:
         """`max_bytes` is of one body, however it comes."""
@@ -173,7 +178,7 @@ def check_media_type(request: Request) -> None:
         raise _not_an_object()
 
 
-def parse_body(raw: bytes, model: type[Model], max_values: int) -> Model:
+def parse_body(raw: bytes, model: type[BodyT], max_values: int) -> BodyT:
     """Raises InvalidRequest, naming the field."""
     if not raw:
         raise _not_an_object()

@@ -11,12 +11,11 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from gateway import metrics
 from gateway.conductor_peer import RENEW_EVERY_S, ConductorPeer
-from gateway.leader_view import LeaderView
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
@@ -26,14 +25,60 @@ from springtide.protocol.attempts import AttemptReport, LiveAttempt, Phase
 from springtide.protocol.instances import HungInstances
 from springtide.protocol.scheduling import Assignment, Schedule, ScheduleReply
 from springtide.protocol.status import ClusterStatus
-from springtide.supervision import supervised
+from springtide.supervision import first_of, supervised
 
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.2
 _PAUSE_S = 0.1
 _CLOSE_S = 0.3
-Reply = TypeVar("Reply")
+ReplyT = TypeVar("ReplyT")
+
+
+@dataclass(slots=True)
+class LeaderView:
+    """Which Conductor is taken for the leader, and whose answers are accepted. Pure. To ask the wrong one costs a round trip; to believe it
+    is what `accepts` prevents: an epoch that was seen is never gone back on."""
+
+    epoch: int = 0
+    """The highest seen; 0 while the cluster has one Conductor only."""
+    address: str | None = None
+    """Who leads, as last heard."""
+    doubted: bool = False
+    """It did not answer, or not as a leader does: the others may know of another."""
+
+    def read(self, address: str, epoch: int) -> bool:
+        """Takes note that the lease, or membership, names `address`. A lease of a lower epoch than was seen means that Valkey has lost its
+        count; the holder finds out when it is asked. Returns whether the leader is another now."""
+        self.epoch = max(self.epoch, epoch)
+        if address == self.address:
+            return False
+        self.address, self.doubted = address, False
+        return True
+
+    def answered(self, address: str, epoch: int) -> bool:
+        """Takes note that the Conductor at `address` has decided under an epoch that `accepts`. Returns whether the leader is another
+        now."""
+        changed = self.read(address, epoch)
+        self.doubted = False
+        return changed
+
+    def hinted(self, by: str, address: str, epoch: int) -> bool:
+        """Takes note that the Conductor `by` does not lead and says who does, if it knows. Returns whether the leader is another now."""
+        if by == self.address:
+            self.doubted = True
+        if epoch < self.epoch:
+            return False
+        self.epoch = epoch
+        return bool(address) and self.read(address, epoch)
+
+    def lost(self, address: str) -> None:
+        """Takes note that the Conductor at `address` does not answer."""
+        self.doubted = self.doubted or address == self.address
+
+    def accepts(self, epoch: int) -> bool:
+        """Whether an answer given under `epoch` counts: not when it is a deposed leader's."""
+        return epoch == 0 or epoch >= self.epoch
 
 
 class ConductorLink:
@@ -110,7 +155,7 @@ class ConductorLink:
         return status
 
     def report(self, report: AttemptReport) -> None:
-        """To every Conductor, in order, in the background."""
+        """Sends a report to every Conductor, in order, in the background."""
         for peer in self._peers.values():
             peer.report(report)
 
@@ -148,7 +193,7 @@ class ConductorLink:
         addresses = list(self._peers)
         return self._peers[addresses[next(self._turns) % len(addresses)]]
 
-    async def _or_lost(self, peer: ConductorPeer, call: Coroutine[Any, Any, Reply]) -> Reply:
+    async def _or_lost(self, peer: ConductorPeer, call: Coroutine[Any, Any, ReplyT]) -> ReplyT:
         try:
             reply = await call
         except Unavailable:
@@ -219,17 +264,13 @@ class ConductorLink:
         self._changed = asyncio.Event()
 
 
-async def _unless(changed: asyncio.Event, call: Coroutine[Any, Any, Reply]) -> Reply:
+async def _unless(changed: asyncio.Event, call: Coroutine[Any, Any, ReplyT]) -> ReplyT:
     """Raises Unavailable when the leader changes first: who was asked may be stopped, and would be waited for in vain."""
-    calling, change = asyncio.ensure_future(call), asyncio.ensure_future(changed.wait())
-    try:
-        await asyncio.wait((calling, change), return_when=asyncio.FIRST_COMPLETED)
-        if calling.done():
-            return calling.result()
+    calling = asyncio.create_task(call)
+    await first_of(calling, changed.wait())
+    if calling.cancelled():
         raise _nobody_leads()
-    finally:
-        calling.cancel()
-        change.cancel()
+    return calling.result()
 
 
 def placed(request: Schedule, assignment: Assignment) -> LiveAttempt:

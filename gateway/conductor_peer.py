@@ -31,12 +31,12 @@ CALL_TIMEOUT_S = 2.0
 RENEW_EVERY_S = 2.0
 _FOLLOW_AGAIN_S = 0.5
 _GRACE_S = CALL_TIMEOUT_S + 1.0
-"""For calls under way to end by themselves: a channel that is closed before cancels them, and with them whoever waits."""
+"""For calls in flight to end by themselves: a channel that is closed before cancels them, and with them whoever waits."""
 MOST_KEPT = 4096
 """Reports that wait for a Conductor, some 100 bytes each; the oldest are lost first."""
 _MOST_SENT = 1024
 """In one message: some 20 ms of its receiver's time."""
-Reply = TypeVar("Reply")
+ReplyT = TypeVar("ReplyT")
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
@@ -90,7 +90,7 @@ class ConductorPeer:
         await self._hang_up(grace_s=None)
 
     async def retire(self) -> None:
-        """Hangs up on a Conductor that is no more. Calls under way end by themselves: whoever made them is owed an answer."""
+        """Hangs up on a Conductor that is no more. Calls in flight end by themselves: whoever made them is owed an answer."""
         await self._hang_up(grace_s=_GRACE_S)
 
     async def _hang_up(self, grace_s: float | None) -> None:
@@ -100,7 +100,7 @@ class ConductorPeer:
         if self._channel is not None:
             await self._channel.close(grace=grace_s)
 
-    async def _ask(self, call: Callable[[ConductorStub], Awaitable[Reply]]) -> Reply:
+    async def _ask(self, call: Callable[[ConductorStub], Awaitable[ReplyT]]) -> ReplyT:
         channel = self._connected()
         try:
             reply = await call(ConductorStub(channel))
@@ -127,7 +127,7 @@ class ConductorPeer:
         return Unavailable(f"the Conductor at {self.address} did not answer: {why}", code="no_conductor")
 
     def _abandon(self, channel: grpc.aio.Channel) -> None:
-        """The next call makes a new channel, which connects at once where an old one waits for its back-off. Calls under way on this one
+        """The next call makes a new channel, which connects at once where an old one waits for its back-off. Calls in flight on this one
         end by themselves."""
         if channel is self._channel:
             self._channel = None

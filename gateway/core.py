@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from gateway import events as ev
 from gateway.state import STEPS_AT_A_STANDSTILL, AttemptState, Limits, Pulse, RequestState
+from springtide.clock import ObservedTime, Tick
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
 from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Phase, Progress
@@ -18,10 +19,9 @@ from springtide.protocol.instances import Role
 from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, PrefillDone, TokenOutput
 from springtide.protocol.scheduling import Assignment, Reason, Schedule
 from springtide.protocol.starts import DecodeStart, PrefillStart, Request
-from springtide.silence import ObservedTime
 
 _NOBODY_THERE = (Reason.NO_PREFILL, Reason.NO_DECODE)
-_DOOR_RETRY_AFTER_S = 1.0
+_REFUSED_RETRY_AFTER_S = 1.0
 _NO_ROOM = (
     FailureCode.POOL_FULL,
     FailureCode.QUOTA_USED,
@@ -83,11 +83,11 @@ class GatewayCore:
             case ev.Shutdown():
                 self._shut_down = True
                 return [action for state in list(self._requests.values()) for action in self._end(state, ev.Failed(_shutting_down()))]
-            case ev.Tick():
+            case Tick():
                 return self._on_tick(now)
 
     def next_deadline(self) -> float | None:
-        """When the next waiting request wants a Tick."""
+        """When the next request that waits wants a Tick."""
         return min(self._retries.values()) if self._retries else None
 
     def live_attempts(self) -> list[LiveAttempt]:
@@ -389,7 +389,7 @@ class GatewayCore:
         if failure.code is FailureCode.INVALID and not state.tokens:
             return self._give_up(state, InvalidRequest(failure.message))
         if failure.code is FailureCode.OVERLOADED and attempt.assignment.refusable and not state.tokens:
-            return self._refused_at_door(state, attempt, failure.message, culprit, now)
+            return self._refused_at_admission(state, attempt, failure.message, culprit, now)
         if failure.code in _NO_ROOM:
             return self._crowd_out(state, attempt, message, culprit, now)
         if failure.code is FailureCode.PEER_LOST and not attempt.assignment.inlined:
@@ -397,12 +397,12 @@ class GatewayCore:
             return self._fail(state, attempt, message, [attempt.instance_of(Role.PREFILL), attempt.instance_of(Role.DECODE)], now)
         return self._fail(state, attempt, message, [culprit], now)
 
-    def _refused_at_door(
+    def _refused_at_admission(
         self, state: RequestState, attempt: AttemptState, message: str, culprit: InstanceId, now: float
     ) -> list[ev.Action]:
-        if state.refused_at_door:
-            return self._give_up(state, Overloaded(message, retry_after_s=_DOOR_RETRY_AFTER_S, reason="refused_at_door"))
-        state.refused_at_door = True
+        if state.refused_at_admission:
+            return self._give_up(state, Overloaded(message, retry_after_s=_REFUSED_RETRY_AFTER_S, reason="refused_at_admission"))
+        state.refused_at_admission = True
         # The Conductor's acceptance has been overruled; this time it may as well reject.
         state.accepted = False
         state.avoid = (*state.avoid, culprit)

@@ -1,11 +1,15 @@
-"""What the gateway's core is told (events) and what it wants done (actions)."""
+"""What the gateway's core schedules (generations, whose blocks' keys are hashed here, once, and sent along), what it is told (events) and
+what it wants done (actions)."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from springtide.blocks import block_keys, namespace_root
+from springtide.clock import Tick
 from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, BlockKey, InstanceId, RequestId
 from springtide.protocol.attempts import Progress
@@ -14,6 +18,8 @@ from springtide.protocol.outputs import AttemptFailed, AttemptSign, Finish, Pref
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import NO_TERMS, Assignment, Rejection, Schedule, Terms
 from springtide.protocol.starts import DecodeStart, PrefillStart
+
+# ---- what is scheduled ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +43,36 @@ class Generation:
             raise ValueError("Generation.prompt_ids must hold at least one token")
 
 
-# ---- events ----
-
-
 class Hashing(Protocol):
     """How the tokens of a generation become block keys."""
 
     block_tokens: int
 
     def namespace(self, generation: Generation) -> BlockKey:
-        """Root of its keys."""
+        """The root of its keys."""
         ...
 
     def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
-        """Of every full block of so many tokens of its prompt and output."""
+        """The keys of every full block of so many tokens of its prompt and output."""
         ...
+
+
+class TenantHashing:
+    """Hashing by tenant. Each has a namespace of its own: nobody's blocks match another's."""
+
+    def __init__(self, model_fingerprint: str, kv_dtype: str, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        root = functools.partial(namespace_root, model_fingerprint, kv_dtype, block_tokens)
+        self._root = functools.lru_cache(maxsize=4096)(root)
+
+    def namespace(self, generation: Generation) -> BlockKey:
+        return self._root(generation.tenant)
+
+    def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
+        return tuple(block_keys(self.namespace(generation), token_ids, self.block_tokens))
+
+
+# ---- events ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +138,7 @@ class InstancesHung:
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """Of all attempts that a node runs for this gateway."""
+    """The signs of life of all attempts that a node runs for this gateway."""
 
     side: Role
     signs: tuple[AttemptSign, ...]
@@ -135,12 +156,7 @@ class ClientGone:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """This gateway ends: every request that it owns, or is still given, is answered at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    pass
+    """The gateway ends: every request that it owns, or is still given, is answered at once."""
 
 
 Event = (

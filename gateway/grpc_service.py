@@ -11,14 +11,13 @@ import grpc
 import grpc.aio
 
 from gateway import metrics
-from gateway.backend import Backend
+from gateway.answer import ApiBackend, Delta
 from gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
-from gateway.prepare import COMPLETION_MAX_TOKENS, SAMPLING_FIELDS, Origin
-from gateway.reply import Delta, Usage, Work
+from gateway.prepare import COMPLETION_MAX_TOKENS, SAMPLING_FIELDS, Origin, PreparedRequest
 from gateway.schema import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from springtide.errors import InvalidRequest, SpringtideError
 from springtide.ids import new_id
-from springtide.protocol.outputs import Finish, SampledToken
+from springtide.protocol.outputs import Finish, SampledToken, Usage
 from springtide.protocol.sampling import LogitBias
 from springtide.protocol.wire import TERMS, TOKEN_LOGPROB
 from springtide.rpc import common_pb2 as pb
@@ -30,7 +29,7 @@ _ENDPOINT = "grpc/Generate"
 _FINISHES = {Finish.STOP: pb.FINISH_REASON_STOP, Finish.LENGTH: pb.FINISH_REASON_LENGTH}
 
 
-async def new_server(backend: Backend, max_connections: int) -> grpc.aio.Server:
+async def new_server(backend: ApiBackend, max_connections: int) -> grpc.aio.Server:
     """Inference, with health and reflection beside it."""
     max_bytes = backend.preparer.bounds.max_message_bytes
     messages = Messages(backend.bodies, max_bytes)
@@ -48,7 +47,7 @@ async def new_server(backend: Backend, max_connections: int) -> grpc.aio.Server:
 
 
 class InferenceService:
-    def __init__(self, backend: Backend, messages: Messages) -> None:
+    def __init__(self, backend: ApiBackend, messages: Messages) -> None:
         self._backend = backend
         self._messages = messages
 
@@ -80,17 +79,17 @@ class InferenceService:
                 metrics.DISCONNECTS.labels(_ENDPOINT).inc()
 
     async def _generate(self, context: Context, request_id: str) -> AsyncGenerator[inference_pb2.GenerateChunk, None]:
-        reply = self._backend.start(await self._ordered(context, request_id))
+        answer = self._backend.start(await self._ordered(context, request_id))
         # A cancelled call may leave this generator suspended until it is collected; its slots must not wait for that.
-        context.add_done_callback(lambda _: reply.close())  # type: ignore[arg-type]  # the stubs want a class
+        context.add_done_callback(lambda _: answer.close())  # type: ignore[arg-type]  # the stubs want a class
         try:
-            async for batch in reply.batches():
+            async for batch in answer.batches():
                 for delta in batch:
-                    yield _chunk(reply.request_id, delta, reply.usage if delta.finish is not None else None)
+                    yield _chunk(answer.request_id, delta, answer.usage if delta.finish is not None else None)
         finally:
-            reply.close()
+            answer.close()
 
-    async def _ordered(self, context: Context, request_id: str) -> Work:
+    async def _ordered(self, context: Context, request_id: str) -> PreparedRequest:
         authorization = _metadata(context, "authorization")
         # Nothing of a stranger's message is read.
         tenant = self._backend.tenants.of(authorization, "")
@@ -100,11 +99,11 @@ class InferenceService:
                 raise no_message()
             return await self._backend.side_thread.run(len(raw), self._parsed, raw, authorization, origin)
 
-    def _parsed(self, raw: bytes, authorization: str, origin: Origin) -> Work:
+    def _parsed(self, raw: bytes, authorization: str, origin: Origin) -> PreparedRequest:
         request = parse_request(raw, self._backend.preparer.bounds.max_values)
         return self._prepare(request, replace(origin, tenant=self._backend.tenants.of(authorization, request.tenant)))
 
-    def _prepare(self, request: inference_pb2.GenerateRequest, origin: Origin) -> Work:
+    def _prepare(self, request: inference_pb2.GenerateRequest, origin: Origin) -> PreparedRequest:
         preparer = self._backend.preparer
         preparer.check_model(request.model)
         if len(request.stop) > MAX_STOP_STRINGS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in request.stop):
@@ -139,7 +138,7 @@ class InferenceService:
             prompt_field="prompt",
             values=_sampling_values(request),
         )
-        return Work(
+        return PreparedRequest(
             request_id=origin.request_id,
             prompts=(tokens,),
             n=1,

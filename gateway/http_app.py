@@ -18,11 +18,10 @@ from pydantic.json_schema import models_json_schema
 from starlette.types import Receive, Scope, Send
 
 from gateway import http_errors, metrics
-from gateway.backend import Backend
-from gateway.bodies import check_media_type, parse_body
+from gateway.answer import AnswerStream, ApiBackend, Delta
+from gateway.bodies import ClientDisconnected, check_media_type, parse_body
 from gateway.openai_format import ChatFormat, CompletionFormat, Format, dump
-from gateway.prepare import Origin
-from gateway.reply import ClientDisconnected, Delta, Reply, Work
+from gateway.prepare import Origin, PreparedRequest
 from gateway.schema import ChatCompletionRequest, CompletionRequest
 from gateway.tenancy import TenantGuard
 from springtide.errors import SpringtideError, Unavailable
@@ -34,7 +33,7 @@ _PIECES_AT_ONCE = 4
 _SCHEMAS = "#/components/schemas/{model}"
 
 
-def create_app(backend: Backend) -> FastAPI:
+def create_app(backend: ApiBackend) -> FastAPI:
     app = FastAPI(title="Springtide", docs_url=None, redoc_url=None, redirect_slashes=False)
     http_errors.install(app)
     app.add_middleware(TenantGuard, tenants=backend.tenants)
@@ -111,41 +110,41 @@ def _describe(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
 class _Order:
     """A valid request, and how its answer is wanted."""
 
-    work: Work
+    request: PreparedRequest
     format: Format
     stream: bool
     include_usage: bool
 
 
-def _chat(backend: Backend, raw: bytes, origin: Origin) -> _Order:
+def _chat(backend: ApiBackend, raw: bytes, origin: Origin) -> _Order:
     preparer = backend.preparer
     body = parse_body(raw, ChatCompletionRequest, preparer.bounds.max_values)
-    work = preparer.chat(body, origin)
+    prepared = preparer.chat(body, origin)
     wants_logprobs = body.num_top_logprobs is not None
     answer_format = ChatFormat(origin.request_id, preparer.model_name, wants_logprobs, body.include_usage, backend.tokenizer)
-    return _Order(work, answer_format, body.stream, body.include_usage)
+    return _Order(prepared, answer_format, body.stream, body.include_usage)
 
 
-def _completion(backend: Backend, raw: bytes, origin: Origin) -> _Order:
+def _completion(backend: ApiBackend, raw: bytes, origin: Origin) -> _Order:
     preparer = backend.preparer
     body = parse_body(raw, CompletionRequest, preparer.bounds.max_values)
-    work = preparer.completion(body, origin)
+    prepared = preparer.completion(body, origin)
     wants_logprobs = body.num_top_logprobs is not None
     answer_format = CompletionFormat(origin.request_id, preparer.model_name, wants_logprobs, body.include_usage, backend.tokenizer)
-    return _Order(work, answer_format, body.stream, body.include_usage)
+    return _Order(prepared, answer_format, body.stream, body.include_usage)
 
 
 class _Exchange:
     """One request and its answer, with whatever has to be undone at its end however it ends."""
 
-    def __init__(self, backend: Backend, request: Request, kind: str, prepare: Callable[[Backend, bytes, Origin], _Order]) -> None:
+    def __init__(self, backend: ApiBackend, request: Request, kind: str, prepare: Callable[[ApiBackend, bytes, Origin], _Order]) -> None:
         """`kind` begins the request's id."""
         self._backend = backend
         self._request = request
         self._endpoint = request.url.path
         self._prepare = prepare
         self._origin = Origin(new_id(kind), backend.clock.now(), request.state.tenant, request.headers.get("traceparent", ""))
-        self._reply: Reply | None = None
+        self._answer: AnswerStream | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._ended = False
         metrics.IN_FLIGHT.labels(self._endpoint).inc()
@@ -153,17 +152,17 @@ class _Exchange:
     async def run(self) -> Response:
         try:
             order = await self._ordered()
-            reply = self._reply = self._backend.start(order.work)
-            self._watcher = asyncio.create_task(self._watch(reply))
-            # Nothing is sent before the first token: a refusal at the last door is still a plain 429.
-            await reply.started()
+            answer = self._answer = self._backend.start(order.request)
+            self._watcher = asyncio.create_task(self._watch(answer))
+            # Nothing is sent before the first token: a refusal at the last admission check is still a plain 429.
+            await answer.started()
             if order.stream:
-                return _EventStream(lambda: self._events(reply, order), self._end, self._headers)
+                return _EventStream(lambda: self._events(answer, order), self._end, self._headers)
             deltas: list[Delta] = []
-            async for batch in reply.batches():
+            async for batch in answer.batches():
                 deltas += batch
             response = Response(
-                await _written(order.format.whole(deltas, reply.usage)), media_type="application/json", headers=self._headers
+                await _written(order.format.whole(deltas, answer.usage)), media_type="application/json", headers=self._headers
             )
         except SpringtideError as error:
             self._end(self._outcome(error))
@@ -184,25 +183,25 @@ class _Exchange:
         async with self._backend.bodies.received(self._request) as raw:
             return await self._backend.side_thread.run(len(raw), self._prepare, self._backend, raw, self._origin)
 
-    async def _events(self, reply: Reply, order: _Order) -> AsyncIterator[bytes]:
+    async def _events(self, answer: AnswerStream, order: _Order) -> AsyncIterator[bytes]:
         """The stream's bytes; the last thing yielded is `[DONE]` or an error."""
         try:
-            async for batch in reply.batches():
+            async for batch in answer.batches():
                 chunks = [chunk for delta in batch for chunk in order.format.chunks(delta)]
                 if chunks:
                     yield b"".join(_event(chunk) for chunk in chunks)
             if order.include_usage:
-                yield _event(order.format.usage_chunk(reply.usage))
+                yield _event(order.format.usage_chunk(answer.usage))
             yield b"data: [DONE]\n\n"
             self._end("200")
         except SpringtideError as error:
             yield _event(http_errors.error_body(error, self._origin.request_id))
             self._end(self._outcome(error))
 
-    async def _watch(self, reply: Reply) -> None:
+    async def _watch(self, answer: AnswerStream) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
-        reply.disconnect()
+        answer.disconnect()
 
     def _outcome(self, error: SpringtideError) -> str:
         if isinstance(error, ClientDisconnected):
@@ -216,8 +215,8 @@ class _Exchange:
         self._ended = True
         if self._watcher is not None:
             self._watcher.cancel()
-        if self._reply is not None:
-            self._reply.close()
+        if self._answer is not None:
+            self._answer.close()
         metrics.IN_FLIGHT.labels(self._endpoint).dec()
         metrics.REQUESTS.labels(self._endpoint, status).inc()
 

@@ -23,7 +23,7 @@ _MEANT_FOR_CLIENTS = ("shutting_down", "not_ready", "deadline", "internal_error"
 
 
 def message_for_client(error: SpringtideError, request_id: str = "") -> str:
-    """Which node failed, and where it is, is for the log; clients learn under which id to look there."""
+    """The message for clients. Which node failed, and where it is, is for the log; they learn under which id to look there."""
     if error.http_status < 500 or error.code in _MEANT_FOR_CLIENTS:
         return error.message
     what = "the cluster cannot serve this request just now; try again later" if isinstance(error, Unavailable) else "internal error"
@@ -68,7 +68,7 @@ async def _on_bug(_: Request, error: Exception) -> JSONResponse:
 
 
 def explain(problem: ErrorDetails) -> InvalidRequest:
-    """One of pydantic's problems, in words that name the field and the value."""
+    """The error for one of pydantic's problems, in words that name the field and the value."""
     kind, message = problem["type"], problem["msg"]
     param = _dotted(problem["loc"])
     if not param:

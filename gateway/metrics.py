@@ -31,7 +31,7 @@ _failed: dict[str, None] = {}
 
 
 def count_failed_attempt(instance_id: str) -> None:
-    """Of the instances that failed the latest so many have a series: each that starts anew may have another name."""
+    """Counts it. Only the instances that failed last have a series: each that starts anew may have another name."""
     FAILED_ATTEMPTS.labels(instance_id).inc()
     _failed.pop(instance_id, None)
     _failed[instance_id] = None

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.tokenizer.tokenizer import Tokenizer
-from gateway.reply import Delta, Usage
+from gateway.answer import Delta
 from gateway.text import PlacedToken
-from springtide.protocol.outputs import Finish
+from springtide.protocol.outputs import Finish, Usage
 
 Json = dict[str, Any]
 

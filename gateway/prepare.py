@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from engine.tokenizer.tokenizer import Tokenizer
-from gateway.bounds import Bounds
-from gateway.reply import SEED_RANGE, Work
-from gateway.schema import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
+from gateway import events as ev
+from gateway.schema import MAX_BIASED_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
 from springtide.errors import InvalidRequest, ModelNotFound
+from springtide.ids import RequestId
 from springtide.protocol.sampling import LogitBias, SamplingParams
 from springtide.protocol.scheduling import Terms
 from springtide.protocol.wire import SAMPLING_PARAMS
+from springtide.rpc.channels import MAX_MESSAGE_BYTES
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for plain completions."""
@@ -24,6 +25,36 @@ MAX_GENERATIONS = 1024
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name != "max_tokens")
 """Those that clients set as they are; how many tokens they may have is for the context to say, too."""
 _TERMS = tuple(field.name for field in fields(Terms))
+SEED_RANGE = 1 << 64
+_BYTES_A_TOKEN = 256
+"""Taken for the longest token where the tokenizer promises nothing."""
+_ESCAPED_BYTES = 6
+"""Of one byte of text, as JSON may write it: `\\u0000`."""
+_BYTES_A_MESSAGE = 64
+"""Of what is around a chat message's text in JSON, or of a token id with whatever space is left between them."""
+_BYTES_A_BIAS = 32
+_FIXED_BYTES = 64 << 10
+_FIXED_VALUES = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one request may be at most, from what the model's context could ever hold of it."""
+
+    max_body_bytes: int
+    """Of JSON: what fills the context fits however it is written, with as many biases as there may be."""
+    max_message_bytes: int
+    """The same of a message over gRPC."""
+    max_values: int
+    """Lists, objects, and what is in them, of one body. Python holds up everybody for 0.2 to 1 us with each while it reads them."""
+
+    @classmethod
+    def of(cls, context_length: int, vocab_size: int, most_bytes_a_token: int | None) -> Bounds:
+        biases = min(vocab_size, MAX_BIASED_TOKENS)
+        text = context_length * (most_bytes_a_token or _BYTES_A_TOKEN)
+        body = _ESCAPED_BYTES * text + _BYTES_A_MESSAGE * context_length + _BYTES_A_BIAS * biases + _FIXED_BYTES
+        message = text + _BYTES_A_MESSAGE // 4 * context_length + _BYTES_A_BIAS // 2 * biases + _FIXED_BYTES
+        return cls(min(body, MAX_MESSAGE_BYTES), min(message, MAX_MESSAGE_BYTES), _FIXED_VALUES + 4 * context_length + 2 * biases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +66,38 @@ class Origin:
     """When it began to come, on the runner's clock."""
     tenant: str = ""
     traceparent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A valid API request, reduced to what runs: every prompt `n` times."""
+
+    request_id: str
+    prompts: tuple[tuple[int, ...], ...]
+    n: int
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    tenant: str = ""
+    priority: int = 0
+    traceparent: str = ""
+    deadline_ms: float = 0.0
+    requested_at: float | None = None
+
+    def generation(self, index: int, *, accepted: bool) -> ev.Generation:
+        """The generation of choice `index`: choice i of prompt p is number p * n + i, and draws with seed + i."""
+        prompt, choice = divmod(index, self.n)
+        single = len(self.prompts) * self.n == 1
+        return ev.Generation(
+            request_id=RequestId(self.request_id if single else f"{self.request_id}/{index}"),
+            prompt_ids=self.prompts[prompt],
+            sampling=replace(self.sampling, seed=(self.sampling.seed + choice) % SEED_RANGE),
+            tenant=self.tenant,
+            priority=self.priority,
+            traceparent=self.traceparent,
+            deadline_ms=self.deadline_ms,
+            requested_at=self.requested_at,
+            accepted=accepted,
+        )
 
 
 class Preparer:
@@ -58,7 +121,7 @@ class Preparer:
                 f"model {name[:100]!r} does not exist; this server has {self.model_name!r}", param="model", code="model_not_found"
             )
 
-    def chat(self, body: ChatCompletionRequest, origin: Origin) -> Work:
+    def chat(self, body: ChatCompletionRequest, origin: Origin) -> PreparedRequest:
         """Raises InvalidRequest."""
         self.check_model(body.model)
         prompt = self.chat_tokens([(message.role, message.content) for message in body.messages])
@@ -70,9 +133,9 @@ class Preparer:
             prompt_field="messages",
             values=_sampling_values(body),
         )
-        return _work(body, origin, (prompt,), sampling)
+        return _prepared(body, origin, (prompt,), sampling)
 
-    def completion(self, body: CompletionRequest, origin: Origin) -> Work:
+    def completion(self, body: CompletionRequest, origin: Origin) -> PreparedRequest:
         """Raises InvalidRequest."""
         self.check_model(body.model)
         if len(body.prompt) * body.n > MAX_GENERATIONS:
@@ -94,10 +157,10 @@ class Preparer:
             prompt_field="prompt",
             values=_sampling_values(body),
         )
-        return _work(body, origin, tuple(prompts), sampling)
+        return _prepared(body, origin, tuple(prompts), sampling)
 
     def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
-        """Of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""
+        """The tokens of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""
         self.check_count(len(messages), "messages")
         if not messages:
             raise InvalidRequest("messages must hold at least one message", param="messages")
@@ -114,7 +177,7 @@ class Preparer:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def check_count(self, count: int, field: str) -> None:
-        """Of messages, each of which takes at least a token, or of token ids. Raises InvalidRequest when they can never fit."""
+        """Raises InvalidRequest when so many messages, each of which takes at least a token, or so many token ids can never fit."""
         if count > self.context_length:
             raise self._too_long(field, f"{field} has {count} entries")
 
@@ -195,10 +258,10 @@ class Preparer:
                 raise InvalidRequest(f"logit_bias values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}", param="logit_bias")
 
 
-def _work(
+def _prepared(
     body: ChatCompletionRequest | CompletionRequest, origin: Origin, prompts: tuple[tuple[int, ...], ...], sampling: SamplingParams
-) -> Work:
-    return Work(
+) -> PreparedRequest:
+    return PreparedRequest(
         request_id=origin.request_id,
         prompts=prompts,
         n=body.n,

@@ -1,32 +1,42 @@
-"""Does what the gateway's core decides: asks the Conductor, commands the nodes, hands tokens to the replies, keeps the time."""
+"""Does what the gateway's core decides: asks the Conductor, commands the nodes, hands tokens to the answers, keeps the time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from gateway import events as ev
 from gateway import metrics
 from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
-from gateway.reply import Sink
 from gateway.sessions import SessionPool
-from springtide.clock import Clock
+from springtide.clock import Clock, Tick
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import SpringtideError
 from springtide.ids import RequestId
 from springtide.protocol.attempts import Phase
 from springtide.protocol.instances import Role
+from springtide.protocol.outputs import SampledToken
 from springtide.protocol.scheduling import Schedule, ScheduleReply
 from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
+
+
+class Sink(Protocol):
+    """Takes the output of one generation. Called by the runner, never again after `end`."""
+
+    def emit(self, tokens: Sequence[SampledToken]) -> bool:
+        """True when a stop string ended the text with these tokens."""
+        ...
+
+    def end(self, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None: ...
 
 
 @dataclass(slots=True)
@@ -223,9 +233,9 @@ class Runner:
         deadline = self._core.next_deadline()
         if deadline is not None:
             delay_s = max(0.0, deadline - self._clock.now())
-            self._retry = asyncio.get_running_loop().call_later(delay_s, self.post, ev.Tick())
+            self._retry = asyncio.get_running_loop().call_later(delay_s, self.post, Tick())
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.post(ev.Tick())
+            self.post(Tick())

@@ -213,7 +213,7 @@ class StreamOptions(_Body):
     include_obfuscation: NeutralFalse = None
 
 
-class Message(_Body):
+class ChatMessage(_Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     name: Neutral = None
@@ -264,7 +264,7 @@ class _Common(_Body):
 
 
 class ChatCompletionRequest(_Common):
-    messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[bool, _default_when_null(False)] = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -300,7 +300,7 @@ class ChatCompletionRequest(_Common):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """None when log-probabilities are not wanted."""
+        """How many log-probabilities are wanted beside a token's own; None when not even that is."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property

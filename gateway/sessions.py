@@ -30,11 +30,11 @@ Post = Callable[[ev.Event], None]
 CONNECT_TIMEOUT_S = 5.0
 
 
-class Session:
+class NodeSession:
     """One stream with one process. Ends with that process or its connection; reports so once, with the attempts that ran over it."""
 
     def __init__(
-        self, side: Role, instance: InstanceRef, post: Post, on_end: Callable[[Session], None], credentials: Credentials = OPEN
+        self, side: Role, instance: InstanceRef, post: Post, on_end: Callable[[NodeSession], None], credentials: Credentials = OPEN
     ) -> None:
         self.side = side
         self.instance = instance
@@ -71,7 +71,7 @@ class Session:
                     self._post(event)
         except grpc.aio.AioRpcError as error:
             reason = error.details() or error.code().name
-        except asyncio.TimeoutError:
+        except TimeoutError:
             reason = f"no connection within {CONNECT_TIMEOUT_S:g} s"
         except (ConnectionError, ValueError) as error:
             # ValueError: an update that does not make sense. The node is not what it should be.
@@ -145,7 +145,7 @@ class SessionPool:
         self._side = side
         self._credentials = credentials
         self._post = post
-        self._sessions: dict[InstanceId, Session] = {}
+        self._sessions: dict[InstanceId, NodeSession] = {}
 
     def start(self, instance: InstanceRef, attempt_id: AttemptId, command: Command) -> None:
         session = self._sessions.get(instance.instance_id)
@@ -154,7 +154,7 @@ class SessionPool:
             session.end()
             session = None
         if session is None:
-            session = Session(self._side, instance, self._post, self._forget_session, self._credentials)
+            session = NodeSession(self._side, instance, self._post, self._forget_session, self._credentials)
             self._sessions[instance.instance_id] = session
         session.attempts.add(attempt_id)
         session.send(command)
@@ -176,11 +176,11 @@ class SessionPool:
             session.end()
         await _all_closed(sessions)
 
-    def _forget_session(self, session: Session) -> None:
+    def _forget_session(self, session: NodeSession) -> None:
         if self._sessions.get(session.instance.instance_id) is session:
             del self._sessions[session.instance.instance_id]
 
 
-async def _all_closed(sessions: Iterable[Session]) -> None:
+async def _all_closed(sessions: Iterable[NodeSession]) -> None:
     for session in sessions:
         await session.wait_closed()

@@ -18,7 +18,8 @@ _Result = TypeVar("_Result")
 
 
 class SideThread:
-    """One, so that whoever sends much at once competes with itself, not with the streams; the shortest waiting request comes first."""
+    """A single thread, so that whoever sends much at once competes with itself, not with the streams; the shortest waiting request comes
+    first."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="gateway-prepare")
@@ -43,7 +44,7 @@ class SideThread:
             del job
 
     def close(self) -> None:
-        """Nothing more begins."""
+        """Begins nothing more."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def _turn(self, num_bytes: int) -> None:

@@ -42,7 +42,7 @@ STEPS_AT_A_STANDSTILL = 20
 
 @dataclass(slots=True)
 class Pulse:
-    """What one side of an attempt has been heard to do, in the observer's time (springtide.silence)."""
+    """What one side of an attempt has been heard to do, in the observer's time (springtide.clock)."""
 
     heard_at: float
     moved_at: float
@@ -103,7 +103,7 @@ class AttemptState:
         return [side for side in Role if self.is_open(side) and not (side is Role.PREFILL and self.first_token_seen)]
 
     def close(self, side: Role) -> None:
-        """That side has ended the attempt by itself: it needs no abort."""
+        """Notes that a side has ended the attempt by itself: it needs no abort."""
         if side is Role.PREFILL:
             self.prefill_open = False
         else:
@@ -132,14 +132,14 @@ class RequestState:
     crowded_out: int = 0
     """Consecutive attempts that ended for want of room and made no progress: no reason to give up, for there will be room."""
     avoid: tuple[InstanceId, ...] = ()
-    refused_at_door: bool = False
+    refused_at_admission: bool = False
     waiting_since: float | None = None
     """When it was first found that there is nobody to run it; None again with the next token."""
     cached_tokens: int | None = None
 
     @property
     def attempt_id(self) -> AttemptId:
-        """Of the current try: unique, as request ids are."""
+        """The id of the current try: unique, as request ids are."""
         return AttemptId(f"{self.generation.request_id}.{self.tries}")
 
     @property

@@ -16,7 +16,7 @@ TENANT_HEADER = "x-springtide-tenant"
 _GUARDED = "/v1/"
 
 
-class Tenants:
+class ApiKeys:
     def __init__(self, api_keys: Mapping[str, str]) -> None:
         """The tenant of each key; of the keys, `sha256:` and their hexadecimal digest. Without any, clients say who they are."""
         self._api_keys = api_keys
@@ -46,7 +46,7 @@ class Tenants:
 class TenantGuard:
     """ASGI middleware. Refuses API requests before their bodies are read; the others find their tenant in `request.state.tenant`."""
 
-    def __init__(self, app: ASGIApp, tenants: Tenants) -> None:
+    def __init__(self, app: ASGIApp, tenants: ApiKeys) -> None:
         self._app = app
         self._tenants = tenants
 

@@ -19,7 +19,7 @@ class PlacedToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """More of the output. Its tokens are those whose text is out in full, with this piece or before."""
+    """A further piece of the output. Its tokens are those whose text is out in full, with this piece or before."""
 
     text: str
     tokens: tuple[PlacedToken, ...]

@@ -38,7 +38,7 @@ class Lanes:
         """Begins no more parts of it."""
 
     def interrupt(self, batch: SliceBatch) -> None:
-        """Does what `stop` does, and gives up the parts under way, with the lanes that they are on."""
+        """Does what `stop` does, and gives up the parts in flight, with the lanes that they are on."""
 
     def lose(self, reason: str) -> None:
         """Ends every batch and every lane."""

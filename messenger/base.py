@@ -38,7 +38,7 @@ class Region:
     is its fence: the owner changes a granule's generation when it gives the granule away, and from then on old handles are stale.
 
     The owner changes generations in the event loop that its transports run in, and then calls `Transport.settle`: from there on `tcp`
-    guarantees that not one byte of an old handle lands. With `shm` and `rdma` a piece may be under way at that moment in the peer's process
+    guarantees that not one byte of an old handle lands. With `shm` and `rdma` a piece may be in flight at that moment in the peer's process
     or NIC, so granules that a live peer may be writing are to be fenced (`Transport.fence`) or acknowledged by the peer before they are
     given away.
     """
@@ -80,7 +80,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who speaks: a name that people know (the node id) and the incarnation of the process behind it."""
+    """A speaker: the name that people know (the node id) and the incarnation of the process behind it."""
 
     name: str
     incarnation: int
@@ -141,7 +141,7 @@ class Connection(ABC):
 
     async def drain(self) -> None:
         """Returns when no byte of a write that has failed or was cancelled can land any more (a peer that hangs is given a second to
-        say so; what is then still in its kernel is refused by generation). Batches under way on an open connection go on."""
+        say so; what is then still in its kernel is refused by generation). Batches in flight on an open connection go on."""
         if not self.is_open:
             await self.close()
 
@@ -168,8 +168,8 @@ class Transport(ABC):
         too, is told to the peer. Raises PeerLost when the peer is away or is another incarnation than the endpoint says."""
 
     def settle(self) -> None:  # noqa: B027 (nothing to wait for where the owner's loop does the writing, or somebody else's process)
-        """To be called when the owner has changed generations: returns when no writer that relied on the old ones is at work, with the
-        limits that `Region` names. It takes microseconds."""
+        """Waits for writers. To be called when the owner has changed generations: returns when no writer that relied on the old ones is at
+        work, with the limits that `Region` names. It takes microseconds."""
 
     @abstractmethod
     async def fence(self, peer: Identity) -> bool:

@@ -127,7 +127,7 @@ class NoticeSender:
         answer.result()
 
     def _ask(self) -> asyncio.Task[None]:
-        """The check that is under way. It outlives those who wait for it: what they have a deadline for is the answer."""
+        """The check that is in flight. It outlives those who wait for it: what they have a deadline for is the answer."""
         if self._checking is None or self._checking.done():
             self._checking = asyncio.create_task(self._check(), name=f"is {self._peer} there")
         return self._checking

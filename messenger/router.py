@@ -93,7 +93,7 @@ class Messenger:
         self._connections = {peer: task for peer, task in self._connections.items() if not task.done() or _usable(task)}
 
     def settle(self) -> None:
-        """To be called after generations were changed; see `Region`."""
+        """Waits for writers on every transport. To be called after generations were changed; see `Region`."""
         for transport in self._transports:
             transport.settle()
 

@@ -107,7 +107,7 @@ class ShmConnection(Connection):
             finally:
                 del self._copies[work]
         if self._lost is None and self._stream.at_end():
-            self._fail(PeerLost(f"lost {self._peer}: it closed while a batch was under way"))
+            self._fail(PeerLost(f"lost {self._peer}: it closed while a batch was in flight"))
         self._raise_if_lost()
         return work.completion()
 

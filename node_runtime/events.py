@@ -13,11 +13,6 @@ class SessionEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed: a few of them a second."""
-
-
-@dataclass(frozen=True, slots=True)
 class StoreUp:
     """Connected to a store with an empty account for this engine."""
 

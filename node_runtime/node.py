@@ -18,14 +18,14 @@ from engine.runner import ModelRunner
 from kvstore.link import StoreLink
 from node_runtime import load
 from node_runtime.arenas import shared_arena
-from node_runtime.events import SessionEnded, StoreLost, StoreUp, Tick
+from node_runtime.events import SessionEnded, StoreLost, StoreUp
 from node_runtime.model_thread import ModelThread
 from node_runtime.requests import check_request
 from node_runtime.role_switch import PendingSwitch
 from node_runtime.sessions import Sessions
 from node_runtime.slotuse import SlotUse
 from node_runtime.watchdog import Seen
-from springtide.clock import Clock
+from springtide.clock import Clock, Tick
 from springtide.errors import InvalidRequest, PeerLost
 from springtide.ids import AttemptId, Incarnation, InstanceId
 from springtide.process import ProcessArguments

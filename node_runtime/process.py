@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -37,10 +37,10 @@ from springtide.protocol.instances import Role
 from springtide.protocol.storage import EngineHello
 from springtide.rpc import channels
 from springtide.rpc.health import add_health
+from springtide.supervision import first_of
 from springtide.telemetry import serve_metrics
 
 CostT = TypeVar("CostT", PrefillCost, DecodeCost)
-T = TypeVar("T")
 Prepare: TypeAlias = "Callable[[ModelThread], Coroutine[Any, Any, EngineNode[Any, Any, Any]]]"
 """Loads, warms up and measures; returns a server that is ready to run. Cancelled when the process is to stop before that."""
 
@@ -94,7 +94,7 @@ async def serve_node(arguments: ProcessArguments, role: Role, threads: int | Non
     thread = ModelThread(threads or default_threads(arguments.config.num_engines))
     node: EngineNode[Any, Any, Any] | None = None
     try:
-        node = await _unless(stop.wait(), prepare(thread))
+        node = await first_of(prepare(thread), _told(stop))
         if node is None:
             return
         clock = MonotonicClock()
@@ -107,7 +107,7 @@ async def serve_node(arguments: ProcessArguments, role: Role, threads: int | Non
         kernels = node.runner.model.backend.kernels
         member = _Announcement(arguments, role, kernels, address, serve_metrics(arguments.bind_host), ready)
         try:
-            await _first_of(stop, node.run(), _stay_connected(arguments, node, member), _leave(node, member, clock))
+            await first_of(node.run(), _stay_connected(arguments, node, member), _leave(node, member, clock), _told(stop))
         finally:
             await server.stop(STOP_GRACE_S)
     finally:
@@ -153,27 +153,9 @@ def _cost_of(arguments: ProcessArguments, kind: Kind[CostT], runner: ModelRunner
     return cost
 
 
-async def _first_done(work: Collection[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
-    """Those that have ended when the first one has; the others are cancelled."""
-    try:
-        done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
-        return done
-    finally:
-        for one in work:
-            one.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
-
-
-async def _unless(stop: Awaitable[object], work: Coroutine[Any, Any, T]) -> T | None:
-    """What `work` returns, or None when `stop` does before; then it is cancelled."""
-    working = asyncio.ensure_future(work)
-    return working.result() if working in await _first_done((working, asyncio.ensure_future(stop))) else None
-
-
-async def _first_of(stop: asyncio.Event, *work: Any) -> None:
-    """Runs everything until `stop` is set or one of them ends, whose error is raised; then cancels the rest."""
-    for task in await _first_done([asyncio.ensure_future(one) for one in (stop.wait(), *work)]):
-        task.result()
+async def _told(stop: asyncio.Event) -> None:
+    """Waits for the order to stop."""
+    await stop.wait()
 
 
 @dataclass(slots=True)
@@ -248,22 +230,16 @@ async def _stay_connected(arguments: ProcessArguments, node: EngineNode[Any, Any
         lost: asyncio.Future[PeerLost] = asyncio.get_running_loop().create_future()
         link = await _connect(arguments, node, incarnation, lost)
         try:
-            await _unless(asyncio.shield(lost), node.attach(link, incarnation))
+            await first_of(node.attach(link, incarnation), asyncio.shield(lost))
             if not lost.done():
                 await announcement.announce(link, incarnation)
                 logger.info("ready on %s, %d slots", announcement.address, link.num_slots)
-            error = lost.result() if lost.done() else await _first_error(lost, node.broken())
+            error = lost.result() if lost.done() else await first_of(lost, node.broken())
             logger.warning("%s; connecting again", error)
             node.detach(error)
         finally:
             await announcement.withdraw()
             await link.close(node.at_rest)
-
-
-async def _first_error(*errors: Awaitable[PeerLost]) -> PeerLost:
-    done = await _first_done([asyncio.ensure_future(error) for error in errors])
-    error: PeerLost = next(iter(done)).result()
-    return error
 
 
 async def _connect(

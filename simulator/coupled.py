@@ -130,7 +130,7 @@ class _Instance:
         return rows
 
     def _cut(self) -> None:
-        """The step under way is the last of those that were to come."""
+        """The step in flight is the last of those that were to come."""
         assert self._steps is not None and self._iteration is not None
         hardware, (began, count) = self._options.hardware, self._steps
         batch, context = len(self._decoding), sum(sequence.context for sequence in self._decoding)
@@ -183,7 +183,7 @@ class _Instance:
 
 
 def run_coupled(workload: Workload, options: CoupledOptions) -> Records:
-    """Until every request has ended."""
+    """Runs until every request has ended."""
     loop = Loop()
     records = Records(workload.requests, loop.stop)
     instances = [_Instance(options, loop, records) for _ in range(options.instances)]

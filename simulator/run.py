@@ -11,15 +11,14 @@ from typing import Any
 
 from conductor.core.settings import ConductorSettings
 from prefill_node.core.split import configured_split, split
-from simulator.cluster import Cluster, Options
+from simulator.cluster import Cluster, ClusterOptions
 from simulator.coupled import CoupledOptions, run_coupled
 from simulator.hardware import KNOWN, Hardware, from_profile, load
 from simulator.result import result_of
 from simulator.workload import Workload
 from springtide.config import ClusterConfig, PrefillConfig, load_config
 from springtide.errors import ConfigError
-from springtide.kvspec import KVSpec
-from springtide.modelinfo import ModelInfo
+from springtide.modelinfo import KVSpec, ModelInfo
 
 PAPER_TTFT_SLO_MS, PAPER_TBT_SLO_MS = 30_000.0, 100.0
 """arXiv 2407.00079, section 8: 30 s to the first token, 0.1 s a token."""
@@ -89,7 +88,7 @@ def config_of(plan: Plan) -> ClusterConfig:
 
 
 def simulate(plan: Plan) -> dict[str, Any]:
-    """As simulator.result.result_of. Raises ConfigError for a setting that is not right."""
+    """Runs a plan; what it returns is as of simulator.result.result_of. Raises ConfigError for a setting that is not right."""
     config = config_of(plan)
     started = time.perf_counter()
     settings = {
@@ -122,9 +121,9 @@ def _stage_shares(config: PrefillConfig, num_layers: int) -> tuple[float, ...]:
     return tuple(len(layers) / num_layers for layers in ranges)
 
 
-def options_of(plan: Plan) -> Options:
+def options_of(plan: Plan) -> ClusterOptions:
     config = config_of(plan)
-    return Options(
+    return ClusterOptions(
         hardware=plan.hardware,
         prefill=plan.prefill,
         decode=plan.decode,

@@ -62,12 +62,12 @@ class PackedKeys(Sequence[BlockKey]):
 
 
 def packed(keys: Sequence[BlockKey]) -> bytes:
-    """End to end."""
+    """The keys end to end."""
     return bytes(keys) if isinstance(keys, PackedKeys) else b"".join(keys)
 
 
 def checked_keys(keys: Sequence[bytes]) -> list[BlockKey]:
-    """As they came over the wire. Raises InvalidRequest naming one that is none."""
+    """Keys that came over the wire. Raises InvalidRequest naming one that is none."""
     for position, key in enumerate(keys):
         if len(key) != KEY_BYTES:
             raise InvalidRequest(f"keys[{position}] must have {KEY_BYTES} bytes, not {len(key)}", param="keys")

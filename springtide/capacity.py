@@ -8,8 +8,7 @@ import psutil
 
 from springtide.config import ClusterConfig, KVConfig
 from springtide.errors import ConfigError
-from springtide.kvspec import KVSpec
-from springtide.modelinfo import ModelInfo
+from springtide.modelinfo import KVSpec, ModelInfo
 
 MIN_SLOTS = 2
 _CGROUPS = Path("/proc/self/cgroup")
@@ -28,14 +27,14 @@ def arena_slots(kv: KVConfig, spec: KVSpec) -> int:
 
 
 def context_tokens(config: ClusterConfig, info: ModelInfo) -> int:
-    """Most tokens of one prompt and its output together: the model's context, or what one node's arena holds where that is less, for the
-    node that decodes a sequence has all of it. Raises ConfigError when an arena has no room for blocks."""
+    """The most tokens of one prompt and its output together: the model's context, or what one node's arena holds where that is less, for
+    the node that decodes a sequence has all of it. Raises ConfigError when an arena has no room for blocks."""
     spec = info.kv_spec(config.dtype, config.kv.block_tokens)
     return min(config.max_context or info.context_length, info.context_length, arena_slots(config.kv, spec) * spec.block_tokens)
 
 
 def quota_slots(kv: KVConfig, spec: KVSpec) -> dict[str, int]:
-    """Of each tenant with a quota, `*` being every other. Raises ConfigError when one may not hold a single block."""
+    """The slots of each tenant with a quota, `*` being every other. Raises ConfigError when one may not hold a single block."""
     quotas = {tenant: num_bytes // spec.bytes_per_slot for tenant, num_bytes in kv.tenant_quotas.items()}
     for tenant, slots in quotas.items():
         if slots < 1:
@@ -47,7 +46,7 @@ def quota_slots(kv: KVConfig, spec: KVSpec) -> dict[str, int]:
 
 
 def quota_tokens(config: ClusterConfig, info: ModelInfo) -> dict[str, int]:
-    """Most tokens of one prompt and its output together that a tenant's quota holds; as `quota_slots`."""
+    """The most tokens of one prompt and its output together that a tenant's quota holds; as `quota_slots`."""
     spec = info.kv_spec(config.dtype, config.kv.block_tokens)
     return {tenant: slots * spec.block_tokens for tenant, slots in quota_slots(config.kv, spec).items()}
 
@@ -62,7 +61,7 @@ def check_memory(kv: KVConfig, num_nodes: int, machine_bytes: int) -> None:
 
 
 def memory_bytes(cgroups: Path = _CGROUPS, root: Path = _CGROUP_ROOT) -> int:
-    """Of the machine, or of the control group of this process, or of one around it, where that has less."""
+    """The memory of the machine, or of the control group of this process, or of one around it, where that has less."""
     limits = [int(text) for path in _limits(cgroups, root) if path.is_file() and (text := path.read_text().strip()).isdigit()]
     return min([psutil.virtual_memory().total, *limits])
 

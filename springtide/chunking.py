@@ -35,7 +35,7 @@ class Chunking:
 
     @property
     def budget_ms(self) -> float:
-        """For the tokens of a pass."""
+        """The time for the tokens of a pass."""
         if self.chunk_ms is not None:
             return self.chunk_ms - self.cost.fixed_ms
         return max(self.own_ms(self.chunk_tokens, 0), (1 / MOST_FIXED - 1) * self.cost.fixed_ms)
@@ -45,7 +45,7 @@ class Chunking:
         return max(1, self.chunk_tokens // LEAST_PART)
 
     def own_ms(self, new_tokens: int, cached_tokens: int) -> float:
-        """Of a pass, beside its fixed part."""
+        """The time of a pass, beside its fixed part."""
         return self.cost.per_token_ms * new_tokens + self.cost.per_pair_ms * pairs(new_tokens, cached_tokens)
 
     def next_chunk(self, cached_tokens: int, tokens: int, budget_ms: float) -> int:
@@ -56,14 +56,14 @@ class Chunking:
         return min(tokens, max(fitting, self.least_tokens))
 
     def prompt_ms(self, new_tokens: int, cached_tokens: int) -> float:
-        """Of the passes of `new_tokens` >= 1 after `cached_tokens`: the first takes its way through all stages, each further one comes out
-        as long after the one before it as the slowest stage takes."""
+        """The time of the passes of `new_tokens` >= 1 after `cached_tokens`: the first takes its way through all stages, each further one
+        comes out as long after the one before it as the slowest stage takes."""
         first_tokens = min(new_tokens, self.next_chunk(cached_tokens, self.chunk_tokens, self.budget_ms))
         first_ms = self.cost.predict_ms(first_tokens, cached_tokens)
         return self.occupied_ms(new_tokens, cached_tokens) + (1.0 - self.cost.slowest_share) * first_ms
 
     def occupied_ms(self, new_tokens: int, cached_tokens: int) -> float:
-        """For how long such a prompt keeps the slowest stage from others."""
+        """How long such a prompt keeps the slowest stage from others."""
         own_ms = self.own_ms(new_tokens, cached_tokens)
         return self.cost.slowest_share * (own_ms + self._passes(new_tokens, own_ms) * self.cost.fixed_ms)
 

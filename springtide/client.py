@@ -21,6 +21,7 @@ from typing import Any, Self
 import httpx
 
 from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unauthenticated, Unavailable
+from springtide.protocol.outputs import Usage
 
 CONNECT_TIMEOUT_S = 5.0
 Message = Mapping[str, Any]
@@ -28,15 +29,8 @@ Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Chunk:
-    """One event of a stream. `finish_reason` comes with the last of a choice, `usage` alone at the very end."""
+    """An event of a stream. `finish_reason` comes with the last of a choice, `usage` alone at the very end."""
 
     received_at: float
     """Seconds on time.monotonic's clock."""
@@ -47,7 +41,7 @@ class Chunk:
 
 
 class Client:
-    """Blocking. Iterate a stream to its end, or close its generator: that is what ends the work in the cluster."""
+    """The client, blocking. Iterate a stream to its end, or close its generator: that is what ends the work in the cluster."""
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
         """`api_key`: the environment's `OPENAI_API_KEY` unless given. `timeout_s` bounds each wait for the next piece of an answer."""
@@ -105,7 +99,7 @@ class Client:
 
 
 class AsyncClient:
-    """As `Client`, for asyncio."""
+    """The same as `Client`, for asyncio."""
 
     def __init__(self, base_url: str, *, api_key: str | None = None, timeout_s: float = 600.0, max_connections: int | None = None) -> None:
         limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
@@ -198,10 +192,7 @@ def error_of(response: httpx.Response) -> SpringtideError:
 
 
 _TYPES: dict[str, type[SpringtideError]] = {
-    "invalid_request_error": InvalidRequest,
-    "service_unavailable": Unavailable,
-    "deadline_exceeded": DeadlineExceeded,
-    "authentication_error": Unauthenticated,
+    kind.openai_type: kind for kind in (InvalidRequest, Unauthenticated, DeadlineExceeded, Unavailable)
 }
 
 

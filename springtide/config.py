@@ -39,7 +39,7 @@ _FACTORS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 4
 
 
 def parse_size(value: Any) -> Any:
-    """Bytes from `1GiB`, `512M` or a plain number (factors of 1024)."""
+    """The bytes in `1GiB`, `512M` or a plain number (factors of 1024)."""
     if isinstance(value, str):
         match = _SIZE.match(value)
         if not match:
@@ -306,18 +306,19 @@ class ClusterConfig(Section):
 
     @property
     def num_engines(self) -> int:
-        """Of the cluster, the processes that run the model: each rank of each stage of a prefill group, and of a decode node, is one."""
+        """The number of the cluster's processes that run the model: each rank of each stage of a prefill group, and of a decode node, is
+        one."""
         prefill, decode = self.prefill_node, self.decode_node
         return self.prefill * prefill.stages * prefill.tensor_parallel + self.decode * decode.tensor_parallel
 
 
 def write_config(config: ClusterConfig, path: Path) -> None:
-    """For `load_config` in another process. Without the cluster's secret."""
+    """Writes it for `load_config` in another process. Without the cluster's secret."""
     write_private(path, yaml.safe_dump(config.model_dump(mode="json", exclude_none=True), sort_keys=False))
 
 
 def write_private(path: Path, text: str) -> None:
-    """So that nobody but this user can read it, not even for a moment."""
+    """Writes a file so that nobody but this user can read it, not even for a moment."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
         os.fchmod(file.fileno(), 0o600)
         file.truncate()

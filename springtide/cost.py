@@ -29,7 +29,7 @@ class PrefillCost:
             raise ValueError(f"PrefillCost.slowest_share must be above 0 and at most 1, not {self.slowest_share}")
 
     def predict_ms(self, new_tokens: int, cached_tokens: int = 0) -> float:
-        """Of one pass, through all stages."""
+        """The time of one pass, through all stages."""
         return self.fixed_ms + self.per_token_ms * new_tokens + self.per_pair_ms * pairs(new_tokens, cached_tokens)
 
     def scaled(self, factor: float) -> PrefillCost:
@@ -39,7 +39,7 @@ class PrefillCost:
 
     @classmethod
     def fit(cls, samples: Sequence[tuple[int, int, float]]) -> PrefillCost:
-        """From (new tokens, cached tokens, milliseconds); see `_fit`."""
+        """The model fitted to (new tokens, cached tokens, milliseconds); see `_fit`."""
         rows = [(1.0, float(new), pairs(new, cached)) for new, cached, _ in samples]
         return cls(*_fit(rows, [ms for *_, ms in samples]))
 
@@ -64,7 +64,7 @@ class DecodeCost:
 
     @classmethod
     def fit(cls, samples: Sequence[tuple[int, int, float]]) -> DecodeCost:
-        """From (batch, context tokens in the batch, milliseconds); see `_fit`."""
+        """The model fitted to (batch, context tokens in the batch, milliseconds); see `_fit`."""
         rows = [(1.0, float(batch), float(context)) for batch, context, _ in samples]
         return cls(*_fit(rows, [ms for *_, ms in samples]))
 

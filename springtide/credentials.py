@@ -13,7 +13,7 @@ from springtide.errors import ConfigError
 
 
 class Credentials:
-    """Of one cluster. Without a secret (`OPEN`) every call is admitted and every record believed."""
+    """The credentials of one cluster. Without a secret (`OPEN`) every call is admitted and every record believed."""
 
     def __init__(self, secret: bytes | None, cluster: str) -> None:
         self._token = None if secret is None else _derive(secret, "call", cluster).hex()
@@ -51,7 +51,7 @@ def credentials_of(config: ClusterConfig) -> Credentials:
 
 
 def secret_of(config: ClusterConfig) -> bytes | None:
-    """None where it was decided to do without. Raises ConfigError where nobody has decided."""
+    """The cluster's secret; None where it was decided to do without. Raises ConfigError where nobody has decided."""
     if config.cluster_secret is not None:
         return config.cluster_secret.get_secret_value().encode()
     if not config.kv.open_to_strangers:

@@ -8,9 +8,9 @@ from typing import Any
 
 import redis.asyncio as redis
 
-from springtide.cancellation import heeds_cancellation
 from springtide.credentials import OPEN, Credentials
 from springtide.membership import UNREACHABLE
+from springtide.supervision import heeds_cancellation
 from springtide.telemetry import FewWarnings
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who holds the lease. `epoch` grows with every leadership."""
+    """The one who holds the lease. `epoch` grows with every leadership."""
 
     member_id: str
     address: str
@@ -87,7 +87,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Somebody else's, or kept vacant, for `left_s` more seconds."""
+    """The lease is somebody else's, or kept vacant, for `left_s` more seconds."""
 
     leader: Leader | None
     left_s: float
@@ -95,7 +95,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Nobody's, and it was not to be taken: its last holder gave it up, or never renewed it."""
+    """The lease is nobody's, and was not to be taken: its last holder gave it up, or never renewed it."""
 
 
 Answer = Granted | Held | Free
@@ -129,7 +129,7 @@ class LeaderLease:
 
     @heeds_cancellation
     async def claim(self, claim: Claim) -> Answer | None:
-        """None when Valkey cannot be asked just now: the claim may have been granted all the same."""
+        """Makes a claim; None when Valkey cannot be asked just now: the claim may have been granted all the same."""
         arguments = [*self._holder, str(claim.floor), str(int(claim.take)), str(int(claim.leads)), self._signature]
         try:
             answer = await self._claim(keys=self._keys, args=arguments)

@@ -18,9 +18,8 @@ import redis.asyncio as redis
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from redis.exceptions import RedisError
 
-from springtide.cancellation import heeds_cancellation
 from springtide.credentials import OPEN, Credentials
-from springtide.supervision import supervised
+from springtide.supervision import heeds_cancellation, supervised
 from springtide.telemetry import FewWarnings
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ for i, key in ipairs(KEYS) do
 end
 return found
 """
-UNREACHABLE = (RedisError, OSError, asyncio.TimeoutError, RuntimeError)
+UNREACHABLE = (RedisError, OSError, TimeoutError, RuntimeError)
 """What redis-py raises when Valkey cannot be asked. RuntimeError is uvloop's, of a connection that was reset while nobody used it."""
 
 MemberRole = Literal["store", "prefill", "decode", "conductor", "gateway"]
@@ -57,7 +56,7 @@ Address = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process. `address` is its gRPC host:port; `node_id` ties an engine to its store."""
+    """A process of the cluster. `address` is its gRPC host:port; `node_id` ties an engine to its store."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 

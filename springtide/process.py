@@ -92,8 +92,8 @@ def run(role: str, arguments: ProcessArguments, main: Callable[[asyncio.Event], 
 
 
 def end_process(code: int = 1) -> NoReturn:
-    """At once, from any thread. Tearing the interpreter down with torch in it takes most of a second of processor time, and frees nothing
-    that the kernel would not. With an error, whoever started the process starts it afresh."""
+    """Ends the process at once, from any thread. Tearing the interpreter down with torch in it takes most of a second of processor time,
+    and frees nothing that the kernel would not. With an error, whoever started the process starts it afresh."""
     within(FLUSH_S, logging.shutdown)
     os._exit(code)
 

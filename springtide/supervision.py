@@ -1,20 +1,24 @@
-"""Tasks that go on for as long as what made them. Nobody waits for them, so nobody would hear that one of them has died."""
+"""Tasks and their ends: those that go on for as long as what made them, those of which the first to end ends the others, and those that may
+forget that they were cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 logger = logging.getLogger(__name__)
 
 AGAIN_AFTER_S = 1.0
+Arguments = ParamSpec("Arguments")
+T = TypeVar("T")
 
 
 def supervised(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
-    """Runs `work()` until it returns or the task is cancelled. What it raises is a mistake in it, no end of it: the error is logged with
-    its traceback, and the work begun anew after a pause."""
+    """Runs `work()` until it returns or the task is cancelled. What it raises is a mistake in it, no end of it: nobody waits for such a
+    task, so the error is logged with its traceback, and the work begun anew after a pause."""
     return asyncio.create_task(_supervise(work, name), name=name)
 
 
@@ -25,3 +29,51 @@ async def _supervise(work: Callable[[], Coroutine[Any, Any, None]], name: str) -
         except Exception:
             logger.exception("the task %s has died; it begins anew", name)
         await asyncio.sleep(AGAIN_AFTER_S)
+
+
+async def first_of(*works: Awaitable[T]) -> T:
+    """Runs `works` side by side until one of them ends; returns what that returns or raises what it raises. The others are cancelled, and
+    have ended when this returns: a work that is to go on is given as `asyncio.shield(work)`.
+
+    Of several that end at the same moment one with an error counts before one without, and then who is named first: name what is to be
+    done before what ends it. Where any result could be that of either, give what is to be done as a task, and see whether it was cancelled.
+    Cancelled from outside, this cancels all, and ends when they have. No error is lost: those that are not raised, mostly of works that
+    fail while they are being cancelled, are logged.
+    """
+    tasks: list[asyncio.Future[T]] = [asyncio.ensure_future(work) for work in works]
+    first: asyncio.Future[T] | None = None
+    try:
+        try:
+            # Not asyncio.wait_for, whose Python 3.11 forgets a cancellation that meets the end of what it waits for.
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            # It waits for all of them even if it is cancelled itself.
+            await asyncio.gather(*tasks, return_exceptions=True)
+        ended = [task for task in tasks if task in done]
+        first = next((task for task in ended if task.cancelled() or task.exception() is not None), ended[0])
+        return first.result()
+    finally:
+        for task in tasks:
+            if task is not first and task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                logger.error("what was to end with another has failed: %s", error, exc_info=error)
+
+
+def heeds_cancellation(function: Callable[Arguments, Awaitable[T]]) -> Callable[Arguments, Awaitable[T]]:
+    """Ends `function` as cancelled whatever it came to, once its task has been cancelled.
+
+    Python 3.11's `asyncio.wait_for` forgets a cancellation that meets the answer (CPython issue 86296), and redis-py sends each command
+    through it: a loop over such calls would outlive its `cancel()` for ever.
+    """
+
+    @wraps(function)
+    async def heeding(*arguments: Arguments.args, **named: Arguments.kwargs) -> T:
+        try:
+            return await function(*arguments, **named)
+        finally:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError
+
+    return heeding

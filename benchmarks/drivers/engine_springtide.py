@@ -44,7 +44,7 @@ from springtide.chunking import Chunking
 from springtide.config import ClusterConfig
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import AttemptId, Incarnation, NodeId, RequestId, Slot
-from springtide.kvspec import KVDtype
+from springtide.modelinfo import KVDtype
 from springtide.protocol import storage
 from springtide.protocol.outputs import PrefillDone
 from springtide.protocol.sampling import SamplingParams

@@ -14,7 +14,7 @@ from benchmarks.drivers.holdings import HOT, PROMPTS, Holdings
 from benchmarks.drivers.protocol import run
 from conductor.core.conductor import ConductorCore
 from conductor.core.settings import ConductorSettings
-from conductor.core.types.events import InstanceUp, LoadReported, Reply, StoreUp
+from conductor.core.types.events import Decided, InstanceUp, LoadReported, StoreWatched
 from springtide.config import ClusterConfig
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import AttemptId, BlockKey, GatewayId, Incarnation, InstanceId, NodeId, RequestId
@@ -38,7 +38,7 @@ def new_core(holdings: Holdings, admission: str) -> ConductorCore:
     for role in Role:
         for worker in range(holdings.workers):
             name = f"{role.value}-{worker}"
-            core.handle(StoreUp(NodeId(name), f"{name}:2"), 0.0)
+            core.handle(StoreWatched(NodeId(name), f"{name}:2"), 0.0)
             core.handle(SnapshotPart(NodeId(name), Incarnation(1), 0, (), Tier.DRAM, complete=True), 0.0)
             core.handle(InstanceUp(InstanceRef(InstanceId(name), role, f"{name}:1", NodeId(name), f"{name}:2"), 1), 0.0)
             core.handle(LoadReported(InstanceId(name), 1, LOADS[role]), 0.0)
@@ -70,7 +70,7 @@ class SpringtideSelect:
         started = time.perf_counter()
         (reply,) = self._core.handle(Schedule(attempt_id, RequestId(attempt_id), GatewayId("g"), keys, tokens, 100), now)
         seconds = time.perf_counter() - started
-        assert isinstance(reply, Reply)
+        assert isinstance(reply, Decided)
         assert reply.assignment is not None
         self._core.handle(Progress(attempt_id, Phase.FAILED), now)
         return seconds

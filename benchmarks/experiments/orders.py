@@ -1,4 +1,4 @@
-"""What the Conductor orders beyond replies: copies of hot prefixes, and instances that switch their role."""
+"""What the Conductor orders beyond replies: copies of popular prefixes, and instances that switch their role."""
 
 from __future__ import annotations
 

@@ -52,8 +52,7 @@ def run(trace: Workload, output: Path) -> None:
             f"{TBT_SLO_MS:g} ms a token. As in the paper, decode nodes look at their objective when a prompt has been prefilled, and what "
             "they refuse then was computed in vain; the baseline judges a request by the load of the prefill pool alone.",
             table(header, rows),
-            "The last row is what Springtide does: its decode nodes look at the door, before the prefill (admission "
-            "early-rejection-predicted).",
+            "The last row is what Springtide does: its decode nodes check before the prefill (admission early-rejection-predicted).",
             "![Load](overload/load.png)",
             "**Where this differs from the paper.** Early rejection as the paper has it, blind to size, gains little or nothing on this "
             "trace: the baseline's waste only takes prefill time, of which there is enough whenever decode is short, and what is "

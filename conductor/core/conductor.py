@@ -14,13 +14,14 @@ from conductor.core.placement.transfer import TransferModel
 from conductor.core.pools.balance import PoolBalance
 from conductor.core.pools.demand import PoolDemand
 from conductor.core.pools.load import PoolLoads, pool_loads
-from conductor.core.replication.hot_spots import HotSpots
+from conductor.core.replication.planner import ReplicationPlanner
 from conductor.core.scoring import Scorekeeper
 from conductor.core.settings import ConductorSettings
-from conductor.core.state import Attempt, ClusterState
-from conductor.core.types.decision import Alternatives, Outcome, Placement
+from conductor.core.state import ClusterState, PlacedAttempt
+from conductor.core.types.decision import Alternatives, Decision, Placement
 from conductor.core.types.events import (
     Action,
+    Decided,
     Event,
     Forgot,
     HungChanged,
@@ -30,16 +31,15 @@ from conductor.core.types.events import (
     Placed,
     PrefillFinished,
     ReplicationEnded,
-    Reply,
     RequestSnapshot,
     Scored,
     StoreDown,
-    StoreUp,
+    StoreWatched,
     SwitchFailed,
-    Tick,
 )
 from conductor.core.types.outlook import Foresight, Outlook
 from springtide.blocks import blocks_for
+from springtide.clock import Tick
 from springtide.ids import GatewayId, NodeId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Phase, Prediction, Progress, Renew
 from springtide.protocol.instances import InstanceRef, Role
@@ -58,7 +58,7 @@ _SWEPT_A_TICK = 50_000
 
 @dataclass(slots=True)
 class Totals:
-    """Since this Conductor started."""
+    """What was decided since this Conductor started."""
 
     scheduled: int = 0
     rejected: Counter[Reason] = field(default_factory=Counter)
@@ -68,7 +68,8 @@ class Totals:
     _counted: OrderedDict[RequestId, None] = field(default_factory=OrderedDict)
 
     def count_prompt(self, request_id: RequestId | None, num_tokens: int, cached_tokens: int) -> None:
-        """Once for each request: a later attempt finds in the pool what an earlier one has put there. None: which one is not known."""
+        """Counts a prompt, once for each request: a later attempt finds in the pool what an earlier one has put there. None: which one is
+        not known."""
         if request_id in self._counted:
             return
         if request_id is not None:
@@ -93,7 +94,7 @@ class ConductorCore:
         self.scores = Scorekeeper(self.state.queue_bias)
         self.overload = Overload(settings, self.state, ADMISSIONS[settings.admission].foresight)
         self.scheduler = Scheduler(settings, self.index, self.state, self.transfers)
-        self.hot_spots = HotSpots(settings, self.index, self.state, self.transfers, self.scheduler.ready)
+        self.replication = ReplicationPlanner(settings, self.index, self.state, self.transfers, self.scheduler.ready)
         self.demand = PoolDemand(self.state, settings.tbt_slo_ms)
         self.balance = PoolBalance(settings.pool_balance) if settings.pool_balance is not None else None
         self._store_addresses: dict[NodeId, str] = {}
@@ -122,7 +123,7 @@ class ConductorCore:
                 self.index.snapshot(node_id, incarnation, sequence, keys, tier, complete)
                 if complete:
                     self._snapshots_asked.discard(node_id)
-            case StoreUp(node_id, address):
+            case StoreWatched(node_id, address):
                 self._store_addresses[node_id] = address
             case StoreDown(node_id):
                 self.index.forget(node_id)
@@ -136,7 +137,7 @@ class ConductorCore:
                 self.state.instance_down(instance_id, incarnation, hung, now)
                 return self._tell_hung(now)
             case ReplicationEnded():
-                self.hot_spots.ended(event, now)
+                self.replication.ended(event, now)
             case SwitchFailed(instance_id):
                 if self.balance is not None:
                     self.balance.failed(instance_id, now)
@@ -157,18 +158,18 @@ class ConductorCore:
         """Asserts the invariants of all parts. For tests; it looks at everything."""
         self.index.validate()
         self.state.validate()
-        self.hot_spots.validate()
+        self.replication.validate()
         self.transfers.validate({key for key, attempt in self.state.attempts.items() if attempt.phase is Phase.PREFILL})
 
     # ---- attempts ----
 
-    def _schedule(self, request: Schedule, now: float) -> Reply:
+    def _schedule(self, request: Schedule, now: float) -> Decided:
         # A gateway that asks again did not get the first answer: that placement counts no more.
         self.state.remove(request.attempt_id)
         self.transfers.end(request.attempt_id)
         alternatives = self.scheduler.estimate(request, self.totals.decided, now)
         outcome = self._for_those_away(request, alternatives, place(alternatives))
-        self.hot_spots.ask(request, alternatives, now)
+        self.replication.ask(request, alternatives, now)
         self.demand.ask(request, alternatives, outcome, now)
         if isinstance(outcome, Placement) and not request.accepted:
             outlook = self.overload.outlook(request, alternatives, outcome, now)
@@ -196,7 +197,7 @@ class ConductorCore:
                 refusable=not request.accepted and ADMISSIONS[self.settings.admission].foresight is not Foresight.NONE,
             )
             self.state.place(
-                Attempt(
+                PlacedAttempt(
                     attempt_id=request.attempt_id,
                     request_id=request.request_id,
                     gateway_id=request.gateway_id,
@@ -217,9 +218,9 @@ class ConductorCore:
                 self.transfers.begin(
                     request.attempt_id, self.scheduler.fetch(outcome.prefill, sources[0].node_id, assignment.prefill.node_id)
                 )
-        return Reply(request.attempt_id, outcome, alternatives, assignment)
+        return Decided(request.attempt_id, outcome, alternatives, assignment)
 
-    def _for_those_away(self, request: Schedule, alternatives: Alternatives, outcome: Outcome) -> Outcome:
+    def _for_those_away(self, request: Schedule, alternatives: Alternatives, outcome: Decision) -> Decision:
         """What is too large for the nodes that are ready may fit one that is away for a moment; what was accepted once did fit."""
         if not isinstance(outcome, Rejection) or outcome.reason is not Reason.TOO_LARGE:
             return outcome
@@ -261,7 +262,7 @@ class ConductorCore:
         up = [(node_id, self._store_addresses[node_id], blocks) for node_id, blocks in chosen if node_id in self._store_addresses]
         return tuple(PrefixSource(*source) for source in up[:_MOST_SOURCES])
 
-    def _count(self, outcome: Outcome) -> None:
+    def _count(self, outcome: Decision) -> None:
         if isinstance(outcome, Rejection):
             self.totals.rejected[outcome.reason] += 1
         else:
@@ -311,7 +312,7 @@ class ConductorCore:
             self.transfers.end(live.attempt_id)
             self.state.prefill_over(known, now)
 
-    def _relearnt(self, live: LiveAttempt, gateway_id: GatewayId, now: float) -> Attempt:
+    def _relearnt(self, live: LiveAttempt, gateway_id: GatewayId, now: float) -> PlacedAttempt:
         """An attempt that another Conductor, or this one before its restart, placed."""
         if live.prediction is not None:
             prefill_ms, ttft_ms = live.prediction.prefill_ms, live.prediction.ttft_ms
@@ -320,7 +321,7 @@ class ConductorCore:
             cost = prefill.load.prefill_cost if prefill is not None else None
             new_tokens = live.num_tokens - live.cached_tokens
             ttft_ms = prefill_ms = self.state.prefill_ms(cost, new_tokens, live.cached_tokens) if cost is not None else 0.0
-        return Attempt(
+        return PlacedAttempt(
             attempt_id=live.attempt_id,
             request_id=None,
             gateway_id=gateway_id,
@@ -347,7 +348,7 @@ class ConductorCore:
 
     @property
     def hung(self) -> tuple[InstanceRef, ...]:
-        """Those whose work is to go on elsewhere."""
+        """The instances whose work is to go on elsewhere."""
         return self._hung
 
     def _tell_hung(self, now: float) -> list[Action]:
@@ -382,7 +383,7 @@ class ConductorCore:
         self.index.sweep(_SWEPT_A_TICK)
         actions: list[Action] = [Forgot(tuple(silent))] if silent else []
         actions += self._tell_hung(now)
-        actions += self.hot_spots.orders(self._store_addresses, now)
+        actions += self.replication.orders(self._store_addresses, now)
         if self.balance is not None:
             ready = [instance for instance in self.state.instances.values() if self.scheduler.ready(instance)]
             move = self.balance.decide(ready, self.pool_loads(now), self.demand.work(now), now)

@@ -10,7 +10,8 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class DecayedSums(Generic[KeyT]):
-    """For each key, the sum of its amounts, each having shrunk by a factor of e in every `time_constant_s` since it was added.
+    """The sums of amounts by key: for each, the sum of its amounts, each having shrunk by a factor of e in every `time_constant_s` since it
+    was added.
 
     At most `most_keys` are kept: the smallest go first.
     """

@@ -29,7 +29,7 @@ class Recorder:
         write(_line({"settings": _plain(settings)}))
 
     def event(self, event: Event, now: float) -> None:
-        """To be called in the order of `ConductorCore.handle`, with the same arguments."""
+        """Records an event. To be called in the order of `ConductorCore.handle`, with the same arguments."""
         self._write(_line({"now": now, "event": type(event).__name__, **_plain(event)}))
 
 

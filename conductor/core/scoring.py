@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from conductor.core.forecast.queue_bias import QueueBias
-from conductor.core.state import Attempt
-from conductor.core.types.predictions import PredictionErrors, Quantity, Score
+from conductor.core.state import PlacedAttempt
+from conductor.core.types.predictions import ErrorWindow, Quantity, Score
 from springtide.protocol.attempts import Progress
 
 
 class Scorekeeper:
-    """Teaches `queue_bias` what it sees."""
+    """Sets beside each other what was predicted and what came; teaches `queue_bias` what it sees."""
 
     def __init__(self, queue_bias: QueueBias) -> None:
         self._queue_bias = queue_bias
-        self.errors = PredictionErrors()
+        self.errors = ErrorWindow()
 
-    def first_token(self, attempt: Attempt, event: Progress) -> None:
-        """Its prefill is over. What the event does not tell is not scored."""
+    def first_token(self, attempt: PlacedAttempt, event: Progress) -> None:
+        """Scores an attempt whose prefill is over. What the event does not tell is not scored."""
         predicted = attempt.prediction
         if predicted is None:
             return
@@ -30,8 +30,8 @@ class Scorekeeper:
         if event.fetch_ms > 0:
             self._score(attempt, Quantity.TRANSFER, predicted.transfer_ms, event.fetch_ms)
 
-    def finished(self, attempt: Attempt, output_tokens: int, now: float) -> tuple[Score, ...]:
-        """Its whole output is out. Returns all scores of the attempt."""
+    def finished(self, attempt: PlacedAttempt, output_tokens: int, now: float) -> tuple[Score, ...]:
+        """Scores an attempt whose whole output is out. Returns all its scores."""
         predicted = attempt.prediction
         if predicted is None or output_tokens < 1:
             return ()
@@ -40,7 +40,7 @@ class Scorekeeper:
             self._score(attempt, Quantity.TBT, predicted.tbt_ms, 1000.0 * (now - attempt.first_token_at) / (output_tokens - 1))
         return tuple(attempt.scores)
 
-    def _score(self, attempt: Attempt, quantity: Quantity, predicted: float, actual: float) -> None:
+    def _score(self, attempt: PlacedAttempt, quantity: Quantity, predicted: float, actual: float) -> None:
         score = Score(quantity, predicted, actual)
         attempt.scores.append(score)
         self.errors.record(score)

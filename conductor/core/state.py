@@ -24,7 +24,7 @@ from springtide.protocol.scheduling import Schedule
 
 
 @dataclass(slots=True)
-class Attempt:
+class PlacedAttempt:
     attempt_id: AttemptId
     request_id: RequestId | None
     """None when another Conductor placed it."""
@@ -54,7 +54,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Instance:
-    """One instance as it was last seen. When it is down it is remembered for a lease, for a broken stream may come back."""
+    """An instance as it was last seen. When it is down it is remembered for a lease, for a broken stream may come back."""
 
     ref: InstanceRef
     incarnation: int
@@ -66,9 +66,9 @@ class Instance:
     """When `load` arrived or, while it is down, since when it is."""
     most_slots: int = 0
     """That it said it has, when it last had any: it has none while its store is away, nor has one that has just begun."""
-    unreported: dict[AttemptId, Attempt] = field(default_factory=dict)
+    unreported: dict[AttemptId, PlacedAttempt] = field(default_factory=dict)
     """Placed here, and in no report yet."""
-    arriving: dict[AttemptId, Attempt] = field(default_factory=dict)
+    arriving: dict[AttemptId, PlacedAttempt] = field(default_factory=dict)
     """Decode only: placed here and not yet in the batch of which the latest report tells."""
 
     def queue_ms(self, now: float) -> float:
@@ -122,22 +122,22 @@ class ClusterState:
     """Instances and live attempts."""
 
     def __init__(self, chunk_tokens: int, chunk_ms: float | None = None) -> None:
-        """As of Chunking."""
+        """`chunk_tokens` and `chunk_ms` are those of Chunking."""
         self.instances: dict[InstanceId, Instance] = {}
-        self.attempts: dict[AttemptId, Attempt] = {}
+        self.attempts: dict[AttemptId, PlacedAttempt] = {}
         self.lengths = OutputLengths()
         self.forecast = DecodeForecast(self.lengths)
         self.queue_bias = QueueBias()
         self.touched: set[InstanceId] = set()
         """Instances that are no longer as `InstanceColumns` last saw them."""
-        self._of_gateway: dict[GatewayId, dict[AttemptId, Attempt]] = {}
+        self._of_gateway: dict[GatewayId, dict[AttemptId, PlacedAttempt]] = {}
         self._over: dict[AttemptId, float] = {}
         """When they ended, the earliest first: of tens of thousands, only those are looked at each second that are to be forgotten."""
         self._chunk_tokens, self._chunk_ms = chunk_tokens, chunk_ms
 
     @property
     def mean_output_tokens(self) -> float:
-        """Of recent requests."""
+        """The mean length of recent requests' outputs."""
         return self.lengths.mean_tokens
 
     def output_tokens(self, request: Schedule) -> float:
@@ -189,7 +189,7 @@ class ClusterState:
 
     # ---- attempts ----
 
-    def place(self, attempt: Attempt) -> None:
+    def place(self, attempt: PlacedAttempt) -> None:
         """The attempt is live, and its work counts where it was placed."""
         self.remove(attempt.attempt_id)
         self._over.pop(attempt.attempt_id, None)
@@ -204,15 +204,15 @@ class ClusterState:
             if instance is not None:
                 self._count_work(instance, attempt)
 
-    def of_gateway(self, gateway_id: GatewayId) -> Collection[Attempt]:
-        """Its live attempts."""
+    def of_gateway(self, gateway_id: GatewayId) -> Collection[PlacedAttempt]:
+        """The live attempts of a gateway."""
         return self._of_gateway.get(gateway_id, {}).values()
 
     def is_over(self, attempt_id: AttemptId) -> bool:
         """Whether the attempt ended within the last lease."""
         return attempt_id in self._over
 
-    def prefill_over(self, attempt: Attempt, now: float) -> None:
+    def prefill_over(self, attempt: PlacedAttempt, now: float) -> None:
         """The first token is out. The decode node's next report tells of a batch with the attempt in it."""
         attempt.phase, attempt.first_token_at = Phase.DECODE, now
         self.forecast.join(attempt.attempt_id, now)
@@ -264,7 +264,7 @@ class ClusterState:
     def of_role(self, role: Role) -> Iterable[Instance]:
         return (instance for instance in self.instances.values() if instance.ref.role is role)
 
-    def _count_work(self, instance: Instance, attempt: Attempt) -> None:
+    def _count_work(self, instance: Instance, attempt: PlacedAttempt) -> None:
         """Adds to `instance` what the attempt, if it was placed there, means beyond the instance's own report."""
         self.touched.add(instance.ref.instance_id)
         in_prefill = attempt.phase is Phase.PREFILL

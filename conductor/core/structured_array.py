@@ -38,5 +38,5 @@ class StructuredArray:
         return len(self.rows)
 
     def extended(self, rows: Rows) -> Self:
-        """With further rows behind."""
+        """The same with further rows behind."""
         return type(self)(np.concatenate([self.rows, rows]))

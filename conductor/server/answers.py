@@ -5,21 +5,20 @@ from __future__ import annotations
 from conductor.core.conductor import ConductorCore
 from conductor.core.state import Instance
 from conductor.core.types.decision import Alternatives
-from conductor.core.types.events import Reply
-from conductor.core.types.predictions import ErrorSummary
+from conductor.core.types.events import Decided
 from conductor.server.leadership import Standing
 from springtide.protocol.instances import Role
 from springtide.protocol.scheduling import Estimate, NotLeader, Rejection, ScheduleReply
-from springtide.protocol.status import ClusterStatus, InstanceStatus, PredictionErrors
+from springtide.protocol.status import ClusterStatus, InstanceStatus
 
 
 def not_leader(standing: Standing) -> ScheduleReply:
-    """Somebody else decides."""
+    """The answer of a Conductor that does not lead: somebody else decides."""
     return ScheduleReply(not_leader=NotLeader(standing.leader_address, standing.epoch))
 
 
-def schedule_reply(reply: Reply, debug: bool, epoch: int) -> ScheduleReply:
-    """With every alternative's estimate for `debug`."""
+def schedule_reply(reply: Decided, debug: bool, epoch: int) -> ScheduleReply:
+    """The answer to a gateway; with every alternative's estimate for `debug`."""
     rejection = reply.outcome if isinstance(reply.outcome, Rejection) else None
     return ScheduleReply(reply.assignment, rejection, estimates=_estimates(reply.alternatives) if debug else (), epoch=epoch)
 
@@ -79,23 +78,13 @@ def cluster_status(core: ConductorCore, model: str, standing: Standing, now: flo
         leads=standing.leads,
         epoch=standing.epoch,
         leader_address=standing.leader_address,
-        predictions=tuple(_prediction_errors(summary) for summary in core.scores.errors.summaries()),
+        predictions=tuple(core.scores.errors.summaries()),
         prefill_load=loads.prefill,
         decode_load=loads.decode,
         prefill_work=work.prefill,
         decode_work=work.decode,
         wanted_prefill=work.wanted(Role.PREFILL, num_ready),
         switching_instance_id=core.balance.moving or "" if core.balance is not None else "",
-    )
-
-
-def _prediction_errors(summary: ErrorSummary) -> PredictionErrors:
-    return PredictionErrors(
-        quantity=summary.quantity.value,
-        count=summary.count,
-        median_error=summary.median_error,
-        p90_error=summary.p90_error,
-        bias=summary.bias,
     )
 
 

@@ -50,7 +50,7 @@ class ClusterFollower:
         return self.joined - len(self._watchers)
 
     async def run(self) -> None:
-        """Until cancelled; then every watcher is stopped."""
+        """Follows until cancelled; then every watcher is stopped."""
         try:
             while True:
                 members = await self._membership.members()

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from conductor import metrics
-from conductor.core.replication.copy_budget import MOST_COPIES
+from conductor.core.replication.planner import MOST_COPIES
 from conductor.core.types.events import Action, Replicate, ReplicationEnded, SwitchFailed, SwitchRole
 from conductor.server.leadership import Leadership
 from conductor.server.service import CoreRunner
@@ -29,7 +29,7 @@ _SWITCH_TIMEOUT_S = 5.0
 
 
 class Orders:
-    """Only a Conductor that leads gives orders. Used from the event loop only."""
+    """Gives the core's orders to stores and engines. Only a Conductor that leads does. Used from the event loop only."""
 
     def __init__(self, runner: CoreRunner, leadership: Leadership, credentials: Credentials = OPEN) -> None:
         self._runner = runner
@@ -70,7 +70,7 @@ class Orders:
                 request = wire.REPLICATE_PREFIX.encode(ReplicatePrefix(order.keys, order.sources))
                 replicated = wire.REPLICATED.decode(await StoreStub(channel).Replicate(request, timeout=order.within_s))
             blocks, fetched = replicated.blocks, replicated.fetched_blocks
-            logger.info("a hot prefix of %d blocks is at %s now, %d of them copied", blocks, order.node_id, fetched)
+            logger.info("a popular prefix of %d blocks is at %s now, %d of them copied", blocks, order.node_id, fetched)
         except grpc.aio.AioRpcError as error:
             logger.warning("a copy of %d blocks to %s failed: %s %s", len(order.keys), order.node_id, error.code().name, error.details())
         self._replicated(order, fetched, failed=blocks < len(order.keys))

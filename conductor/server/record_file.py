@@ -37,7 +37,7 @@ class RecordFile:
 
     @classmethod
     def create(cls, directory: Path, name: str) -> RecordFile:
-        """In a file that did not exist, `name`.jsonl. Raises ConfigError when it cannot be made."""
+        """A record in a file that did not exist, `name`.jsonl. Raises ConfigError when it cannot be made."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             return cls((directory / f"{name}.jsonl").open("x"))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from conductor import metrics
 from conductor.core.conductor import ConductorCore
 from conductor.core.recording import Recorder
 from conductor.core.settings import ConductorSettings
-from conductor.core.types.events import Tick
 from conductor.server.cluster import ClusterFollower
+from conductor.server.gc_tuning import GcTuner
 from conductor.server.leadership import Leadership, LeaseClock, OneOfSeveral, OnlyConductor
 from conductor.server.orders import Orders
 from conductor.server.record_file import RecordFile
 from conductor.server.service import ConductorService, CoreRunner
-from springtide.clock import Clock, MonotonicClock
+from springtide.clock import Clock, MonotonicClock, Tick
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError
 from springtide.ids import new_incarnation
@@ -124,3 +126,19 @@ class ConductorServer:
             await asyncio.sleep(_TICK_S / 2)
             metrics.observe_cluster(self._runner.core, self._runner.clock.now())
             await asyncio.sleep(_TICK_S / 2)
+
+
+async def serve(arguments: ProcessArguments, stop: asyncio.Event, beside: Callable[[str], Coroutine[Any, Any, None]] | None = None) -> None:
+    """Runs the Conductor until `stop`, and what is to run `beside` it in the same process, which is given its address."""
+    server = ConductorServer(arguments)
+    try:
+        address = await server.start()
+        async with asyncio.TaskGroup() as tasks:
+            settling = tasks.create_task(GcTuner(server.follower).run())
+            tasks.create_task(server.run(stop))
+            if beside is not None:
+                tasks.create_task(beside(address))
+            await stop.wait()
+            settling.cancel()
+    finally:
+        await server.close()

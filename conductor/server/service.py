@@ -16,12 +16,12 @@ from conductor.core.conductor import ConductorCore
 from conductor.core.recording import Recorder
 from conductor.core.types.events import (
     Action,
+    Decided,
     Event,
     Forgot,
     HungChanged,
     Placed,
     PrefillFinished,
-    Reply,
     RequestSnapshot,
     Scored,
     StoreDown,
@@ -119,7 +119,7 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
             return wire.SCHEDULE_REPLY.encode(answers.not_leader(standing))
         started = time.perf_counter()
         (reply,) = self._runner.feed(asked)
-        assert isinstance(reply, Reply)
+        assert isinstance(reply, Decided)
         metrics.observe_reply(reply, time.perf_counter() - started, block_tokens, asked.num_tokens)
         _log(asked, reply, self._log_decisions_every)
         return wire.SCHEDULE_REPLY.encode(answers.schedule_reply(reply, asked.debug, standing.epoch))
@@ -170,7 +170,7 @@ async def _decoded(codec: Decoder[M, T], message: M, context: grpc.aio.ServicerC
         raise
 
 
-def _log(event: Schedule, reply: Reply, every: int) -> None:
+def _log(event: Schedule, reply: Decided, every: int) -> None:
     """The line is made only when somebody wants it: it is as long as the cluster is large."""
     level = logging.INFO if every and reply.alternatives.turn % every == 0 else logging.DEBUG
     if decisions.isEnabledFor(level):

@@ -10,8 +10,9 @@ from abc import ABC, abstractmethod
 import grpc
 import grpc.aio
 
-from conductor.core.types.events import InstanceDown, InstanceUp, LoadReported, RequestSnapshot, StoreDown, StoreUp
+from conductor.core.types.events import InstanceDown, InstanceUp, LoadReported, RequestSnapshot, StoreDown, StoreWatched
 from conductor.server.service import CoreRunner
+from springtide.clock import Silence
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import InstanceId, NodeId
 from springtide.membership import Member
@@ -23,7 +24,6 @@ from springtide.rpc.node_pb2 import WatchLoadRequest
 from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from springtide.rpc.store_pb2 import WatchStoreRequest
 from springtide.rpc.store_pb2_grpc import StoreStub
-from springtide.silence import Silence
 from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class StoreWatcher(Watcher):
                 async for message in call:
                     silence.heard()
                     if not self.connected:
-                        self._runner.feed(StoreUp(self._node_id, self.member.address))
+                        self._runner.feed(StoreWatched(self._node_id, self.member.address))
                         self._connect()
                     event = wire.STORE_EVENT.decode(message)
                     if isinstance(event, StillHere):

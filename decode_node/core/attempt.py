@@ -40,7 +40,7 @@ class Attempt:
     quota_used: bool = False
     """It was refused for its tenant's quota, not for the pool."""
     answer_due_at: float = 0.0
-    """In observed time (springtide.silence), while it is reserving or has asked for growth: then the store is taken for hung."""
+    """In observed time (springtide.clock), while it is reserving or has asked for growth: then the store is taken for hung."""
     starved_since: float | None = None
     """Since when it sits out steps because its slot was refused."""
     prompt_ids: Sequence[int] = ()

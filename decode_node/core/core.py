@@ -26,6 +26,7 @@ from node_runtime import events
 from node_runtime.calibration import Calibration
 from node_runtime.slotqueue import SlotQueue
 from springtide.blocks import blocks_for
+from springtide.clock import ObservedTime, Tick
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId
 from springtide.protocol import storage
@@ -44,7 +45,6 @@ from springtide.protocol.outputs import (
     token_output,
 )
 from springtide.protocol.starts import AbortAttempt, DecodeStart
-from springtide.silence import ObservedTime
 
 _RECENT_STEPS = 32
 _MOST_ROOM_WAIT_S = 1.0
@@ -86,7 +86,7 @@ class DecodeCore:
                 self._step_ended(event, now)
             case ev.Loaded(attempt_id):
                 self._loaded(attempt_id)
-            case events.Tick():
+            case Tick():
                 self._calibration.tick(now)
                 self._observed.look(now)
                 self._fail_unanswered()

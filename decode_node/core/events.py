@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node_runtime.events import SessionEnded, StoreLost, StoreUp, Tick
+from node_runtime.events import SessionEnded, StoreLost, StoreUp
+from springtide.clock import Tick
 from springtide.ids import AttemptId
 from springtide.protocol import storage
 from springtide.protocol.outputs import SampledToken

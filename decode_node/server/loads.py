@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from engine.device.streams import Work
+from engine.device.streams import DeviceWork
 from engine.runner import ModelRunner
 from node_runtime.model_thread import ModelThread
 from springtide.ids import AttemptId
@@ -41,7 +41,7 @@ class LoadsAhead:
             task.cancel()
 
     async def _run(self, attempt_id: AttemptId, slots: Sequence[int], still_there: Callable[[], bool], ended: Callable[[], None]) -> None:
-        launched: list[Work] = []
+        launched: list[DeviceWork] = []
         with _logged(attempt_id):
             for begin in range(0, len(slots), PIECE_BLOCKS):
                 async with self._turn:

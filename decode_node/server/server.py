@@ -19,10 +19,10 @@ from decode_node.server.loads import LoadsAhead
 from decode_node.server.steps import StepRunner
 from engine.profiling import measure_decode
 from engine.runner import ModelRunner
-from node_runtime.events import Tick
 from node_runtime.node import EngineNode
 from node_runtime.process import Kind, Parts
 from node_runtime.watchdog import Watchdog, longest_s, stalled_after_s
+from springtide.clock import Tick
 from springtide.cost import DecodeCost
 from springtide.process import ProcessArguments, end_process
 from springtide.protocol import wire

@@ -8,9 +8,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from deploy.bench.statistics import RequestRecord
-from deploy.bench.workload import Workload
-from springtide.client import AsyncClient, Usage
+from deploy.bench.workload import BenchWorkload
+from springtide.client import AsyncClient
 from springtide.errors import SpringtideError
+from springtide.protocol.outputs import Usage
 
 REFUSED = "429 gate"
 """Error of a request that a gate refused: it was not sent."""
@@ -34,7 +35,7 @@ class Gate:
 
 
 async def drive(
-    url: str, model: str | None, workload: Workload, on_done: Callable[[RequestRecord], None], gate: Gate | None = None
+    url: str, model: str | None, workload: BenchWorkload, on_done: Callable[[RequestRecord], None], gate: Gate | None = None
 ) -> tuple[str, list[RequestRecord]]:
     """The model's name and a record for each request; `on_done` is told of each as it ends. `gate`: one that other workloads pass too, in
     the place of the workload's own. Raises Unavailable when nothing answers."""

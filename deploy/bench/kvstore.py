@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from deploy.bench.replay import Replayed, infinite_hits, replay, replay_clairvoyant
-from deploy.bench.trace import Request, read_trace
+from deploy.bench.replay import Replayed, TracedPrompt, infinite_hits, read_trace, replay, replay_clairvoyant
 from deploy.machine import describe_machine
 from kvstore.core.eviction import EVICTION_POLICIES, new_policy
 from springtide.choices import EvictionName
@@ -48,7 +47,7 @@ def bench_kvstore(options: TraceOptions) -> None:
                 console.print(f"{run.refused_requests} requests are longer than {capacity:,} blocks, hence all misses there")
 
 
-def _run_all(requests: Sequence[Request], capacities: Sequence[int]) -> Runs:
+def _run_all(requests: Sequence[TracedPrompt], capacities: Sequence[int]) -> Runs:
     replays: dict[str, Callable[[int, Callable[[int], None]], Replayed]] = {
         name: partial(_replay_policy, requests, name) for name in EVICTION_POLICIES
     }
@@ -64,7 +63,7 @@ def _run_all(requests: Sequence[Request], capacities: Sequence[int]) -> Runs:
     return runs
 
 
-def _replay_policy(requests: Sequence[Request], name: EvictionName, capacity: int, on_progress: Callable[[int], None]) -> Replayed:
+def _replay_policy(requests: Sequence[TracedPrompt], name: EvictionName, capacity: int, on_progress: Callable[[int], None]) -> Replayed:
     return replay(requests, capacity, new_policy(name, capacity), on_progress)
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from deploy.bench.driver import drive
 from deploy.bench.statistics import Distribution, RequestRecord, Summary, summarize
-from deploy.bench.workload import Workload
+from deploy.bench.workload import BenchWorkload
 from deploy.local.plan import ClusterPaths
 from deploy.local.rundir import find_cluster
 from deploy.machine import describe_machine
@@ -38,7 +38,7 @@ def local_vocab_size(url: str) -> int | None:
     return ModelInfo.load(ClusterPaths(Path(record.run_dir)).model_info).vocab_size if record is not None else None
 
 
-def bench_serve(workload: Workload, options: BenchOptions) -> int:
+def bench_serve(workload: BenchWorkload, options: BenchOptions) -> int:
     """Returns the exit code: 0 when every request was answered in full. Raises Unavailable when nothing answers at `url`."""
     model, records = asyncio.run(_with_progress(workload, options))
     summary = summarize(records, options.ttft_slo_ms, options.tbt_slo_ms)
@@ -62,7 +62,7 @@ def bench_serve(workload: Workload, options: BenchOptions) -> int:
     return 0 if summary.completed == summary.requests else 1
 
 
-async def _with_progress(workload: Workload, options: BenchOptions) -> tuple[str, list[RequestRecord]]:
+async def _with_progress(workload: BenchWorkload, options: BenchOptions) -> tuple[str, list[RequestRecord]]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

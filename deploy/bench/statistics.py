@@ -13,7 +13,7 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request, timed by its client, in seconds on one clock."""
+    """A request, timed by its client, in seconds on one clock."""
 
     sent_s: float
     token_times_s: tuple[float, ...]
@@ -48,7 +48,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Distribution | None:
-        """None for no values. Percentiles are interpolated linearly."""
+        """The distribution of values; None for none. Percentiles are interpolated linearly."""
         if not values:
             return None
         return cls(float(np.mean(values)), *(float(p) for p in np.percentile(values, PERCENTILES)))

@@ -11,7 +11,7 @@ LOWEST_TOKEN_ID = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class BenchWorkload:
     """`requests` prompts of `prompt_tokens` random tokens each, of which the first `shared_prefix` (0 to 1) are the same in all.
 
     They come as a Poisson process of `rate` requests a second, or, without one, as fast as at most `concurrency` at a time allow.

@@ -22,7 +22,7 @@ class ChatOptions:
 
 
 @dataclass(slots=True)
-class Answer:
+class ChatAnswer:
     """What came back for one question, as it comes in."""
 
     asked_s: float
@@ -81,7 +81,7 @@ def _ask(console: Console, client: Client, messages: list[dict[str, str]], quest
     """Prints the answer as it comes. Question and answer join `messages` once the answer is complete."""
     asked = {"role": "user", "content": question}
     limit = {"max_tokens": options.max_tokens} if options.max_tokens is not None else {}
-    answer = Answer(asked_s=time.monotonic())
+    answer = ChatAnswer(asked_s=time.monotonic())
     for chunk in client.chat([*messages, asked], model=options.model, temperature=options.temperature, **limit):
         answer.add(chunk)
         console.out(chunk.text, end="", highlight=False)

@@ -32,7 +32,7 @@ class View:
 
 
 async def views(members: Sequence[Member], credentials: Credentials) -> list[View]:
-    """Of every Conductor among the members, the leader's first."""
+    """The views of every Conductor among the members, the leader's first."""
     asked = await asyncio.gather(*(_view(member, credentials) for member in members if member.role == "conductor"))
     return sorted(asked, key=lambda view: (not view.leads, view.status is None))
 
@@ -46,7 +46,7 @@ def cluster_status(found: Sequence[View]) -> ClusterStatus:
 
 
 def leadership(found: Sequence[View]) -> str:
-    """One line on who leads and who stands by."""
+    """A line on who leads and who stands by."""
     leader = next((view for view in found if view.leads), None)
     said = "[red]no Conductor leads" if leader is None else f"{leader.conductor_id} leads"
     epoch = max((view.status.epoch for view in found if view.status is not None), default=0)

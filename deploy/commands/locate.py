@@ -55,7 +55,7 @@ async def locate(where: Where) -> Located:
 
 
 def without_password(redis_url: str) -> str:
-    """As it may be shown."""
+    """The URL as it may be shown."""
     parts = urlsplit(redis_url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 

@@ -14,7 +14,7 @@ import grpc.aio
 
 from deploy.commands import store_tables as tables
 from deploy.commands.locate import Located, Where, locate
-from deploy.commands.store_blocks import Prompt, parse_key_prefix, prompt_keys
+from deploy.commands.store_blocks import NamedPrompt, parse_key_prefix, prompt_keys
 from springtide.blocks import KEY_BYTES
 from springtide.errors import ConfigError, SpringtideError, Unavailable
 from springtide.ids import BlockKey
@@ -37,7 +37,7 @@ class NotHeld(SpringtideError):
 
 
 @dataclass(frozen=True, slots=True)
-class StoreOptions:
+class StoreCommandOptions:
     where: Where
     node_id: str | None
     """One store; None: all."""
@@ -53,7 +53,7 @@ class Stores:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, options: StoreOptions) -> AsyncIterator[Stores]:
+    async def open(cls, options: StoreCommandOptions) -> AsyncIterator[Stores]:
         """Raises Unavailable when the cluster has none, ConfigError when it has none of that name."""
         located = await locate(options.where)
         members = _chosen([member for member in located.members if member.role == "store"], options.node_id)
@@ -64,14 +64,15 @@ class Stores:
             await asyncio.gather(*(channel.close(None) for channel in channels.values()))
 
     async def ask(self, call: Callable[[StoreStub], Awaitable[T]]) -> dict[str, T]:
-        """Of every store, by node. Those that say NOT_FOUND are left out; when all do, raises NotHeld. Raises what else one says."""
+        """Asks every store; the answers by node. Those that say NOT_FOUND are left out; when all do, raises NotHeld. Raises what else one
+        says."""
         answers = await asyncio.gather(*(_answer(node_id, call(stub)) for node_id, stub in self._stubs.items()))
         found = {node_id: answer for node_id, answer in zip(self._stubs, answers, strict=True) if not isinstance(answer, NotHeld)}
         if not found:
             raise next(answer for answer in answers if isinstance(answer, NotHeld))
         return found
 
-    async def keys(self, prefixes: Sequence[str], prompt: Prompt) -> list[BlockKey]:
+    async def keys(self, prefixes: Sequence[str], prompt: NamedPrompt) -> list[BlockKey]:
         """What the user named. Raises ConfigError or NotHeld, naming what is wrong."""
         keys = await prompt_keys(self.located, prompt) if prompt.given else []
         for prefix in prefixes:
@@ -93,7 +94,7 @@ class Stores:
         return BlockKey(found.pop())
 
 
-def ls(options: StoreOptions, key_prefix: str, prompt: Prompt, limit: int) -> None:
+def ls(options: StoreCommandOptions, key_prefix: str, prompt: NamedPrompt, limit: int) -> None:
     async def run(stores: Stores) -> dict[str, pb.ListBlocksReply]:
         keys = await prompt_keys(stores.located, prompt) if prompt.given else []
         request = pb.ListBlocksRequest(key_prefix=parse_key_prefix(key_prefix) if key_prefix else "", limit=limit, keys=keys)
@@ -102,21 +103,21 @@ def ls(options: StoreOptions, key_prefix: str, prompt: Prompt, limit: int) -> No
     tables.show_chains(_run(options, run), options.as_json)
 
 
-def stat(options: StoreOptions) -> None:
+def stat(options: StoreCommandOptions) -> None:
     async def run(stores: Stores) -> dict[str, pb.StatReply]:
         return await stores.ask(lambda stub: stub.Stat(pb.StatRequest(), timeout=TIMEOUT_S))
 
     tables.show_stats(_run(options, run), options.as_json)
 
 
-def pins(options: StoreOptions) -> None:
+def pins(options: StoreCommandOptions) -> None:
     async def run(stores: Stores) -> dict[str, pb.ListPinsReply]:
         return await stores.ask(lambda stub: stub.ListPins(pb.ListPinsRequest(), timeout=TIMEOUT_S))
 
     tables.show_pins({node_id: list(reply.pins) for node_id, reply in _run(options, run).items()}, options.as_json)
 
 
-def pin(options: StoreOptions, prefixes: Sequence[str], prompt: Prompt, pin_id: str | None, hard: bool, ttl: str) -> None:
+def pin(options: StoreCommandOptions, prefixes: Sequence[str], prompt: NamedPrompt, pin_id: str | None, hard: bool, ttl: str) -> None:
     ttl_ms = round(parse_ttl(ttl) * 1000)
 
     async def run(stores: Stores) -> dict[str, pb.PinReply]:
@@ -128,7 +129,7 @@ def pin(options: StoreOptions, prefixes: Sequence[str], prompt: Prompt, pin_id: 
     tables.show_pins({node_id: [reply.pin] for node_id, reply in _run(options, run).items()}, options.as_json)
 
 
-def unpin(options: StoreOptions, pin_id: str | None, prompt: Prompt) -> None:
+def unpin(options: StoreCommandOptions, pin_id: str | None, prompt: NamedPrompt) -> None:
     async def run(stores: Stores) -> dict[str, pb.PinReply]:
         if pin_id is None and not prompt.given:
             raise ConfigError("name the pin: its ID, or the --prompt, --chat or --tokens that it was made with")
@@ -138,7 +139,7 @@ def unpin(options: StoreOptions, pin_id: str | None, prompt: Prompt) -> None:
     tables.show_pins({node_id: [reply.pin] for node_id, reply in _run(options, run).items()}, options.as_json)
 
 
-def evict(options: StoreOptions, prefixes: Sequence[str], prompt: Prompt, everything: bool) -> None:
+def evict(options: StoreCommandOptions, prefixes: Sequence[str], prompt: NamedPrompt, everything: bool) -> None:
     if everything and (prefixes or prompt.given):
         raise ConfigError("--all evicts everything: name no blocks beside it")
 
@@ -165,8 +166,8 @@ async def _evict_own(stub: StoreStub, keys: Sequence[BlockKey]) -> pb.EvictReply
     return reply
 
 
-def verify(options: StoreOptions, ssd: bool) -> int:
-    """With `ssd`, reads every block there too. Returns the exit code: 0 when every store is sound."""
+def verify(options: StoreCommandOptions, ssd: bool) -> int:
+    """Has the stores verify what they hold, with `ssd` every block there too. Returns the exit code: 0 when every store is sound."""
 
     async def run(stores: Stores) -> dict[str, pb.VerifyReply]:
         return await stores.ask(lambda stub: stub.Verify(pb.VerifyRequest(ssd=ssd), timeout=SSD_TIMEOUT_S if ssd else TIMEOUT_S))
@@ -182,7 +183,7 @@ def default_pin_id(keys: Sequence[BlockKey]) -> str:
 
 
 def parse_ttl(text: str) -> float:
-    """Seconds, of `90s`, `30m`, `12h`, `7d` or a plain number of them. Raises ConfigError."""
+    """The seconds in `90s`, `30m`, `12h`, `7d` or a plain number of them. Raises ConfigError."""
     match = _TTL.match(text.strip().lower())
     seconds = float(match[1]) * _TTL_FACTORS[match[2]] if match else 0.0
     if seconds <= 0:
@@ -190,7 +191,7 @@ def parse_ttl(text: str) -> float:
     return seconds
 
 
-def _run(options: StoreOptions, command: Callable[[Stores], Awaitable[T]]) -> T:
+def _run(options: StoreCommandOptions, command: Callable[[Stores], Awaitable[T]]) -> T:
     async def run() -> T:
         async with Stores.open(options) as stores:
             return await command(stores)

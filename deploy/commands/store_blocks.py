@@ -17,8 +17,8 @@ from springtide.modelinfo import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """One of the three."""
+class NamedPrompt:
+    """A prompt as the user names it: by one of the three."""
 
     text: str | None = None
     """As of a plain completion."""
@@ -33,7 +33,7 @@ class Prompt:
 
 
 def parse_tokens(text: str) -> tuple[int, ...]:
-    """From `1,2,3`. Raises ConfigError."""
+    """The token ids of `1,2,3`. Raises ConfigError."""
     try:
         token_ids = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -51,8 +51,8 @@ def parse_key_prefix(text: str) -> str:
     return prefix
 
 
-async def prompt_keys(located: Located, prompt: Prompt) -> list[BlockKey]:
-    """Of every full block. Raises ConfigError when there is none, Unavailable when nobody says which model it is."""
+async def prompt_keys(located: Located, prompt: NamedPrompt) -> list[BlockKey]:
+    """The keys of every full block. Raises ConfigError when there is none, Unavailable when nobody says which model it is."""
     details = next((member.details for member in located.members if member.role in ("prefill", "decode")), None)
     if details is None:
         raise Unavailable("no engine of the cluster is up to say which model it serves; name blocks by their keys")
@@ -65,7 +65,7 @@ async def prompt_keys(located: Located, prompt: Prompt) -> list[BlockKey]:
     return keys
 
 
-def _token_ids(located: Located, prompt: Prompt) -> Sequence[int]:
+def _token_ids(located: Located, prompt: NamedPrompt) -> Sequence[int]:
     if prompt.token_ids is not None:
         return prompt.token_ids
     if located.record is None:

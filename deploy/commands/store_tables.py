@@ -17,7 +17,7 @@ from springtide.rpc import store_pb2 as pb
 KEY_DIGITS = 12
 """Of a key, enough to name it."""
 _PINS = {pb.PIN_KIND_UNSPECIFIED: "", pb.PIN_KIND_SOFT: "soft", pb.PIN_KIND_HARD: "hard"}
-Row = dict[str, Any]
+TableRow = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ _TENANT_COLUMNS = (
 )
 
 
-def _stat_row(node_id: str, reply: pb.StatReply) -> Row:
+def _stat_row(node_id: str, reply: pb.StatReply) -> TableRow:
     return {
         "store": node_id,
         "bytes_total": reply.slots_total * reply.bytes_per_slot,
@@ -129,7 +129,7 @@ def _stat_row(node_id: str, reply: pb.StatReply) -> Row:
     }
 
 
-def _ssd_row(ssd: pb.SsdStat, bytes_per_slot: int) -> Row:
+def _ssd_row(ssd: pb.SsdStat, bytes_per_slot: int) -> TableRow:
     return {
         "bytes_total": ssd.capacity_blocks * bytes_per_slot,
         **{
@@ -198,7 +198,7 @@ def show_verdicts(replies: Mapping[str, pb.VerifyReply], as_json: bool) -> None:
     _show(rows, columns, as_json)
 
 
-def _show(rows: Sequence[Row], columns: Sequence[Column], as_json: bool, notes: Sequence[str] = (), empty: str = "nothing") -> None:
+def _show(rows: Sequence[TableRow], columns: Sequence[Column], as_json: bool, notes: Sequence[str] = (), empty: str = "nothing") -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
         return

@@ -30,7 +30,7 @@ def dies_with_us(command: Sequence[str]) -> tuple[str, ...]:
 
 
 class Child:
-    """Owns at most one operating system process at a time."""
+    """A child of the supervisor. It owns at most one operating system process at a time."""
 
     def __init__(self, spec: ProcessSpec, log: Path, on_change: Callable[[Child, str], None]) -> None:
         self.spec = spec
@@ -46,7 +46,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Of the running process, if there is one."""
+        """The id of the running process, if there is one."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     def mark_ready(self) -> None:

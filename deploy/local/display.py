@@ -23,12 +23,12 @@ class Display(Protocol):
     def message(self, text: str) -> None: ...
 
     def end_of_start(self) -> None:
-        """Every step is done: from now on what happens is worth a line of its own."""
+        """Notes that every step is done: from now on what happens is worth a line of its own."""
         ...
 
 
 class PlainDisplay:
-    """One line for each change, for logs and pipes."""
+    """Prints a line for each change, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -13,7 +13,7 @@ _LEVEL = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} (\w+) ")
 
 
 class LogFollower:
-    """One log. Processes append to it directly, so that a supervisor that is busy or stopped never blocks them."""
+    """Follows one log. Processes append to it directly, so that a supervisor that is busy or stopped never blocks them."""
 
     def __init__(self, path: Path, everything: bool) -> None:
         self._path = path

@@ -27,7 +27,7 @@ VALKEY_SOCKET = "valkey.sock"
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """One process. With `role` and `member_id` it is found in the membership, save Valkey, which keeps it."""
+    """What a process is started with. With `role` and `member_id` it is found in the membership, save Valkey, which keeps it."""
 
     name: str
     role: ProcessRole
@@ -95,7 +95,7 @@ def check_redis(url: str) -> None:
 
 
 def processes(config: ClusterConfig, paths: ClusterPaths, embedded_valkey: bool) -> list[ProcessSpec]:
-    """Every process of a resolved configuration, in the order in which they start."""
+    """The processes of a resolved configuration, in the order in which they start."""
     specs = [_valkey(config)] if embedded_valkey else []
     secret = {SECRET_VARIABLE: config.cluster_secret.get_secret_value()} if config.cluster_secret is not None else {}
     for role, package, count, threads in (

@@ -13,10 +13,10 @@ import redis.asyncio as redis
 from redis.exceptions import RedisError
 
 from deploy.local.plan import ProcessSpec, client_host
-from springtide.cancellation import heeds_cancellation
 from springtide.config import ClusterConfig
 from springtide.credentials import credentials_of
 from springtide.membership import Membership
+from springtide.supervision import heeds_cancellation
 
 GATEWAY_POLL_S = 0.1
 

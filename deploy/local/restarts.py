@@ -19,13 +19,13 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """It has never been ready and there is no sign that it ever will be."""
+    """The verdict on a process that has never been ready, and gives no sign that it ever will be."""
 
     reason: str
 
 
 class RestartPolicy:
-    """One process's history. Call `started`, `became_ready` and `exited` as these happen."""
+    """The history of one process. Call `started`, `became_ready` and `exited` as these happen."""
 
     def __init__(self) -> None:
         self._tries = 0

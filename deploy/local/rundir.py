@@ -59,7 +59,7 @@ class ClusterRecord:
 
 
 def user_directory() -> Path:
-    """This user's directory for running clusters, made if it is not there.
+    """The user's directory for running clusters, made if it is not there.
 
     Raises ConfigError when somebody else owns it: what they may rename or replace is no place for sockets.
     """
@@ -102,7 +102,7 @@ class RunDir:
         return cls(path, wanted is None, lock)
 
     def release(self) -> None:
-        """With the cluster's record, and the directory if it is temporary (in one that was asked for, the logs stay)."""
+        """Removes the cluster's record, and the directory if it is temporary (in one that was asked for, the logs stay)."""
         _remove(os.getpid(), self.path, self.temporary)
         os.close(self._lock)
 

@@ -31,14 +31,10 @@ from engine.formats.files import describe
 from springtide.capacity import check_memory, context_tokens, memory_bytes
 from springtide.config import ClusterConfig, write_config
 from springtide.modelinfo import ModelInfo
-from springtide.supervision import supervised
+from springtide.supervision import first_of, supervised
 
 LOG_POLL_S = 0.2
 QUESTION = "Why is the sky blue?"
-
-
-class Stopped(Exception):
-    """A signal asked for the end."""
 
 
 def run_up(config: ClusterConfig, display: Display, *, verbose: bool) -> int:
@@ -119,14 +115,13 @@ class _Session:
                 loop.add_signal_handler(number, self._on_signal)
         try:
             async with self._probe, self._supervisor, _background(self._follow_logs, "follow logs"):
-                await self._until_stopped(self._serve())
-        except Stopped:
-            self._display.message("stopped")
-            return 0
+                await first_of(self._serve(), self._stop.wait())
         except StartFailed as failure:
             self._display.message(f"springtide could not start: {failure}. The end of its log:\n{last_lines(failure.log)}")
             return 1
-        raise AssertionError("serving ends by an exception only")
+        assert self._stop.is_set(), "serving ends by an exception only"
+        self._display.message("stopped")
+        return 0
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -134,19 +129,6 @@ class _Session:
         else:
             self._display.message("stopping")
         self._stop.set()
-
-    async def _until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Raises Stopped on a signal, and whatever `work` raises."""
-        stopped = asyncio.create_task(self._stop.wait())
-        working = asyncio.create_task(work)
-        await asyncio.wait((stopped, working), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            stopped.cancel()
-            return working.result()
-        working.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await working
-        raise Stopped
 
     async def _serve(self) -> None:
         began = time.monotonic()
@@ -157,7 +139,7 @@ class _Session:
         self._display.step("model", f"{self._cluster.served_model_name}, {self._cluster.info.architecture}, {config.dtype}", done=True)
         self._supervisor.start(processes(config, paths, self._cluster.embedded_valkey))
         async with _background(lambda: self._supervisor.watch_readiness(self._probe), "watch readiness"):
-            await _first(self._supervisor.watch(), self._all_ready())
+            await first_of(self._supervisor.watch(), self._all_ready())
             self._record = replace(self._record, ready=True)
             self._write_record()
             self._display.end_of_start()
@@ -225,15 +207,3 @@ async def _background(work: Callable[[], Coroutine[Any, Any, None]], name: str) 
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-async def _first(*works: Coroutine[Any, Any, None]) -> None:
-    """Waits for the first of them to end, cancels the rest and raises what it raised."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-    for task in done:
-        task.result()

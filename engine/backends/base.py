@@ -36,7 +36,7 @@ class Ops(ABC):
         """`activation(gate) * up`, gate and up being the two halves of the product with `weight` [2 * outputs, inputs]."""
 
     def prepared(self, norm: Norm) -> Norm:
-        """As `norm` and `add_norm` want it."""
+        """The norm as `norm` and `add_norm` want it."""
         return norm
 
     @abstractmethod
@@ -50,7 +50,7 @@ class Ops(ABC):
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """By which each head's query and key are normalised before they are rotated."""
+    """The norms by which each head's query and key are normalised before they are rotated."""
 
     query: Norm
     key: Norm
@@ -86,12 +86,13 @@ class FixedStep(AttentionPass):
 
     @abstractmethod
     def fill(self, batch: Sequence[SequenceChunk]) -> bool:
-        """For what is run next. False when there is no room for all the slots of so long contexts. Blocks that begin in the pass are zero
-        already."""
+        """Takes in the batch that is run next. False when there is no room for all the slots of so long contexts. Blocks that begin in the
+        pass are zero already."""
 
 
 class AttentionBackend(ABC):
-    """Owns no memory: it reads and writes the slots that each chunk names, which are the caller's until the pass has ended."""
+    """Attention over paged KV. It owns no memory: it reads and writes the slots that each chunk names, which are the caller's until the
+    pass has ended."""
 
     @abstractmethod
     def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
@@ -99,7 +100,7 @@ class AttentionBackend(ABC):
         or are outside the arena."""
 
     def fixed_step(self, size: int) -> FixedStep | None:
-        """Of `size` sequences; None where the backend has no such thing."""
+        """A pass of `size` sequences; None where the backend has no such thing."""
         return None
 
 
@@ -117,7 +118,7 @@ class DenseLayer:
 
 
 class LayersPass(ABC):
-    """One pass over consecutive layers, all of them in turn."""
+    """A pass over consecutive layers, all of them in turn."""
 
     @abstractmethod
     def run(self, begin: int, end: int, keys_only: bool = False) -> None:
@@ -147,7 +148,7 @@ def size_for(sequences: int) -> int | None:
 
 
 def sizes_up_to(most: int) -> tuple[int, ...]:
-    """Those of SIZES that batches of up to `most` sequences are filled up to."""
+    """The ones of SIZES that batches of up to `most` sequences are filled up to."""
     return tuple(size for size in SIZES if size < 2 * most)
 
 

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 
 from engine.backends.base import AttentionBackend, AttentionPass, HeadNorms, Norm, Ops
 from engine.batch import Int32Array, SequenceChunk
-from engine.device.upload import upload
+from engine.device.memory import upload
 from engine.layers.linear import GatedLinear, Linear, Product
 from engine.layers.rope import Rotation
 from engine.model_config import Activation
@@ -79,7 +79,7 @@ class _Visible:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prefill:
+class _PrefillRows:
     """One sequence's rows [begin, end), at positions `start`, … counted from the first of its `slots` int64 [blocks]."""
 
     begin: int
@@ -89,7 +89,7 @@ class _Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decode:
+class _DecodeRows:
     """Sequences with one new token each: `rows` int64 [sequences], `slots` int64 [sequences * blocks] padded with each one's first slot,
     `mask` [sequences, 1, context] (0, or -inf before the window and after the end), `spread` zeros [sequences, heads, kv_heads *
     head_dim]."""
@@ -101,11 +101,11 @@ class _Decode:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _WindowWork:
     """What the layers with one window do."""
 
-    prefills: list[_Prefill]
-    decodes: list[_Decode]
+    prefills: list[_PrefillRows]
+    decodes: list[_DecodeRows]
     window: int | None
 
 
@@ -140,7 +140,9 @@ class TorchAttentionPass(AttentionPass):
             self._run_decode(slabs, decode, query, result)
         return result
 
-    def _run_prefill(self, slabs: torch.Tensor, prefill: _Prefill, window: int | None, query: torch.Tensor, result: torch.Tensor) -> None:
+    def _run_prefill(
+        self, slabs: torch.Tensor, prefill: _PrefillRows, window: int | None, query: torch.Tensor, result: torch.Tensor
+    ) -> None:
         """`query` and `result` are [rows, heads, head_dim] of this sequence."""
         rows, kv_heads, head_dim = len(query), self._kv_heads, self._head_dim
         context = prefill.start + rows
@@ -164,7 +166,7 @@ class TorchAttentionPass(AttentionPass):
             attended = torch.bmm(torch.softmax(scores, -1), values[:, first:end])
             target[:, :, begin : begin + count] = attended.view(kv_heads, -1, count, head_dim)
 
-    def _run_decode(self, slabs: torch.Tensor, decode: _Decode, query: torch.Tensor, result: torch.Tensor) -> None:
+    def _run_decode(self, slabs: torch.Tensor, decode: _DecodeRows, query: torch.Tensor, result: torch.Tensor) -> None:
         sequences, width = len(decode.rows), self._kv_heads * self._head_dim
         keys = slabs[:, 0].index_select(0, decode.slots).view(sequences, -1, width)
         values = slabs[:, 1].index_select(0, decode.slots).view(sequences, -1, width)
@@ -194,14 +196,14 @@ class TorchAttentionPass(AttentionPass):
             if (end := chunk.start + len(chunk.token_ids)) % size and chunk.start <= end // size * size
         ]
 
-    def _work(self, batch: Sequence[SequenceChunk], window: int | None) -> _Work:
+    def _work(self, batch: Sequence[SequenceChunk], window: int | None) -> _WindowWork:
         begins = _running_sums([len(chunk.token_ids) for chunk in batch])
         visible = [self._visible(chunk, begin, window) for begin, chunk in zip(begins, batch, strict=False)]
         long = [of for of in visible if of.rows > 1]
         slots = upload([of.slots for of in long], self._arena.device) if long else []
-        prefills = [_Prefill(of.row, of.row + of.rows, of.start, own) for of, own in zip(long, slots, strict=True)]
+        prefills = [_PrefillRows(of.row, of.row + of.rows, of.start, own) for of, own in zip(long, slots, strict=True)]
         groups = self._groups([of for of in visible if of.rows == 1])
-        return _Work(prefills, [self._decode_group(group, window) for group in groups], window)
+        return _WindowWork(prefills, [self._decode_group(group, window) for group in groups], window)
 
     def _visible(self, chunk: SequenceChunk, row: int, window: int | None) -> _Visible:
         """A sequence may hold more slots than have something in them."""
@@ -224,7 +226,7 @@ class TorchAttentionPass(AttentionPass):
         if group:
             yield group
 
-    def _decode_group(self, group: list[_Visible], window: int | None) -> _Decode:
+    def _decode_group(self, group: list[_Visible], window: int | None) -> _DecodeRows:
         longest = max(len(single.slots) for single in group)
         padded = [slot for single in group for slot in (*single.slots, *[single.slots[0]] * (longest - len(single.slots)))]
         dtype, device = self._arena.dtype, self._arena.device
@@ -232,7 +234,7 @@ class TorchAttentionPass(AttentionPass):
         ends = ends[:, None, None]
         positions = torch.arange(longest * self._block_tokens, device=device)
         hidden = positions >= ends if window is None else (positions >= ends) | (positions < ends - window)
-        return _Decode(
+        return _DecodeRows(
             rows=rows,
             slots=slots,
             mask=torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.device.streams import Copy, CopyTimes, Streams, Work, copy_all
+from engine.device.streams import CopyTimes, DeviceWork, SlabCopy, Streams, copy_all
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ _ALREADY_REGISTERED = 712
 """cudaErrorHostMemoryAlreadyRegistered."""
 
 
-class _CudaCopy(Copy):
+class _CudaCopy(SlabCopy):
     def __init__(self, stream: torch.cuda.Stream, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
         """Launches it on `stream`."""
         self.began, self.ended = _event(), _event()
@@ -38,7 +38,7 @@ class _CudaCopy(Copy):
         return float(self.began.elapsed_time(self.ended))
 
 
-class _CudaWork(Work):
+class _CudaWork(DeviceWork):
     def __init__(self, stream: torch.cuda.Stream) -> None:
         """All that is on `stream` by now."""
         self._ended = torch.cuda.Event()
@@ -52,8 +52,8 @@ class _CudaWork(Work):
 
 
 class CudaStreams(Streams):
-    """One stream for each direction beside the one that computes, so that both directions of the bus are used at once, and one for loads
-    ahead, which no pass that does not need them waits for. Streams wait for each other by events alone."""
+    """Streams of one card: one for each direction beside the one that computes, so that both directions of the bus are used at once, and
+    one for loads ahead, which no pass that does not need them waits for. Streams wait for each other by events alone."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -63,7 +63,7 @@ class CudaStreams(Streams):
         self._ended: torch.cuda.Event | None = None
         self._forget_times()
 
-    def begin(self, ahead: Sequence[Copy]) -> None:
+    def begin(self, ahead: Sequence[SlabCopy]) -> None:
         self._forget_times()
         for loading in ahead:
             self.hold(loading)
@@ -71,12 +71,12 @@ class CudaStreams(Streams):
         computed.record(self._computing)
         self._in.wait_event(computed)
 
-    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         copy = _CudaCopy(self._in, targets, sources)
         self._loads.append(copy)
         return copy
 
-    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         computed = _event()
         computed.record(self._computing)
         self._ahead.wait_event(computed)
@@ -86,7 +86,7 @@ class CudaStreams(Streams):
             self._ahead.synchronize()
             raise
 
-    def hold(self, loading: Copy) -> None:
+    def hold(self, loading: SlabCopy) -> None:
         assert isinstance(loading, _CudaCopy)
         reached, goes_on = _event(), _event()
         reached.record(self._computing)
@@ -94,7 +94,7 @@ class CudaStreams(Streams):
         goes_on.record(self._computing)
         self._holds.append((reached, goes_on))
 
-    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         computed = _event()
         computed.record(self._computing)
         self._out.wait_event(computed)
@@ -102,7 +102,7 @@ class CudaStreams(Streams):
         self._stores.append(copy)
         return copy
 
-    def launched(self) -> Work:
+    def launched(self) -> DeviceWork:
         return _CudaWork(self._computing)
 
     def end(self) -> None:
@@ -158,7 +158,7 @@ class Pinned:
                 torch.zeros(1, device=device)
 
     def release(self) -> None:
-        """Nothing is copied from or to it any more. Idempotent."""
+        """Unpins the memory: nothing is copied from or to it any more. Idempotent."""
         if self._registered:
             self._registered = False
             error = int(torch.cuda.cudart().cudaHostUnregister(self._address))

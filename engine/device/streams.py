@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class CopyTimes:
-    """Of one pass, in milliseconds. What was waited for is what computing did not hide."""
+    """The times of one pass's copies, in milliseconds. What was waited for is what computing did not hide."""
 
     load_ms: float = 0.0
     load_waited_ms: float = 0.0
@@ -22,7 +22,7 @@ class CopyTimes:
     """From the end of the last layer to that of the last copy."""
 
 
-class Work(ABC):
+class DeviceWork(ABC):
     """Something that a device is to do, or has done."""
 
     @abstractmethod
@@ -34,49 +34,50 @@ class Work(ABC):
         """Returns when it is done. The thread waits, the device does not."""
 
 
-class Copy(Work):
-    """One or more slabs on their way."""
+class SlabCopy(DeviceWork):
+    """Copying of one or more slabs."""
 
 
 class Streams(ABC):
     """The order of computing and copying on one device. Called from one thread, in which everything that is computed is launched."""
 
     @abstractmethod
-    def begin(self, ahead: Sequence[Copy]) -> None:
+    def begin(self, ahead: Sequence[SlabCopy]) -> None:
         """A pass begins, after those loads ahead: what was computed before is over before anything is copied into a page. Times
         count from here."""
 
     @abstractmethod
-    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
-        """From the host to the device; `sources` must not change until it is done."""
+    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
+        """Copies from the host to the device; `sources` must not change until it is done."""
 
     @abstractmethod
-    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
-        """As `load`, but for a later pass, beside those that come before it, and in no pass's times: after all that has been computed so
-        far, in the order of these calls. Where it raises, nothing of it is on its way any more."""
+    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
+        """Copies as `load` does, but for a later pass, beside those that come before it, and in no pass's times: after all that has been
+        computed so far, in the order of these calls. Where it raises, nothing of it is on its way any more."""
 
     @abstractmethod
-    def hold(self, loading: Copy) -> None:
+    def hold(self, loading: SlabCopy) -> None:
         """What is computed from now on comes after that."""
 
     @abstractmethod
-    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
-        """From the device to the host, of what has been computed so far."""
+    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
+        """Copies from the device to the host what has been computed so far."""
 
     @abstractmethod
-    def launched(self) -> Work:
-        """All that has been launched so far to be computed: sums with other ranks, which may return before these have come to them, too."""
+    def launched(self) -> DeviceWork:
+        """The work of all that has been launched so far to be computed: sums with other ranks, which may return before these have
+        come to them, too."""
 
     @abstractmethod
     def end(self) -> None:
-        """All of the pass has been launched."""
+        """Notes that all of the pass has been launched."""
 
     @abstractmethod
     def times(self) -> CopyTimes:
-        """Of the last pass; returns when that is through."""
+        """The times of the last pass; returns when that is through."""
 
 
-class _Done(Copy):
+class _Done(SlabCopy):
     def done(self) -> bool:
         return True
 
@@ -84,27 +85,27 @@ class _Done(Copy):
 
 
 class ImmediateStreams(Streams):
-    """Where device and host are one, everything is done when it is asked for: nothing of it is hidden."""
+    """Streams where device and host are one: everything is done when it is asked for, and nothing of it is hidden."""
 
     def __init__(self) -> None:
         self._times = [0.0, 0.0]
 
-    def begin(self, ahead: Sequence[Copy]) -> None:
+    def begin(self, ahead: Sequence[SlabCopy]) -> None:
         self._times = [0.0, 0.0]
 
-    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         return self._copy(0, targets, sources)
 
-    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         copy_all(targets, sources)
         return _Done()
 
-    def hold(self, loading: Copy) -> None: ...
+    def hold(self, loading: SlabCopy) -> None: ...
 
-    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         return self._copy(1, targets, sources)
 
-    def launched(self) -> Work:
+    def launched(self) -> DeviceWork:
         return _Done()
 
     def end(self) -> None: ...
@@ -113,7 +114,7 @@ class ImmediateStreams(Streams):
         load_ms, store_ms = self._times
         return CopyTimes(load_ms, load_ms, store_ms, store_ms)
 
-    def _copy(self, kind: int, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def _copy(self, kind: int, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         began = time.perf_counter()
         copy_all(targets, sources)
         self._times[kind] += (time.perf_counter() - began) * 1000
@@ -121,6 +122,6 @@ class ImmediateStreams(Streams):
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Without waiting, where memory and stream allow that."""
+    """Copies without waiting, where memory and stream allow that."""
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source, non_blocking=True)

@@ -15,7 +15,7 @@ _GGUF_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def hf_end_tokens(directory: Path, vocab_size: int) -> set[int]:
-    """From generation_config.json, config.json and the tokenizer. Raises ConfigError for an id outside the vocabulary."""
+    """The end tokens by generation_config.json, config.json and the tokenizer. Raises ConfigError for an id outside the vocabulary."""
     ends: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         if (directory / name).exists():

@@ -29,7 +29,7 @@ _QUANTIZATION_SUFFIX = re.compile(r"[.-](I?Q\d\w*|BF16|F16|F32|FP16|FP32)$", re.
 
 
 def describe(path: str, max_context: int | None = None) -> ModelInfo:
-    """Of 'demo', a Hugging Face directory or a GGUF file; `max_context` shortens the model's own context length.
+    """What everybody is to know of 'demo', a Hugging Face directory or a GGUF file; `max_context` shortens the model's own context length.
 
     Raises ConfigError when files or fields are missing or wrong, UnsupportedModel when they ask for what the engine does not have.
     """
@@ -64,7 +64,7 @@ def demo_model() -> Path:
 
 
 def read_config(location: Path) -> ModelConfig:
-    """Of a located model. Raises as `describe` does."""
+    """The configuration of a located model. Raises as `describe` does."""
     if location.is_dir():
         config = HFConfig(read_json(location / "config.json"), location / "config.json")
         architecture = registry.for_hf(config)

@@ -73,7 +73,7 @@ class GGUFFile:
         raise self._wrong(key, "an array of strings")
 
     def numbers(self, key: str, count: int) -> Sequence[float]:
-        """So many."""
+        """A list of so many numbers."""
         value = self._value(key, _ABSENT)
         if isinstance(value, np.ndarray) and len(value) == count:
             return cast(Sequence[float], value)

@@ -41,7 +41,7 @@ class HFConfig:
         self.path = path
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> HFConfig:
-        """With what the fields that the file does not have stand for. A field that is null stays null."""
+        """The configuration with what the fields that the file does not have stand for. A field that is null stays null."""
         return HFConfig({**defaults, **self.fields}, self.path)
 
     def integer(self, name: str, default: int | object = _ABSENT, least: int = 1) -> int:
@@ -116,7 +116,7 @@ def decoder_from_hf(config: HFConfig, architecture: str) -> ModelConfig:
 
 
 def windows_from_hf(config: HFConfig, decoder: ModelConfig, is_windowed: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Each layer's window, of the layers that have one; none where it reaches over the whole context."""
+    """The window of each layer that has one; none where it reaches over the whole context."""
     if config.fields.get("sliding_window") is None:
         return ()
     window = config.integer("sliding_window")
@@ -126,7 +126,7 @@ def windows_from_hf(config: HFConfig, decoder: ModelConfig, is_windowed: Callabl
 
 
 def rope_from_hf(config: HFConfig, context: int) -> RopeConfig:
-    """From `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (before)."""
+    """The rotation by `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (before)."""
     name = "rope_scaling" if config.fields.get("rope_scaling") else "rope_parameters"
     values = config.fields.get(name) or {}
     if not isinstance(values, Mapping):

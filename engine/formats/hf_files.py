@@ -23,7 +23,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_chat_template(directory: Path) -> str | None:
-    """From chat_template.jinja, or else from tokenizer_config.json (where several are named: the one called `default`)."""
+    """The template in chat_template.jinja, or else from tokenizer_config.json (where several are named: the one called `default`)."""
     file = directory / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")

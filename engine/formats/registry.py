@@ -37,7 +37,7 @@ ARCHITECTURES = (
 
 
 def for_hf(config: HFConfig) -> Architecture:
-    """From `architectures`, or `model_type` where there is none. Raises UnsupportedModel."""
+    """The architecture by `architectures`, or `model_type` where there is none. Raises UnsupportedModel."""
     names = config.strings("architectures") or []
     if names:
         return _only(
@@ -50,7 +50,7 @@ def for_hf(config: HFConfig) -> Architecture:
 
 
 def for_gguf(file: GGUFFile) -> tuple[Architecture, GGUFFamily]:
-    """From `general.architecture`. Raises UnsupportedModel."""
+    """The architecture by `general.architecture`. Raises UnsupportedModel."""
     kind = file.architecture
     known = [(a, a.gguf) for a in ARCHITECTURES if a.gguf is not None]
     return _only(

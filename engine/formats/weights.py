@@ -26,7 +26,7 @@ class Weights(ABC):
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:
-        """In the dtype of the file, float32 where it is quantised. `name` is there."""
+        """The tensor in the dtype of the file, float32 where it is quantised. `name` is there."""
 
     def tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A contiguous tensor of its own. Raises ConfigError when it is missing or has another shape."""

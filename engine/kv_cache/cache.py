@@ -9,12 +9,12 @@ import torch
 
 from engine.backends.base import AttentionBackend, AttentionPass
 from engine.batch import Int32Array, LayerHooks, SequenceChunk
-from engine.device.streams import CopyTimes, Work
+from engine.device.streams import CopyTimes, DeviceWork
 from engine.model.base import Model
 
 
 class PagedCache(ABC):
-    """Over the slots of one arena."""
+    """The KV cache over the slots of one arena."""
 
     keeps_pages = False
     """Whether it remembers slots from pass to pass, so that it must hear of those that are given back."""
@@ -27,7 +27,7 @@ class PagedCache(ABC):
 
     @abstractmethod
     def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
-        """For the `run` that follows. Raises as AttentionBackend.plan does."""
+        """Plans the attention of the `run` that follows. Raises as AttentionBackend.plan does."""
 
     @abstractmethod
     def run(self, model: Model, hidden: torch.Tensor, planned: AttentionPass, hooks: LayerHooks | None) -> torch.Tensor:
@@ -39,7 +39,7 @@ class PagedCache(ABC):
         """The logits of a pass of one new token for each sequence, if there is a quicker way to them than `plan` and `run`."""
 
     @abstractmethod
-    def load_ahead(self, slots: Sequence[int] | Int32Array) -> Work | None:
+    def load_ahead(self, slots: Sequence[int] | Int32Array) -> DeviceWork | None:
         """Begins to load blocks that are in the arena, for a pass to come, beside those that come before it; nothing may be written into
         the slots until it is done. None where there is nothing to wait for: no copies are needed, or there is no room for them without
         taking it from those who are computed with, and the pass loads them itself. A pass that comes before it is done is right too: it
@@ -47,11 +47,11 @@ class PagedCache(ABC):
 
     @abstractmethod
     def forget(self, slots: Sequence[int] | Int32Array) -> None:
-        """They were given back: others may write into them."""
+        """Forgets slots that were given back: others may write into them."""
 
     @abstractmethod
     def copy_times(self) -> CopyTimes:
-        """Of the last pass; zeros where it was refused."""
+        """The times of the last pass's copies; zeros where it was refused."""
 
     @abstractmethod
     def close(self) -> None:
@@ -66,7 +66,7 @@ class ArenaCache(PagedCache):
         self.most_blocks = num_slots
 
     def warm_up(self, model: Model) -> None:
-        """There is no quicker step."""
+        """Does nothing: there is no quicker step."""
 
     def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
         return self._attention.plan(batch)
@@ -77,11 +77,11 @@ class ArenaCache(PagedCache):
     def step(self, model: Model, batch: Sequence[SequenceChunk]) -> torch.Tensor | None:
         return None
 
-    def load_ahead(self, slots: Sequence[int] | Int32Array) -> Work | None:
+    def load_ahead(self, slots: Sequence[int] | Int32Array) -> DeviceWork | None:
         return None
 
     def forget(self, slots: Sequence[int] | Int32Array) -> None:
-        """Nothing is kept."""
+        """Has nothing to forget."""
 
     def copy_times(self) -> CopyTimes:
         return CopyTimes()

@@ -17,10 +17,10 @@ from engine.backends.base import AttentionBackend, AttentionPass, Backend
 from engine.batch import Int32Array, LayerHooks, SequenceChunk
 from engine.device.base import Device
 from engine.device.cuda import CudaStreams, GraphRecorder, Pinned, room_bytes
-from engine.device.streams import Copy, CopyTimes, ImmediateStreams, Streams, Work
-from engine.device.upload import upload
+from engine.device.memory import upload
+from engine.device.streams import CopyTimes, DeviceWork, ImmediateStreams, SlabCopy, Streams
 from engine.kv_cache.cache import PagedCache
-from engine.kv_cache.page_table import PageLedger, Placement
+from engine.kv_cache.page_table import PagePlacement, PageTable
 from engine.kv_cache.paged_pass import PagedPass, Slabs
 from engine.model.base import Model
 from engine.model.cuda_graphs import StepGraphs, as_it_is
@@ -33,7 +33,7 @@ class _LoadAhead:
     """On its way into `pages`, whosever these are by now."""
 
     pages: Int32Array
-    copy: Copy
+    copy: SlabCopy
 
 
 class DeviceCache(PagedCache):
@@ -47,7 +47,7 @@ class DeviceCache(PagedCache):
         # Ranks are asked for the same, so that what one has no room for must be refused by all.
         num_pages = ranks.least(_num_pages(device, slabs, backend.workspace_bytes(slabs, heads)))
         self.most_blocks = num_pages
-        self.ledger = PageLedger(len(slabs), num_pages, slabs.shape[3])
+        self.page_table = PageTable(len(slabs), num_pages, slabs.shape[3])
         layers, per_page = slabs.shape[1], slabs.shape[2:]
         # One page more than there are slots for: what fills up a batch is written there, and read by nobody.
         self._pages = torch.empty(layers, num_pages + 1, *per_page, dtype=slabs.dtype, device=device.torch_device)
@@ -77,7 +77,7 @@ class DeviceCache(PagedCache):
         try:
             inner = self._attention.plan(_on_pages(batch, placement))
         except BaseException:
-            self.ledger.undo(placement)
+            self.page_table.undo(placement)
             raise
         return PagedPass(inner, placement, self._slabs, self._in_step)
 
@@ -89,10 +89,10 @@ class DeviceCache(PagedCache):
             self._streams.end()
             planned.finish()
         except BaseException:
-            self.ledger.undo(planned.placement)
+            self.page_table.undo(planned.placement)
             planned.settle()
             raise
-        self.ledger.done(planned.placement, planned.stored)
+        self.page_table.done(planned.placement, planned.stored)
         return hidden
 
     def step(self, model: Model, batch: Sequence[SequenceChunk]) -> torch.Tensor | None:
@@ -101,7 +101,7 @@ class DeviceCache(PagedCache):
             return None
         placement = self._place(batch)
         logits: torch.Tensor | None = None
-        copies: list[Copy | None] = []
+        copies: list[SlabCopy | None] = []
         try:
             self._begin(placement)
             copies += [slabs.load(layer, placement.loaded) for layer in range(slabs.num_layers)]
@@ -116,30 +116,30 @@ class DeviceCache(PagedCache):
                 copies += [slabs.store(layer, placement.completed) for layer in range(slabs.num_layers)]
         finally:
             if logits is None:
-                self.ledger.undo(placement)
+                self.page_table.undo(placement)
             for copy in copies:
                 if copy is not None:
                     copy.wait()
         if logits is not None:
-            self.ledger.done(placement, placement.completed)
+            self.page_table.done(placement, placement.completed)
         return logits
 
-    def load_ahead(self, slots: Sequence[int] | Int32Array) -> Work | None:
-        loaded = self.ledger.place_ahead(slots)
+    def load_ahead(self, slots: Sequence[int] | Int32Array) -> DeviceWork | None:
+        loaded = self.page_table.place_ahead(slots)
         if loaded is None:
             return None
         if len(loaded):
             try:
                 copy = self._slabs.load_ahead(loaded)
             except BaseException:
-                self.ledger.forget(loaded.slots)
+                self.page_table.forget(loaded.slots)
                 raise
             self._loading.append(_LoadAhead(loaded.pages, copy))
         # They end in their order. Some of the blocks may be on their way for another sequence already.
-        return next(reversed(self._loading_into(self.ledger.pages_of(slots))), None)
+        return next(reversed(self._loading_into(self.page_table.pages_of(slots))), None)
 
     def forget(self, slots: Sequence[int] | Int32Array) -> None:
-        self.ledger.forget(slots)
+        self.page_table.forget(slots)
 
     def copy_times(self) -> CopyTimes:
         return self._streams.times() if self._has_run else CopyTimes()
@@ -152,26 +152,26 @@ class DeviceCache(PagedCache):
             self._pinned.release()
             self._pinned = None
 
-    def _begin(self, placement: Placement) -> None:
+    def _begin(self, placement: PagePlacement) -> None:
         self._streams.begin(self._loading_into(np.concatenate(placement.pages)) if self._loading else ())
         self._has_run = True
 
-    def _loading_into(self, pages: Int32Array) -> list[Copy]:
+    def _loading_into(self, pages: Int32Array) -> list[SlabCopy]:
         """The loads ahead that are still on their way into any of these."""
         self._loading = [one for one in self._loading if not one.copy.done()]
         return [one.copy for one in self._loading if np.isin(one.pages, pages).any()]
 
-    def _place(self, batch: Sequence[SequenceChunk]) -> Placement:
+    def _place(self, batch: Sequence[SequenceChunk]) -> PagePlacement:
         """What is evicted is in the arena when this returns: it is rare, and its pages are written into at once."""
         self._has_run = False
-        placement = self.ledger.place(batch)
+        placement = self.page_table.place(batch)
         for layer in range(self._slabs.num_layers):
             if (storing := self._slabs.store(layer, placement.evicted)) is not None:
                 storing.wait()
         return placement
 
 
-def _on_pages(batch: Sequence[SequenceChunk], placement: Placement) -> list[SequenceChunk]:
+def _on_pages(batch: Sequence[SequenceChunk], placement: PagePlacement) -> list[SequenceChunk]:
     return [replace(chunk, slots=pages) for chunk, pages in zip(batch, placement.pages, strict=True)]
 
 

@@ -15,7 +15,7 @@ _NONE = -1
 
 
 class OutOfPages(SpringtideError):
-    """One pass needs more pages than there are."""
+    """A pass needs more pages than there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Pairs:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Of one pass. The steps are taken in the order of the fields."""
+class PagePlacement:
+    """Where the blocks of one pass are, and what is to be copied. The steps are taken in the order of the fields."""
 
     evicted: Pairs
     """Were newer than the arena and have lost their pages: to be copied there before anything is written into these."""
@@ -49,7 +49,7 @@ class Placement:
     """Slots whose pages hold nothing if the pass does not come to its end."""
 
 
-class PageLedger:
+class PageTable:
     """A page holds all that its slot has in the arena, or more: it was copied from there as a whole, or its block began in a pass on it.
     Nobody but the passes writes into a slot that is in use by them: whoever gives slots back says so (`forget`)."""
 
@@ -64,7 +64,7 @@ class PageLedger:
         """Kept for a sequence that has not been in a pass since its slots were placed ahead."""
         self._clock = 0
 
-    def place(self, batch: Sequence[SequenceChunk]) -> Placement:
+    def place(self, batch: Sequence[SequenceChunk]) -> PagePlacement:
         """Gives every block of the batch a page, taking those that were not used for longest. Ends in `done` or `undo`.
 
         Raises ValueError when slots are outside the arena, OutOfPages when there are not enough pages; nothing is changed then."""
@@ -88,7 +88,7 @@ class PageLedger:
         self._clock += 1
         self._used_at[pages] = self._clock
         self._ahead[pages] = False
-        return Placement(
+        return PagePlacement(
             evicted=evicted,
             loaded=self._pairs(np.setdiff1d(missing, begun) if len(missing) else missing),
             pages=np.split(pages, np.cumsum([len(slots) for slots in held[:-1]])),
@@ -117,22 +117,22 @@ class PageLedger:
         return self._pairs(missing)
 
     def pages_of(self, slots: Sequence[int] | Int32Array) -> Int32Array:
-        """Of those that have one."""
+        """The pages of those that have one."""
         pages = self._page_of[np.asarray(slots, np.int32)]
         there: Int32Array = pages[pages != _NONE]
         return there
 
-    def done(self, placement: Placement, stored: Pairs) -> None:
+    def done(self, placement: PagePlacement, stored: Pairs) -> None:
         """The pass is through, and `stored`, some of what it has written, are in the arena."""
         self._dirty[placement.written.pages] = True
         self._dirty[stored.pages] = False
 
-    def undo(self, placement: Placement) -> None:
+    def undo(self, placement: PagePlacement) -> None:
         """The pass was not completed. What was there before it begins still is: it wrote only behind that."""
         self.forget(placement.new)
 
     def forget(self, slots: Sequence[int] | Int32Array) -> None:
-        """They were given back: what comes into them is another block's."""
+        """Forgets slots that were given back: what comes into them is another block's."""
         self._clear(self.pages_of(slots))
 
     def dirty_slots(self) -> Int32Array:

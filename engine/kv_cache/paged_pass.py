@@ -6,8 +6,8 @@ import torch
 
 from engine.backends.base import AttentionPass, HeadNorms
 from engine.batch import LayerHooks
-from engine.device.streams import Copy, Streams, Work
-from engine.kv_cache.page_table import Pairs, Placement
+from engine.device.streams import DeviceWork, SlabCopy, Streams
+from engine.kv_cache.page_table import PagePlacement, Pairs
 from engine.layers.rope import Rotation
 
 
@@ -21,19 +21,19 @@ class Slabs:
         self.streams = streams
         self.num_layers = len(pages)
 
-    def load(self, layer: int, pairs: Pairs) -> Copy | None:
-        """None where there is nothing to do."""
+    def load(self, layer: int, pairs: Pairs) -> SlabCopy | None:
+        """Begins to load the slabs of a layer; None where there is nothing to do."""
         if not len(pairs):
             return None
         device, host = self._slabs(layer, pairs)
         return self.streams.load(device, host)
 
-    def load_ahead(self, pairs: Pairs) -> Copy:
-        """All layers at once: the fewer the copies, the sooner the thread that launches them has time for a pass again."""
+    def load_ahead(self, pairs: Pairs) -> SlabCopy:
+        """Loads all layers at once: the fewer the copies, the sooner the thread that launches them has time for a pass again."""
         device = [self._pages.select(1, page) for page in pairs.pages.tolist()]
         return self.streams.load_ahead(device, [self._host.select(0, slot) for slot in pairs.slots.tolist()])
 
-    def store(self, layer: int, pairs: Pairs) -> Copy | None:
+    def store(self, layer: int, pairs: Pairs) -> SlabCopy | None:
         if not len(pairs):
             return None
         device, host = self._slabs(layer, pairs)
@@ -48,7 +48,7 @@ class Slabs:
 class PagedPass(AttentionPass):
     """Around a pass of an attention backend whose slots are pages."""
 
-    def __init__(self, inner: AttentionPass, placement: Placement, slabs: Slabs, in_step: bool) -> None:
+    def __init__(self, inner: AttentionPass, placement: PagePlacement, slabs: Slabs, in_step: bool) -> None:
         """`in_step`: other ranks compute the same layers. Each stores what it writes in a layer before it takes part in the layer's sums:
         when these are there, all have stored it."""
         self.positions = inner.positions
@@ -58,9 +58,9 @@ class PagedPass(AttentionPass):
         self._inner = inner
         self._slabs = slabs
         self._in_step = in_step
-        self._loading: dict[int, Copy] = {}
-        self._storing: dict[int, Work] = {}
-        self._summed: dict[int, Work] = {}
+        self._loading: dict[int, SlabCopy] = {}
+        self._storing: dict[int, DeviceWork] = {}
+        self._summed: dict[int, DeviceWork] = {}
         """In step: of each layer that was launched, all of it."""
         self._gate: _Gate | None = None
 
@@ -93,7 +93,7 @@ class PagedPass(AttentionPass):
         if self._in_step:
             self._summed[layer] = self._slabs.streams.launched()
 
-    def awaited(self, layer: int) -> list[Work]:
+    def awaited(self, layer: int) -> list[DeviceWork]:
         """What is done when the layer's slabs are in the arena, those of all ranks."""
         return [works[layer] for works in (self._storing, self._summed) if layer in works]
 

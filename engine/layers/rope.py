@@ -21,7 +21,7 @@ class Rotary:
         device: torch.device | None = None,
         num_positions: int | None = None,
     ) -> None:
-        """For positions on `device`, `num_positions` at most."""
+        """The table is for positions on `device`, `num_positions` at most."""
         self._frequencies, self._magnitude = frequencies(config, head_dim)
         if divisors is not None:
             self._frequencies = self._frequencies / divisors
@@ -49,7 +49,7 @@ class Rotary:
 
 
 class Rotation:
-    """Of the rows of one pass, at `positions` [rows]."""
+    """The rotation of the rows of one pass, at `positions` [rows]."""
 
     def __init__(self, rotary: Rotary, positions: torch.Tensor) -> None:
         self._rotary, self._positions = rotary, positions
@@ -61,7 +61,7 @@ class Rotation:
         return self._rotary.angles(self._positions)
 
     def table(self, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As Rotary.table: of positions, not of rows."""
+        """The table as Rotary.table gives it: of positions, not of rows."""
         return self._rotary.table(end)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -10,18 +10,18 @@ import torch
 
 from engine.backends.base import SIZES, AttentionBackend, FixedStep, size_for, sizes_up_to
 from engine.batch import SequenceChunk
-from engine.device.upload import upload
+from engine.device.memory import upload
 from engine.model.base import Model
 
 logger = logging.getLogger(__name__)
 
 Compute = Callable[[], torch.Tensor]
-Record = Callable[[Compute], Compute]
+RecordGraph = Callable[[Compute], Compute]
 """From something that computes, always from and into the same memory, to what does the same again."""
 
 
 def as_it_is(compute: Compute) -> Compute:
-    """Where nothing can be recorded."""
+    """What records nothing, where nothing can be recorded."""
     return compute
 
 
@@ -37,8 +37,10 @@ class _Step:
 class StepGraphs:
     """Batches are filled up with sequences of one token in `scratch_page`, which is nobody's."""
 
-    def __init__(self, attention: AttentionBackend, scratch_page: int, device: torch.device, record: Record, most: int = SIZES[-1]) -> None:
-        """Of up to `most` sequences, filled up."""
+    def __init__(
+        self, attention: AttentionBackend, scratch_page: int, device: torch.device, record: RecordGraph, most: int = SIZES[-1]
+    ) -> None:
+        """Steps are of up to `most` sequences, filled up."""
         self._attention = attention
         self._filler = SequenceChunk((0,), 0, (scratch_page,))
         self._device = device
@@ -65,7 +67,8 @@ class StepGraphs:
         return all(len(chunk.token_ids) == 1 and chunk.wants_logits for chunk in batch)
 
     def record_all(self, model: Model) -> None:
-        """That are not yet: now, rather than in the first step of each size. The largest first, whose memory the others find."""
+        """Records the steps that are not yet: now, rather than in the first step of each size. The largest first, whose memory the others
+        find."""
         if _can_record(model):
             for size in reversed(self._sizes):
                 self._filled(model, [self._filler] * size)

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from engine.backends.base import AttentionPass, Backend, DenseLayer, LastRows, LayersPass, StartLayers
+from engine.backends.base import AttentionPass, Backend, DenseLayer, HeadNorms, LastRows, LayersPass, StartLayers
 from engine.batch import LayerHooks
 from engine.formats.gguf_config import ROPE_FREQUENCIES
 from engine.formats.weights import Weights
@@ -15,9 +15,27 @@ from engine.layers.linear import Product
 from engine.layers.rope import Rotary, Rotation
 from engine.model.feed_forward import FeedForward, SparseFeedForward
 from engine.model.module_weights import ModuleWeights
-from engine.model.self_attention import SelfAttention
 from engine.model_config import ModelConfig
 from engine.shard import Ranks
+
+
+class SelfAttention:
+    """Q, K and V are one matrix. A rank has its own heads, and returns what is to be added to the other ranks' results."""
+
+    def __init__(self, weights: ModuleWeights) -> None:
+        config = weights.config
+        self._head_dim = config.head_dim
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.qkv = weights.linear({"q_proj": queries, "k_proj": keys, "v_proj": keys}, config.hidden_size, config.qkv_bias, "outputs")
+        self.output = weights.linear({"o_proj": config.hidden_size}, queries, config.output_bias, "inputs")
+        self.norms = (
+            HeadNorms(weights.norm("q_norm", config.head_dim), weights.norm("k_norm", config.head_dim)) if config.head_norms else None
+        )
+
+    def __call__(self, x: torch.Tensor, rotation: Rotation, attention: AttentionPass, index: int) -> torch.Tensor:
+        """[rows, hidden] to the same; `index` is the attention's number of the layer."""
+        qkv = self.qkv(x).view(len(x), -1, self._head_dim)
+        return self.output(attention.run(index, qkv, rotation, self.norms).view(len(x), -1))
 
 
 class DecoderLayer:
@@ -34,7 +52,7 @@ class DecoderLayer:
         self._feed_forward = SparseFeedForward(mlp) if config.has_experts(index) else FeedForward(mlp, config.intermediate_size)
 
     def dense(self) -> DenseLayer | None:
-        """Its parts, or None where it is more than that."""
+        """The layer's parts, or None where it is more than that."""
         feed_forward, attention = self._feed_forward, self._attention
         if self._ranks.shard.size > 1 or not isinstance(feed_forward, FeedForward):
             return None
@@ -53,7 +71,7 @@ class DecoderLayer:
 
 
 class LayerByLayer(LayersPass):
-    """For every backend, and for every kind of layer."""
+    """Runs one layer after another: for every backend, and for every kind of layer."""
 
     def __init__(self, layers: Sequence[DecoderLayer], stream: torch.Tensor, rotation: Rotation, attention: AttentionPass) -> None:
         self._layers, self._stream, self._rotation, self._attention = layers, stream, rotation, attention
@@ -68,7 +86,7 @@ class LayerByLayer(LayersPass):
         return self._stream if self._delta is None else self._stream.add_(self._delta)
 
 
-class Decoder:
+class DecoderModel:
     """See engine.model.base.Model."""
 
     def __init__(

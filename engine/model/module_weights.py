@@ -35,7 +35,7 @@ class ModuleWeights:
         return replace(self, prefix=f"{self.prefix}{name}.")
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        """On the device, where there is one: of a model's weights no more than one tensor is ever in the host's memory."""
+        """The tensor, on the device where there is one: of a model's weights no more than one tensor is ever in the host's memory."""
         return self._read(name, *shape).to(self.backend.torch_device)
 
     def linear(self, outputs: Mapping[str, int], inputs: int, has_bias: bool = False, split: Split | None = None) -> Product:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.device.upload import upload, upload_floats
+from engine.device.memory import upload, upload_floats
 from springtide.protocol.outputs import SampledToken, TokenLogprob
 from springtide.protocol.sampling import SamplingParams
 
@@ -19,8 +19,9 @@ _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
 def sample_together(logits: torch.Tensor, every: Sequence[SamplingParams], draws: Sequence[float]) -> list[SampledToken]:
-    """One token for each row of `logits`, float32 [rows, vocab], in which bias and penalties are: the likeliest of rows that are greedy, of
-    the others the one at the row's number of `draws` in their cumulative distribution. The host waits for one copy, of all of them."""
+    """Draws one token for each row of `logits`, float32 [rows, vocab], in which bias and penalties are: the likeliest of rows that are
+    greedy, of the others the one at the row's number of `draws` in their cumulative distribution. The host waits for one copy, of all of
+    them."""
     tokens = torch.argmax(logits, -1)
     drawn = [index for index, params in enumerate(every) if not params.greedy]
     if drawn:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from engine.batch import SamplingRow
-from engine.device.upload import upload, upload_floats
+from engine.device.memory import upload, upload_floats
 from engine.sampling.device_sampling import at_temperature, sample_together
 from springtide.protocol.outputs import SampledToken, TokenLogprob
 from springtide.protocol.sampling import SamplingParams
@@ -25,7 +25,7 @@ _FIRST_CANDIDATES = 1024
 
 
 def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
-    """One token for each row of `logits`, float32 [rows, vocab], which is left as it is. Log-probabilities are those after bias and
+    """Draws one token for each row of `logits`, float32 [rows, vocab], which is left as it is. Log-probabilities are those after bias and
     penalties, before temperature. On a device all rows are drawn together; on a CPU, whose caches hold one row, one by one."""
     if len(rows) != len(logits):
         raise ValueError(f"{len(rows)} sampling rows for {len(logits)} rows of logits")
@@ -43,7 +43,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
 
 
 def uniform(seed: int, position: int) -> float:
-    """In [0, 1): the one random number behind the token at output `position`."""
+    """The one random number, in [0, 1), behind the token at output `position`."""
     message = seed.to_bytes(8, "little") + position.to_bytes(8, "little")
     digest = blake2b(message, digest_size=8, person=b"springtide-draw").digest()
     return float(int.from_bytes(digest, "little") >> 11) / float(1 << 53)

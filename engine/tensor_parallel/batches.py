@@ -23,8 +23,8 @@ class SentChunk(NamedTuple):
 
 
 class BatchWriter:
-    """Rank 0's. Slots are the same where they are the same object, and one that cannot change: a tuple, a range, or an array that is
-    not writable."""
+    """The side of rank 0. Slots are the same where they are the same object, and one that cannot change: a tuple, a range, or an array that
+    is not writable."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[int, Slots]] = {}

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from engine.device.base import Device
 from engine.tensor_parallel.batches import SentChunk
-from springtide.kvspec import KVSpec
-from springtide.modelinfo import ModelInfo
+from springtide.modelinfo import KVSpec, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadModel:
     """First of all: as whom to load what. `meeting` is a file through which the ranks find each other; one waits for another in a pass for
     `timeout_s` at most."""
 
@@ -58,7 +57,7 @@ class RunLayers:
 
 @dataclass(frozen=True, slots=True)
 class ComputeLogits:
-    """Of the batch of the last RunLayers."""
+    """Compute the logits of the batch of the last RunLayers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +72,4 @@ class Forget:
     slots: tuple[int, ...]
 
 
-Order = Load | UseScratch | UseArena | RunLayers | ComputeLogits | LeaveArena | Forget
+RankOrder = LoadModel | UseScratch | UseArena | RunLayers | ComputeLogits | LeaveArena | Forget

@@ -24,10 +24,10 @@ from engine.loader import load_model
 from engine.runner import ModelRunner
 from engine.shard import Shard
 from engine.tensor_parallel.batches import BatchReader
-from engine.tensor_parallel.orders import ComputeLogits, Forget, LeaveArena, Load, RunLayers, UseArena, UseScratch
+from engine.tensor_parallel.orders import ComputeLogits, Forget, LeaveArena, LoadModel, RunLayers, UseArena, UseScratch
 from engine.tensor_parallel.process_group import ProcessRanks
 from engine.tensor_parallel.steps import Abandoned, FollowingHooks
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 from springtide.process import die_with_parent
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -73,7 +73,7 @@ def _has_ended(orders: Connection) -> bool:
 
 def _serve(orders: Connection) -> None:
     load = orders.recv()
-    assert isinstance(load, Load)
+    assert isinstance(load, LoadModel)
     torch.set_num_threads(load.threads)
     ranks = ProcessRanks(load.meeting, Shard(load.rank, load.size), load.timeout_s, load.device)
     model = load_model(load.info, load.dtype, load.layers, load.kernels, ranks, load.device)

@@ -19,17 +19,16 @@ import torch
 
 from engine.batch import LayerHooks, SequenceChunk
 from engine.device.base import Device
-from engine.device.streams import Work
+from engine.device.streams import DeviceWork
 from engine.formats.files import read_config
 from engine.loader import load_model
 from engine.runner import Arena, ModelRunner, SharedArena
 from engine.shard import Shard, check_degree
 from engine.tensor_parallel.batches import BatchWriter
-from engine.tensor_parallel.orders import ComputeLogits, Forget, LeaveArena, Load, Order, RunLayers, UseArena, UseScratch
+from engine.tensor_parallel.orders import ComputeLogits, Forget, LeaveArena, LoadModel, RankOrder, RunLayers, UseArena, UseScratch
 from engine.tensor_parallel.process_group import ProcessRanks
 from engine.tensor_parallel.steps import LeadingHooks
-from springtide.kvspec import KVSpec
-from springtide.modelinfo import ModelInfo
+from springtide.modelinfo import KVSpec, ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class Parallel:
 class TensorParallelRunner(ModelRunner):
     """Made by `start`. A pass that needs a rank that has died raises RuntimeError."""
 
-    def __init__(self, ranks: ProcessRanks, others: Others, load: Load, arena: Arena, num_slots: int) -> None:
+    def __init__(self, ranks: ProcessRanks, others: Others, load: LoadModel, arena: Arena, num_slots: int) -> None:
         self._ranks = ranks
         self._others = others
         self._batches = BatchWriter()
@@ -81,7 +80,7 @@ class TensorParallelRunner(ModelRunner):
             parallel.meeting.unlink(missing_ok=True)
             meeting = str(parallel.meeting)
             loads = [
-                Load(info, dtype, layers, kernels, kv_spec, rank, size, meeting, parallel.timeout_s, parallel.threads, device)
+                LoadModel(info, dtype, layers, kernels, kv_spec, rank, size, meeting, parallel.timeout_s, parallel.threads, device)
                 for rank, device in enumerate(parallel.devices)
             ]
             for load in loads[1:]:
@@ -114,11 +113,11 @@ class TensorParallelRunner(ModelRunner):
 
     @property
     def loads_ahead(self) -> bool:
-        """Rank 0 would know of its own copies alone when they are done."""
+        """False: rank 0 would know of its own copies alone when they are done."""
         return False
 
-    def load_ahead(self, slots: Sequence[int]) -> Work | None:
-        """None: all ranks alike load in the pass what it needs."""
+    def load_ahead(self, slots: Sequence[int]) -> DeviceWork | None:
+        """Loads nothing ahead: all ranks alike load in the pass what it needs."""
         return None
 
     def forget(self, slots: Sequence[int]) -> None:
@@ -176,7 +175,7 @@ class Others:
     def pids(self) -> list[int]:
         return [process.pid for process, _ in self._ranks]
 
-    def start(self, load: Load) -> None:
+    def start(self, load: LoadModel) -> None:
         """The process ends when the calling thread does."""
         ours, theirs = Pipe()
         environment = {**os.environ, "SPRINGTIDE_PARENT_PID": str(os.getpid())}
@@ -187,11 +186,11 @@ class Others:
         ours.send(load)
 
     def watch(self) -> None:
-        """From now on the death of one is told."""
+        """Watches them: from now on the death of one is told."""
         for process, _ in self._ranks:
             threading.Thread(target=self._watch, args=(process,), name=f"rank process {process.pid}", daemon=True).start()
 
-    def tell(self, order: Order) -> None:
+    def tell(self, order: RankOrder) -> None:
         """Raises RuntimeError when one has died."""
         message = ForkingPickler.dumps(order)
         try:

@@ -16,10 +16,10 @@ class Abandoned(Exception):
 
 
 class LeadingHooks:
-    """Rank 0's. It is called of a layer whose slabs are final: every rank stores its heads before it takes part in the sum that follows
-    attention. On a device a sum returns before the others have come to it: engine.kv_cache.paged_pass waits for it, so that `after` may be
-    called of a layer when later ones have begun. `announced` is the error of a hook that the other ranks know of, or need not: they are
-    ready for another pass."""
+    """The hooks of rank 0. They are called of a layer whose slabs are final: every rank stores its heads before it takes part in the sum
+    that follows attention. On a device a sum returns before the others have come to it: engine.kv_cache.paged_pass waits for it, so that
+    `after` may be called of a layer when later ones have begun. `announced` is the error of a hook that the other ranks know of, or need
+    not: they are ready for another pass."""
 
     def __init__(self, ranks: ProcessRanks, hooks: LayerHooks, layers: int) -> None:
         self._ranks = ranks

@@ -60,7 +60,7 @@ class Tokenizer:
         return -(-len(text.encode().translate(None, self._dropped)) // self.most_bytes_a_token)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Of a whole text. For the output of a model, which goes on where the prompt ended, use a StreamingDetokenizer."""
+        """The text of tokens that are all of it. For a model's output, which goes on where the prompt ended, use a StreamingDetokenizer."""
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
@@ -77,7 +77,7 @@ class Tokenizer:
         return self._chat_template.render(messages, add_generation_prompt)
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> StreamingDetokenizer:
-        """For one output."""
+        """A detokenizer for one output."""
         return StreamingDetokenizer(self, skip_special_tokens=skip_special_tokens)
 
     def is_special(self, token_id: int) -> bool:

@@ -15,9 +15,10 @@ from springtide.capacity import arena_slots, check_memory, memory_bytes, quota_s
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError, NoMemory
 from springtide.ids import NodeId
-from springtide.kvspec import KVSpec
 from springtide.membership import Member, Membership
+from springtide.modelinfo import KVSpec
 from springtide.process import ProcessArguments
+from springtide.supervision import first_of
 from springtide.telemetry import serve_metrics
 
 logger = logging.getLogger(__name__)
@@ -49,12 +50,7 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
                 details={"endpoint": endpoint.to_json()},
             )
             await membership.announce(member)
-        running = [asyncio.create_task(stop.wait()), asyncio.create_task(store.run())]
-        done, rest = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-        for task in rest:
-            task.cancel()
-        for task in done:
-            task.result()
+        await first_of(store.run(), stop.wait())
     finally:
         if membership is not None:
             await membership.close()

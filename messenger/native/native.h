@@ -80,7 +80,7 @@ typedef struct Batch {
     uint64_t next_offset, remaining;
     int active;      /* lanes that move a part of it now */
     int stopped;     /* no part is to be begun any more */
-    int interrupted; /* and those under way are to be given up; atomic */
+    int interrupted; /* and those in flight are to be given up; atomic */
     int done, outcome;
     struct Batch *next; /* in the queue, or among the finished */
 } Batch;

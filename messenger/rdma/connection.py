@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_PIECE_BYTES = 1 << 20
 _STRIPES_OF_A_BATCH = 2
-"""Stripes of one batch on one lane: one under way while the next is being prepared, and others' come in between."""
+"""Stripes of one batch on one lane: one in flight while the next is being prepared, and others' come in between."""
 _LATE_GRACE_S = 0.5
 _RESTORE_S = 10.0
 

@@ -130,7 +130,7 @@ class ControlClient:
         await self._call(self._stub.Disconnect, pb.RdmaSession(token=session), _LEAVE_TIMEOUT_S)
 
     async def close(self) -> None:
-        """Ends the channel; calls under way raise PeerLost. Idempotent."""
+        """Ends the channel; calls in flight raise PeerLost. Idempotent."""
         self._closed = True
         await self._channel.close(None)
 

@@ -51,7 +51,7 @@ class GenerationCheck:
 
     @staticmethod
     def most_words(pieces: int) -> int:
-        """Most words that the answer for so many pieces can take."""
+        """The most words that the answer for so many pieces can take."""
         return pieces * (_GAP + 1)
 
     def stale(self, answer: np.ndarray) -> np.ndarray:
@@ -86,7 +86,7 @@ class RdmaLane:
 
     @contextlib.asynccontextmanager
     async def turn(self, wait: Callable[[Awaitable[int]], Awaitable[int]]) -> AsyncIterator[int]:
-        """Waits, by `wait`, until another stripe may be under way; the context is given the place for its generations."""
+        """Waits, by `wait`, until another stripe may be in flight; the context is given the place for its generations."""
         row = await wait(self._free.get()) if self._free.empty() else self._free.get_nowait()
         try:
             yield row

@@ -67,7 +67,7 @@ class Nic:
             raise RdmaUnavailable(f"cannot open the RDMA device {port.device}: {error}") from error
         limits = self.context.query_device()
         self.max_reads_out = max(1, int(limits.max_qp_init_rd_atom))
-        """Reads that a queue pair of this NIC may have under way."""
+        """Reads that a queue pair of this NIC may have in flight."""
         self.max_reads_in = max(1, int(limits.max_qp_rd_atom))
         """Reads that a queue pair of this NIC can answer at once."""
 

@@ -1,6 +1,6 @@
 """Notifications: the payload is written into a mailbox of the peer with an immediate, and acknowledged by an empty message.
 
-One is under way at a time. Its number travels in the immediate, so that one which is sent again over another path is delivered once.
+One is in flight at a time. Its number travels in the immediate, so that one which is sent again over another path is delivered once.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from messenger.rdma.verbs import load
 from springtide.errors import SpringtideError
 
 NUM_RECEIVES = 8
-"""Messages with an immediate that may arrive before the owner has looked; peers have at most one notification under way."""
+"""Messages with an immediate that may arrive before the owner has looked; peers have at most one notification in flight."""
 MAX_INLINE_BYTES = 64
 """Most bytes that are copied into the work request itself. All drivers can do as much."""
 

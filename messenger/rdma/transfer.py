@@ -13,6 +13,7 @@ from messenger.rdma.lane import STRIPE_BYTES, STRIPE_PIECES
 from messenger.rdma.plan import TransferPlan
 from messenger.rdma.queue_pair import Opcode
 from springtide.errors import SpringtideError
+from springtide.supervision import first_of
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ class TransferAbandoned(SpringtideError):
 
 
 class RdmaTransfer:
-    """One read or write, from its plan to its end."""
+    """A read or write, from its plan to its end."""
 
     def __init__(self, opcode: Opcode, plan: TransferPlan) -> None:
         self.opcode = opcode
@@ -49,12 +50,8 @@ class RdmaTransfer:
 
     async def unless_abandoned(self, work: Awaitable[T]) -> T:
         """Cancels `work` and raises TransferAbandoned when the batch is."""
-        task, abandoned = asyncio.ensure_future(work), asyncio.create_task(self._abandoned.wait())
-        try:
-            await asyncio.wait((task, abandoned), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                self.check()
-            return task.result()
-        finally:
-            task.cancel()
-            abandoned.cancel()
+        task = asyncio.ensure_future(work)
+        await first_of(task, self._abandoned.wait())
+        if task.cancelled():
+            self.check()
+        return task.result()

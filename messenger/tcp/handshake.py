@@ -3,7 +3,7 @@
 Caller and owner speak in turn: Hello with the caller's name, Challenge, a proof, Welcome (docs/wire.md has their bytes). A proof is
 HMAC-SHA256, keyed with the secret, over the side's label and everything said so far: versions, roles, names, incarnations and both sides'
 nonces; so it fits no other connection, no other peer and not the other direction. The address that was dialled is not in it, and what
-follows the handshake is neither encrypted nor signed: against somebody who can change packets under way, or have the caller dial him and
+follows the handshake is neither encrypted nor signed: against somebody who can change packets in flight, or have the caller dial him and
 pass everything on, put the cluster on a network of its own.
 """
 

@@ -25,7 +25,7 @@ _COMPLETE = 0
 
 
 class DataLanes:
-    """Lanes on each of which one exchange of request and answer is under way at a time: a batch that is given up costs no more than the
+    """Lanes on each of which one exchange of request and answer is in flight at a time: a batch that is given up costs no more than the
     lanes that are busy with it, and those are replaced."""
 
     def __init__(

@@ -17,7 +17,7 @@ HANDSHAKE_TIMEOUT_S = 2.0
 
 
 class PendingHandshakes:
-    """The handshakes that are under way at one port. When there are MAX_PENDING_HANDSHAKES and another begins, the oldest is given up:
+    """The handshakes that have not ended at one port. When there are MAX_PENDING_HANDSHAKES and another begins, the oldest is given up:
     those that are silent do not keep others out."""
 
     def __init__(self) -> None:

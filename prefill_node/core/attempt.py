@@ -32,7 +32,7 @@ class Attempt:
     asked_at: float = 0.0
     """When the store was asked for slots and what can be fetched."""
     answer_due_at: float = 0.0
-    """In observed time (springtide.silence): then a store that has not answered is taken for hung."""
+    """In observed time (springtide.clock): then a store that has not answered is taken for hung."""
     idle_before_s: float = 0.0
     """Of the group, in all until then."""
     fetching: bool = False

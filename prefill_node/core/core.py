@@ -21,13 +21,13 @@ from prefill_node.core.attempt import Attempt
 from prefill_node.core.flight import Flight, IdleTime, Pass
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
+from springtide.clock import ObservedTime, Tick
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId
 from springtide.protocol import storage
 from springtide.protocol.instances import Load
 from springtide.protocol.outputs import NO_ROOM, AttemptFailed, AttemptSign, Failure, FailureCode, SampledToken, token_output
 from springtide.protocol.starts import AbortAttempt, PrefillStart, Request
-from springtide.silence import ObservedTime
 
 MIN_SLOT_WAIT_S, MAX_SLOT_WAIT_S = 5.0, 60.0
 """A full pool is waited for as long as the TTFT budget lasts, within these bounds."""
@@ -77,7 +77,7 @@ class PrefillCore:
                 self._flight.leave(pass_id)
             case ev.PassDone() | ev.PassInterrupted() | ev.PassFailed():
                 self._pass_ended(event, now)
-            case events.Tick():
+            case Tick():
                 self._calibration.tick(now)
                 self._observed.look(now)
                 self._fail_unanswered()

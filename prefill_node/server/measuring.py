@@ -16,8 +16,9 @@ from prefill_node.server.formation import Formation, Launch, Place
 from prefill_node.server.group import StageGroup
 from prefill_node.stage.compute import Result
 from springtide.cost import PrefillCost
-from springtide.errors import SpringtideError
+from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import AttemptId
+from springtide.supervision import first_of
 
 BUDGET_S = 4.0
 """Of further rounds: the first is taken whatever it takes."""
@@ -67,13 +68,9 @@ async def _stage_times(formation: Formation, run: RunPass) -> list[float]:
         times_ms.extend(result.busy_ms for result in results)
 
     formation.launch(Launch(run, None, tell, take))
-    broken = asyncio.ensure_future(formation.broken())
-    try:
-        await asyncio.wait((ended, broken), return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
-            raise broken.result()
-        if not isinstance(ended.result(), PassDone):
-            raise SpringtideError(f"the group cannot be measured: {ended.result()}")
-        return times_ms
-    finally:
-        broken.cancel()
+    outcome = await first_of(asyncio.shield(ended), formation.broken())
+    if isinstance(outcome, PeerLost):
+        raise outcome
+    if not isinstance(outcome, PassDone):
+        raise SpringtideError(f"the group cannot be measured: {outcome}")
+    return times_ms

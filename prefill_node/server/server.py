@@ -11,7 +11,6 @@ import grpc.aio
 from engine.profiling import measure_prefill
 from engine.runner import ModelRunner
 from kvstore.link import StoreLink
-from node_runtime.events import Tick
 from node_runtime.node import EngineNode
 from node_runtime.process import Kind, Parts
 from prefill_node import metrics
@@ -23,6 +22,7 @@ from prefill_node.core.schedule import Policy
 from prefill_node.server.passes import OwnPasses, Passes
 from prefill_node.server.transfers import Transfers
 from springtide.chunking import Chunking
+from springtide.clock import Tick
 from springtide.cost import PrefillCost
 from springtide.errors import PeerLost
 from springtide.ids import Incarnation

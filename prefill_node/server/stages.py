@@ -15,6 +15,7 @@ from springtide.config import write_config
 from springtide.errors import PeerLost
 from springtide.process import ProcessArguments
 from springtide.rpc import channels, stage_pb2, stage_pb2_grpc
+from springtide.supervision import first_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,19 +70,13 @@ class StageProcess:
         process = self._process
         assert process is not None
         order = stage_pb2.LoadLayers(layer_begin=layers.start, layer_end=layers.stop)
-        loading = asyncio.ensure_future(self.stub.Load(order, wait_for_ready=True))
-        ending = asyncio.ensure_future(process.wait())
         try:
-            await asyncio.wait((loading, ending), return_when=asyncio.FIRST_COMPLETED)
-            if ending.done():
-                raise PeerLost(f"stage {self.number} ended with {ending.result()} while it was loading")
-            await loading
-            self._loaded = process
+            ended: object = await first_of(process.wait(), self.stub.Load(order, wait_for_ready=True))
         except grpc.aio.AioRpcError as error:
             raise PeerLost(f"stage {self.number} could not load its layers: {error.details()}") from error
-        finally:
-            loading.cancel()
-            ending.cancel()
+        if isinstance(ended, int):
+            raise PeerLost(f"stage {self.number} ended with {ended} while it was loading")
+        self._loaded = process
 
     async def kill(self) -> None:
         """Returns when it has ended: nothing of it writes anywhere any more."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine.batch import SamplingRow, SequenceChunk
-from engine.device.sharing import put
+from engine.device.memory import put
 from engine.runner import ModelRunner
 from engine.sampling.sampler import sample
 from messenger.base import TransferTimeout

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from engine.device.sharing import open_shared, share
+from engine.device.memory import open_shared, share
 from messenger.arena_memory import SharedMemory
 from messenger.base import Connection, Endpoint, Slice
 from messenger.options import ShmOptions

@@ -14,15 +14,15 @@ from simulator.cluster.gateway import SimGateway
 from simulator.cluster.keys import prompt_keys
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
-from simulator.cluster.options import Options
-from simulator.cluster.orders import Orders
+from simulator.cluster.options import ClusterOptions
+from simulator.cluster.orders import SimOrders, SimRoleSwitch
 from simulator.cluster.prefill import SimPrefill
 from simulator.cluster.processor import Processor
 from simulator.cluster.records import Records
-from simulator.cluster.role_switch import SimRoleSwitch
 from simulator.cluster.series import Series
 from simulator.cluster.store import SimStore
 from simulator.workload import Workload
+from springtide.clock import Tick
 from springtide.ids import AttemptId, BlockKey, InstanceId, NodeId
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.storage import SnapshotPart, Tier
@@ -34,7 +34,7 @@ RENEW_S = 10.0
 
 
 class Cluster:
-    def __init__(self, workload: Workload, options: Options) -> None:
+    def __init__(self, workload: Workload, options: ClusterOptions) -> None:
         self.options = options
         self.workload = workload
         self.loop = Loop()
@@ -56,7 +56,7 @@ class Cluster:
             self.prefills,
             self.decodes,
         )
-        self.orders = Orders(options, self.loop, self.network, self.stores, self._conduct, self._switch)
+        self.orders = SimOrders(options, self.loop, self.network, self.stores, self._conduct, self._switch)
         self._to_report: set[InstanceId] = set()
         self._incarnations: Counter[InstanceId] = Counter()
         for role, count in ((Role.PREFILL, options.prefill), (Role.DECODE, options.decode)):
@@ -67,7 +67,7 @@ class Cluster:
         self.series = Series(self.conductor, self.records, options.sample_every_s)
 
     def run(self) -> None:
-        """Until every request has ended."""
+        """Runs until every request has ended."""
         arrivals = iter(range(len(self.records.requests)))
 
         def arrive(index: int) -> None:
@@ -184,7 +184,7 @@ class Cluster:
         self._announce(store)
 
     def _announce(self, store: SimStore) -> None:
-        self._conduct(ev.StoreUp(store.node_id, str(store.node_id)))
+        self._conduct(ev.StoreWatched(store.node_id, str(store.node_id)))
         pool = store.pool
         self._conduct(SnapshotPart(pool.node_id, pool.incarnation, pool.sequence, tuple(pool.held_keys()), Tier.DRAM, complete=True))
 
@@ -232,7 +232,7 @@ class Cluster:
             self._conduct(ev.LoadReported(instance_id, self._incarnations[instance_id], instance.load()))
 
     def _tick(self) -> None:
-        self.orders.give(self._conduct(ev.Tick()))
+        self.orders.give(self._conduct(Tick()))
         self.gateway.tick()
         for instance in self.instances():
             instance.tick()

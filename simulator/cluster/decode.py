@@ -21,6 +21,7 @@ from simulator.cluster.processor import Compute, Job
 from simulator.cluster.store import SimStore
 from simulator.hardware import Hardware
 from simulator.workload import SimRequest
+from springtide.clock import Tick
 from springtide.ids import AttemptId, InstanceId
 from springtide.protocol import storage
 from springtide.protocol.instances import Load
@@ -107,7 +108,7 @@ class SimDecode:
 
     def tick(self) -> None:
         if self._core.load().waiting:
-            self.tell(node_events.Tick())
+            self.tell(Tick())
 
     def validate(self) -> None:
         self._core.validate()

@@ -18,6 +18,7 @@ from simulator.cluster.loop import Loop, Mailbox, Timer
 from simulator.cluster.prefill import SimPrefill
 from simulator.cluster.records import LOST, Records
 from simulator.workload import SimRequest
+from springtide.clock import Tick
 from springtide.errors import DeadlineExceeded, Overloaded
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, RequestId
 from springtide.protocol.attempts import Renew
@@ -40,7 +41,7 @@ class SimGateway:
         records: Records,
         block_tokens: int,
         rpc_s: float,
-        late_door: bool,
+        checks_late: bool,
         context_tokens: int,
         loop: Loop,
         conductor: Callable[[conductor_events.Event], list[conductor_events.Action]],
@@ -49,7 +50,7 @@ class SimGateway:
     ) -> None:
         """`context_tokens`: of the longest sequence that a decode node can hold."""
         self.records = records
-        self._block_tokens, self._rpc_s, self._late_door = block_tokens, rpc_s, late_door
+        self._block_tokens, self._rpc_s, self._checks_late = block_tokens, rpc_s, checks_late
         self._context_tokens = context_tokens
         self._step_s = 0.0
         """Between the tokens that came last."""
@@ -76,7 +77,7 @@ class SimGateway:
         self._mailbox.post(ev.Arrived(generation))
 
     def tick(self) -> None:
-        self._mailbox.post(ev.Tick())
+        self._mailbox.post(Tick())
 
     def renew(self) -> None:
         """The Conductor forgets attempts that nobody speaks for."""
@@ -91,7 +92,7 @@ class SimGateway:
             self.on_prefilled(update)
 
     def on_prefilled(self, done: PrefillDone) -> None:
-        """By a prefill group, or inlined."""
+        """Takes in that a prompt is computed, by a prefill group or inlined."""
         self.records.cached_tokens[_index(done.output.attempt_id)] = done.cached_tokens
         self._mailbox.post(done)
 
@@ -147,7 +148,7 @@ class SimGateway:
             case Schedule():
                 self._loop.after(self._rpc_s, lambda: self._schedule(action))
             case ev.StartAtDecode(instance, order):
-                order = replace(order, refusable=order.refusable and not self._late_door)
+                order = replace(order, refusable=order.refusable and not self._checks_late)
                 self._decodes[instance.instance_id].tell(decode_events.Start(_SESSION, order))
             case ev.StartAtPrefill():
                 self._start_prefill(action)
@@ -164,7 +165,7 @@ class SimGateway:
     def _schedule(self, action: Schedule) -> None:
         max_new_tokens = max(1, min(MAX_NEW_TOKENS, self._context_tokens - action.num_tokens))
         for reply in self._conductor(replace(action, max_new_tokens=max_new_tokens, min_new_tokens=1)):
-            if isinstance(reply, conductor_events.Reply):
+            if isinstance(reply, conductor_events.Decided):
                 self._mailbox.post(_answer(reply))
 
     def _start_prefill(self, action: ev.StartAtPrefill) -> None:
@@ -187,7 +188,7 @@ def _index(attempt_id: str) -> int:
     return int(attempt_id.partition(".")[0])
 
 
-def _answer(reply: conductor_events.Reply) -> ev.Event:
+def _answer(reply: conductor_events.Decided) -> ev.Event:
     if reply.assignment is not None:
         return ev.Assigned(reply.assignment)
     assert isinstance(reply.outcome, Rejection)

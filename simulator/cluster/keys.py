@@ -9,11 +9,12 @@ from springtide.ids import BlockKey
 
 _FACTOR, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 _REMEMBERED = 1 << 13
-"""Requests under way, and more: what each of them needs its keys for is asked for several times."""
+"""Requests in flight, and more: what each of them needs its keys for is asked for several times."""
 
 
 def prompt_keys(request: SimRequest, begin: int, end: int, block_tokens: int) -> tuple[BlockKey, ...]:
-    """Of blocks [begin, end) of the prompt and the output after it. Output that the workload gives no ids for is found by nobody else."""
+    """The keys of blocks [begin, end) of the prompt and the output after it. Output that the workload gives no ids for is found by nobody
+    else."""
     known = _known(request, block_tokens)
     if end <= len(known):
         return known if begin == 0 and end == len(known) else known[begin:end]

@@ -49,7 +49,7 @@ class Loop:
         return self.at(self.now + delay_s, do)
 
     def run(self) -> None:
-        """Until `stop` is called or nothing is left to happen."""
+        """Runs until `stop` is called or nothing is left to happen."""
         timers, pop = self._timers, heapq.heappop
         self._stopped = False
         while timers and not self._stopped:
@@ -57,7 +57,7 @@ class Loop:
             timer.fire()
 
     def stop(self) -> None:
-        """After what happens now."""
+        """Stops after what happens now."""
         self._stopped = True
 
 

@@ -22,5 +22,5 @@ class Network:
         return max(sent, came)
 
     def seconds(self, num_bytes: float) -> float:
-        """Of a transfer alone."""
+        """The time of a transfer alone."""
         return num_bytes / self._rate

@@ -14,7 +14,7 @@ tensorfuse.io/docs/blogs/reducing_gpu_cold_start), for a model of 16 GB, which i
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ClusterOptions:
     hardware: Hardware
     prefill: int
     decode: int

@@ -7,22 +7,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from conductor.core.replication.copy_budget import MOST_COPIES
+from conductor.core.replication.planner import MOST_COPIES
 from conductor.core.types.events import Action, Replicate, ReplicationEnded, SwitchRole
+from node_runtime.role_switch import LOOK_EVERY_S, Drain
+from simulator.cluster.decode import SimDecode
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
-from simulator.cluster.options import Options
-from simulator.cluster.replication import Replication
+from simulator.cluster.options import ClusterOptions
+from simulator.cluster.prefill import SimPrefill
+from simulator.cluster.replication import SimReplication
 from simulator.cluster.store import SimStore
 from springtide.ids import NodeId
 
 
-class Orders:
+class SimOrders:
     """`switch` does an order of its kind, `tell` takes events to the Conductor."""
 
     def __init__(
         self,
-        options: Options,
+        options: ClusterOptions,
         loop: Loop,
         network: Network,
         stores: Mapping[NodeId, SimStore],
@@ -34,7 +37,7 @@ class Orders:
         self.role_switches = 0
         self._conductor, self._rpc_s = options.conductor, options.rpc_s
         self._loop, self._network, self._stores, self._tell, self._switch = loop, network, stores, tell, switch
-        self._replications: dict[NodeId, Replication] = {}
+        self._replications: dict[NodeId, SimReplication] = {}
         """Of the stores that were ever to take a copy."""
         self._waiting: deque[Replicate] = deque()
         self._copying = 0
@@ -69,11 +72,11 @@ class Orders:
         self._tell(ReplicationEnded(order.node_id, order.keys[-1], fetched_blocks, failed))
         self._copy_next()
 
-    def _replication(self, node_id: NodeId) -> Replication:
+    def _replication(self, node_id: NodeId) -> SimReplication:
         replication = self._replications.get(node_id)
         if replication is None:
             conductor = self._conductor
-            replication = self._replications[node_id] = Replication(
+            replication = self._replications[node_id] = SimReplication(
                 self._stores[node_id],
                 self._stores,
                 conductor.bytes_per_block,
@@ -86,3 +89,18 @@ class Orders:
     def _later(self, do: Callable[[], None]) -> None:
         """After the way to whoever is to do it, or back."""
         self._loop.after(self._rpc_s, do)
+
+
+class SimRoleSwitch:
+    """Calls `over` once the instance has had no work for a moment, or `drain_s` after the beginning."""
+
+    def __init__(self, instance: SimPrefill | SimDecode, drain_s: float, loop: Loop, over: Callable[[], None]) -> None:
+        self._instance, self._loop, self._over = instance, loop, over
+        self._drain = Drain(drain_s, loop.now)
+        self._look()
+
+    def _look(self) -> None:
+        if self._drain.look(self._instance.has_work, self._loop.now) is not None:
+            self._over()
+        else:
+            self._loop.after(LOOK_EVERY_S, self._look)

@@ -17,6 +17,7 @@ from simulator.cluster.processor import Compute
 from simulator.cluster.store import LAYER_GROUPS, SimStore
 from simulator.hardware import Hardware
 from springtide.chunking import Chunking
+from springtide.clock import Tick
 from springtide.ids import AttemptId, InstanceId
 from springtide.protocol import storage
 from springtide.protocol.instances import Load
@@ -27,8 +28,8 @@ TOKEN = SampledToken(1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Flying:
-    """A pass under way, of so many seconds in all stages together. It cannot end before `arrived`."""
+class _PassInFlight:
+    """A pass in flight, of so many seconds in all stages together. It cannot end before `arrived`."""
 
     run: RunPass
     began: float
@@ -59,7 +60,7 @@ class SimPrefill:
         cost = replace(hardware.prefill_cost, slowest_share=max(stage_shares))
         self._core = PrefillCore(Policy(Chunking(cost, chunk_tokens, chunk_ms)), groups, block_tokens, (), len(stage_shares))
         self._shares = stage_shares
-        self._stages: list[deque[_Flying]] = [deque() for _ in stage_shares]
+        self._stages: list[deque[_PassInFlight]] = [deque() for _ in stage_shares]
         """The passes that each stage has to do: it is at the first."""
         self._last_end = 0.0
         self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
@@ -86,7 +87,7 @@ class SimPrefill:
 
     def tick(self) -> None:
         if self._core.load().attempt_ids:
-            self.tell(node_events.Tick())
+            self.tell(Tick())
 
     def validate(self) -> None:
         self._core.validate()
@@ -111,9 +112,9 @@ class SimPrefill:
         """Each layer waits for the prefix's slabs of that layer: a prefix that arrives while it is read costs what is not hidden."""
         compute_s = self._hardware.pass_ms([(len(row.chunk.token_ids), row.chunk.start) for row in run.rows]) / 1000
         arrived = 0.0 if run.awaits is None else self.store.fetched_at(run.awaits) + compute_s / self._hardware.num_layers
-        self._enter(0, _Flying(run, self._loop.now, compute_s, arrived))
+        self._enter(0, _PassInFlight(run, self._loop.now, compute_s, arrived))
 
-    def _enter(self, stage: int, flying: _Flying) -> None:
+    def _enter(self, stage: int, flying: _PassInFlight) -> None:
         """Activations take no time from stage to stage: a chunk's are some megabytes."""
         self._stages[stage].append(flying)
         if len(self._stages[stage]) == 1:
@@ -123,7 +124,7 @@ class SimPrefill:
         flying = self._stages[stage][0]
         self._compute(self._shares[stage] * flying.compute_s, lambda: self._computed(stage, flying))
 
-    def _computed(self, stage: int, flying: _Flying) -> None:
+    def _computed(self, stage: int, flying: _PassInFlight) -> None:
         if stage + 1 < len(self._stages):
             self._next(stage)
             self._enter(stage + 1, flying)
@@ -139,7 +140,7 @@ class SimPrefill:
         if self._stages[stage]:
             self._work(stage)
 
-    def _ran(self, flying: _Flying) -> None:
+    def _ran(self, flying: _PassInFlight) -> None:
         run, began, now = flying.run, flying.began, self._loop.now
         self._next(len(self._stages) - 1)
         elapsed_s = now - max(began, self._last_end)

@@ -12,7 +12,8 @@ Compute: TypeAlias = "Callable[[float, Callable[[], None]], Job]"
 
 
 class Job:
-    """So many seconds of work for one engine, of which `progress` is done as of `since`, at `rate` seconds a second from then on."""
+    """A job of so many seconds of work for one engine, of which `progress` is done as of `since`, at `rate` seconds a second from then
+    on."""
 
     __slots__ = ("_done", "_loop", "_processor", "_timer", "contention", "progress", "rate", "since", "work_s")
 
@@ -26,7 +27,7 @@ class Job:
         return self.progress + self.rate * (self._loop.now - self.since)
 
     def resize(self, work_s: float) -> None:
-        """It is so much work altogether, no less than has been done."""
+        """Makes it so much work altogether, no less than has been done."""
         self.work_s = work_s
         self.set_rate(self.rate)
 
@@ -42,8 +43,8 @@ class Job:
 
 
 class Processor:
-    """With `cores`, engines of one core each share them equally when there are more at work than cores; None: each has its own. They share
-    the memory as well: each other core at work makes a job longer by the share that is its `contention`."""
+    """What engines compute on. With `cores`, engines of one core each share them equally when there are more at work than cores; None: each
+    has its own. They share the memory as well: each other core at work makes a job longer by the share that is its `contention`."""
 
     def __init__(self, loop: Loop, cores: float | None = None) -> None:
         self._loop, self._cores = loop, cores

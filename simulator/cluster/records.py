@@ -1,14 +1,41 @@
-"""What became of each request."""
+"""What became of each request, and the times between its tokens."""
 
 from __future__ import annotations
 
+import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
-from simulator.cluster.gaps import Gaps
 from simulator.workload import SimRequest
 
 NOT_REJECTED, LOST = "", "lost"
+_PER_OCTAVE = 32
+"""Bins: a time is known within 3%."""
+_LEAST_EXPONENT, _OCTAVES = -10, 34
+"""From a microsecond to some hours, in milliseconds; what is beyond counts in the last bin at either end."""
+
+
+class Gaps:
+    """The times between tokens, each of them, as a histogram: a request's mean hides a stall."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (_OCTAVES * _PER_OCTAVE)
+
+    def add(self, gap_ms: float, count: int) -> None:
+        """Counts so many gaps of this length."""
+        fraction, exponent = math.frexp(gap_ms) if gap_ms > 0 else (0.5, _LEAST_EXPONENT)
+        place = (exponent - _LEAST_EXPONENT) * _PER_OCTAVE + int((2.0 * fraction - 1.0) * _PER_OCTAVE)
+        self._counts[min(max(place, 0), len(self._counts) - 1)] += count
+
+    def percentile_ms(self, share: float) -> float | None:
+        """What at least `share` of the gaps do not exceed; None without any."""
+        so_far = list(accumulate(self._counts))
+        if not so_far[-1]:
+            return None
+        octave, within = divmod(bisect_left(so_far, max(share * so_far[-1], 1)) + 1, _PER_OCTAVE)
+        return math.ldexp(0.5 + within / (2 * _PER_OCTAVE), octave + _LEAST_EXPONENT)
 
 
 class Records:
@@ -52,8 +79,8 @@ class Records:
         return dict(zip(self.reasons, self._num_rejected, strict=True))
 
     def tokens(self, index: int, count: int, now: float, step_s: float = 0.0) -> None:
-        """So many tokens came, the last one just now and each `step_s` after the one before; since those that came earlier, any time may
-        have passed."""
+        """Notes that so many tokens came, the last one just now and each `step_s` after the one before; since those that came earlier, any
+        time may have passed."""
         if self.output_tokens[index]:
             self.gaps.add(1000 * (now - self.last_token_s[index] - (count - 1) * step_s), 1)
             if count > 1:

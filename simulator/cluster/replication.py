@@ -33,8 +33,8 @@ class _Copy:
     arrived: int
 
 
-class Replication:
-    """Few orders at a time, block after block each, and all of them together at no more than `bytes_per_s`."""
+class SimReplication:
+    """Does few orders at a time, block after block each, and all of them together at no more than `bytes_per_s`."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Replication:
         self._rate = RateLimit(bytes_per_s)
         self._loop, self._network = loop, network
         self._waiting: deque[tuple[Replicate, Ended]] = deque()
-        self._taken = self._under_way = 0
+        self._taken = self._in_flight = 0
 
     def take(self, order: Replicate, ended: Ended) -> None:
         """`ended` must not give another order at once."""
@@ -58,13 +58,13 @@ class Replication:
         self._begin()
 
     def _begin(self) -> None:
-        while self._waiting and self._under_way < MAX_AT_ONCE:
+        while self._waiting and self._in_flight < MAX_AT_ONCE:
             order, ended = self._waiting.popleft()
             copy = self._open(order)
             if copy is None:
                 ended(self._store.pool.num_held(order.keys), 0)
             else:
-                self._under_way += 1
+                self._in_flight += 1
                 self._go_on(copy, ended)
 
     def _open(self, order: Replicate) -> _Copy | None:
@@ -113,6 +113,6 @@ class Replication:
             pool.end_replica(copy.attempt_id)
             self._store.changed()
         copy.source.pool.release_lease(copy.lease_id)
-        self._under_way -= 1
+        self._in_flight -= 1
         ended(pool.num_held(copy.keys), copy.arrived - copy.first)
         self._begin()

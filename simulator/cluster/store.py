@@ -24,7 +24,7 @@ _INCARNATIONS_APART = 1 << 32
 
 
 @dataclass(slots=True)
-class HandOver:
+class SimHandOver:
     """A prompt's way to the decode node's store. `ready_at` and `bytes_waiting` are those of what could not be sent yet."""
 
     attempt_id: AttemptId
@@ -65,8 +65,8 @@ class SimStore:
         self._bytes_per_block = bytes_per_block
         self._num_layers = num_layers
         self._loop, self._network, self._stores, self._tell, self._keys_of = loop, network, stores, tell, keys_of
-        self._hand_overs: dict[AttemptId, HandOver] = {}
-        self._expected: dict[AttemptId, tuple[HandOver, SimStore]] = {}
+        self._hand_overs: dict[AttemptId, SimHandOver] = {}
+        self._expected: dict[AttemptId, tuple[SimHandOver, SimStore]] = {}
         """Hand-overs to here that wait for slots, with their source."""
         self._fetches: dict[AttemptId, float] = {}
         """When each has ended."""
@@ -80,7 +80,7 @@ class SimStore:
         self.pool = Pool([0] * num_slots, 1, node_id=self.node_id, incarnation=self.incarnation, policy=policy)
 
     def engine_left(self) -> None:
-        """Nobody asks for anything any more until another engine comes: what the last one had is given up."""
+        """Notes that nobody asks for anything any more until another engine comes: what the last one had is given up."""
         self.notify = lambda notice: None
         self._was_full = False
         for hand_over in list(self._hand_overs.values()):
@@ -92,7 +92,7 @@ class SimStore:
     # ---- the engine's orders ----
 
     def order(self, order: storage.Order) -> None:
-        """But for Push: see `push`."""
+        """Does an order of the engine's, but for Push: see `push`."""
         try:
             match order:
                 case storage.Acquire():
@@ -202,12 +202,12 @@ class SimStore:
     def _open(self, order: storage.OpenHandOver) -> None:
         attempt_id = order.attempt_id
         destination = self._stores[NodeId(order.node_id)]
-        hand_over = HandOver(attempt_id, destination, len(self.pool.begin_hand_over(attempt_id)), waiting_since=self._loop.now)
+        hand_over = SimHandOver(attempt_id, destination, len(self.pool.begin_hand_over(attempt_id)), waiting_since=self._loop.now)
         self._hand_overs[attempt_id] = hand_over
         if not destination._accept(hand_over, self):
             destination._expected[attempt_id] = (hand_over, self)
 
-    def _accept(self, hand_over: HandOver, source: SimStore) -> bool:
+    def _accept(self, hand_over: SimHandOver, source: SimStore) -> bool:
         """Whether there are slots for it here. Raises UnknownAttempt when nobody waits for it any more."""
         ingest = self.pool.begin_ingest(hand_over.attempt_id, storage.Writer(source.node_id, source.incarnation, ""))
         if ingest is None:
@@ -215,7 +215,7 @@ class SimStore:
         hand_over.present_blocks = ingest.present
         return True
 
-    def _reserved(self, hand_over: HandOver) -> None:
+    def _reserved(self, hand_over: SimHandOver) -> None:
         """The destination has slots now."""
         if hand_over.cancelled or not hand_over.destination._accept(hand_over, self):
             return
@@ -225,7 +225,8 @@ class SimStore:
             self._loop.at(hand_over.arrived_at, lambda: self._complete(hand_over))
 
     def push(self, attempt_id: AttemptId, blocks: range, began_at: float, ended_at: float) -> None:
-        """All layers of `blocks` became final, layer by layer, between these times; nearly all of their bytes may be there by the end."""
+        """Notes that all layers of `blocks` became final, layer by layer, between these times; nearly all of their bytes may be there by
+        the end."""
         hand_over = self._hand_overs.get(attempt_id)
         if hand_over is None:
             return
@@ -236,13 +237,13 @@ class SimStore:
         else:
             self._send(hand_over, num_bytes, began_at, ended_at)
 
-    def _send(self, hand_over: HandOver, num_bytes: float, began_at: float, ended_at: float) -> None:
+    def _send(self, hand_over: SimHandOver, num_bytes: float, began_at: float, ended_at: float) -> None:
         if num_bytes:
             arrived = self._network.send(self.node_id, hand_over.destination.node_id, num_bytes, began_at)
             last_layer = ended_at + self._network.seconds(num_bytes / self._num_layers)
             hand_over.arrived_at = max(hand_over.arrived_at, arrived, last_layer)
 
-    def _complete(self, hand_over: HandOver) -> None:
+    def _complete(self, hand_over: SimHandOver) -> None:
         if hand_over.cancelled:
             return
         assert hand_over.first_token is not None
@@ -252,7 +253,7 @@ class SimStore:
         self.notify(storage.HandedOver(hand_over.attempt_id, hand_over.num_blocks * self._bytes_per_block))
         self.changed()
 
-    def _ingested(self, hand_over: HandOver, writer: SimStore) -> None:
+    def _ingested(self, hand_over: SimHandOver, writer: SimStore) -> None:
         attempt_id = hand_over.attempt_id
         assert hand_over.first_token is not None
         self.pool.cover(attempt_id, writer.node_id, storage.Unit(0, 1, 0, hand_over.num_blocks))
@@ -261,7 +262,7 @@ class SimStore:
         self.pool.close_ingest(attempt_id, writer.node_id, writer.incarnation)
         self.changed()
 
-    def _end(self, hand_over: HandOver) -> None:
+    def _end(self, hand_over: SimHandOver) -> None:
         """It is given up."""
         hand_over.cancelled = True
         self._hand_overs.pop(hand_over.attempt_id, None)

@@ -34,7 +34,7 @@ CONTEXTS = (64, 512, 2048, 8192, 32768)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One instance: `degree` devices of one accelerator, the model divided among them by tensor parallelism."""
+    """An instance: `degree` devices of one accelerator, the model divided among them by tensor parallelism."""
 
     accelerator: str
     shape: ModelShape
@@ -74,7 +74,8 @@ class Roofline:
         )
 
     def without_attention_ms(self, shape: ModelShape, degree: int, tokens: Floats, sampled: Floats) -> Floats:
-        """All of one forward pass over so many tokens, of which so many are sampled from, but what attention computes and reads."""
+        """The time of all of one forward pass over so many tokens, of which so many are sampled from, but what attention computes and
+        reads."""
         degrees = np.array(float(degree))
         layer_ms = self.products.ms(shape.layer_weights, PRODUCTS_PER_LAYER, tokens, degrees) + self.elementwise.ms(tokens, degrees)
         layer_ms = layer_ms + self.products.launch_ms  # that of attention

@@ -49,11 +49,11 @@ class Hardware:
     steps: StepModel
 
     def pass_ms(self, rows: Sequence[tuple[int, int]]) -> float:
-        """One prefill pass over rows of (new tokens, tokens before them)."""
+        """The time of one prefill pass over rows of (new tokens, tokens before them)."""
         return self.passes.pass_ms(rows)
 
     def step_ms(self, batch: int, context_tokens: int) -> float:
-        """One decode step of `batch` sequences with `context_tokens` together."""
+        """The time of one decode step of `batch` sequences with `context_tokens` together."""
         return self.steps.step_ms(batch, context_tokens)
 
     def steps_ms(self, batch: int, context_tokens: int, k: int) -> float:
@@ -61,7 +61,7 @@ class Hardware:
         return self.steps.steps_ms(batch, context_tokens, k)
 
     def steps_begun(self, batch: int, context_tokens: int, at_most: int, elapsed_ms: float) -> int:
-        """Of `at_most` consecutive steps of the same batch, how many have begun after so long: 1 or more."""
+        """How many of `at_most` consecutive steps of the same batch have begun after so long: 1 or more."""
         return 1 + bisect_left(range(1, at_most), elapsed_ms, key=lambda k: self.steps_ms(batch, context_tokens, k))
 
 

@@ -13,7 +13,7 @@ from simulator.hardware.hardware import Hardware, p90_error
 from simulator.hardware.times import PassTimes, StepTimes
 from springtide.cost import DecodeCost, PrefillCost, pairs
 from springtide.errors import ConfigError
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 
 Samples = Sequence[tuple[int, int, float]]
 """(new tokens, cached tokens, ms) of passes, (batch, context tokens of all of it, ms) of steps."""
@@ -21,7 +21,7 @@ _ROUNDS = 50
 
 
 def from_profile(path: Path, *, spec: KVSpec, link_bytes_per_s: float, arena_tokens: int, max_batch: int) -> Hardware:
-    """From the file of `springtide profile`; what it has no word of, the caller says. `spec`: the model's KV.
+    """The hardware by the file of `springtide profile`; what it has no word of, the caller says. `spec`: the model's KV.
 
     The nodes' cost models are those that the file's own coefficients are: fitted to all samples alike. The times follow the samples
     closer: a level for each chunk size and batch, and one slope for the attention. An engine on a CPU computes on the arena itself, so

@@ -21,7 +21,7 @@ class ModelShape:
 
     @property
     def layer_weights(self) -> int:
-        """Of the matrix products of one layer."""
+        """The weights of the matrix products of one layer."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return attention + 3 * self.hidden * self.ffn
 
@@ -31,7 +31,7 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """All in bf16, the embedding and the LM head each on its own."""
+        """The bytes of all weights in bf16, the embedding and the LM head each on its own."""
         return BF16_BYTES * (self.layers * self.layer_weights + 2 * self.head_weights)
 
     @property

@@ -34,7 +34,7 @@ def numbers(values: Sequence[float | None]) -> Floats:
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """Seconds in the unit that suits such a span, and its name."""
+    """The seconds in the unit that suits such a span, and its name."""
     if longest_s > 3 * 3600:
         return 3600.0, "h"
     return (60.0, "min") if longest_s > 300 else (1.0, "s")
@@ -122,12 +122,12 @@ def nothing(axes: Axes, text: str) -> None:
 
 
 def legend_above(axes: Axes) -> None:
-    """Beside the title of a panel: room for some three short names."""
+    """A legend beside the title of a panel: room for some three short names."""
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, fontsize=9, borderaxespad=0.1)
 
 
 def legend_on_top(made: Figure, axes: Axes) -> None:
-    """Of a whole picture, with the lines of one of its panels, whose names may be long."""
+    """A legend of a whole picture, with the lines of one of its panels, whose names may be long."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         made.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 4), fontsize=9)

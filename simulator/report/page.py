@@ -28,7 +28,7 @@ def write_report(result: Mapping[str, Any], path: Path) -> None:
 
 
 def compare(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Several runs beside and over one another, named by their keys. Raises ValueError for no runs; otherwise as `write_report`."""
+    """Writes several runs beside and over one another, named by their keys. Raises ValueError for no runs; otherwise as `write_report`."""
     if not results:
         raise ValueError("there are no runs to compare")
     _write("Simulated runs compared", " · ".join(results), results, path)

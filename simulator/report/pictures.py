@@ -48,13 +48,13 @@ class Picture:
 
 
 def write_pictures(result: Mapping[str, Any], directory: Path) -> list[Path]:
-    """One PNG for each of PICTURES in `directory`, which is made if need be; returns their paths. `result` is the parsed JSON of
+    """Writes a PNG for each of PICTURES in `directory`, which is made if need be; returns their paths. `result` is the parsed JSON of
     `springtide simulate`. Raises KeyError where a part of it is missing, OSError where a file cannot be written."""
     return compare_pictures({"": result}, directory)
 
 
 def compare_pictures(results: Mapping[str, Mapping[str, Any]], directory: Path) -> list[Path]:
-    """As `write_pictures`, several runs in each picture, named by their keys."""
+    """Writes the same as `write_pictures`, several runs in each picture, named by their keys."""
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for picture in PICTURES:

@@ -31,7 +31,8 @@ class CsvColumns:
 
     @classmethod
     def parse(cls, text: str) -> CsvColumns:
-        """From `ARRIVAL:UNIT,PROMPT,OUTPUT`, such as `start:ms,in,out`; without the unit, s. Raises ConfigError for anything else."""
+        """The columns named by `ARRIVAL:UNIT,PROMPT,OUTPUT`, such as `start:ms,in,out`; without the unit, s. Raises ConfigError for
+        anything else."""
         names = [name.strip() for name in text.split(",")]
         if len(names) != 3 or not all(names):
             raise ConfigError(f"the columns of a CSV trace are ARRIVAL:UNIT,PROMPT,OUTPUT, not {text!r}")

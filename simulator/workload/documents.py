@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.workload.draft import Draft
-from simulator.workload.draws import arrival_times, lengths
-from simulator.workload.options import Options
+from simulator.workload.draft import Draft, arrival_times, lengths
+from simulator.workload.options import GeneratorOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Documents(Options):
+class Documents(GeneratorOptions):
     """Prompts of a document and a question. The n-th most popular document is asked about in proportion to n to the power of
     -`zipf_exponent`.
 

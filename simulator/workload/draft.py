@@ -1,4 +1,5 @@
-"""Requests while a workload is put together: in any order, each with ids that nobody else has."""
+"""Random times and lengths, from a numpy Generator; and requests while a workload is put together: in any order, each with ids that nobody
+else has."""
 
 from __future__ import annotations
 
@@ -6,11 +7,32 @@ from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simulator.workload.request import ID_TYPE, SimRequest, Workload, block_count, filled_by_output
 
 Labels = Callable[[int], tuple[str, int, float]]
 """Tenant, priority and deadline (ms) of the request with this number in order of addition."""
+
+
+def arrival_times(rng: np.random.Generator, edges_s: Sequence[float], rates_per_s: Sequence[float]) -> list[float]:
+    """The arrivals of a Poisson process whose rate is `rates_per_s[i]` from `edges_s[i]` to `edges_s[i + 1]`, in order."""
+    expected = np.concatenate(([0.0], np.cumsum(np.diff(edges_s) * rates_per_s)))
+    number = rng.poisson(expected[-1])
+    # Given their number, the arrivals are independent and spread as the rate is: uniform in the expected number so far.
+    times: list[float] = np.interp(np.sort(rng.uniform(0.0, expected[-1], number)), expected, edges_s).tolist()
+    return times
+
+
+def positive(rng: np.random.Generator, mean: float, cv: float, number: int) -> NDArray[np.float64]:
+    """Log-normal, with this mean and coefficient of variation; all equal to the mean for a `cv` of 0."""
+    variance = np.log1p(cv * cv)
+    return rng.lognormal(np.log(mean) - variance / 2, np.sqrt(variance), number)
+
+
+def lengths(rng: np.random.Generator, mean: float, cv: float, number: int, longest: int) -> NDArray[np.int64]:
+    """Numbers of tokens from 1 to `longest`, before that limit with this mean and coefficient of variation."""
+    return np.clip(np.rint(positive(rng, mean, cv, number)), 1, longest).astype(np.int64)
 
 
 class Draft:
@@ -29,7 +51,7 @@ class Draft:
         return len(self._blocks)
 
     def take_ids(self, number: int) -> range:
-        """So many ids that were not taken before."""
+        """Takes so many ids that were not taken before."""
         first, self._next_id = self._next_id, self._next_id + number
         return range(first, self._next_id)
 

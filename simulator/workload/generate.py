@@ -8,12 +8,11 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from simulator.workload.agents import Agents
-from simulator.workload.chat import Chat
 from simulator.workload.documents import Documents
 from simulator.workload.draft import Draft, Labels
 from simulator.workload.independent import Bursts, Poisson
 from simulator.workload.request import Workload
+from simulator.workload.sessions import Agents, Chat
 from springtide.errors import ConfigError
 
 _Key = TypeVar("_Key")

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.workload.draft import Draft
-from simulator.workload.draws import arrival_times, lengths
-from simulator.workload.options import Options
+from simulator.workload.draft import Draft, arrival_times, lengths
+from simulator.workload.options import GeneratorOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Poisson(Options):
+class Poisson(GeneratorOptions):
     """Mean lengths of ArXiv Summarization in the Mooncake paper (arXiv 2407.00079, table 2), whose arrivals are a Poisson process too.
     Their spread and the longest prompt are those of the conversation trace of that project: 12,031 requests, coefficients of variation
     1.31 and 0.73, at most 126,195 tokens."""

@@ -9,7 +9,7 @@ from springtide.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class GeneratorOptions:
     """Base of the options of one generator, every one a number with a default. Raises ConfigError for one that is out of range:
     options whose default is a whole number are whole, `*_share` ones are above 0 and below 1, and the others not below 0, or above 0
     unless named in `may_be_0`."""

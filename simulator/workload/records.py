@@ -17,7 +17,8 @@ _MAX_ID = 1 << 32
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Each line that is not blank, and its place as `file:number`. Raises ConfigError where the file cannot be read or is not text."""
+    """The lines of a file, each that is not blank, and its place as `file:number`. Raises ConfigError where the file cannot be read or is
+    not text."""
     try:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
@@ -30,7 +31,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each request of the trace with its four fields right, and its place. Raises ConfigError, naming line, field and value, where one
+    """The requests of the trace, each with its four fields right and its place. Raises ConfigError, naming line, field and value, where one
     is wrong, and for a trace without requests."""
     empty = True
     for where, line in read_lines(path):

@@ -78,7 +78,7 @@ class Workload:
 
     @property
     def duration_s(self) -> float:
-        """From the first arrival to the last; 0 for fewer than two requests."""
+        """The time from the first arrival to the last; 0 for fewer than two requests."""
         return self.requests[-1].arrival_s - self.requests[0].arrival_s if self.requests else 0.0
 
     def sped_up(self, factor: float) -> Workload:
@@ -88,14 +88,14 @@ class Workload:
         return replace(self, requests=[replace(request, arrival_s=request.arrival_s / factor) for request in self.requests])
 
     def first(self, n: int) -> Workload:
-        """Its first `n` requests, or all where it has fewer. Raises ValueError for a negative number."""
+        """The workload of its first `n` requests, or all where it has fewer. Raises ValueError for a negative number."""
         if n < 0:
             raise ValueError(f"a workload has no first {n} requests")
         return replace(self, requests=self.requests[:n])
 
     def reuse_bound(self) -> float:
-        """Of the tokens in full blocks of prompts, the share that a cache without limit would serve, were each request done before the
-        next one comes. Partial blocks are never cached. 0 where no prompt has a full block."""
+        """The share of the tokens in full blocks of prompts that a cache without limit would serve, were each request done before the next
+        one comes. Partial blocks are never cached. 0 where no prompt has a full block."""
         seen: set[int] = set()
         full_blocks = 0
         reused = 0

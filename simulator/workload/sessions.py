@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.workload.draft import Draft
-from simulator.workload.draws import arrival_times, lengths, positive
-from simulator.workload.options import Options
+from simulator.workload.draft import Draft, arrival_times, lengths, positive
+from simulator.workload.options import GeneratorOptions
 from simulator.workload.request import ID_TYPE, block_count, filled_by_output
 from springtide.errors import ConfigError
 
@@ -20,8 +19,8 @@ than 1% of sessions are longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sessions(Options):
-    """A workload is cut out of a service that has been running: at its beginning there are sessions under way, so the rate is even
+class SessionOptions(GeneratorOptions):
+    """A workload is cut out of a service that has been running: at its beginning there are sessions in progress, so the rate is even
     from the first second on. The next step comes a pause after the answer, which is taken to be written at `output_token_s` a token:
     where the simulated cluster is slower, a step may come before the one ahead of it has ended. A session ends before a prompt
     would be longer than `max_input_tokens`."""
@@ -76,7 +75,7 @@ def _add_session(
     draft: Draft,
     start_s: float,
     duration_s: float,
-    options: Sessions,
+    options: SessionOptions,
     shared: Sequence[int],
     news: np.ndarray[tuple[int], np.dtype[np.int64]],
     outputs: np.ndarray[tuple[int], np.dtype[np.int64]],
@@ -105,3 +104,27 @@ def _add_session(
             # What is partial here is full, and so other KV, in the next prompt.
             blocks = blocks + array(ID_TYPE, draft.take_ids(1))
         draft.add(arrival_s, input_tokens, output_tokens, blocks, range(line[full], line[full] + filled) if filled else ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agents(SessionOptions):
+    """Agents: eight kinds, each with a long system prompt and tools; a task is many short steps, the results of tools between them.
+
+    Chosen so that prompts and outputs are about as long on average as in the tool and agent trace of the Mooncake project (FAST'25:
+    8,596 tokens in, 182 out); how these come about (a prefix of 4,096 tokens, 10 steps, 260 tokens a result, 2 s for a tool) is our
+    choice."""
+
+    prefixes: int = 8
+    prefix_tokens: int = 4096
+    steps: float = 10.0
+    first_tokens: float = 500.0
+    new_tokens: float = 260.0
+    output_tokens: float = 182.0
+    pause_s: float = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat(SessionOptions):
+    """Multi-turn chat: one short system prompt for everybody (one block of 512 tokens, as in the conversation trace of the Mooncake
+    project), mean lengths of a turn as in ShareGPT (arXiv 2309.06180, figure 11: 161 tokens in, 338 out). Four turns with 30 s of
+    reading and typing between them are our choice."""

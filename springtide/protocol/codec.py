@@ -36,7 +36,8 @@ M_contra = TypeVar("M_contra", contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class As:
-    """In an annotation: how a field is put into a message, and taken from one. `decode` raises ValueError for what makes no sense."""
+    """What in an annotation says how a field is put into a message, and taken from one. `decode` raises ValueError for what makes no
+    sense."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
@@ -55,7 +56,7 @@ class Encoder(Protocol[T_contra]):
 
 
 class Codec(Generic[T, M]):
-    """Of the word `word`, whose message is `message`. Words that it holds need to have a codec before it."""
+    """The codec of the word `word`, whose message is `message`. Words that it holds need to have a codec before it."""
 
     def __init__(self, word: type[T], message: type[M]) -> None:
         """Raises TypeError when the two do not fit."""
@@ -75,7 +76,7 @@ class Codec(Generic[T, M]):
 
 
 class OneOf(Generic[T, M]):
-    """Of a message that is one of several words, each in a field of its own: those of the message's only `oneof`."""
+    """The codec of a message that is one of several words, each in a field of its own: those of the message's only `oneof`."""
 
     def __init__(self, message: type[M], **words: Codec[Any, Any]) -> None:
         """`words` by the names of their fields. Raises TypeError when they are not those of the `oneof`."""

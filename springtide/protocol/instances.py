@@ -76,8 +76,8 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class HungInstances:
-    """All that are silent, or have said that they make no headway, and whose work can go on elsewhere: another instance of the role is
-    ready."""
+    """All instances that are silent, or have said that they make no headway, and whose work can go on elsewhere: another instance of the
+    role is ready."""
 
     instances: tuple[InstanceRef, ...] = ()
 

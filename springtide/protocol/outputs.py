@@ -36,6 +36,16 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What an answer took, in tokens, all its choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    """Of the prompt, those that were found in the pool."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenOutput:
     """New tokens of one attempt."""
 
@@ -54,7 +64,7 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """The prompt is computed and its next token sampled. The hand-over may still be under way; when it fails later,
+    """The prompt is computed and its next token sampled. The hand-over may still be in flight; when it fails later,
     AttemptFailed follows."""
 
     output: TokenOutput
@@ -136,8 +146,8 @@ PrefillUpdate = PrefillDone | AttemptFailed | AttemptSigns
 
 @dataclass(frozen=True, slots=True)
 class DecodeUpdate:
-    """From a decode node to a gateway: one step's outputs. The first token of an attempt comes from the prefill side, or with `prefilled`
-    where that is here."""
+    """What a decode node tells a gateway: one step's outputs. The first token of an attempt comes from the prefill side, or with
+    `prefilled` where that is here."""
 
     outputs: tuple[TokenOutput, ...] = ()
     prefilled: tuple[PrefillDone, ...] = ()

@@ -29,7 +29,7 @@ class LogitBias:
 
     @classmethod
     def of(cls, biases: Mapping[int, float]) -> LogitBias:
-        """Of a mapping from token ids."""
+        """The biases of a mapping from token ids."""
         count = len(biases)
         return cls(np.fromiter(biases, _TOKEN_ID, count).tobytes(), np.fromiter(biases.values(), _BIAS, count).tobytes())
 

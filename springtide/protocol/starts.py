@@ -20,7 +20,7 @@ def _unpacked(keys: bytes) -> tuple[BlockKey, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One attempt's input. Output position 0 is the first token after the original prompt. Raises InvalidRequest, naming the field."""
+    """The input of an attempt. Output position 0 is the first token after the original prompt. Raises InvalidRequest, naming the field."""
 
     attempt_id: AttemptId
     request_id: RequestId
@@ -90,7 +90,7 @@ class PrefillStart:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStart:
-    """Every token of the attempt after its first is wanted, which the prefill side samples."""
+    """An order to a decode node: every token of the attempt after its first is wanted, which the prefill side samples."""
 
     request: Request
     tbt_slo_ms: float

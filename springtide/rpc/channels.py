@@ -52,7 +52,7 @@ def new_server(credentials: Credentials = OPEN) -> grpc.aio.Server:
 
 
 def new_public_server(max_message_bytes: int, max_connections: int, *interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:
-    """For strangers: with bounds on what one of them can have."""
+    """A server for anybody: with bounds on what one of them can have."""
     bounds: list[tuple[str, int]] = [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_allowed_incoming_connections", max_connections),

@@ -46,7 +46,7 @@ def _faults(reports: Sequence[dict[str, Any]]) -> list[str]:
             for name, value in row.items():
                 if isinstance(value, int | float):
                     sums[name] = max(sums.get(name, 0.0), value) if name in gaps else sums.get(name, 0) + value
-    lines = [_line("fault", "of", "times", "requests under way", "longest gap (s)", "of it unexcused (s)", "failed", "wrong")]
+    lines = [_line("fault", "of", "times", "requests in flight", "longest gap (s)", "of it unexcused (s)", "failed", "wrong")]
     lines.append(_line(*["---"] * 8))
     for (fault, target), row in sorted(merged.items()):
         gaps_s = (f"{row['longest_gap_s']:.1f}", f"{row['unexcused_gap_s']:.1f}")

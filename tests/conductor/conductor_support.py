@@ -8,7 +8,7 @@ from typing import Any
 
 from conductor.core.conductor import ConductorCore
 from conductor.core.settings import ConductorSettings
-from conductor.core.types.events import InstanceUp, LoadReported, Reply, StoreUp
+from conductor.core.types.events import Decided, InstanceUp, LoadReported, StoreWatched
 from springtide.blocks import block_keys, namespace_root
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import AttemptId, BlockKey, GatewayId, Incarnation, InstanceId, NodeId, RequestId
@@ -84,13 +84,13 @@ def report(core: ConductorCore, name: str, role: Role, now: float = 0.0, incarna
 
 def hold(core: ConductorCore, node: str, keys: Sequence[BlockKey], sequence: int = 0) -> None:
     """The node's store says that it holds exactly these blocks."""
-    core.handle(StoreUp(NodeId(node), f"{node}:2"), 0.0)
+    core.handle(StoreWatched(NodeId(node), f"{node}:2"), 0.0)
     core.handle(SnapshotPart(NodeId(node), Incarnation(1), sequence, tuple(keys), Tier.DRAM, complete=True), 0.0)
 
 
-def ask(core: ConductorCore, event: Schedule, now: float = 0.0) -> Reply:
+def ask(core: ConductorCore, event: Schedule, now: float = 0.0) -> Decided:
     (action,) = core.handle(event, now)
-    assert isinstance(action, Reply)
+    assert isinstance(action, Decided)
     return action
 
 

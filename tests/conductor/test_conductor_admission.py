@@ -9,7 +9,8 @@ from conductor_support import ask, assigned, bring_up, make_core, report, reques
 
 from conductor.core.conductor import ConductorCore
 from conductor.core.types.decision import Placement
-from conductor.core.types.events import InstanceDown, StoreDown, Tick
+from conductor.core.types.events import InstanceDown, StoreDown
+from springtide.clock import Tick
 from springtide.ids import AttemptId, InstanceId, NodeId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
@@ -101,7 +102,7 @@ def test_who_waits_at_a_node_has_promised_slots_there() -> None:
 
 
 @pytest.mark.parametrize("accepted", [False, True])
-def test_the_door_may_refuse_new_requests_under_admission(accepted: bool) -> None:
+def test_the_admission_check_of_a_decode_node_may_refuse_new_requests_under_admission(accepted: bool) -> None:
     assert assigned(make_core(), request("a", accepted=accepted)).refusable == (not accepted)
     assert not assigned(make_core(admission="baseline"), request("a", accepted=accepted)).refusable
 

@@ -14,7 +14,8 @@ from conductor.core.conductor import ConductorCore
 from conductor.core.placement.policy import POLICIES
 from conductor.core.placement.scheduler import decide
 from conductor.core.types.decision import Alternatives, Placement
-from conductor.core.types.events import InstanceDown, StoreDown, Tick
+from conductor.core.types.events import InstanceDown, StoreDown
+from springtide.clock import Tick
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import InstanceId, NodeId
 from springtide.protocol.attempts import Phase, Progress

@@ -13,6 +13,7 @@ from conductor.core.conductor import ConductorCore
 from conductor.core.types.decision import Placement
 from conductor.core.types.events import (
     Action,
+    Decided,
     Event,
     Forgot,
     HungChanged,
@@ -21,12 +22,11 @@ from conductor.core.types.events import (
     LoadReported,
     Placed,
     PrefillFinished,
-    Reply,
     RequestSnapshot,
     StoreDown,
-    StoreUp,
-    Tick,
+    StoreWatched,
 )
+from springtide.clock import Tick
 from springtide.ids import AttemptId, GatewayId, Incarnation, InstanceId, NodeId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Phase, Progress, Renew
 from springtide.protocol.instances import Role
@@ -123,7 +123,7 @@ def test_a_restarted_conductor_may_hear_of_attempts_before_it_sees_their_instanc
     core = make_core(prefills=[], decodes=[])
     core.handle(Renew(GATEWAY, [live("a")]), 0.1)
     bring_up(core, "p0", Role.PREFILL)
-    core.handle(StoreUp(NodeId("d0"), "d0:2"), 0.1)
+    core.handle(StoreWatched(NodeId("d0"), "d0:2"), 0.1)
     hold(core, "d0", [])
     core.handle(InstanceUp(ref("d0", Role.DECODE), 1), 0.2)
     report(core, "d0", Role.DECODE, now=0.2, attempt_ids=frozenset({AttemptId("a")}))
@@ -231,7 +231,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     def feed(self, event: Event) -> None:
         actions = self.core.handle(event, self.now)
-        replies = [action for action in actions if isinstance(action, Reply)]
+        replies = [action for action in actions if isinstance(action, Decided)]
         self.replies += len(replies)
         for reply in replies:
             assert (reply.assignment is not None) == isinstance(reply.outcome, Placement)
@@ -275,7 +275,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     @rule(name=names, incarnation=incarnations, sequence=st.integers(0, 3), blocks=blocks, complete=st.booleans())
     def snapshot(self, name: str, incarnation: int, sequence: int, blocks: int, complete: bool) -> None:
-        self.feed(StoreUp(NodeId(name), f"{name}:2"))
+        self.feed(StoreWatched(NodeId(name), f"{name}:2"))
         self.feed(SnapshotPart(NodeId(name), Incarnation(incarnation), sequence, tuple(keys_of(blocks)), Tier.DRAM, complete))
 
     @rule(name=names, incarnation=incarnations, sequence=st.integers(0, 6), blocks=blocks, stored=st.booleans())

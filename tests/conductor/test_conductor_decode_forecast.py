@@ -7,7 +7,7 @@ from conductor_support import DECODE_COST, make_core
 
 from conductor.core.forecast.decode_forecast import DecodeForecast
 from conductor.core.forecast.output_lengths import CLUSTER, OutputLengths
-from conductor.core.types.events import Tick
+from springtide.clock import Tick
 from springtide.ids import AttemptId, GatewayId, InstanceId
 from springtide.protocol.attempts import LiveAttempt, Phase, Progress, Renew
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from conductor.server.candidate import Candidate
+from conductor.server.leadership import Candidate
 from springtide.clock import ManualClock
 from springtide.leader_lease import Answer, Claim, Free, Granted, Held, Leader
 
@@ -175,7 +175,7 @@ def test_there_is_never_more_than_one_leader_and_epochs_only_grow(seed: int) -> 
     valkey, clock = Valkey(), ManualClock(100.0)
     candidates = {name: Candidate(LEASE_S) for name in "abc"}
     stopped_until = dict.fromkeys(candidates, 0.0)
-    under_way: list[tuple[float, str, Answer | None, float]] = []
+    in_flight: list[tuple[float, str, Answer | None, float]] = []
     epochs = [0]
     for _ in range(4000):
         clock.advance(chance.uniform(0.0, 0.05))
@@ -185,14 +185,14 @@ def test_there_is_never_more_than_one_leader_and_epochs_only_grow(seed: int) -> 
         for name, candidate in candidates.items():
             if chance.random() < 0.002:
                 stopped_until[name] = now + chance.uniform(0.0, 3 * LEASE_S)
-            waiting = any(entry[1] == name for entry in under_way)
+            waiting = any(entry[1] == name for entry in in_flight)
             if now < stopped_until[name] or waiting or (claim := candidate.claim(now, eligible=True)) is None:
                 continue
             answer = valkey.claim(name, claim, now) if chance.random() > 0.05 else None
             answer = answer if chance.random() > 0.05 else None  # it was granted, and nobody learns of it
-            under_way.append((now + chance.uniform(0.0, 0.3), name, answer, now))
-        for entry in [entry for entry in under_way if entry[0] <= now and stopped_until[entry[1]] <= now]:
-            under_way.remove(entry)
+            in_flight.append((now + chance.uniform(0.0, 0.3), name, answer, now))
+        for entry in [entry for entry in in_flight if entry[0] <= now and stopped_until[entry[1]] <= now]:
+            in_flight.remove(entry)
             _, name, answer, asked_at = entry
             candidates[name].answered(answer, asked_at, now)
         leaders = [candidate for candidate in candidates.values() if candidate.leads(now)]

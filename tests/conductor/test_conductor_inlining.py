@@ -68,7 +68,7 @@ def test_each_token_of_a_prompt_is_charged_for_the_whole_prefix() -> None:
     assert inlined(assignment) and assignment.predicted_ttft_ms == pytest.approx(10 + 15 * (1 + 8.015))
 
 
-def test_steps_under_way_are_waited_for() -> None:
+def test_steps_in_flight_are_waited_for() -> None:
     core = cluster()
     report_d0(core, running=2, tokens=0)
     assert place(core).predicted_ttft_ms == pytest.approx(1.5 * (13 + 0.415) + 13 + 0.415 + 14 * (1 + 0.415))

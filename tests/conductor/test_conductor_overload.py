@@ -14,7 +14,7 @@ from conductor.core.conductor import ConductorCore
 from conductor.core.placement.scheduler import decide
 from conductor.core.types.decision import Alternatives, Placement
 from conductor.core.types.events import InstanceDown, InstanceUp, PrefillFinished, Scored
-from conductor.core.types.predictions import PredictionErrors, Quantity, Score
+from conductor.core.types.predictions import ErrorWindow, Quantity, Score
 from springtide.ids import AttemptId, InstanceId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
@@ -73,7 +73,7 @@ def test_early_rejection_refuses_for_who_will_have_left_and_the_prediction_does_
 
 
 def test_the_prediction_is_for_the_moment_when_this_requests_prefill_ends() -> None:
-    """Long prompts are under way, which end in 7 s. A short one is over before; one that ends with them is not."""
+    """Long prompts are in flight, which end in 7 s. A short one is over before; one that ends with them is not."""
     core = make_core(prefills=[f"p{i}" for i in range(5)], admission=PREDICTED, tbt_slo_ms=1000.0)
     learn_outputs(core, 20)
     for i in range(4):
@@ -262,7 +262,7 @@ def test_an_attempt_that_ended_is_scored_by_what_was_predicted_of_it() -> None:
         Quantity.OUTPUT_TOKENS: (16.0, 11),
         Quantity.TBT: (pytest.approx(15.01), pytest.approx(30.0)),
     }
-    assert [summary.quantity for summary in core.scores.errors.summaries()] == [
+    assert [Quantity(summary.quantity) for summary in core.scores.errors.summaries()] == [
         Quantity.TTFT,
         Quantity.QUEUE,
         Quantity.PREFILL,
@@ -279,7 +279,7 @@ def test_what_failed_or_was_placed_by_another_conductor_is_not_scored() -> None:
 
 
 def test_errors_are_summed_up_over_the_recent_predictions() -> None:
-    errors = PredictionErrors()
+    errors = ErrorWindow()
     for _ in range(2000):
         errors.record(Score(Quantity.TTFT, 1.0, 1000.0))
     for number in range(1024):

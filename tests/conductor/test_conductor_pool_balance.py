@@ -10,7 +10,8 @@ from conductor_support import ask, bring_up, make_core, report, request
 from conductor.core.conductor import ConductorCore
 from conductor.core.pools.demand import PoolWork, decode_work_ms
 from conductor.core.settings import PoolBalanceSettings
-from conductor.core.types.events import InstanceDown, SwitchFailed, SwitchRole, Tick
+from conductor.core.types.events import InstanceDown, SwitchFailed, SwitchRole
+from springtide.clock import Tick
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId, InstanceId
 from springtide.protocol.attempts import Phase, Progress

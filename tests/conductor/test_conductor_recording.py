@@ -16,17 +16,17 @@ from conductor.core.recording import Recorder, read, replay
 from conductor.core.types.decision import Placement
 from conductor.core.types.events import (
     Action,
+    Decided,
     Event,
     InstanceDown,
     InstanceUp,
     LoadReported,
     Placed,
-    Reply,
     StoreDown,
-    StoreUp,
+    StoreWatched,
     SwitchFailed,
-    Tick,
 )
+from springtide.clock import Tick
 from springtide.ids import AttemptId, GatewayId, Incarnation, InstanceId, NodeId
 from springtide.protocol.attempts import LiveAttempt, Phase, Prediction, Progress, Renew
 from springtide.protocol.instances import Role
@@ -112,7 +112,7 @@ EVENTS = st.one_of(
     st.builds(BlocksStored, NAMES.map(NodeId), st.just(1), st.integers(1, 3), KEYS, st.sampled_from(Tier)),
     st.builds(BlocksRemoved, NAMES.map(NodeId), st.just(1), st.integers(1, 3), KEYS, st.sampled_from(Tier)),
     st.builds(SnapshotPart, NAMES.map(NodeId), st.just(1), st.integers(0, 3), KEYS, st.just(Tier.DRAM), st.booleans()),
-    st.builds(StoreUp, NAMES.map(NodeId), st.just("store:2")),
+    st.builds(StoreWatched, NAMES.map(NodeId), st.just("store:2")),
     st.builds(StoreDown, NAMES.map(NodeId)),
     st.just(Tick()),
 )
@@ -120,7 +120,7 @@ EVENTS = st.one_of(
 
 def brought_up() -> Iterator[Event]:
     for name, role in INSTANCES.items():
-        yield StoreUp(NodeId(name), f"{name}:2")
+        yield StoreWatched(NodeId(name), f"{name}:2")
         yield SnapshotPart(NodeId(name), Incarnation(1), 0, tuple(keys_of(5)), Tier.DRAM, complete=True)
         yield InstanceUp(ref(name, role), 1)
         yield LoadReported(InstanceId(name), 1, idle(role))
@@ -129,7 +129,7 @@ def brought_up() -> Iterator[Event]:
 def decisions(actions: list[Action]) -> list[object]:
     """What can be compared: the estimates as the line that is logged of them."""
     return [
-        (action.attempt_id, action.outcome, action.assignment, action.alternatives.to_json()) if isinstance(action, Reply) else action
+        (action.attempt_id, action.outcome, action.assignment, action.alternatives.to_json()) if isinstance(action, Decided) else action
         for action in actions
     ]
 
@@ -169,7 +169,7 @@ def test_a_replay_decides_as_the_run_did() -> None:
         recorder.event(event, 0.0)
     *_, (_, _, actions) = replay(lines)
     (reply,) = actions
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, Decided)
     assert isinstance(reply.outcome, Placement)
 
 

@@ -79,7 +79,7 @@ def test_other_holders_stand_by_in_case_the_chosen_source_fails() -> None:
     assert [(source.node_id, source.num_blocks) for source in sources] == [("d0", 50), ("d1", 40), ("d3", 30)], "not d2: p0 has as much"
 
 
-def test_transfers_under_way_make_a_link_slower_until_they_end() -> None:
+def test_transfers_in_flight_make_a_link_slower_until_they_end() -> None:
     core = make_core(prefills=["p0"])
     hold(core, "d0", keys_of(50))
     assert estimates(core, "a")["p0"].transfer_ms == pytest.approx(20)

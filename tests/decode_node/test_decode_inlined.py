@@ -7,8 +7,8 @@ import pytest
 from decode_node.core import events as ev
 from decode_node.core.actions import Reply, RunStep
 from decode_node.core.batching import LEAST_PROMPT_TOKENS
-from node_runtime import events
 from node_runtime.slotqueue import HEAD_PATIENCE_S
+from springtide.clock import Tick
 from springtide.protocol.outputs import FailureCode, Finish
 from springtide.protocol.starts import AbortAttempt
 from springtide.protocol.storage import Acquire, Commit, Release, Reserve
@@ -153,4 +153,4 @@ def test_an_inlined_prompt_waits_for_slots_as_any_other() -> None:
     begun = node.tell(AbortAttempt("a"))
     assert len(only(begun, Release)) == 1
     node.now = 31.0 + HEAD_PATIENCE_S
-    assert failures(node.tell(events.Tick())) == [("b", FailureCode.POOL_FULL)]
+    assert failures(node.tell(Tick())) == [("b", FailureCode.POOL_FULL)]

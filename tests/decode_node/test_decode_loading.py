@@ -5,6 +5,7 @@ from __future__ import annotations
 from decode_node.core import events as ev
 from decode_node.core.actions import Action, LoadAhead, RunStep
 from node_runtime import events
+from springtide.clock import Tick
 from springtide.protocol.outputs import AttemptFailed, FailureCode
 from springtide.protocol.starts import AbortAttempt
 from springtide.protocol.storage import Ingested, Release
@@ -122,7 +123,7 @@ def test_a_full_pool_preempts_who_is_still_loaded_and_only_it() -> None:
         runs += only(actions, RunStep)
         seen += actions
     assert failures(seen) == [("young", FailureCode.PREEMPTED)] and only(seen, Release) == []
-    actions = node.tell(events.Tick())
+    actions = node.tell(Tick())
     assert failures(actions) == only(actions, RunStep) == [], "it waits for the slots of that one"
     actions = node.tell(ev.Loaded("young"))
     assert only(actions, Release) == [Release("young")] and [rows_of(run) for run in only(actions, RunStep)] == [["old"]]

@@ -17,7 +17,7 @@ from decode_node.core.events import Loaded
 from decode_node.server import loads
 from decode_node.server.server import DecodeServer
 from engine.device.base import Device
-from engine.device.streams import Copy, ImmediateStreams, copy_all
+from engine.device.streams import ImmediateStreams, SlabCopy, copy_all
 from engine.formats.files import describe
 from engine.kv_cache import device_cache
 from engine.loader import load_model
@@ -48,7 +48,7 @@ class Gate:
         self.held: list[Held] = []
 
 
-class Held(Copy):
+class Held(SlabCopy):
     def __init__(self, gate: Gate, happens: Callable[[], None]) -> None:
         self._gate = gate
         self._happens = happens
@@ -72,14 +72,14 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     gate = Gate()
 
     class GatedStreams(ImmediateStreams):
-        def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+        def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
             def happens() -> None:
                 with torch.inference_mode():
                     copy_all(targets, sources)
 
             return Held(gate, happens)
 
-        def begin(self, ahead: Sequence[Copy]) -> None:
+        def begin(self, ahead: Sequence[SlabCopy]) -> None:
             for copy in ahead:
                 copy.wait()
             super().begin(ahead)

@@ -6,12 +6,12 @@ import pytest
 
 from deploy.bench.driver import Gate
 from deploy.bench.statistics import Distribution, RequestRecord, summarize
-from deploy.bench.workload import LOWEST_TOKEN_ID, Workload
+from deploy.bench.workload import LOWEST_TOKEN_ID, BenchWorkload
 
 
-def workload(**changes: object) -> Workload:
+def workload(**changes: object) -> BenchWorkload:
     settings = {"requests": 20, "prompt_tokens": 100, "output_tokens": 8, "shared_prefix": 0.25, "concurrency": 4, "rate": None}
-    return Workload(**{**settings, "vocab_size": 1000, "seed": 1, **changes})  # type: ignore[arg-type]
+    return BenchWorkload(**{**settings, "vocab_size": 1000, "seed": 1, **changes})  # type: ignore[arg-type]
 
 
 def answered(sent_s: float, ttft_s: float, gap_s: float, tokens: int, cached: int = 0) -> RequestRecord:

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy import cli
-from deploy.bench.replay import infinite_hits, replay, replay_clairvoyant
-from deploy.bench.trace import Request, read_trace
+from deploy.bench.replay import TracedPrompt, infinite_hits, read_trace, replay, replay_clairvoyant
 from kvstore.core.eviction import EVICTION_POLICIES, new_policy
 from springtide.blocks import block_keys, namespace_root
 from springtide.choices import EvictionName
@@ -26,11 +25,11 @@ GOOD = {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1,
 PATHS = st.lists(st.integers(0, 2), min_size=1, max_size=3)
 
 
-def requests_of(paths: Sequence[Sequence[int]]) -> list[Request]:
-    return [Request(0.0, block_keys(ROOT, path, 1)) for path in paths]
+def requests_of(paths: Sequence[Sequence[int]]) -> list[TracedPrompt]:
+    return [TracedPrompt(0.0, block_keys(ROOT, path, 1)) for path in paths]
 
 
-def most_hits(requests: Sequence[Request], capacity: int) -> int:
+def most_hits(requests: Sequence[TracedPrompt], capacity: int) -> int:
     """Of all choices of what to keep after each request."""
     best: dict[frozenset[BlockKey], int] = {frozenset(): 0}
     for request in requests:

@@ -90,18 +90,18 @@ def busiest(cluster: Cluster, role: str) -> str:
 def streams_while_hanging(cluster: Cluster, victims: Callable[[], Sequence[int]], num_tokens: int = OUTPUT_TOKENS) -> list[float]:
     """The longest gap of each of several streams, in the middle of which these processes stop. Asserts that every token is right."""
     prompts = [random_prompt(seed, 300, 10, 250) for seed in range(NUM_STREAMS)]
-    under_way = [Event() for _ in prompts]
+    in_flight = [Event() for _ in prompts]
 
     def one(number: int) -> tuple[list[int], float]:
         def on_token(count: int) -> None:
             if count >= num_tokens // 9:
-                under_way[number].set()
+                in_flight[number].set()
 
         return stream(cluster, prompts[number], num_tokens, on_token)
 
     with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as threads:
         answers = [threads.submit(one, number) for number in range(NUM_STREAMS)]
-        assert all(begun.wait(60) for begun in under_way)
+        assert all(begun.wait(60) for begun in in_flight)
         with hanging(victims()):
             ends = [answer.result() for answer in answers]
         calm = list(threads.map(lambda prompt: generate(cluster.grpc_address, cluster.model, prompt, num_tokens).token_ids, prompts))
@@ -209,10 +209,10 @@ def test_streams_go_on_elsewhere_when_a_rank_hangs(model: Path) -> None:
 @pytest.mark.parametrize("victim", ["decode-0", "decode-0-store"])
 def test_where_there_is_nobody_else_streams_wait_for_what_hangs_and_go_on(model: Path, victim: str) -> None:
     with new_cluster(model, nodes=1) as cluster:
-        prompt, under_way = random_prompt(1, 300, 10, 250), Event()
+        prompt, in_flight = random_prompt(1, 300, 10, 250), Event()
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            answer = threads.submit(stream, cluster, prompt, OUTPUT_TOKENS, lambda count: count > OUTPUT_TOKENS // 9 and under_way.set())
-            assert under_way.wait(60)
+            answer = threads.submit(stream, cluster, prompt, OUTPUT_TOKENS, lambda count: count > OUTPUT_TOKENS // 9 and in_flight.set())
+            assert in_flight.wait(60)
             with hanging([pid_of(cluster, victim)]):
                 cluster.wait_until(lambda: not all(one.ready for one in cluster.status().instances), "the Conductor to notice")
                 time.sleep(LONGEST_GAP_S)

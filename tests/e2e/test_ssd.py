@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
 from tests.support.reference import random_prompt

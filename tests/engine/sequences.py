@@ -12,7 +12,7 @@ from engine.batch import SequenceChunk
 from engine.model.base import Model
 from engine.runner import ModelRunner
 from springtide.blocks import blocks_for
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 
 
 class Harness:

@@ -52,7 +52,7 @@ def late(path: Path, elsewhere: Harness, request: pytest.FixtureRequest, monkeyp
 def cache_of(harness: Harness) -> DeviceCache:
     cache = harness.runner.cache
     assert isinstance(cache, DeviceCache)
-    cache.ledger.validate()
+    cache.page_table.validate()
     return cache
 
 

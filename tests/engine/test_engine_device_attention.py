@@ -16,7 +16,7 @@ import torch
 
 from engine.backends import choice as backends
 from engine.backends.flashinfer.attention import FlashInferAttention, try_out, workspace_bytes
-from engine.backends.flashinfer.paged_batch import page_table
+from engine.backends.flashinfer.paged_batch import paged_batch
 from engine.backends.plain import TorchAttention
 from engine.batch import SequenceChunk
 from engine.device.base import Device
@@ -36,7 +36,7 @@ def chunk(start: int, tokens: int, *pages: int) -> SequenceChunk:
 
 
 def test_a_page_table_says_where_keys_are_and_where_new_ones_go() -> None:
-    table = page_table([chunk(30, 5, 7, 3, 9, 11), chunk(15, 1, 4), chunk(32, 1, 2, 0, 6)], SIZE, PAGES)
+    table = paged_batch([chunk(30, 5, 7, 3, 9, 11), chunk(15, 1, 4), chunk(32, 1, 2, 0, 6)], SIZE, PAGES)
     assert table.row_begins.tolist() == [0, 5, 6, 7]
     assert table.page_begins.tolist() == [0, 3, 4, 7]
     assert table.pages.tolist() == [7, 3, 9, 4, 2, 0, 6]
@@ -50,7 +50,7 @@ def test_a_page_table_says_where_keys_are_and_where_new_ones_go() -> None:
 
 def test_pages_that_are_not_there_are_refused() -> None:
     with pytest.raises(ValueError, match="pages 3 to 20 are not all among the 20"):
-        page_table([chunk(0, 20, 3, 20)], SIZE, PAGES)
+        paged_batch([chunk(0, 20, 3, 20)], SIZE, PAGES)
 
 
 def fresh_pages(seed: int) -> torch.Tensor:

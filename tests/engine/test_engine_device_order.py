@@ -12,7 +12,7 @@ import torch
 
 from engine.batch import SequenceChunk
 from engine.device.base import Device
-from engine.device.streams import Copy, CopyTimes, Streams, Work, copy_all
+from engine.device.streams import CopyTimes, DeviceWork, SlabCopy, Streams, copy_all
 from engine.formats.files import describe
 from engine.kv_cache import device_cache
 from engine.loader import load_model
@@ -26,7 +26,7 @@ from tests.support.models import make_tiny_llama
 from tests.support.reference import Reference, random_prompt
 
 
-class Late(Copy):
+class Late(SlabCopy):
     """Happens when it has been asked for so many times, or is waited for."""
 
     def __init__(self, happens: Callable[[], None], patience: int = 3) -> None:
@@ -59,16 +59,16 @@ class LateStreams(Streams):
         self._other = other
         LateStreams.made.append(self)
 
-    def begin(self, ahead: Sequence[Copy]) -> None:
+    def begin(self, ahead: Sequence[SlabCopy]) -> None:
         for loading in ahead:
             loading.wait()
         assert all(copy.happened for copy in self.copies), "the last pass has left something on its way"
         self.copies.clear()
 
-    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def load(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         return self._late(partial(copy_all, targets, sources))
 
-    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def load_ahead(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         before = self.ahead[-1:]
 
         def happens() -> None:
@@ -80,13 +80,13 @@ class LateStreams(Streams):
         self.ahead.append(Late(happens, patience=1 << 30))
         return self.ahead[-1]
 
-    def hold(self, loading: Copy) -> None:
+    def hold(self, loading: SlabCopy) -> None:
         loading.wait()
 
-    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> Copy:
+    def store(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> SlabCopy:
         return self._late(partial(copy_all, targets, sources))
 
-    def launched(self) -> Work:
+    def launched(self) -> DeviceWork:
         assert self._other is not None, "one rank alone waits for nobody's sums"
         return self._late(partial(self._other.store, self._other.sums))
 
@@ -95,7 +95,7 @@ class LateStreams(Streams):
     def times(self) -> CopyTimes:
         return CopyTimes()
 
-    def _late(self, happens: Callable[[], None]) -> Copy:
+    def _late(self, happens: Callable[[], None]) -> SlabCopy:
         self.copies.append(Late(happens))
         return self.copies[-1]
 

@@ -85,11 +85,11 @@ def in_arena(path: Path) -> Harness:
     return tiny_harness(path)
 
 
-def ledger_of(harness: Harness) -> Any:
+def page_table_of(harness: Harness) -> Any:
     cache = harness.runner.cache
     assert isinstance(cache, DeviceCache)
-    cache.ledger.validate()
-    return cache.ledger
+    cache.page_table.validate()
+    return cache.page_table
 
 
 def renew(harness: Harness) -> None:
@@ -178,7 +178,7 @@ def test_decode_steps_are_recorded_once_for_each_size_and_replayed(
     prompts = [random_prompt(seed, 30 + seed, 10, 250) for seed in range(3)]
     with on_device(path, FLASHINFER, step_graphs=256) as harness:
         assert together(harness, prompts, 20) == [reference.greedy(prompt, 20) for prompt in prompts]
-        ledger_of(harness)
+        page_table_of(harness)
         assert set(harness.runner.cache.steps.recorded) == {1, 2, 4} and not harness.runner.cache.steps.failed  # type: ignore[attr-defined]
     assert len(recorded) == 3, "steps of 1, 2 and, filled up, 3 sequences"
     assert len(replayed) >= 19 and set(replayed) == {0, 1, 2}
@@ -195,7 +195,7 @@ def test_with_few_pages_sequences_take_turns_on_them(path: Path, reference: Refe
             for prompt, own, output in zip(prompts, slots, tokens, strict=True):
                 position = len(prompt) + len(output) - 1
                 output.append(int(harness.runner.forward([SequenceChunk(output[-1:], position, own)])[0].argmax()))
-                ledger_of(harness)
+                page_table_of(harness)
     assert tokens == wanted
 
 
@@ -283,7 +283,7 @@ def test_full_blocks_are_in_the_arena_when_the_pass_that_filled_them_has_returne
             tokens.append(int(logits[0].argmax()))
             full = slots[: length // 16]
             assert alike(blocks(harness)[full], blocks(in_arena)[full]), f"at {length} tokens"
-            theirs.append(set(ledger_of(harness).dirty_slots()))
+            theirs.append(set(page_table_of(harness).dirty_slots()))
         assert all(len(dirty) <= 1 for dirty in theirs), "only the last block is newer than the arena"
 
 
@@ -295,7 +295,7 @@ def test_with_hooks_partial_blocks_are_in_the_arena_too_and_end_in_zeros(path: P
             for begin, end in ((0, 40), (40, 75)):
                 one.runner.forward([SequenceChunk(prompt[begin:end], begin, slots)], Recorder())
         assert alike(blocks(harness)[slots], blocks(in_arena)[slots])
-        assert not ledger_of(harness).dirty_slots().size
+        assert not page_table_of(harness).dirty_slots().size
         untouched = [slot for slot in range(SLOTS) if slot not in slots]
         assert (blocks(harness)[untouched] == 0xFF).all()
 
@@ -328,7 +328,7 @@ def test_a_pass_that_a_hook_stops_leaves_nothing_behind(path: Path, reference: R
 
         with pytest.raises(LookupError):
             harness.runner.forward([SequenceChunk(prompt[40:], 40, slots)], Missing())
-        ledger_of(harness)
+        page_table_of(harness)
         assert harness.greedy(prompt, 10, 64, start=40, slots=slots) == reference.greedy(prompt, 10)
 
 
@@ -382,7 +382,7 @@ def test_what_is_prepared_before_the_first_pass_touches_nothing(path: Path, refe
     prompt = random_prompt(12, 40, 10, 250)
     with on_device(path, kernels, step_graphs=4) as harness:
         harness.runner.warm_up()
-        assert (harness.arena == 0xFF).all() and not ledger_of(harness).dirty_slots().size
+        assert (harness.arena == 0xFF).all() and not page_table_of(harness).dirty_slots().size
         steps = harness.runner.cache.steps  # type: ignore[attr-defined]
         assert list(steps.recorded) == ([4, 2, 1] if kernels == FLASHINFER else [])
         assert harness.greedy(prompt, 10, slots=[0, 5, 3, 4]) == reference.greedy(prompt, 10)

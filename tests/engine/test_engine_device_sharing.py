@@ -8,11 +8,11 @@ import sys
 import pytest
 import torch
 
-from engine.device.sharing import open_shared, put, share
+from engine.device.memory import open_shared, put, share
 
 WRITER = """
 import sys, torch
-from engine.device.sharing import open_shared, put
+from engine.device.memory import open_shared, put
 put(torch.full((2, 5), 3.0, dtype=torch.bfloat16, device="cuda:0"), open_shared(sys.stdin.buffer.read())[1, :2])
 """
 

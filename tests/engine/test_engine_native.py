@@ -21,7 +21,7 @@ from engine.batch import SequenceChunk
 from engine.formats.files import describe, read_config
 from engine.layers.rope import Rotary
 from engine.loader import load_model
-from engine.model.decoder import Decoder
+from engine.model.decoder import DecoderModel
 from engine.model_config import RopeConfig
 from springtide.errors import ConfigError
 from springtide.modelinfo import ModelInfo
@@ -347,7 +347,7 @@ def test_of_a_pass_without_logits_the_last_layer_computes_keys_and_values_alone(
 def test_the_last_layer_is_computed_for_those_alone_who_want_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: Sequence[int], hooked: bool
 ) -> None:
-    steps, run_last = Steps(), Decoder._run_last
+    steps, run_last = Steps(), DecoderModel._run_last
 
     def running_last(*arguments: Any) -> None:
         steps.calls.append(("last rows", 2))
@@ -362,7 +362,7 @@ def test_the_last_layer_is_computed_for_those_alone_who_want_logits(
     whole, wanted_arena = passes(harness, batch, hooks)
     logits = harness.runner.logits(batch, whole)
     monkeypatch.setattr("engine.backends.native_cpu.attention.LEAST_SPARED", 64)
-    monkeypatch.setattr(Decoder, "_run_last", running_last)
+    monkeypatch.setattr(DecoderModel, "_run_last", running_last)
     steps.calls.clear()
     narrow, arena = passes(harness, batch, hooks)
     layers = [(call, layer) for layer in range(3) for call in ("before", "after")] if hooked else []

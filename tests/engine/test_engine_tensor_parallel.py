@@ -30,10 +30,10 @@ from engine.kv_cache.page_table import OutOfPages
 from engine.loader import load_model
 from engine.runner import SharedArena
 from engine.shard import Shard
-from engine.tensor_parallel.orders import Load
+from engine.tensor_parallel.orders import LoadModel
 from engine.tensor_parallel.runner import Others, Parallel, TensorParallelRunner
 from springtide.errors import ConfigError
-from springtide.kvspec import KVDtype
+from springtide.modelinfo import KVDtype
 from tests.engine.sequences import Harness
 from tests.engine.test_engine_runner import Recorder
 from tests.support.models import demo_gguf, make_tiny_llama, make_tiny_model
@@ -275,7 +275,7 @@ def test_a_rank_ends_with_the_first_one_even_while_it_waits_for_it(tmp_path: Pat
     info = describe(str(make_tiny_llama(tmp_path / "tiny")))
     meeting = tmp_path / "meeting"
     with Others(lambda: None) as others:
-        others.start(Load(info, "float32", None, "plain", info.kv_spec("float32", 16), 1, 2, str(meeting), 600.0, 1, None))
+        others.start(LoadModel(info, "float32", None, "plain", info.kv_spec("float32", 16), 1, 2, str(meeting), 600.0, 1, None))
         deadline = time.monotonic() + 60
         while not (meeting.exists() and meeting.stat().st_size):
             assert time.monotonic() < deadline, "it has not come to the meeting"
@@ -288,11 +288,11 @@ def test_a_rank_that_hangs_ends_with_the_first_one(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from engine.formats.files import describe
-from engine.tensor_parallel.orders import Load
+from engine.tensor_parallel.orders import LoadModel
 from engine.tensor_parallel.runner import Others
 info = describe(sys.argv[1])
 others = Others(lambda: None)
-others.start(Load(info, "float32", None, "auto", info.kv_spec("float32", 16), 1, 2, sys.argv[2], 60.0, 1, None))
+others.start(LoadModel(info, "float32", None, "auto", info.kv_spec("float32", 16), 1, 2, sys.argv[2], 60.0, 1, None))
 print(others.pids[0], flush=True)
 sys.stdin.read()
 """

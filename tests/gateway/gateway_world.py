@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from gateway import events as ev
 from gateway.core import GatewayCore
 from gateway.state import Limits
+from springtide.clock import Tick
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
 from springtide.protocol.attempts import Prediction
 from springtide.protocol.instances import InstanceRef, Role
@@ -318,7 +319,7 @@ class World:
 
     def tick(self) -> None:
         self.now += self.random.choice([0.01, 0.2, 0.2, 1.0, 1.0, 1.0, 30.0])
-        self.feed(ev.Tick())
+        self.feed(Tick())
 
     def working(self, side: Role) -> list[Attempt]:
         return [

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import bodies as bodies_module
 from gateway.bodies import Bodies, BodyTimeout, BodyTooLarge, has_more_values, parse_body
-from gateway.bounds import Bounds
+from gateway.prepare import Bounds
 from gateway.schema import MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest
 from gateway.side_thread import INLINE_BYTES, SideThread
 from springtide.errors import InvalidRequest, Overloaded

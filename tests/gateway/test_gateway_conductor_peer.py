@@ -96,7 +96,7 @@ async def test_who_asks_can_be_cancelled(hanging: tuple[HangingConductor, Conduc
         await call
 
 
-async def test_what_gathers_while_a_report_is_under_way_goes_in_one_message_in_order(
+async def test_what_gathers_while_a_report_is_in_flight_goes_in_one_message_in_order(
     hanging: tuple[HangingConductor, ConductorPeer],
 ) -> None:
     conductor, peer = hanging

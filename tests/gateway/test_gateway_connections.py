@@ -17,14 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from gateway import http_connections
-from gateway.http_connections import MOST_S, ConnectionTable, Phase
-from gateway.http_server import MAX_HEADERS, HttpServer, bind
+from gateway import http_server
+from gateway.http_server import MAX_HEADERS, MOST_S, ConnectionPhase, ConnectionTable, HttpServer, bind
 from springtide.process import raise_file_limit
 
 # ---- the table ----
 
-PHASES: list[Phase] = ["idle", "draining", "head", "stalled", "receiving", "busy"]
+PHASES: list[ConnectionPhase] = ["idle", "draining", "head", "stalled", "receiving", "busy"]
 
 
 def test_the_oldest_idle_connection_of_who_has_most_of_them_makes_room() -> None:
@@ -64,7 +63,7 @@ def test_who_sends_bodies_over_most_connections_makes_room_before_who_sends_one(
 
 
 @pytest.mark.parametrize("phase", MOST_S)
-def test_each_phase_has_its_time(phase: Phase) -> None:
+def test_each_phase_has_its_time(phase: ConnectionPhase) -> None:
     table: ConnectionTable[str] = ConnectionTable(2)
     table.opened("a", "", 0.0)
     table.moved("a", "busy", 50.0)
@@ -211,7 +210,7 @@ async def test_when_all_are_being_answered_a_new_one_is_told_so(address: Address
     ],
 )
 async def test_who_stops_in_the_middle_is_not_waited_for(address: Address, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(http_connections, "MOST_S", dict.fromkeys(MOST_S, 0.2))
+    monkeypatch.setattr(http_server, "MOST_S", dict.fromkeys(MOST_S, 0.2))
     reader, writer = await connected(address)
     writer.write(sent)
     received = await ended(reader)
@@ -219,7 +218,7 @@ async def test_who_stops_in_the_middle_is_not_waited_for(address: Address, monke
 
 
 async def test_an_answer_that_nobody_takes_ends(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connections, "MOST_S", {**MOST_S, "stalled": 0.2})
+    monkeypatch.setattr(http_server, "MOST_S", {**MOST_S, "stalled": 0.2})
     reader, writer = await connected(address)
     size = 32 << 20
     writer.write(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size)

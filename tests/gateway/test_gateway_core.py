@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import events as ev
+from springtide.clock import Tick
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from springtide.ids import AttemptId, BlockKey, InstanceId, RequestId
 from springtide.protocol.attempts import Phase, Progress
@@ -232,7 +233,7 @@ def test_what_never_fits_is_an_invalid_request() -> None:
     assert isinstance(course.error(), InvalidRequest)
 
 
-def test_a_refusal_at_the_door_gets_one_more_chance() -> None:
+def test_a_refusal_at_the_admission_check_gets_one_more_chance() -> None:
     course = Course()
     course.assign(refusable=True)
     course.fail(FailureCode.OVERLOADED)
@@ -259,13 +260,13 @@ def test_an_accepted_request_waits_for_room_however_often_it_finds_none(side: Ro
         if (deadline := course.core.next_deadline()) is not None:
             assert course.now < deadline <= course.now + LIMITS.crowded_pause_max_s, "no busy loop, and no long sleep"
             course.now = deadline
-            course.feed(ev.Tick())
+            course.feed(Tick())
     course.assign(AttemptId("r0.1500"))
     course.feed(ev.DecodeReserved(AttemptId("r0.1500")))
     assert emitted(course.first_token(AttemptId("r0.1500"))) == [0]
 
 
-def test_a_refusal_at_the_door_after_a_token_is_no_refusal_any_more() -> None:
+def test_a_refusal_at_the_admission_check_after_a_token_is_no_refusal_any_more() -> None:
     """The first token comes over another connection and may overtake it."""
     course = Course()
     course.assign(refusable=True)
@@ -280,7 +281,7 @@ def test_waiting_for_room_is_not_waiting_for_somebody_to_be_there() -> None:
     course.lose(Role.DECODE)
     course.reject(Reason.NO_DECODE, SECOND)
     course.now = course.core.next_deadline() or 0.0
-    course.feed(ev.Tick())
+    course.feed(Tick())
     course.assign(SECOND if not course.core._asked else next(iter(course.core._asked)), waits=True)
     (attempt_id,) = course.core._by_attempt
     course.now += 10 * LIMITS.capacity_wait_s
@@ -347,9 +348,9 @@ def test_a_deadline_that_passes_ends_the_request_wherever_it_is() -> None:
         if at == "running":
             course.first_token()
         course.now += 1.0
-        assert course.feed(ev.Tick()) == []
+        assert course.feed(Tick()) == []
         course.now += 1.0
-        course.feed(ev.Tick())
+        course.feed(Tick())
         error = course.error()
         assert isinstance(error, DeadlineExceeded) and ("with 1 tokens" in error.message) == (at == "running")
 
@@ -367,7 +368,7 @@ def test_attempts_without_progress_are_limited_and_progress_starts_the_count_ane
         course.lose(Role.DECODE, AttemptId(f"r0.{number}"))
         if (deadline := course.core.next_deadline()) is not None:
             course.now = deadline
-            course.feed(ev.Tick())
+            course.feed(Tick())
     assert isinstance(course.error(), Unavailable)
 
 
@@ -381,7 +382,7 @@ def test_an_instance_that_cannot_be_reached_is_waited_for_and_costs_no_attempt()
         course.lose(Role.DECODE, attempt_id, connected=False)
         if (deadline := course.core.next_deadline()) is not None:
             course.now = deadline
-            course.feed(ev.Tick())
+            course.feed(Tick())
         number += 1
     assert number > LIMITS.max_attempts + 2
     assert LIMITS.capacity_wait_s <= course.now - started < LIMITS.capacity_wait_s + 1
@@ -397,7 +398,7 @@ def test_a_request_waits_for_instances_before_it_fails(accepted: bool, patience_
         deadline = course.core.next_deadline()
         assert deadline is not None
         course.now = deadline
-        course.feed(ev.Tick())
+        course.feed(Tick())
         number += 1
     assert patience_s <= course.now - started < patience_s + 1
     assert isinstance(course.error(), Unavailable)
@@ -407,7 +408,7 @@ def test_an_unanswered_question_is_asked_again_for_the_same_attempt() -> None:
     course = Course()
     course.feed(ev.SchedulerUnreachable(FIRST, "gone"))
     course.now += 1
-    course.feed(ev.Tick())
+    course.feed(Tick())
     assert course.schedule().attempt_id == FIRST
 
 
@@ -444,14 +445,14 @@ def test_a_preempted_request_may_come_back_to_the_same_instance() -> None:
 
 def ticks(course: Course, seconds: float, signs: Callable[[], list[ev.Signs]] = list) -> None:
     """Time goes by as it does for a gateway that is not held up, until the attempt has failed."""
-    course.feed(ev.Tick())
+    course.feed(Tick())
     for _ in range(round(2 * seconds)):
         if not course.core.live_attempts():
             return
         course.now += 0.5
         for event in signs():
             course.feed(event)
-        course.feed(ev.Tick())
+        course.feed(Tick())
 
 
 def test_a_node_that_does_not_name_the_attempt_has_lost_it() -> None:
@@ -510,9 +511,9 @@ def test_an_attempt_that_its_node_works_on_without_any_headway_is_stuck() -> Non
 def test_a_gateway_that_was_held_up_itself_blames_no_node() -> None:
     course = Course()
     course.assign()
-    course.feed(ev.Tick())
+    course.feed(Tick())
     course.now += 60
-    course.feed(ev.Tick())
+    course.feed(Tick())
     assert course.core.live_attempts()
 
 

@@ -17,6 +17,7 @@ from gateway.app import GatewayServer
 from gateway.core import GatewayCore
 from gateway.prepare import SAMPLING_FIELDS
 from gateway.schema import ChatCompletionRequest, CompletionRequest
+from springtide.clock import Tick
 from springtide.errors import DeadlineExceeded, Overloaded, SpringtideError
 from springtide.ids import AttemptId
 from springtide.protocol.instances import Role
@@ -76,7 +77,7 @@ def test_an_expired_attempt_is_not_scheduled_again() -> None:
 def test_whoever_waits_for_instances_waits_no_longer_than_the_deadline() -> None:
     core, _ = arrived(1_000)
     core.handle(ev.Rejected(FIRST, Rejection(Reason.NO_DECODE, "nobody", 5.0)), 100.0)
-    assert isinstance(error_of(core.handle(ev.Tick(), 101.5)), DeadlineExceeded)
+    assert isinstance(error_of(core.handle(Tick(), 101.5)), DeadlineExceeded)
 
 
 def test_without_a_deadline_there_is_none() -> None:

@@ -26,8 +26,7 @@ from gateway.app import GatewayServer
 from gateway.bodies import Bodies
 from gateway.grpc_messages import AT_ONCE, has_more_fields, parse_request, shape_of
 from gateway.grpc_service import InferenceService
-from gateway.prepare import Origin
-from gateway.reply import Work
+from gateway.prepare import Origin, PreparedRequest
 from springtide.blocks import KEY_BYTES
 from springtide.protocol import wire
 from springtide.protocol.sampling import LogitBias
@@ -94,7 +93,7 @@ async def test_a_refused_message_does_not_stay(stub: inference_pb2_grpc.Inferenc
     seen: list[inference_pb2.GenerateRequest] = []
     prepare = InferenceService._prepare
 
-    def remembering(service: InferenceService, request: inference_pb2.GenerateRequest, origin: Origin) -> Work:
+    def remembering(service: InferenceService, request: inference_pb2.GenerateRequest, origin: Origin) -> PreparedRequest:
         seen.append(request)
         return prepare(service, request, origin)
 

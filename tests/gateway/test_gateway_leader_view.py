@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.leader_view import LeaderView
+from gateway.conductor_link import LeaderView
 
 
 def test_the_lease_says_who_leads() -> None:

@@ -9,11 +9,11 @@ import pytest
 from gateway_cluster import MODEL, Cluster, until
 
 from engine.tokenizer.tokenizer import Tokenizer
+from gateway.answer import Delta
 from gateway.openai_format import ChatFormat, CompletionFormat
-from gateway.reply import Delta, Usage
 from gateway.text import PlacedToken
 from springtide.protocol import wire
-from springtide.protocol.outputs import SampledToken
+from springtide.protocol.outputs import SampledToken, Usage
 from springtide.protocol.sampling import LogitBias
 from springtide.rpc import conductor_pb2
 

@@ -10,7 +10,7 @@ import grpc
 from gateway_cluster import until
 
 from gateway import events as ev
-from gateway.sessions import Session
+from gateway.sessions import NodeSession
 from springtide.ids import AttemptId, InstanceId, NodeId
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.rpc import node_pb2, node_pb2_grpc
@@ -20,7 +20,7 @@ from springtide.rpc.channels import new_server
 class FailingNode(node_pb2_grpc.DecodeNodeServicer):
     """Breaks a session off at its first command."""
 
-    async def Session(self, commands: AsyncIterator[node_pb2.DecodeCommand], context: Any) -> AsyncIterator[node_pb2.DecodeUpdate]:
+    async def NodeSession(self, commands: AsyncIterator[node_pb2.DecodeCommand], context: Any) -> AsyncIterator[node_pb2.DecodeUpdate]:
         async for _ in commands:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "it has failed")
         yield node_pb2.DecodeUpdate()
@@ -32,7 +32,7 @@ async def test_nothing_is_left_of_a_session_that_its_node_broke_off() -> None:
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     before, posted = asyncio.all_tasks(), list[ev.Event]()
-    session = Session(
+    session = NodeSession(
         Role.DECODE, InstanceRef(InstanceId("decode-0"), Role.DECODE, address, NodeId("decode-0"), ""), posted.append, lambda ended: None
     )
     session.attempts.add(AttemptId("a.1"))

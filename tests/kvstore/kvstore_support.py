@@ -20,8 +20,7 @@ from kvstore.server.node.node import NodeOptions
 from springtide.blocks import block_keys, namespace_root
 from springtide.errors import PeerLost
 from springtide.ids import BlockKey, InstanceId, new_id, new_incarnation
-from springtide.kvspec import KVSpec
-from springtide.modelinfo import ModelInfo
+from springtide.modelinfo import KVSpec, ModelInfo
 from springtide.protocol import wire
 from springtide.protocol.storage import EngineHello, Notice
 from springtide.rpc import channels, common_pb2

@@ -11,7 +11,7 @@ from kvstore.server.transfer.hand_over import join_last
 from kvstore.server.transfer.pacing import Pace, batches, block_slice, layer_groups
 from messenger.base import Completion, Slice
 from springtide.ids import Slot
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 from springtide.protocol.storage import Unit
 
 SPEC = KVSpec(layers=6, kv_heads=1, head_dim=8, dtype="float16", block_tokens=2)

@@ -243,7 +243,7 @@ async def test_a_closed_connection_refuses_batches_and_may_be_closed_again(conne
         await connection.read([whole(there, 0)], TIMEOUT_S)
 
 
-async def test_closing_fails_the_batches_under_way_and_no_byte_lands_later(connection: Connection, here: Node, there: Node) -> None:
+async def test_closing_fails_the_batches_in_flight_and_no_byte_lands_later(connection: Connection, here: Node, there: Node) -> None:
     fill(here, 1)
     writing = [asyncio.create_task(connection.write([whole(there, granule)] * 4, TIMEOUT_S)) for granule in range(24)]
     await until(lambda: bool(there.bytes.any()))

@@ -309,7 +309,7 @@ async def test_a_write_with_a_wrong_checksum_is_refused(there: Node) -> None:
     writer.close()
 
 
-async def test_a_slice_that_is_corrupted_under_way_fails_typed_and_alone(workshop: Workshop) -> None:
+async def test_a_slice_that_is_corrupted_in_flight_fails_typed_and_alone(workshop: Workshop) -> None:
     """A proxy flips a bit of what the owner answers."""
     here, there = await node_with(workshop, "here", checksums=True, lanes=1), await node_with(workshop, "there")
     there.bytes[:] = 7
@@ -511,7 +511,7 @@ async def test_after_drain_nothing_of_a_batch_that_was_given_up_lands(workshop: 
 
 
 async def test_what_the_owner_has_given_away_is_not_written_any_more(workshop: Workshop, there: Node) -> None:
-    """Over and over a granule is taken back while writes to it are under way: from `settle` on its bytes stay as they are."""
+    """Over and over a granule is taken back while writes to it are in flight: from `settle` on its bytes stay as they are."""
     here = await workshop.node("here")
     connection = await here.connect(there.endpoint)
     refused = 0

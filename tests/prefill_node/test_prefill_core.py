@@ -17,6 +17,7 @@ from prefill_node.core.flight import most_passes
 from prefill_node.core.pushing import LayerGroups
 from prefill_node.core.schedule import Policy
 from springtide.chunking import Chunking
+from springtide.clock import Tick
 from springtide.cost import PrefillCost
 from springtide.ids import NodeId
 from springtide.protocol import storage
@@ -103,10 +104,10 @@ def test_the_cached_prefix_is_pushed_at_once_and_reported() -> None:
 
 def ticks(node: Node, seconds: float) -> list[Action]:
     """What is done while time goes by as it does for an engine that is not held up."""
-    actions = node.tell(events.Tick())
+    actions = node.tell(Tick())
     for _ in range(round(4 * seconds)):
         node.now += 0.25
-        actions += node.tell(events.Tick())
+        actions += node.tell(Tick())
     return actions
 
 
@@ -124,9 +125,9 @@ def test_a_store_that_does_not_answer_is_taken_for_hung(source_blocks: int, answ
 def test_an_engine_that_was_held_up_itself_does_not_blame_its_store() -> None:
     node = Node()
     node.tell(start("a", 37))
-    node.tell(events.Tick())
+    node.tell(Tick())
     node.now += 60
-    assert node.tell(events.Tick()) == []
+    assert node.tell(Tick()) == []
     assert only(node.tell(Acquired("a", slots(5), 0, 0)), RunPass)
 
 
@@ -246,7 +247,7 @@ def test_a_full_pool_is_asked_again_when_slots_come_free_and_given_up_at_the_bud
     node.tell(full)
     node.tell(storage.StoreLoad(0, 0))
     node.now = 10.0 + HEAD_PATIENCE_S
-    (reply,) = node.tell(events.Tick())
+    (reply,) = node.tell(Tick())
     assert isinstance(reply, Reply) and reply.update.failure.code == FailureCode.POOL_FULL
 
 
@@ -549,7 +550,7 @@ class World:
         self.tell(events.StoreUp(NUM_SLOTS))
 
     def tick(self) -> None:
-        self.tell(events.Tick())
+        self.tell(Tick())
         self.tell(storage.StoreLoad(len(self.store.free), len(self.store.free)))
 
     def answer(self) -> None:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.cluster.gaps import Gaps
-from simulator.cluster.records import Records
+from simulator.cluster.records import Gaps, Records
 from simulator.result import result_of
 from simulator.workload import SimRequest
 

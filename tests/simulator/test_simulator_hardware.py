@@ -20,7 +20,7 @@ from simulator.hardware.roofline import AllReduce, Elementwise, Line, Products
 from simulator.hardware.shapes import LLAMA2_70B, LLAMA3_8B, PRODUCTS_PER_LAYER
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.errors import ConfigError
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 
 HARDWARE = {name: load(name) for name in KNOWN}
 NAMES = st.sampled_from(KNOWN)

@@ -1,4 +1,4 @@
-"""The Conductor's orders beyond replies, done in virtual time: copies of hot prefixes, and instances that switch their role."""
+"""The Conductor's orders beyond replies, done in virtual time: copies of popular prefixes, and instances that switch their role."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conductor.core.types.events import Event, Replicate, SwitchRole
 from simulator.cluster import Cluster
 from simulator.cluster.loop import Loop
 from simulator.cluster.network import Network
-from simulator.cluster.replication import Replication
+from simulator.cluster.replication import SimReplication
 from simulator.cluster.store import SimStore
 from simulator.hardware import load
 from simulator.run import Plan, options_of, simulate
@@ -110,7 +110,7 @@ class TwoStores:
             for name in ("first", "second")
         )
         stores |= {store.node_id: store for store in (self.first, self.second)}
-        self.replication = Replication(self.second, stores, 10**6, 10e6, self.loop, network)
+        self.replication = SimReplication(self.second, stores, 10**6, 10e6, self.loop, network)
         self.keys = tuple(BlockKey(number.to_bytes(16, "big")) for number in range(num_blocks))
         self.ended: list[tuple[float, int, int]] = []
         pool = self.first.pool

@@ -1,4 +1,4 @@
-"""What a large run costs: memory that is bounded by what is under way, and time that a benchmark can tell."""
+"""What a large run costs: memory that is bounded by what is in flight, and time that a benchmark can tell."""
 
 from __future__ import annotations
 

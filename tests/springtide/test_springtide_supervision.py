@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from springtide import supervision
-from springtide.supervision import supervised
+from springtide.supervision import first_of, heeds_cancellation, supervised
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,137 @@ async def test_work_that_is_cancelled_ends() -> None:
 
     task = supervised(work, "the ticker")
     await running.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+class Works:
+    """Works that note how they ended."""
+
+    def __init__(self) -> None:
+        self.noted: list[str] = []
+
+    async def endless(self, name: str, pauses: int = 0) -> None:
+        """Takes so many turns of the event loop to end when it is cancelled."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(pauses):
+                await asyncio.sleep(0)
+            self.noted.append(name)
+
+
+async def returning(value: str) -> str:
+    return value
+
+
+async def failing(error: Exception) -> None:
+    raise error
+
+
+@pytest.fixture
+def works() -> Works:
+    return Works()
+
+
+async def test_the_first_that_ends_cancels_the_others_and_waits_for_them(works: Works) -> None:
+    assert await first_of(works.endless("a"), returning("b"), works.endless("c", pauses=3)) == "b"
+    assert sorted(works.noted) == ["a", "c"]
+
+
+async def test_what_the_first_raises_is_raised_when_the_others_have_ended(works: Works) -> None:
+    with pytest.raises(KeyError, match="wrong"):
+        await first_of(works.endless("a", pauses=2), failing(KeyError("wrong")))
+    assert works.noted == ["a"]
+
+
+async def test_of_several_that_end_together_who_is_named_first_counts() -> None:
+    assert await first_of(returning("a"), returning("b")) == "a"
+
+
+async def test_of_several_that_end_together_an_error_counts(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(KeyError, match="first"):
+        await first_of(returning("a"), failing(KeyError("first")), failing(ValueError("second")))
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["second"], "it is not lost"
+
+
+async def test_what_fails_while_it_is_cancelled_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def clumsy() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("it fell")
+
+    assert await first_of(returning("a"), clumsy()) == "a"
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["it fell"]
+
+
+async def test_a_task_that_was_given_up_says_so() -> None:
+    task = asyncio.create_task(asyncio.Event().wait())
+    assert await first_of(task, returning("b")) == "b"
+    assert task.cancelled()
+
+
+async def test_what_is_shielded_goes_on() -> None:
+    end = asyncio.Event()
+    task = asyncio.create_task(end.wait())
+    assert await first_of(asyncio.shield(task), returning("b")) == "b"
+    end.set()
+    assert await task
+
+
+async def test_a_cancellation_from_outside_cancels_all_and_waits_for_them(works: Works) -> None:
+    task = asyncio.create_task(first_of(works.endless("a"), works.endless("b", pauses=5)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(works.noted) == ["a", "b"]
+
+
+async def test_who_is_cancelled_again_still_waits(works: Works) -> None:
+    async def stubborn() -> None:
+        try:
+            await works.endless("a")
+        except asyncio.CancelledError:
+            await works.endless("b", pauses=3)
+
+    task = asyncio.create_task(first_of(stubborn(), works.endless("c")))
+    for _ in range(2):
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(works.noted) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("turns", range(1, 6))
+async def test_a_cancellation_that_meets_the_end_of_a_work_is_not_forgotten(turns: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever the moment: asyncio.wait_for of Python 3.11 returns the result then."""
+    end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(first_of(end, asyncio.Event().wait()))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    end.set_exception(ValueError("it came too late"))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["it came too late"]
+
+
+async def test_what_heeds_cancellation_ends_as_cancelled_though_its_answer_has_come() -> None:
+    @heeds_cancellation
+    async def forgetful() -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "the answer"
+
+    task = asyncio.create_task(forgetful())
+    await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

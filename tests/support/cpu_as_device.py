@@ -19,7 +19,7 @@ Replace = Callable[[Any, str, Any], None]
 
 
 def share(tensor: torch.Tensor) -> bytes:
-    """As engine.device.sharing does for a card's memory: torch shares a CPU's with children only."""
+    """As engine.device.memory does for a card's memory: torch shares a CPU's with children only."""
     descriptor, size = tensor.untyped_storage()._share_fd_cpu_()
     return json.dumps({"path": f"/proc/{os.getpid()}/fd/{descriptor}", "size": size, "shape": tensor.shape}).encode()
 

@@ -15,6 +15,7 @@ from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
 from decode_node.core.settings import Settings
 from node_runtime import events
 from springtide.blocks import block_keys
+from springtide.clock import Tick
 from springtide.cost import DecodeCost
 from springtide.protocol import storage
 from springtide.protocol.outputs import AttemptFailed, FailureCode, PrefillDone, SampledToken, TokenOutput
@@ -274,7 +275,7 @@ class World:
         self.store_up()
 
     def tick(self) -> None:
-        self.tell(events.Tick())
+        self.tell(Tick())
         self.tell(storage.StoreLoad(len(self.store.free), len(self.store.free)))
 
     def answer(self) -> None:

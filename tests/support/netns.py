@@ -37,7 +37,7 @@ class Network:
         return ("ip", "netns", "exec", self.name)
 
     def cut(self) -> None:
-        """What is under way is lost, without a word to either side."""
+        """What is in flight is lost, without a word to either side."""
         _run("ip", "-n", self.name, "link", "set", "up0", "down")
 
     def mend(self) -> None:

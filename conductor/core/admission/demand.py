@@ -32,7 +32,7 @@ class Demand:
         self._tenants = TenantShares(weights)
 
     def ask(self, tenant: str, priority: int, work_ms: float, now: float) -> Limit:
-        """Somebody asks for so much; the answer is how far it may go."""
+        """Takes in that somebody asks for so much, and answers how far it may go."""
         self._priorities.add(priority, work_ms, now)
         self._tenants.ask(tenant, work_ms, now)
         if len(self._priorities) == 1 and len(self._tenants) == 1:
@@ -80,8 +80,8 @@ class TenantShares:
         self._admitted.add(tenant, work_ms, now)
 
     def excess(self, tenant: str, now: float) -> float:
-        """By how much the tenant has been given more than its share, relative to the share; 0 for less. Settled anew a few times a second,
-        for it takes a look at all tenants."""
+        """How much more than its share the tenant has been given, relative to the share; 0 for less. Settled anew a few times a
+        second, for it takes a look at all tenants."""
         self._since_settled += 1
         if now - self._settled_at >= _SETTLE_EVERY_S or self._since_settled >= _SETTLE_EVERY_REQUESTS:
             self._settled_at, self._since_settled = now, 0

@@ -28,8 +28,9 @@ class RequestSizes:
         self._by_priority: dict[int, _Costs] = {}
 
     def ask(self, priority: int, token_steps: float, load: float, now: float) -> float:
-        """Somebody asks for so much, context tokens summed over the request's steps, and finds so much of the headroom in use. The answer
-        is the share of the headroom, in (0, 1], that it may find in use. One of higher priority than most is measured against its like."""
+        """Takes in that somebody asks for so much, context tokens summed over the request's steps, and finds so much of the headroom in
+        use. The answer is the share of the headroom, in (0, 1], that it may find in use. One of higher priority than most is measured
+        against its like."""
         own = self._by_priority.get(priority)
         if own is None:
             own = self._by_priority[priority] = _Costs(now)

@@ -152,7 +152,7 @@ class DecodeForecast:
         self._members[place] += 1
 
     def join(self, attempt_id: AttemptId, now: float) -> None:
-        """Its first token is out: from now on it is in its decode instance's batch."""
+        """Notes that its first token is out: from now on it is in its decode instance's batch."""
         row, attempts = self._row_of.get(attempt_id), self._attempts
         if row is not None and attempts.in_prefill[row]:
             place = int(attempts.place[row])
@@ -200,11 +200,11 @@ class DecodeForecast:
         return batches
 
     def outlook(self, batches: Rows, joined: InstanceId, num_tokens: int) -> _native.PoolOutlook:
-        """Of the pool, once an attempt of `num_tokens` has joined one of its instances."""
+        """The outlook of the pool, once an attempt of `num_tokens` has joined one of its instances."""
         return _native.look_at_pool(self._instances.rows, batches, place=self._places[joined], num_tokens=num_tokens)
 
     def instance(self, instance_id: InstanceId, num_tokens: int, now: float, start: float, end: float) -> _native.InstanceOutlook:
-        """Of one instance from `start` (s, not before `now`) to `end`, once an attempt of `num_tokens` has joined it."""
+        """The outlook of one instance from `start` (s, not before `now`) to `end`, once an attempt of `num_tokens` has joined it."""
         place, attempts, survival = self._places[instance_id], self._live(), self._lengths.survival
         # A batch grows when somebody joins: it is looked at then, and at the start.
         joins_at = attempts["joins_at"]
@@ -213,7 +213,7 @@ class DecodeForecast:
         return _native.look_at_instance(self._instances.rows, attempts, survival, moments, place=place, num_tokens=num_tokens, now=now)
 
     def idle_tbt_ms(self, instance_id: InstanceId, num_tokens: int) -> float:
-        """Of one instance with nothing but an attempt of `num_tokens`."""
+        """The time between tokens of one instance with nothing but an attempt of `num_tokens`."""
         place, instances = self._places[instance_id], self._instances
         alone_ms = instances.fixed_ms[place] + instances.per_sequence_ms[place] + instances.per_context_token_ms[place] * num_tokens
         return float(alone_ms)

@@ -108,7 +108,7 @@ class OutputLengths:
 
     @property
     def mean_tokens(self) -> float:
-        """Of the cluster's recent outputs."""
+        """The mean length of the cluster's recent outputs."""
         return self._cluster.mean(float("inf"))
 
     def record(self, tenant: str, output_tokens: int) -> None:

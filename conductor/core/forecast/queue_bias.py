@@ -25,8 +25,9 @@ _LEAST_AHEAD_MS = 10.0
 
 
 class QueueBias:
-    """By classes of own work and of work ahead: the more is ahead, the smaller the part that is waited for. Who is predicted to wait too
-    long is refused, so nobody ever sees how long that would have been: a class that has seen little believes the one below it."""
+    """What part of the work ahead is waited for, by classes of own work and of work ahead: the more is ahead, the smaller the part that is
+    waited for. Who is predicted to wait too long is refused, so nobody ever sees how long that would have been: a class that has seen
+    little believes the one below it."""
 
     def __init__(self) -> None:
         shape = (_CLASSES, _CLASSES)
@@ -36,7 +37,7 @@ class QueueBias:
         self._factors: Floats = np.ones(shape)
 
     def factors(self, own_ms: Floats, ahead_ms: Floats) -> Floats:
-        """By how much to multiply the work ahead for prompts of so much work of their own."""
+        """The factors by which to multiply the work ahead for prompts of so much work of their own."""
         return np.asarray(self._factors[_class(own_ms), _class(ahead_ms)])
 
     def wait_ms(self, own_ms: float, ahead_ms: float) -> float:
@@ -44,7 +45,7 @@ class QueueBias:
         return ahead_ms * float(self._factors[_class_of(own_ms), _class_of(ahead_ms)])
 
     def observe(self, own_ms: float, ahead_ms: float, waited_ms: float) -> None:
-        """With so much work ahead when it was placed, an attempt waited so long."""
+        """Learns that an attempt waited so long, with so much work ahead when it was placed."""
         if ahead_ms < _LEAST_AHEAD_MS:
             return
         own, ahead = _class_of(own_ms), _class_of(ahead_ms)

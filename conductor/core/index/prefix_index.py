@@ -61,7 +61,7 @@ class PrefixIndex:
     # ---- what stores say ----
 
     def snapshot(self, node_id: NodeId, incarnation: int, sequence: int, keys: Sequence[BlockKey], tier: Tier, complete: bool) -> None:
-        """One part of a snapshot. With the last part it replaces what was known of the store."""
+        """Takes in one part of a snapshot. With the last part it replaces what was known of the store."""
         view = self._gathering.get(node_id)
         if view is None or (view.incarnation, view.sequence) != (incarnation, sequence):
             self._retire(self._gathering.pop(node_id, None))
@@ -81,14 +81,14 @@ class PrefixIndex:
         return in_order
 
     def removed(self, node_id: NodeId, incarnation: int, sequence: int, keys: Sequence[BlockKey], tier: Tier) -> bool:
-        """Like `stored`."""
+        """Takes blocks out; as `stored`."""
         view, in_order = self._expect(node_id, incarnation, sequence)
         if view is not None:
             self._discard(view, keys, tier)
         return in_order
 
     def forget(self, node_id: NodeId) -> None:
-        """Nothing that this store holds is found any more."""
+        """Forgets a store: nothing that it holds is found any more."""
         self.version += 1
         self._retire(self._live.pop(node_id, None))
         self._retire(self._gathering.pop(node_id, None))
@@ -119,13 +119,13 @@ class PrefixIndex:
         return self._matches(lambda block: (dram(keys[block]) | ssd(keys[block])) & live, len(keys))
 
     def match_in_dram(self, keys: Sequence[BlockKey]) -> Matches:
-        """As `match`, counting only what can be read at once."""
+        """The same as `match`, counting only what can be read at once."""
         dram, live = self._holders[Tier.DRAM].get, self._live_mask
         return self._matches(lambda block: dram(keys[block]) & live, len(keys))
 
     @property
     def has_ssd(self) -> bool:
-        """Some store holds blocks on SSD."""
+        """Whether some store holds blocks on SSD."""
         return len(self._holders[Tier.SSD]) > 0
 
     def _matches(self, holders: Callable[[int], int], num_keys: int) -> Matches:
@@ -145,7 +145,7 @@ class PrefixIndex:
 
     @property
     def num_bits(self) -> int:
-        """In a mask of holders."""
+        """The number of bits in a mask of holders."""
         return len(self._node_of_bit)
 
     def knows(self, node_id: NodeId) -> bool:

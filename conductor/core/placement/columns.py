@@ -85,13 +85,13 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         """Writes what is known of its load, and what it takes to predict."""
 
     def ready(self, instance: Instance) -> bool:
-        """Its load is known, with what it takes to predict."""
+        """Whether its load is known, with what it takes to predict."""
         load = instance.load
         cost = load.prefill_cost if self.role is Role.PREFILL else load.decode_cost
         return instance.up and cost is not None and load.slots_total > 0
 
     def rebuild(self, instances: Iterable[Instance], index: PrefixIndex, transfers: TransferModel) -> None:
-        """All rows, of those instances that are ready and whose store is in view."""
+        """Makes all rows anew, of those instances that are ready and whose store is in view."""
         chosen = [(instance, index.live_bit(instance.ref.node_id)) for instance in instances if self.ready(instance)]
         rows = [(instance, bit) for instance, bit in chosen if bit is not None]
         self.instance_ids = tuple(instance.ref.instance_id for instance, _ in rows)

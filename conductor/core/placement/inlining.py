@@ -15,14 +15,14 @@ from conductor.core.types.estimates import DecodeEstimates, InlineEstimate, Ints
 MOST_LISTED = 8
 """Alternatives that a decision looks at: those whose first token would come soonest."""
 _STEPS_AHEAD = 1.5
-"""That are under way where others run: the rest of one, and the one that is launched behind it."""
+"""That are in flight where others run: the rest of one, and the one that is launched behind it."""
 
 
 def inline_estimates(
     decodes: DecodeEstimates, instances: DecodeInstances, in_dram: Ints, num_tokens: int, block_tokens: int, most_tokens: int
 ) -> Sequence[InlineEstimate]:
-    """Of the nodes that lack at most `most_tokens` of the prompt and have a place in their batch, the soonest first. `instances` are those
-    that `decodes` was made from, `in_dram` [instances] the blocks of the prompt that each has.
+    """Estimates of the nodes that lack at most `most_tokens` of the prompt and have a place in their batch, the soonest first. `instances`
+    are those that `decodes` was made from, `in_dram` [instances] the blocks of the prompt that each has.
 
     A token of a prompt takes no longer than a sequence more of the same context would, one of which `decodes.tbt_ms` has already. A node
     computes one prompt at a time, in the order in which they came: all of them are waited for.

@@ -14,29 +14,29 @@ from springtide.choices import PolicyName
 from springtide.ids import AttemptId
 
 
-class Policy(Protocol):
+class PlacementPolicy(Protocol):
     fetches: bool
     """Whether a prefill instance may fetch a prefix from another store."""
     foresees_wait: bool
     """Whether queues are what a prompt of this size is expected to wait, which depends on what is cached; else all the work ahead."""
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
-        """One of `rows` of `alternatives.prefills`, of which there is at least one."""
+        """The chosen one of `rows` of `alternatives.prefills`, of which there is at least one."""
         ...
 
     def decode(self, alternatives: Alternatives, rows: Ints) -> int:
-        """One of `rows` of `alternatives.decodes`, of which there is at least one."""
+        """The chosen one of `rows` of `alternatives.decodes`, of which there is at least one."""
         ...
 
 
 def least(rows: Ints, column: Ints | Floats) -> Ints:
-    """Those of `rows`, which ascend, that are least in this column; there is always one."""
+    """The ones of `rows`, which ascend, that are least in this column; there is always one."""
     values = column if len(rows) == len(column) else column[rows]
     return _equal(rows, values, int(values.argmin()))
 
 
 def most(rows: Ints, column: Ints | Floats) -> Ints:
-    """Those that are greatest."""
+    """The ones of `rows`, which ascend, that are greatest in this column."""
     if len(rows) == 1:
         return rows
     values = column if len(rows) == len(column) else column[rows]
@@ -91,7 +91,7 @@ class LoadBalance:
 
 
 class RoundRobin:
-    """One after the other."""
+    """Takes one instance after the other."""
 
     fetches = False
     foresees_wait = False
@@ -104,7 +104,7 @@ class RoundRobin:
 
 
 class Random:
-    """Any, all alike. What is drawn depends on the attempt's id alone, so a decision stays the same when it is replayed."""
+    """Takes any instance, all alike. What is drawn depends on the attempt's id alone, so a decision stays the same when it is replayed."""
 
     fetches = False
     foresees_wait = False
@@ -121,7 +121,7 @@ def _drawn(role: str, attempt_id: AttemptId) -> int:
     return int.from_bytes(blake2b(attempt_id.encode(), digest_size=8, person=role.encode()).digest(), "little")
 
 
-POLICIES: Mapping[PolicyName, Policy] = {
+POLICIES: Mapping[PolicyName, PlacementPolicy] = {
     "kvcache-centric": KVCacheCentric(),
     "cache-aware": CacheAware(),
     "load-balance": LoadBalance(),

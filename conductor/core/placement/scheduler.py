@@ -19,10 +19,10 @@ from conductor.core.index.prefix_index import PrefixIndex
 from conductor.core.placement.columns import DecodeColumns, PrefillColumns
 from conductor.core.placement.inlining import inline_estimates
 from conductor.core.placement.policy import POLICIES
-from conductor.core.placement.transfer import Fetch, TransferModel
+from conductor.core.placement.transfer import PlannedFetch, TransferModel
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
-from conductor.core.types.decision import Alternatives, Outcome, Placement
+from conductor.core.types.decision import Alternatives, Decision, Placement
 from conductor.core.types.estimates import Asked, DecodeEstimate, DecodeEstimates, InlineEstimate, Ints, PrefillEstimate, PrefillEstimates
 from springtide.blocks import blocks_for
 from springtide.ids import InstanceId, NodeId
@@ -76,21 +76,21 @@ class Scheduler:
         )
 
     def ready(self, instance: Instance) -> bool:
-        """Its load is known, with what it takes to predict, and so is what its store holds."""
+        """Whether its load is known, with what it takes to predict, and so is what its store holds."""
         columns = self._prefill if instance.ref.role is Role.PREFILL else self._decode
         return columns.ready(instance) and self._index.knows(instance.ref.node_id)
 
     @property
-    def balancing_threshold(self) -> float:
+    def fetch_threshold(self) -> float:
         """`kvcache_balancing_threshold` at the moment."""
         configured = self._settings.kvcache_balancing_threshold
         return self._transfers.threshold.value if configured == "auto" else configured
 
-    def fetch(self, prefill: PrefillEstimate, source: NodeId, destination: NodeId) -> Fetch:
+    def fetch(self, prefill: PrefillEstimate, source: NodeId, destination: NodeId) -> PlannedFetch:
         """What a placement with a source means for the link."""
         missing = prefill.source_blocks - prefill.local_blocks
         ratio = prefill.source_blocks / prefill.local_blocks if prefill.local_blocks else math.inf
-        return Fetch(source, destination, ratio, missing * self._settings.bytes_per_block, prefill.saved_ms)
+        return PlannedFetch(source, destination, ratio, missing * self._settings.bytes_per_block, prefill.saved_ms)
 
     def _follow_state(self) -> None:
         """Brings the columns up to date with the index and the state."""
@@ -152,7 +152,7 @@ class Scheduler:
             most_reused=most_reused,
             best=best,
             source=source,
-            threshold=self.balancing_threshold,
+            threshold=self.fetch_threshold,
             bytes_per_block=settings.bytes_per_block,
             assumed_bytes_per_s=settings.transfer_bytes_per_s,
         )
@@ -183,13 +183,13 @@ class Scheduler:
         return inline_estimates(decodes, instances, in_dram, request.num_tokens, settings.block_tokens, settings.inline_tokens)
 
 
-def decide(alternatives: Alternatives) -> Outcome:
+def decide(alternatives: Alternatives) -> Decision:
     """Where the request runs, or why it does not."""
     outcome = place(alternatives)
     return admit(alternatives, outcome) if isinstance(outcome, Placement) else outcome
 
 
-def place(alternatives: Alternatives) -> Outcome:
+def place(alternatives: Alternatives) -> Decision:
     """Where the request would run, or why it cannot. Lines 21 to 24 of Algorithm 1."""
     prefills, decodes = alternatives.prefills, alternatives.decodes
     if not len(prefills):
@@ -248,7 +248,7 @@ def _inline(alternatives: Alternatives, ttft_ms: float) -> InlineEstimate | None
     return None
 
 
-def admit(alternatives: Alternatives, placement: Placement) -> Outcome:
+def admit(alternatives: Alternatives, placement: Placement) -> Decision:
     """Whether it should run there (lines 25 to 27), by the outlook that it has there. Raises ValueError without one."""
     if alternatives.accepted:
         return placement

@@ -18,7 +18,7 @@ _FIRST_NODES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class PlannedFetch:
     """What an assignment has its prefill node fetch."""
 
     source: NodeId
@@ -32,7 +32,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    fetch: Fetch
+    fetch: PlannedFetch
     source: int
     destination: int
     """Numbers of the two nodes."""
@@ -41,14 +41,14 @@ class _Transfer:
 
 
 class LinkEnds(StructuredArray):
-    """Of each node, how many transfers are under way from it and to it."""
+    """The ends of links: of each node, how many transfers are in flight from it and to it."""
 
     leaving: Ints
     arriving: Ints
 
 
 class TransferModel:
-    """A link's rate is what it was measured to be, or else assumed (by who asks); transfers under way at either end share it equally.
+    """A link's rate is what it was measured to be, or else assumed (by who asks); transfers in flight at either end share it equally.
 
     Nodes have numbers here, so that the links from one source to every other node are columns.
     """
@@ -58,10 +58,10 @@ class TransferModel:
         self._number: dict[NodeId, int] = {}
         self._free: list[int] = []
         self._gone: set[NodeId] = set()
-        """Those whose numbers transfers under way still name."""
+        """Those whose numbers transfers in flight still name."""
         self._rates: dict[int, Floats] = {}
         """Of the links that leave a source, by the destination's number; NaN where none was measured."""
-        self._under_way: dict[AttemptId, _Transfer] = {}
+        self._in_flight: dict[AttemptId, _Transfer] = {}
         self.links = LinkEnds.zeros(_FIRST_NODES)
         """[nodes], by the node's number."""
 
@@ -80,18 +80,18 @@ class TransferModel:
         """[nodes] measured bytes a second from this node (number) to every other, NaN where none was; None where none at all was."""
         return self._rates.get(source)
 
-    def begin(self, attempt_id: AttemptId, fetch: Fetch) -> None:
+    def begin(self, attempt_id: AttemptId, fetch: PlannedFetch) -> None:
         self.end(attempt_id)
         source, destination = self.number(fetch.source), self.number(fetch.destination)
         sharers = 1 + max(int(self.links.leaving[source]), int(self.links.arriving[destination]))
-        self._under_way[attempt_id] = _Transfer(fetch, source, destination, sharers)
+        self._in_flight[attempt_id] = _Transfer(fetch, source, destination, sharers)
         self.links.leaving[source] += 1
         self.links.arriving[destination] += 1
 
     def end(self, attempt_id: AttemptId, num_bytes: int = 0, elapsed_ms: float = 0.0) -> None:
         """The attempt's transfer, if it had one, is over; with both figures it becomes a measurement of its link, and of what fetching
         gains."""
-        transfer = self._under_way.pop(attempt_id, None)
+        transfer = self._in_flight.pop(attempt_id, None)
         if transfer is None:
             return
         self.links.leaving[transfer.source] -= 1
@@ -117,13 +117,13 @@ class TransferModel:
         self._release(node_id)
 
     def __contains__(self, attempt_id: AttemptId) -> bool:
-        return attempt_id in self._under_way
+        return attempt_id in self._in_flight
 
     def validate(self, live: set[AttemptId]) -> None:
-        """Asserts that every transfer under way is that of one of `live`, and is counted once at either end, and that no number is lost."""
+        """Asserts that every transfer in flight is that of one of `live`, and is counted once at either end, and that no number is lost."""
         assert sorted([*self._number.values(), *self._free]) == list(range(len(self._number) + len(self._free))), "a number is lost"
-        assert self._under_way.keys() <= live, "a transfer outlived its attempt's prefill"
-        transfers = self._under_way.values()
+        assert self._in_flight.keys() <= live, "a transfer outlived its attempt's prefill"
+        transfers = self._in_flight.values()
         for counts, ends in (
             (self.links.leaving, Counter(transfer.source for transfer in transfers)),
             (self.links.arriving, Counter(transfer.destination for transfer in transfers)),

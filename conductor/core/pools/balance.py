@@ -25,7 +25,8 @@ class _Move:
 
 
 class PoolBalance:
-    """One move at a time, each after the loads have differed without a break and the one before has had time to show its effect.
+    """Moves instances from one pool to the other: one at a time, each after the loads have differed without a break and the one before has
+    had time to show its effect.
 
     Two things must agree: the loads at hand, which also see what no prediction does, and the ratio that the demand of the last minutes
     asks for, which does not turn with every burst.
@@ -46,11 +47,11 @@ class PoolBalance:
         return self._move.instance_id if self._move is not None else None
 
     def decide(self, ready: Iterable[Instance], loads: PoolLoads, work: PoolWork, now: float) -> SwitchRole | None:
-        """To be called about once a second. `ready`: the instances that can take requests."""
+        """What is to be moved now, if anything. To be called about once a second. `ready`: the instances that can take requests."""
         pools: dict[Role, list[Instance]] = {role: [] for role in Role}
         for instance in ready:
             pools[instance.ref.role].append(instance)
-        if self._under_way(pools, now):
+        if self._switching(pools, now):
             return None
         busier = self._which(loads)
         if busier is not self._busier:
@@ -82,7 +83,7 @@ class PoolBalance:
                 return role
         return None
 
-    def _under_way(self, pools: dict[Role, list[Instance]], now: float) -> bool:
+    def _switching(self, pools: dict[Role, list[Instance]], now: float) -> bool:
         """Whether the last move is not over; when it ends, the pause begins."""
         move = self._move
         if move is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from conductor.core.decayed import DecayedSums
 from conductor.core.state import ClusterState
-from conductor.core.types.decision import Alternatives, Outcome, Placement
+from conductor.core.types.decision import Alternatives, Decision, Placement
 from springtide.protocol.instances import Load, Role
 from springtide.protocol.scheduling import Schedule
 
@@ -27,7 +27,7 @@ class PoolWork:
         return self.prefill / total if total > 0 else None
 
     def wanted(self, role: Role, num_instances: int) -> int | None:
-        """So many of the instances should have this role: at least one each. None while nothing has been asked for."""
+        """How many of the instances should have this role: at least one each. None while nothing has been asked for."""
         share = self.prefill_share
         if share is None or num_instances < 2:
             return None
@@ -42,7 +42,7 @@ class PoolDemand:
         self._work_ms: DecayedSums[Role] = DecayedSums(TIME_CONSTANT_S, len(Role))
         self._since: float | None = None
 
-    def ask(self, request: Schedule, alternatives: Alternatives, placed: Outcome, now: float) -> None:
+    def ask(self, request: Schedule, alternatives: Alternatives, placed: Decision, now: float) -> None:
         """A request is placed, or would be if it were admitted. One that was accepted before has been counted."""
         if request.accepted or not isinstance(placed, Placement):
             return
@@ -55,7 +55,7 @@ class PoolDemand:
         self._work_ms.add(Role.DECODE, decode_ms, now)
 
     def work(self, now: float) -> PoolWork:
-        """Milliseconds of work a millisecond are instances."""
+        """The work that was asked for of late, in instances: milliseconds of work a millisecond."""
         if self._since is None:
             return PoolWork(0.0, 0.0)
         window_ms = 1000.0 * min(TIME_CONSTANT_S, max(now - self._since, 1.0))

@@ -25,7 +25,7 @@ class PoolLoads:
 
 
 def pool_loads(state: ClusterState, ttft_slo_ms: float, tbt_slo_ms: float, now: float) -> PoolLoads:
-    """Of the instances that are up, at this moment: what is still in prefill counts there, not at its decode node."""
+    """The loads of the instances that are up, at this moment: what is still in prefill counts there, not at its decode node."""
     instances = [instance for instance in state.of_role(Role.PREFILL) if instance.up and instance.load.prefill_cost is not None]
     loads = (_waits_ms(state, instances, now) / ttft_slo_ms).tolist()
     prefill = {instance.ref.instance_id: load for instance, load in zip(instances, loads, strict=True)}

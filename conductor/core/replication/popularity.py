@@ -29,7 +29,7 @@ class _Count:
 
 
 @dataclass(frozen=True, slots=True)
-class HotPrefix:
+class PopularPrefix:
     keys: tuple[BlockKey, ...]
     """From the first block of a prompt on."""
     asks: float
@@ -38,8 +38,9 @@ class HotPrefix:
     """Mean of the full blocks that come after it in the prompts that ask for it."""
 
 
-class Heat:
-    """`keep_from`: a prefix that was asked for so often is kept with its keys, and may be among the hottest."""
+class Popularity:
+    """Counts of what was asked for. `keep_from`: a prefix that was asked for so often is kept with its keys, and may be among the most
+    popular."""
 
     def __init__(self, keep_from: float, generation: int = _GENERATION, most_blocks: int = _MOST_BLOCKS) -> None:
         self._keep_from = keep_from
@@ -52,7 +53,7 @@ class Heat:
         self._blocks = 0
 
     def ask(self, keys: Sequence[BlockKey], depths: Iterable[int], now: float) -> None:
-        """Somebody asks for the first so many blocks of a prompt, at each of the depths (each at least 1)."""
+        """Takes in that somebody asks for the first so many blocks of a prompt, at each of the depths (each at least 1)."""
         for depth in depths:
             end = keys[depth - 1]
             count = self._young.get(end) or self._old.pop(end, None) or _Count(0.0, 0.0, now)
@@ -67,19 +68,19 @@ class Heat:
         if len(self._young) >= self._generation:
             self._young, self._old = {}, self._young
 
-    def hottest(self, at_most: int, now: float) -> list[HotPrefix]:
-        """The hottest first. Those that have cooled down lose their keys by it."""
+    def most_popular(self, at_most: int, now: float) -> list[PopularPrefix]:
+        """The most popular prefixes, in that order. Those that are asked for no more lose their keys by it."""
         found = [(self._asks(end, now), end) for end in self._prefixes]
         for asks, end in found:
             if asks < self._keep_from / 2:
                 self._blocks -= len(self._prefixes.pop(end))
-        hot = sorted((entry for entry in found if entry[0] >= self._keep_from), reverse=True)
-        return [self._hot(end, asks) for asks, end in hot[:at_most]]
+        popular = sorted((entry for entry in found if entry[0] >= self._keep_from), reverse=True)
+        return [self._prefix(end, asks) for asks, end in popular[:at_most]]
 
-    def _hot(self, end: BlockKey, asks: float) -> HotPrefix:
+    def _prefix(self, end: BlockKey, asks: float) -> PopularPrefix:
         count = self._count(end)
-        assert count is not None, "a prefix is hot that nobody asked for"
-        return HotPrefix(self._prefixes[end], asks, count.rest_blocks / count.asks)
+        assert count is not None, "a prefix is popular that nobody asked for"
+        return PopularPrefix(self._prefixes[end], asks, count.rest_blocks / count.asks)
 
     def _asks(self, end: BlockKey, now: float) -> float:
         """Of late, for the prefix that ends with this block."""

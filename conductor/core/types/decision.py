@@ -52,7 +52,8 @@ class Alternatives:
         return share * max(self.mean_output_tokens, 1.0) * max(tbt_ms, 1e-3)
 
     def to_json(self) -> str:
-        """One line. Its length, and the time to write it, grow with the instances: some 40 to 150 bytes and 1 us each."""
+        """The alternatives as one line. Its length, and the time to write it, grow with the instances: some 40 to 150 bytes and 1 us
+        each."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["prefills"], values["decodes"] = self.prefills.plain(), self.decodes.plain()
         values["outlook"] = self.outlook.to_fields() if self.outlook is not None else None
@@ -74,7 +75,7 @@ class Alternatives:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """On the same instance twice where the decode node computes the prompt itself."""
+    """The pair of instances for a request: the same one twice where the decode node computes the prompt itself."""
 
     prefill: PrefillEstimate
     decode: DecodeEstimate
@@ -90,7 +91,7 @@ class Placement:
 
     @property
     def wait_ms(self) -> float:
-        """Until prefill begins: for room at the decode node, while the queue at the prefill side gets shorter too."""
+        """The time until prefill begins: for room at the decode node, while the queue at the prefill side gets shorter too."""
         return max(self.prefill.queue_ms, self.decode.wait_ms)
 
     @property
@@ -98,4 +99,4 @@ class Placement:
         return self.wait_ms + self.prefill.transfer_ms + self.prefill.prefill_ms
 
 
-Outcome = Placement | Rejection
+Decision = Placement | Rejection

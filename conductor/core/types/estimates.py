@@ -149,7 +149,7 @@ class PrefillEstimates(_Estimates[PrefillEstimate]):
 
     @classmethod
     def unfilled(cls, instance_ids: tuple[InstanceId, ...], source_id: NodeId | None, source_blocks: int) -> Self:
-        """With columns that are still to be filled."""
+        """Estimates with columns that are still to be filled."""
         count = len(instance_ids)
         return cls(
             instance_ids=instance_ids,
@@ -195,7 +195,7 @@ class DecodeEstimates(_Estimates[DecodeEstimate]):
 
     @classmethod
     def unfilled(cls, instance_ids: tuple[InstanceId, ...]) -> Self:
-        """With columns that are still to be filled."""
+        """Estimates with columns that are still to be filled."""
         count = len(instance_ids)
         return cls(
             instance_ids=instance_ids,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conductor.core.types.decision import Alternatives, Outcome
+from conductor.core.types.decision import Alternatives, Decision
 from conductor.core.types.predictions import Score
+from springtide.clock import Tick
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Progress, Renew
 from springtide.protocol.instances import InstanceRef, Load, RoleSwitch
@@ -33,8 +34,8 @@ class InstanceUp:
 
 @dataclass(frozen=True, slots=True)
 class InstanceDown:
-    """Its load stream is lost, or it withdrew. A no-op for any other incarnation than the one that is up. `hung`: it is silent, or has said
-    that it makes no headway, so that whoever has work there might wait for ever."""
+    """The load stream of an instance is lost, or it withdrew. A no-op for any other incarnation than the one that is up. `hung`: it is
+    silent, or has said that it makes no headway, so that whoever has work there might wait for ever."""
 
     instance_id: InstanceId
     incarnation: int
@@ -49,7 +50,7 @@ class LoadReported:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreUp:
+class StoreWatched:
     """A watch of the store was opened; its snapshot is to come. `address` is its gRPC host:port."""
 
     node_id: NodeId
@@ -64,10 +65,6 @@ class StoreDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """Time went by: leases are checked, forgotten contents swept, hot spots and the balance of the pools looked at. About once a second."""
-
-
 @dataclass(frozen=True, slots=True)
 class ReplicationEnded:
     """A Replicate was done, in part or in full, or it failed."""
@@ -94,7 +91,7 @@ Event = (
     | InstanceUp
     | InstanceDown
     | LoadReported
-    | StoreUp
+    | StoreWatched
     | StoreDown
     | SnapshotPart
     | BlocksStored
@@ -109,11 +106,11 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Decided:
     """The answer to a Schedule: exactly one each. `assignment` is absent when `outcome` is a Rejection."""
 
     attempt_id: AttemptId
-    outcome: Outcome
+    outcome: Decision
     alternatives: Alternatives
     assignment: Assignment | None
 
@@ -184,4 +181,4 @@ class SwitchRole:
     order: RoleSwitch
 
 
-Action = Reply | RequestSnapshot | PrefillFinished | Scored | Forgot | HungChanged | Replicate | SwitchRole
+Action = Decided | RequestSnapshot | PrefillFinished | Scored | Forgot | HungChanged | Replicate | SwitchRole

@@ -25,11 +25,11 @@ class Limit:
         assert 0 < self.share <= 1, f"a limit of {self.share} is none"
 
     def tightened(self, share: float, by: LimitedBy) -> Limit:
-        """To `share` of it; by the stricter of both reasons."""
+        """The limit at `share` of it; by the stricter of both reasons."""
         return self if share == 1.0 else Limit(self.share * share, by if share < self.share else self.by)
 
     def to_fields(self) -> tuple[float, str]:
-        """For JSON."""
+        """The fields for JSON."""
         return self.share, self.by.value
 
     @classmethod
@@ -51,7 +51,7 @@ class Foresight(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Of one request and the pair of instances it would be placed on. Milliseconds."""
+    """What is in store for one request and the pair of instances it would be placed on. Milliseconds."""
 
     prefill_limit: Limit
     """How much of the slack that the objective leaves it may find in use."""
@@ -66,7 +66,7 @@ class Outlook:
     """The same with nobody else there."""
 
     def to_fields(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields for JSON."""
         return {**asdict(self), "prefill_limit": self.prefill_limit.to_fields(), "decode_limit": self.decode_limit.to_fields()}
 
     @classmethod

@@ -7,13 +7,15 @@ from enum import Enum
 
 import numpy as np
 
+from springtide.protocol.status import PredictionErrors
+
 _WINDOW = 1024
 _LEAST_ACTUAL = 1.0
 """A millisecond, or a token: an error is set against no less, or whatever takes no time at all would be infinitely wrong."""
 
 
 class Quantity(Enum):
-    """Of one attempt; in milliseconds, except `OUTPUT_TOKENS`."""
+    """What is predicted of an attempt; in milliseconds, except `OUTPUT_TOKENS`."""
 
     TTFT = "ttft"
     QUEUE = "queue"
@@ -38,20 +40,8 @@ class Score:
         return (self.predicted - self.actual) / max(self.actual, _LEAST_ACTUAL)
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorSummary:
-    """Of the recent predictions of one quantity. Errors are |predicted - actual| / actual; the bias is by how much the predictions together
-    are above what came together, relative to that."""
-
-    quantity: Quantity
-    count: int
-    median_error: float
-    p90_error: float
-    bias: float
-
-
-class PredictionErrors:
-    """The latest 1,024 of each quantity: 16 KiB each."""
+class ErrorWindow:
+    """The latest 1,024 scores of each quantity: 16 KiB each."""
 
     def __init__(self) -> None:
         self._pairs = {quantity: np.zeros((2, _WINDOW)) for quantity in Quantity}
@@ -62,14 +52,14 @@ class PredictionErrors:
         pairs[0, seen % _WINDOW], pairs[1, seen % _WINDOW] = score.predicted, score.actual
         self._seen[score.quantity] = seen + 1
 
-    def summaries(self) -> list[ErrorSummary]:
-        """Of every quantity of which there is something to say."""
+    def summaries(self) -> list[PredictionErrors]:
+        """How good the recent predictions were, of every quantity of which there is something to say."""
         return [self._summary(quantity) for quantity in Quantity if self._seen[quantity]]
 
-    def _summary(self, quantity: Quantity) -> ErrorSummary:
+    def _summary(self, quantity: Quantity) -> PredictionErrors:
         count = min(self._seen[quantity], _WINDOW)
         predicted, actual = self._pairs[quantity][:, :count]
         errors = np.abs(predicted - actual) / np.maximum(actual, _LEAST_ACTUAL)
         median, p90 = np.percentile(errors, (50, 90))
         bias = float((predicted - actual).sum()) / max(float(actual.sum()), _LEAST_ACTUAL)
-        return ErrorSummary(quantity, count, float(median), float(p90), bias)
+        return PredictionErrors(quantity.value, count, float(median), float(p90), bias)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from engine.backends.base import AttentionBackend, AttentionPass, FixedStep, HeadNorms
-from engine.backends.flashinfer.paged_batch import PageTable, page_table
+from engine.backends.flashinfer.paged_batch import PagedBatch, paged_batch
 from engine.backends.plain import PlainOps
 from engine.batch import SequenceChunk
-from engine.device.upload import upload
+from engine.device.memory import upload
 from engine.layers.rope import Rotary, Rotation
 from engine.model_config import RopeConfig
 
@@ -31,15 +31,15 @@ _TENSOR_CORES_FROM = 4
 
 
 def workspace_bytes(multiprocessors: int, most_fixed: int, heads: int, kv_heads: int, head_dim: int) -> int:
-    """That FlashInfer takes beside the pages: it splits sequences among a device's multiprocessors, and keeps what each part comes to, in
-    float32 with its sum, until all are put together. A FixedStep is planned with as many parts as keep all of these busy, or as it has
-    sequences, however few there are; the largest one has `most_fixed`."""
+    """The memory that FlashInfer takes beside the pages: it splits sequences among a device's multiprocessors, and keeps what each part
+    comes to, in float32 with its sum, until all are put together. A FixedStep is planned with as many parts as keep all of these busy, or
+    as it has sequences, however few there are; the largest one has `most_fixed`."""
     parts = max(2 * multiprocessors // kv_heads, most_fixed)
     return max(_LEAST_WORKSPACE_BYTES, heads * parts * _TILE_ROWS * (head_dim + 1) * torch.float32.itemsize)
 
 
 def workspace_of(device: torch.device, most_fixed: int, slabs: torch.Tensor, heads: int) -> int:
-    """Bytes of it on `device` for pages like `slabs` [..., kv_heads, head_dim]; none on a CPU."""
+    """The bytes of it on `device` for pages like `slabs` [..., kv_heads, head_dim]; none on a CPU."""
     if device.type != "cuda":
         return 0
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -63,7 +63,7 @@ class FlashInferAttention(AttentionBackend):
 
     def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
         shape = self._shape
-        table = page_table(batch, shape.block_tokens, shape.num_pages)
+        table = paged_batch(batch, shape.block_tokens, shape.num_pages)
         positions, key_rows, begun_pages, pages = upload(
             [table.positions, table.key_rows, table.begun_pages, table.pages], self._workspace.device
         )
@@ -87,7 +87,7 @@ class PagesShape:
         self.group = heads // self.kv_heads
         self._dtype = pages.dtype
 
-    def plan_prefill(self, wrapper: Any, table: PageTable, pages: torch.Tensor, window: int | None) -> None:
+    def plan_prefill(self, wrapper: Any, table: PagedBatch, pages: torch.Tensor, window: int | None) -> None:
         """What a plan looks at on the host is given to it there: `pages` alone, int32, is on the device."""
         row_begins, page_begins, last_page_tokens = map(torch.from_numpy, (table.row_begins, table.page_begins, table.last_page_tokens))
         wrapper.plan(
@@ -103,7 +103,7 @@ class PagesShape:
             **self._options(window),
         )
 
-    def plan_decode(self, wrapper: Any, table: PageTable, pages: torch.Tensor, window: int | None) -> None:
+    def plan_decode(self, wrapper: Any, table: PagedBatch, pages: torch.Tensor, window: int | None) -> None:
         page_begins, last_page_tokens = map(torch.from_numpy, (table.page_begins, table.last_page_tokens))
         wrapper.plan(
             page_begins,
@@ -128,7 +128,7 @@ class PagesShape:
 
 
 class Layers:
-    """Each layer's pages and window."""
+    """The pages and the window of each layer."""
 
     def __init__(self, pages: torch.Tensor, windows: Sequence[int | None], shape: PagesShape) -> None:
         self.pages = [pages[:, layer] for layer in range(len(windows))]
@@ -139,7 +139,7 @@ class Layers:
     def attend(
         self, layer: int, wrapper: Any, qkv: torch.Tensor, key_rows: torch.Tensor, rotation: Rotation, norms: HeadNorms | None
     ) -> torch.Tensor:
-        """As AttentionPass.run; `wrapper` is planned."""
+        """Attends as AttentionPass.run does; `wrapper` is planned."""
         heads, kv_heads = self._shape.heads, self._shape.kv_heads
         positioned, value = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
         if norms is not None:
@@ -219,7 +219,7 @@ class _FixedStep(FixedStep):
         }
 
     def fill(self, batch: Sequence[SequenceChunk]) -> bool:
-        table = page_table(batch, self._shape.block_tokens, self._shape.num_pages)
+        table = paged_batch(batch, self._shape.block_tokens, self._shape.num_pages)
         if len(table.pages) > self._most_pages:
             return False
         positions, key_rows, pages = upload([table.positions, table.key_rows, table.pages], self._inputs.device)

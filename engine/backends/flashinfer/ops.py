@@ -47,7 +47,7 @@ class FlashInferOps(PlainOps):
 
 
 def try_out(library: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """As engine.backends.flashinfer.attention.try_out."""
+    """Tries the operators as engine.backends.flashinfer.attention.try_out does the attention."""
     x, weight = torch.zeros(2, _TRIAL_WIDTH, dtype=dtype, device=device), torch.ones(_TRIAL_WIDTH, dtype=dtype, device=device)
     library.rmsnorm(x, weight, 1e-6)
     library.fused_add_rmsnorm(x, x.clone(), weight, 1e-6)

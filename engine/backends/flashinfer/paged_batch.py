@@ -14,7 +14,7 @@ Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
-class PageTable:
+class PagedBatch:
     """Sequence i has the batch's rows [row_begins[i], row_begins[i + 1]), and its keys, new ones included, in the pages
     [page_begins[i], page_begins[i + 1]) of `pages`, of which the last one holds `last_page_tokens[i]`."""
 
@@ -31,8 +31,8 @@ class PageTable:
     """Pages that begin with this batch and are not filled by it."""
 
 
-def page_table(batch: Sequence[SequenceChunk], block_tokens: int, num_pages: int) -> PageTable:
-    """Of a batch whose slots are pages. Raises ValueError when one is not below `num_pages`."""
+def paged_batch(batch: Sequence[SequenceChunk], block_tokens: int, num_pages: int) -> PagedBatch:
+    """What kernels want to know of a batch whose slots are pages. Raises ValueError when one is not below `num_pages`."""
     counts = np.array([len(chunk.token_ids) for chunk in batch], np.int64)
     starts = np.array([chunk.start for chunk in batch], np.int64)
     ends = starts + counts
@@ -47,7 +47,7 @@ def page_table(batch: Sequence[SequenceChunk], block_tokens: int, num_pages: int
     row_pages = pages[page_begins[sequence] + positions // block_tokens].astype(np.int64)
     last_block_begins = (blocks - 1) * block_tokens
     begun = (starts <= last_block_begins) & (ends % block_tokens > 0)
-    return PageTable(
+    return PagedBatch(
         row_begins=row_begins,
         page_begins=page_begins,
         pages=pages,

@@ -16,7 +16,7 @@ from engine.layers.rope import Rotation
 
 
 def fuse(layers: Sequence[DenseLayer]) -> StartLayers | None:
-    """None where a product is left to torch."""
+    """What computes these layers natively; None where a product is left to torch."""
     products = [[layer.qkv, layer.output, layer.gated, layer.down] for layer in layers]
     native = [[product for product in of_layer if isinstance(product, NativeProduct)] for of_layer in products]
     if any(len(of_layer) < 4 for of_layer in native):

@@ -110,5 +110,5 @@ def _norm(x: torch.Tensor, added: int, norm: Norm) -> torch.Tensor:
 
 
 def is_scale(scale: torch.Tensor, size: int) -> bool:
-    """As the kernels take them."""
+    """Whether a norm's scale is as the kernels take them."""
     return scale.shape == (size,) and scale.dtype == torch.float32 and scale.is_contiguous()

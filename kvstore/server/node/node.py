@@ -17,7 +17,7 @@ from messenger.registry import TransportOptions
 from springtide.choices import EvictionName
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import Incarnation, NodeId
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 from springtide.protocol.storage import BlocksStored
 
 

@@ -33,6 +33,7 @@ from springtide.protocol.storage import (
     Unit,
     Writer,
 )
+from springtide.supervision import first_of
 
 logger = logging.getLogger(__name__)
 
@@ -240,15 +241,10 @@ class HandOverWriter:
     async def _unless_cancelled(self, work: Awaitable[T]) -> T:
         """Raises TransferCancelled as soon as the hand-over is, and gives up the work."""
         task = asyncio.ensure_future(work)
-        cancelled = asyncio.create_task(self._cancelled.wait())
-        try:
-            await asyncio.wait({task, cancelled}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise TransferCancelled("the hand-over was cancelled")
-            return task.result()
-        finally:
-            task.cancel()
-            cancelled.cancel()
+        await first_of(task, self._cancelled.wait())
+        if task.cancelled():
+            raise TransferCancelled("the hand-over was cancelled")
+        return task.result()
 
 
 def join_last(units: deque[Unit]) -> None:

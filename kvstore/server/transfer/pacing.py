@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Iterator, Sequence
 
 from messenger.base import Completion, Slice
 from springtide.ids import Slot
-from springtide.kvspec import KVSpec
+from springtide.modelinfo import KVSpec
 
 _FIRST_BATCH_BYTES = 4 << 20
 _MIN_BATCH_BYTES, _MAX_BATCH_BYTES = 256 << 10, 32 << 20

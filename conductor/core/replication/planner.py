@@ -3,7 +3,8 @@
 Algorithm 1's fetches replicate a prefix as well, one prefill node after the other, but each of them at the expense of the request that
 needs it first. Here the copy is made before. What it spares a request that comes to the node is the cheapest of what that request could
 do without it: wait at the least loaded holder instead, compute the prefix, or fetch it over links that are shared with the transfers
-under way. Where fetching is quick that is next to nothing, and no copy is made.
+in flight. Where fetching is quick that is next to nothing, and no copy is made. How much may be copied is bounded: so many copies at a
+time, and so many bytes a second over the whole cluster and at each node, whether it gives or takes.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from conductor.core.index.matches import bits
 from conductor.core.index.prefix_index import PrefixIndex
 from conductor.core.placement.policy import POLICIES
 from conductor.core.placement.transfer import TransferModel
-from conductor.core.replication.copy_budget import CopyBudget
-from conductor.core.replication.popularity import Heat, HotPrefix
+from conductor.core.replication.popularity import Popularity, PopularPrefix
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
 from conductor.core.types.decision import Alternatives
@@ -31,10 +31,15 @@ from springtide.ids import BlockKey, NodeId
 from springtide.protocol.instances import Role
 from springtide.protocol.scheduling import PrefixSource, Schedule
 
+MOST_COPIES = 16
+"""At a time, over the whole cluster; a store takes two."""
+_AHEAD_S = 1.0
+"""Orders are made about once a second, so a second's worth is given out at a time. One order may exceed it: what follows waits longer."""
+_WHOLE_CLUSTER = NodeId("")
 ASKS_A_COPY = 4.0
-"""A copy pays when it can expect so many asks in `heat.TIME_CONSTANT_S`: it costs one transfer, and room that others lose."""
+"""A copy pays when it can expect so many asks in `popularity.TIME_CONSTANT_S`: it costs one transfer, and room that others lose."""
 _MOST_EXAMINED = 32
-"""Prefixes at a time, the hottest."""
+"""Prefixes at a time, the most popular."""
 _MOST_TARGETS = 16
 """Nodes that are looked at for each of them, the least loaded of those that lack it."""
 _MOST_SOURCES = 3
@@ -45,6 +50,36 @@ _LATE_S = 30.0
 _REST_S = 20.0
 """Before the same order is given again: what was just copied may have been evicted at once, and would be again."""
 _REFUSED_REST_S = 60.0
+
+
+class CopyBudget:
+    """What may still be copied."""
+
+    def __init__(self, cluster_bytes_per_s: float, node_bytes_per_s: float) -> None:
+        self._cluster_bytes_per_s = cluster_bytes_per_s
+        self._node_bytes_per_s = node_bytes_per_s
+        self._spent_until: dict[NodeId, float] = {}
+        """Until when what was given out keeps the node, or the whole cluster, busy at its rate."""
+
+    def allows(self, node_ids: Iterable[NodeId], now: float) -> bool:
+        """Whether these nodes may take part in one more copy now."""
+        return all(self._spent_until.get(node_id, now) < now + _AHEAD_S for node_id in (_WHOLE_CLUSTER, *node_ids))
+
+    def spend(self, node_ids: Iterable[NodeId], num_bytes: int, now: float) -> None:
+        """A copy of so many bytes is ordered, in which these nodes take part."""
+        self._spend(_WHOLE_CLUSTER, num_bytes / self._cluster_bytes_per_s, now)
+        for node_id in node_ids:
+            self._spend(node_id, num_bytes / self._node_bytes_per_s, now)
+
+    def seconds(self, num_bytes: int) -> float:
+        """How long one node takes for so much, at the least."""
+        return num_bytes / self._node_bytes_per_s
+
+    def forget_past(self, now: float) -> None:
+        self._spent_until = {node_id: until for node_id, until in self._spent_until.items() if until > now}
+
+    def _spend(self, node_id: NodeId, seconds: float, now: float) -> None:
+        self._spent_until[node_id] = max(self._spent_until.get(node_id, now), now) + seconds
 
 
 class Ready(Protocol):
@@ -63,7 +98,7 @@ class _Prefills:
     """Of each one's store in the prefix index."""
 
 
-class HotSpots:
+class ReplicationPlanner:
     """Decides; what it orders is done elsewhere, and told by `ended`."""
 
     def __init__(
@@ -74,47 +109,47 @@ class HotSpots:
         self._state = state
         self._transfers = transfers
         self._ready = ready
-        self._heat = Heat(keep_from=2 * ASKS_A_COPY)
+        self._popularity = Popularity(keep_from=2 * ASKS_A_COPY)
         self._budget = CopyBudget(max(settings.replication_bytes_per_s, 1.0), settings.replication_node_bytes_per_s)
-        self._under_way: dict[tuple[NodeId, BlockKey], float] = {}
+        self._in_flight: dict[tuple[NodeId, BlockKey], float] = {}
         """Orders, by where and by their last key: until when they are waited for."""
         self._rests: dict[tuple[NodeId, BlockKey], float] = {}
         """Until when an order is not given again."""
         self._active = settings.replication_bytes_per_s > 0 and POLICIES[settings.policy].fetches
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Orders whose end has not been heard of."""
-        return len(self._under_way)
+        return len(self._in_flight)
 
     def ask(self, request: Schedule, alternatives: Alternatives, now: float) -> None:
         """A new request wants this prompt, whether it is admitted or not."""
         if self._active and not request.accepted:
             most_reused = (request.num_tokens - 1) // self._settings.block_tokens
             depths = {min(blocks, most_reused) for _, blocks in alternatives.holders} - {0}
-            self._heat.ask(request.block_keys, depths, now)
+            self._popularity.ask(request.block_keys, depths, now)
 
     def ended(self, event: ReplicationEnded, now: float) -> None:
         order = event.node_id, event.last_key
-        if self._under_way.pop(order, None) is not None:
+        if self._in_flight.pop(order, None) is not None:
             self._rests[order] = now + (_REFUSED_REST_S if event.failed else _REST_S)
 
     def orders(self, store_addresses: Mapping[NodeId, str], now: float) -> list[Replicate]:
-        """What is to be copied now, the hottest first, at most one prefix to a node."""
+        """What is to be copied now, the most popular first, at most one prefix to a node."""
         self._forget_past(now)
-        hot = self._heat.hottest(_MOST_EXAMINED, now)
-        if not hot:
+        popular = self._popularity.most_popular(_MOST_EXAMINED, now)
+        if not popular:
             return []
         prefills = self._prefills(now)
         orders: dict[NodeId, Replicate] = {}
-        for prefix in hot:
+        for prefix in popular:
             orders |= {order.node_id: order for order in self._copies(prefix, prefills, store_addresses, orders.keys(), now)}
         return list(orders.values())
 
     def validate(self) -> None:
         """Asserts the bounds."""
-        self._heat.validate()
-        assert not self._under_way.keys() & self._rests.keys(), "an order is under way and rests"
+        self._popularity.validate()
+        assert not self._in_flight.keys() & self._rests.keys(), "an order is in flight and rests"
 
     # ---- within ----
 
@@ -132,7 +167,7 @@ class HotSpots:
         )
 
     def _copies(
-        self, prefix: HotPrefix, prefills: _Prefills, store_addresses: Mapping[NodeId, str], taken: Set[NodeId], now: float
+        self, prefix: PopularPrefix, prefills: _Prefills, store_addresses: Mapping[NodeId, str], taken: Set[NodeId], now: float
     ) -> list[Replicate]:
         """Those of one prefix that pay, to nodes that are not taken. They at most double those who hold it, each with a source of its
         own."""
@@ -142,7 +177,7 @@ class HotSpots:
             return []
         held = matches.blocks_by_bit()[prefills.bits]
         holding = (held >= depth).nonzero()[0]
-        coming = sum(key == last_key for _, key in self._under_way)
+        coming = sum(key == last_key for _, key in self._in_flight)
         more = min(int(prefix.asks / ASKS_A_COPY) - len(holding) - coming, holders.bit_count())
         if more < 1:
             return []
@@ -167,13 +202,13 @@ class HotSpots:
                 continue
             self._budget.spend(ends, num_bytes, now)
             within_s = 2 * self._budget.seconds(num_bytes) + _LATE_S
-            self._under_way[node_id, last_key] = now + within_s
+            self._in_flight[node_id, last_key] = now + within_s
             named = tuple(PrefixSource(source, store_addresses[source], depth) for source in sources[:_MOST_SOURCES])
             orders.append(Replicate(node_id, target.ref.store_address, prefix.keys, named, num_bytes, within_s))
             sources = sources[1:] + sources[:1]
         return orders
 
-    def _wait_ms(self, prefix: HotPrefix, prefills: _Prefills, row: int) -> float:
+    def _wait_ms(self, prefix: PopularPrefix, prefills: _Prefills, row: int) -> float:
         """How long a request that finds the prefix there would wait, by what prompts with so much left to compute have waited."""
         cost, block_tokens = prefills.instances[row].load.prefill_cost, self._settings.block_tokens
         assert cost is not None, f"{prefills.instances[row].ref.instance_id} is ready without a cost"
@@ -186,7 +221,7 @@ class HotSpots:
         """The node has room, and the order was not given to it of late."""
         order = target.ref.node_id, last_key
         roomy = target.load.slots_total >= _ROOM * depth and target.load.slots_available >= missing
-        return roomy and order not in self._under_way and order not in self._rests
+        return roomy and order not in self._in_flight and order not in self._rests
 
     def _pays(self, target: Instance, missing: int, depth: int, source_id: NodeId) -> bool:
         """Whether what a request at this node is spared, without going elsewhere, is worth a copy of the missing blocks."""
@@ -211,7 +246,7 @@ class HotSpots:
 
     def _forget_past(self, now: float) -> None:
         self._budget.forget_past(now)
-        for order in [order for order, until in self._under_way.items() if until <= now]:
-            del self._under_way[order]
+        for order in [order for order, until in self._in_flight.items() if until <= now]:
+            del self._in_flight[order]
             self._rests[order] = now + _REFUSED_REST_S
         self._rests = {order: until for order, until in self._rests.items() if until > now}

@@ -4,60 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.tokenizer.detokenizer import StreamingDetokenizer
+from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
+from gateway.bodies import Bodies, ClientDisconnected
+from gateway.conductor_link import ConductorLink
+from gateway.prepare import PreparedRequest, Preparer
+from gateway.runner import Runner, Sink
+from gateway.side_thread import SideThread
+from gateway.tenancy import ApiKeys
 from gateway.text import PlacedToken, StopStrings, TextAssembler
+from springtide.clock import Clock
 from springtide.errors import SpringtideError
 from springtide.ids import RequestId
-from springtide.protocol.outputs import Finish, SampledToken
-from springtide.protocol.sampling import SamplingParams
-from springtide.protocol.scheduling import NO_TERMS, Terms
-
-SEED_RANGE = 1 << 64
-
-
-class ClientDisconnected(SpringtideError):
-    """Nobody waits for the answer any more."""
-
-    http_status = 499
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A valid API request, reduced to what runs: every prompt `n` times."""
-
-    request_id: str
-    prompts: tuple[tuple[int, ...], ...]
-    n: int
-    sampling: SamplingParams
-    stop: tuple[str, ...] = ()
-    tenant: str = ""
-    terms: Terms = NO_TERMS
-    traceparent: str = ""
-    requested_at: float | None = None
-
-    def generation(self, index: int, *, accepted: bool) -> ev.Generation:
-        """Of choice `index`: choice i of prompt p is number p * n + i, and draws with seed + i."""
-        prompt, choice = divmod(index, self.n)
-        single = len(self.prompts) * self.n == 1
-        return ev.Generation(
-            request_id=RequestId(self.request_id if single else f"{self.request_id}/{index}"),
-            prompt_ids=self.prompts[prompt],
-            sampling=replace(self.sampling, seed=(self.sampling.seed + choice) % SEED_RANGE),
-            tenant=self.tenant,
-            terms=self.terms,
-            traceparent=self.traceparent,
-            requested_at=self.requested_at,
-            accepted=accepted,
-        )
+from springtide.protocol.outputs import Finish, SampledToken, Usage
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """More of choice `index`; the last one of a choice says why it finished."""
+    """A further piece of choice `index`; the last one of a choice says why it finished."""
 
     index: int
     text: str
@@ -65,43 +33,26 @@ class Delta:
     finish: Finish | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
-class Sink(Protocol):
-    """Takes the output of one generation. Called by the runner, never again after `end`."""
-
-    def emit(self, tokens: Sequence[SampledToken]) -> bool:
-        """True when a stop string ended the text with these tokens."""
-        ...
-
-    def end(self, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None: ...
-
-
 class Launcher(Protocol):
-    """What a reply needs of the runner."""
+    """What an answer needs of the runner."""
 
     def launch(self, generation: ev.Generation, sink: Sink) -> None: ...
 
     def cancel(self, request_id: RequestId) -> None: ...
 
 
-class Reply:
-    """Iterate `batches()` once, and `close()` in any case: it frees what still runs."""
+class AnswerStream:
+    """The deltas of one answer. Iterate `batches()` once, and `close()` in any case: it frees what still runs."""
 
-    def __init__(self, work: Work, launcher: Launcher, new_detokenizer: Callable[[], StreamingDetokenizer]) -> None:
-        self._work = work
+    def __init__(self, request: PreparedRequest, launcher: Launcher, new_detokenizer: Callable[[], StreamingDetokenizer]) -> None:
+        self._request = request
         self._launcher = launcher
-        self._stop = StopStrings(work.stop)
+        self._stop = StopStrings(request.stop)
         self._new_detokenizer = new_detokenizer
         self._queue: asyncio.Queue[Delta | SpringtideError] = asyncio.Queue()
         self._choices: dict[int, _Choice] = {}
         self._running: set[int] = set()
-        self._unstarted_leads = set(range(0, len(work.prompts) * work.n, work.n))
+        self._unstarted_leads = set(range(0, len(request.prompts) * request.n, request.n))
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cached_tokens = 0
         self._closed = False
@@ -114,7 +65,7 @@ class Reply:
 
     async def batches(self) -> AsyncIterator[list[Delta]]:
         """Whatever has come since the last batch, until all choices are finished. Raises what the request fails with."""
-        unfinished = len(self._work.prompts) * self._work.n
+        unfinished = len(self._request.prompts) * self._request.n
         while unfinished:
             batch = [self._checked(await self._queue.get())]
             while not self._queue.empty():
@@ -129,13 +80,13 @@ class Reply:
 
     @property
     def request_id(self) -> str:
-        return self._work.request_id
+        return self._request.request_id
 
     @property
     def usage(self) -> Usage:
-        """Final once `batches` has ended. Every prompt counts once, as found in the pool by its first choice."""
+        """What the answer took; final once `batches` has ended. Every prompt counts once, as found in the pool by its first choice."""
         return Usage(
-            prompt_tokens=sum(len(prompt) for prompt in self._work.prompts),
+            prompt_tokens=sum(len(prompt) for prompt in self._request.prompts),
             completion_tokens=sum(choice.num_tokens for choice in self._choices.values()),
             cached_tokens=self._cached_tokens,
         )
@@ -151,7 +102,7 @@ class Reply:
         self._fail(ClientDisconnected("the client has closed the connection"))
 
     def _launch(self, index: int, *, accepted: bool) -> None:
-        generation = self._work.generation(index, accepted=accepted)
+        generation = self._request.generation(index, accepted=accepted)
         self._choices[index] = choice = _Choice(self, index, generation.request_id, TextAssembler(self._new_detokenizer(), self._stop))
         self._running.add(index)
         self._launcher.launch(generation, choice)
@@ -172,7 +123,7 @@ class Reply:
             self._started.set_result(None)
         if not self._closed:
             # The further choices of a prompt wait for the first, so that they find its blocks in the pool.
-            for sibling in range(index + 1, index + self._work.n):
+            for sibling in range(index + 1, index + self._request.n):
                 self._launch(sibling, accepted=True)
 
     def deliver(self, delta: Delta) -> None:
@@ -180,7 +131,7 @@ class Reply:
 
     def finished(self, index: int, cached_tokens: int) -> None:
         self._running.discard(index)
-        if index % self._work.n == 0:
+        if index % self._request.n == 0:
             self._cached_tokens += cached_tokens
 
     def failed(self, index: int, error: SpringtideError) -> None:
@@ -199,9 +150,9 @@ class Reply:
 
 
 class _Choice:
-    def __init__(self, reply: Reply, index: int, request_id: RequestId, assembler: TextAssembler) -> None:
+    def __init__(self, answer: AnswerStream, index: int, request_id: RequestId, assembler: TextAssembler) -> None:
         self.request_id = request_id
-        self._reply = reply
+        self._answer = answer
         self._index = index
         self._assembler = assembler
 
@@ -212,19 +163,41 @@ class _Choice:
     def emit(self, tokens: Sequence[SampledToken]) -> bool:
         piece = self._assembler.push(tokens)
         if piece.text or piece.tokens:
-            self._reply.deliver(Delta(self._index, piece.text, piece.tokens))
-        self._reply.begun(self._index)
+            self._answer.deliver(Delta(self._index, piece.text, piece.tokens))
+        self._answer.begun(self._index)
         return piece.stopped
 
     def end(self, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
         if isinstance(reply, ev.Failed):
-            self._reply.failed(self._index, reply.error)
+            self._answer.failed(self._index, reply.error)
             return
         if isinstance(reply, ev.Cancelled):
-            self._reply.finished(self._index, 0)
+            self._answer.finished(self._index, 0)
             return
         piece = self._assembler.finish()
         finish = Finish.STOP if piece.stopped else reply.reason
-        self._reply.deliver(Delta(self._index, piece.text, piece.tokens, finish))
-        self._reply.finished(self._index, reply.cached_tokens)
-        self._reply.begun(self._index)
+        self._answer.deliver(Delta(self._index, piece.text, piece.tokens, finish))
+        self._answer.finished(self._index, reply.cached_tokens)
+        self._answer.begun(self._index)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiBackend:
+    """What the front ends, HTTP and gRPC, have behind them."""
+
+    preparer: Preparer
+    tokenizer: Tokenizer
+    runner: Runner
+    conductor: ConductorLink
+    tenants: ApiKeys
+    bodies: Bodies
+    side_thread: SideThread
+    clock: Clock
+    """The runner's."""
+
+    def start(self, request: PreparedRequest) -> AnswerStream:
+        return AnswerStream(request, self.runner, self.tokenizer.detokenizer)
+
+    async def ready(self) -> bool:
+        """Whether the cluster can take requests. Raises Unavailable when the Conductor cannot be asked."""
+        return (await self.conductor.cluster()).ready

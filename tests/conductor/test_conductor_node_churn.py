@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from prometheus_client import Counter
 
 from conductor import metrics
-from conductor.core.placement.transfer import Fetch, TransferModel
+from conductor.core.placement.transfer import PlannedFetch, TransferModel
 from gateway import metrics as gateway_metrics
 from springtide.ids import AttemptId, NodeId
 
 
-def fetch(source: str, destination: str) -> Fetch:
-    return Fetch(NodeId(source), NodeId(destination), 2.0, 1000, 5.0)
+def fetch(source: str, destination: str) -> PlannedFetch:
+    return PlannedFetch(NodeId(source), NodeId(destination), 2.0, 1000, 5.0)
 
 
 def num_series(counter: Counter) -> int:

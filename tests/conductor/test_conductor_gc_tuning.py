@@ -1,4 +1,4 @@
-"""The heap is out of the collector's sight while the cluster stays as it is, and nothing is kept for good that members have left."""
+"""What stays is out of the collector's sight while the cluster stays as it is, and nothing is kept for good that members have left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from conductor.server.heap import SettledHeap
+from conductor.server.gc_tuning import GcTuner
 
 
 @dataclass
@@ -36,48 +36,48 @@ def _thaw() -> Iterator[None]:
 
 def test_a_cluster_that_has_just_changed_is_given_time() -> None:
     cluster = _Cluster()
-    heap = SettledHeap(cluster)
+    tuner = GcTuner(cluster)
     cluster.joined = 10
-    heap.look()
+    tuner.look()
     assert gc.get_freeze_count() == 0
     cluster.joined = 20
-    heap.look()
+    tuner.look()
     assert gc.get_freeze_count() == 0
-    heap.look()
+    tuner.look()
     assert gc.get_freeze_count() > 0
 
 
 def test_what_the_members_need_is_frozen_once() -> None:
     cluster = _Cluster(joined=10, watchers=[_Watcher() for _ in range(10)])
-    heap = SettledHeap(cluster)
-    heap.look()
-    heap.look()
+    tuner = GcTuner(cluster)
+    tuner.look()
+    tuner.look()
     young = [_Watcher() for _ in range(100)]
     frozen = gc.get_freeze_count()
-    heap.look()
+    tuner.look()
     assert gc.get_freeze_count() <= frozen
     assert len(young) == 100
 
 
-def test_what_many_departed_members_left_in_cycles_is_freed() -> None:
+def test_what_many_members_that_have_gone_left_in_cycles_is_freed() -> None:
     cluster = _Cluster(joined=10, watchers=[_Watcher() for _ in range(10)])
-    heap = SettledHeap(cluster)
-    heap.look()
-    heap.look()
+    tuner = GcTuner(cluster)
+    tuner.look()
+    tuner.look()
     gone = [weakref.ref(watcher) for watcher in cluster.watchers[:5]]
     del cluster.watchers[:5]
     gc.collect()
     assert all(watcher() is not None for watcher in gone), "they were not frozen"
     cluster.left = 5
-    heap.look()
-    heap.look()
+    tuner.look()
+    tuner.look()
     assert all(watcher() is None for watcher in gone)
     assert gc.get_freeze_count() > 0
 
 
 async def test_when_it_ends_the_collector_is_as_it_was() -> None:
     thresholds = gc.get_threshold()
-    task = asyncio.create_task(SettledHeap(_Cluster()).run())
+    task = asyncio.create_task(GcTuner(_Cluster()).run())
     await asyncio.sleep(0)
     assert gc.get_threshold() != thresholds
     task.cancel()

@@ -31,7 +31,7 @@ class Followed(Protocol):
     def left(self) -> int: ...
 
 
-class SettledHeap:
+class GcTuner:
     """Freezes the heap whenever the cluster has changed and then been the same for a while. There is one in a process."""
 
     def __init__(self, followed: Followed) -> None:
@@ -40,7 +40,7 @@ class SettledHeap:
         self._left_at_full = 0
 
     async def run(self) -> None:
-        """Until cancelled; then the collector is as it was."""
+        """Tunes until cancelled; then the collector is as it was."""
         thresholds = gc.get_threshold()
         gc.set_threshold(*_THRESHOLDS)
         try:
@@ -52,7 +52,7 @@ class SettledHeap:
             gc.unfreeze()
 
     def look(self) -> None:
-        """To be called at intervals: what has changed since the last look is given time until the next."""
+        """Freezes what stays. To be called at intervals: what has changed since the last look is given time until the next."""
         before, self._seen = self._seen, (self._followed.joined, self._followed.left)
         if self._seen != before or self._seen == self._frozen:
             return

@@ -11,10 +11,10 @@ from conductor_support import SETTINGS, ask, bring_up, hold, keys_of, make_core,
 
 from conductor.core.conductor import ConductorCore
 from conductor.core.recording import Recorder, replay
-from conductor.core.replication.copy_budget import CopyBudget
-from conductor.core.replication.hot_spots import ASKS_A_COPY
-from conductor.core.replication.popularity import TIME_CONSTANT_S, Heat
-from conductor.core.types.events import Action, Event, Replicate, ReplicationEnded, Tick
+from conductor.core.replication.planner import ASKS_A_COPY, CopyBudget
+from conductor.core.replication.popularity import TIME_CONSTANT_S, Popularity
+from conductor.core.types.events import Action, Event, Replicate, ReplicationEnded
+from springtide.clock import Tick
 from springtide.ids import NodeId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
@@ -25,7 +25,7 @@ MANY = int(3 * ASKS_A_COPY)
 RATES = {"replication_bytes_per_s": 1e6, "replication_node_bytes_per_s": 1e6, "transfer_bytes_per_s": 1e5}
 
 
-def hot_core(prefills: tuple[str, ...] = ("p0", "p1", "p2"), queue_ms: float = 5_000.0, **changes: Any) -> ConductorCore:
+def popular_core(prefills: tuple[str, ...] = ("p0", "p1", "p2"), queue_ms: float = 5_000.0, **changes: Any) -> ConductorCore:
     """The document is at p0, whose queue is long; fetching it takes 400 ms, computing it as well."""
     core = make_core(prefills, **{**RATES, **changes})
     hold(core, "p0", DOCUMENT)
@@ -48,8 +48,8 @@ def tick(core: ConductorCore, now: float) -> list[Replicate]:
     return orders
 
 
-def test_a_hot_prefix_of_a_congested_holder_is_copied_to_the_least_loaded_node_that_lacks_it() -> None:
-    core = hot_core()
+def test_a_popular_prefix_of_a_congested_holder_is_copied_to_the_least_loaded_node_that_lacks_it() -> None:
+    core = popular_core()
     ask_often(core)
     report(core, "p1", Role.PREFILL, queue_ms=2_000.0)
     report(core, "p2", Role.PREFILL, queue_ms=1_000.0)
@@ -61,7 +61,7 @@ def test_a_hot_prefix_of_a_congested_holder_is_copied_to_the_least_loaded_node_t
 
 
 def test_only_the_missing_part_is_counted() -> None:
-    core = hot_core(("p0", "p1"))
+    core = popular_core(("p0", "p1"))
     hold(core, "p1", DOCUMENT[:20])
     ask_often(core)
     (order,) = tick(core, 0.1)
@@ -79,13 +79,13 @@ def test_only_the_missing_part_is_counted() -> None:
     ids=["switched off", "the policy does not fetch", "computing is not much slower", "fetching is quick"],
 )
 def test_no_copy_is_made_where_it_is_not_wanted_or_spares_nothing(changes: dict[str, Any]) -> None:
-    core = hot_core(**changes)
+    core = popular_core(**changes)
     ask_often(core)
     assert tick(core, 0.1) == []
 
 
 def test_a_holder_that_is_not_congested_keeps_its_prefix_to_itself() -> None:
-    core = hot_core()
+    core = popular_core()
     ask_often(core)
     for name in ("p0", "p1", "p2"):
         report(core, name, Role.PREFILL, queue_ms=50.0)
@@ -94,7 +94,7 @@ def test_a_holder_that_is_not_congested_keeps_its_prefix_to_itself() -> None:
 
 def test_a_holder_that_short_prompts_hardly_wait_at_is_not_congested_for_them() -> None:
     """With the document cached, a question of some tokens overtakes the long prompts of which the queue is made."""
-    core = hot_core()
+    core = popular_core()
     for _ in range(200):
         core.state.queue_bias.observe(5.0, ahead_ms=5_000.0, waited_ms=100.0)
     ask_often(core)
@@ -105,21 +105,21 @@ def test_a_holder_that_short_prompts_hardly_wait_at_is_not_congested_for_them() 
 
 
 def test_what_is_asked_for_once_in_a_while_is_not_copied() -> None:
-    core = hot_core()
+    core = popular_core()
     for turn in range(MANY):
         ask_often(core, 1, now=turn * TIME_CONSTANT_S / 2)
         assert tick(core, turn * TIME_CONSTANT_S / 2) == []
 
 
 def test_a_request_that_is_scheduled_anew_asks_for_nothing_new() -> None:
-    core = hot_core()
+    core = popular_core()
     ask_often(core, accepted=True)
     assert tick(core, 0.1) == []
 
 
 def test_there_are_never_more_copies_than_are_asked_for() -> None:
     names = tuple(f"p{number}" for number in range(12))
-    core = hot_core(names, replication_bytes_per_s=1e9)
+    core = popular_core(names, replication_bytes_per_s=1e9)
     ask_often(core, int(4 * ASKS_A_COPY) + 1)
     holders, now = {"p0"}, 0.0
     for _ in range(20):
@@ -135,15 +135,15 @@ def test_there_are_never_more_copies_than_are_asked_for() -> None:
     assert len(holders) == 4
 
 
-def test_an_order_is_not_repeated_while_it_is_under_way_nor_soon_after_it_was_refused() -> None:
-    core = hot_core(("p0", "p1"))
+def test_an_order_is_not_repeated_while_it_is_in_flight_nor_soon_after_it_was_refused() -> None:
+    core = popular_core(("p0", "p1"))
     ask_often(core, 100)
     (order,) = tick(core, 0.1)
-    assert core.hot_spots.under_way == 1
+    assert core.replication.in_flight == 1
     ask_often(core, 100, now=5.0)
     assert tick(core, 5.0) == []
     core.handle(ReplicationEnded(order.node_id, order.keys[-1], failed=True), 6.0)
-    assert core.hot_spots.under_way == 0
+    assert core.replication.in_flight == 0
     ask_often(core, 100, now=30.0)
     assert tick(core, 30.0) == []
     ask_often(core, 100, now=70.0)
@@ -151,17 +151,17 @@ def test_an_order_is_not_repeated_while_it_is_under_way_nor_soon_after_it_was_re
 
 
 def test_an_order_of_which_nothing_is_heard_is_given_up() -> None:
-    core = hot_core(("p0", "p1"))
+    core = popular_core(("p0", "p1"))
     ask_often(core, 100)
     assert tick(core, 0.1)
     tick(core, 40.0)
-    assert core.hot_spots.under_way == 0
+    assert core.replication.in_flight == 0
     core.handle(ReplicationEnded(NodeId("p1"), DOCUMENT[-1], 100), 41.0)
     core.validate()
 
 
 def test_a_node_without_room_is_left_alone() -> None:
-    core = hot_core(("p0", "p1"))
+    core = popular_core(("p0", "p1"))
     ask_often(core)
     report(core, "p1", Role.PREFILL, slots_total=399)
     assert tick(core, 0.1) == []
@@ -172,7 +172,7 @@ def test_a_node_without_room_is_left_alone() -> None:
 
 
 def test_several_prefixes_are_copied_at_a_time_each_to_a_node_of_its_own() -> None:
-    core = hot_core(("p0", "p1", "p2"), replication_bytes_per_s=1e9)
+    core = popular_core(("p0", "p1", "p2"), replication_bytes_per_s=1e9)
     other = keys_of(100, text=1)
     hold(core, "p0", [*DOCUMENT, *other])
     ask_often(core)
@@ -222,35 +222,35 @@ def test_in_the_long_run_no_more_is_copied_than_the_rates_allow() -> None:
     assert sent > 0.8 * min(1000, 300 * len(nodes) / 2) * 200
 
 
-def test_a_hot_prefix_outlives_a_flood_of_others_in_bounded_memory() -> None:
-    heat = Heat(keep_from=8.0, generation=100, most_blocks=500)
-    hot = keys_of(50)
+def test_a_popular_prefix_outlives_a_flood_of_others_in_bounded_memory() -> None:
+    popularity = Popularity(keep_from=8.0, generation=100, most_blocks=500)
+    popular = keys_of(50)
     for turn in range(2_000):
-        heat.ask(keys_of(2, text=1 + turn), [1, 2], turn / 100)
+        popularity.ask(keys_of(2, text=1 + turn), [1, 2], turn / 100)
         if turn % 40 == 0:
-            heat.ask(hot, [50], turn / 100)
-        heat.validate()
-    (found,) = heat.hottest(10, 20.0)
-    assert list(found.keys) == hot
+            popularity.ask(popular, [50], turn / 100)
+        popularity.validate()
+    (found,) = popularity.most_popular(10, 20.0)
+    assert list(found.keys) == popular
     assert 40 < found.asks < 50
 
 
-def test_a_hot_prefix_tells_how_much_of_their_prompts_its_askers_have_left() -> None:
-    heat = Heat(keep_from=2.0)
+def test_a_popular_prefix_tells_how_much_of_their_prompts_its_askers_have_left() -> None:
+    popularity = Popularity(keep_from=2.0)
     for blocks in (30, 20, 40):
-        heat.ask(keys_of(blocks), [20], 0.0)
-    (found,) = heat.hottest(10, 5.0)
+        popularity.ask(keys_of(blocks), [20], 0.0)
+    (found,) = popularity.most_popular(10, 5.0)
     assert found.rest_blocks == pytest.approx(10)
 
 
-def test_prefixes_that_cool_down_make_room_for_others() -> None:
-    heat = Heat(keep_from=2.0, most_blocks=10)
+def test_prefixes_that_are_asked_for_no_more_make_room_for_others() -> None:
+    popularity = Popularity(keep_from=2.0, most_blocks=10)
     for turn in range(4):
-        heat.ask(keys_of(8, text=turn), [8], 0.0)
-        heat.ask(keys_of(8, text=turn), [8], 0.0)
-    assert len(heat.hottest(10, 0.0)) == 1
-    assert heat.hottest(10, 1_000.0) == []
-    heat.ask(keys_of(8, text=9), [8], 1_000.0)
-    heat.ask(keys_of(8, text=9), [8], 1_000.0)
-    assert [list(found.keys) for found in heat.hottest(10, 1_000.0)] == [keys_of(8, text=9)]
-    heat.validate()
+        popularity.ask(keys_of(8, text=turn), [8], 0.0)
+        popularity.ask(keys_of(8, text=turn), [8], 0.0)
+    assert len(popularity.most_popular(10, 0.0)) == 1
+    assert popularity.most_popular(10, 1_000.0) == []
+    popularity.ask(keys_of(8, text=9), [8], 1_000.0)
+    popularity.ask(keys_of(8, text=9), [8], 1_000.0)
+    assert [list(found.keys) for found in popularity.most_popular(10, 1_000.0)] == [keys_of(8, text=9)]
+    popularity.validate()

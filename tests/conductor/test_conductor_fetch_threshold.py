@@ -1,4 +1,4 @@
-"""The cache balancing threshold that learns from what fetching came to."""
+"""The threshold of fetching that learns from what fetching came to."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def test_auto_stops_fetching_little_where_transfers_take_longer_than_predicted()
     hold(core, "p0", keys_of(40))
     hold(core, "d0", keys_of(56))
     assert fetch_once(core, "first", 0.1)
-    assert core.scheduler.balancing_threshold == 1.0
+    assert core.scheduler.fetch_threshold == 1.0
     for number in range(10):
         core.transfers.threshold.fetched(1.4, saved_ms=64.0, fetch_ms=100.0 + number)
-    assert core.scheduler.balancing_threshold > 1.4
+    assert core.scheduler.fetch_threshold > 1.4
     assert not fetch_once(core, "later", 0.1)
     assert ask(core, request("estimate")).alternatives.prefills[0].branch == "cache-aware"
 
@@ -79,4 +79,4 @@ def test_auto_stops_fetching_little_where_transfers_take_longer_than_predicted()
 def test_a_number_stays_what_it_is() -> None:
     core = make_core(["p0"], ["d0"], kvcache_balancing_threshold=1.5)
     core.transfers.threshold.fetched(1.4, saved_ms=0.0, fetch_ms=100.0)
-    assert core.scheduler.balancing_threshold == 1.5
+    assert core.scheduler.fetch_threshold == 1.5

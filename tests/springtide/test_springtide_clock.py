@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from springtide import silence
-from springtide.silence import ObservedTime, Silence
+from springtide import clock
+from springtide.clock import ObservedTime, Silence
 
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(silence, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(clock, "LOOK_EVERY_S", 0.02)
 
 
 async def test_who_is_not_heard_in_time_ends_the_waiting() -> None:
