@@ -13,7 +13,7 @@ from gateway.schema import MAX_BIASED_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from springtide.errors import InvalidRequest, ModelNotFound
 from springtide.ids import RequestId
 from springtide.protocol.sampling import LogitBias, SamplingParams
-from springtide.protocol.scheduling import Terms
+from springtide.protocol.scheduling import NO_TERMS, Terms
 from springtide.protocol.wire import SAMPLING_PARAMS
 from springtide.rpc.channels import MAX_MESSAGE_BYTES
 
@@ -78,9 +78,8 @@ class PreparedRequest:
     sampling: SamplingParams
     stop: tuple[str, ...] = ()
     tenant: str = ""
-    priority: int = 0
+    terms: Terms = NO_TERMS
     traceparent: str = ""
-    deadline_ms: float = 0.0
     requested_at: float | None = None
 
     def generation(self, index: int, *, accepted: bool) -> ev.Generation:
@@ -92,9 +91,8 @@ class PreparedRequest:
             prompt_ids=self.prompts[prompt],
             sampling=replace(self.sampling, seed=(self.sampling.seed + choice) % SEED_RANGE),
             tenant=self.tenant,
-            priority=self.priority,
+            terms=self.terms,
             traceparent=self.traceparent,
-            deadline_ms=self.deadline_ms,
             requested_at=self.requested_at,
             accepted=accepted,
         )
