@@ -22,9 +22,9 @@ NOTES = (
     "Memory: what the process grows by from before the pool is made until it is full, the table of slots and generations included. "
     f"Look-up: the longest held prefix of a prompt that is held in full, {LOOK_UPS} of them, of prompts chosen at random. Beside others: "
     f"{COMPARED} blocks each, all in one process with the caller. Dynamo's RadixTree answers with how many "
-    "blocks each worker has (here one), not with the blocks, and has keys of 64 bits. Its Python binding hands each call to a thread; what "
-    "the router that it is made for pays, in Rust, is not measured here. So either side is kept to one core, and a call that does nothing is "
-    "shown as well: the look-up of a prompt without blocks. Beside it, both free to use all cores."
+    "blocks each worker has (here one), not with the blocks, and has keys of 64 bits. Its Python binding hands each call to a thread, as "
+    "the router in Rust that it is made for does not. So either side is kept to one core, and a call that does nothing is shown as "
+    "well: the look-up of a prompt without blocks. Beside it, both free to use all cores."
 )
 
 

@@ -1,8 +1,8 @@
 """Ours beside a peer, with either kept to one core and with either free to use all of them.
 
 Some bindings hand each call to a thread of their own. Where that thread is woken on another core, the call costs what waking it costs, and
-most of what is measured is that. So the comparison that counts is the one on one core; the other stands beside it, and so does the cost of a
-call that does nothing, in either. It is subtracted from nothing.
+most of what is measured is that. So the comparison that counts is the one on one core; the other stands beside it, and so does the cost of
+a call that does nothing, in either. It is subtracted from nothing.
 """
 
 from __future__ import annotations

@@ -43,14 +43,14 @@ PEER_RUNS = 5
 NOTES = (
     "Ours: the simulator with the Conductor as it is by default (kvcache-centric, early rejection based on prediction), disaggregated "
     f"({', '.join(f'{p} prefill + {d} decode for {workers} workers' for workers, (p, d) in CLUSTERS.items())}), chunks of {CHUNK_TOKENS} "
-    "tokens, the trace's own blocks; it comes out the same each time. Nothing refused: the same with admission `baseline`, and Dynamo refuses "
-    f"nothing either. Dynamo: run_mocker_trace_replay, offline, KV router, every worker doing both; {PEER_RUNS} runs of each case, of which "
-    f"the median is compared. Times of passes and steps, KV capacity of a worker ({NUM_BLOCKS} blocks of {BLOCK_TOKENS}) and links are the "
-    f"mocker's on both sides; ours moves KV besides. Goodput: requests within {TTFT_SLO_MS / 1000:g} s to the first token and "
-    f"{TBT_SLO_MS:g} ms a token in the mean. Times are compared where nothing is refused: with the default admission they are those of fewer "
-    "requests, for it refuses what it predicts to miss its objective. Splits and chunk were chosen for the conversation trace and these "
-    "times, and Dynamo has its defaults: 3 + 1 is better at 1 x and worse above, chunks of 8,192 tokens are some 20 requests of goodput worse "
-    "at 3 x."
+    "tokens, the trace's own blocks; it comes out the same each time. Nothing refused: the same with admission `baseline`, and Dynamo "
+    f"refuses nothing either. Dynamo: run_mocker_trace_replay, offline, KV router, every worker doing both; {PEER_RUNS} runs of each case, "
+    f"of which the median is compared. Times of passes and steps, KV capacity of a worker ({NUM_BLOCKS} blocks of {BLOCK_TOKENS}) and "
+    f"links are the mocker's on both sides; ours moves KV besides. Goodput: requests within {TTFT_SLO_MS / 1000:g} s to the first token "
+    f"and {TBT_SLO_MS:g} ms a token in the mean. Times are compared where nothing is refused: with the default admission they are those of "
+    "fewer requests, for it refuses what it predicts to miss its objective. Splits and chunk were chosen for the conversation trace and "
+    "these times, and Dynamo has its defaults: 3 + 1 is better at 1 x and worse above, chunks of 8,192 tokens are some 20 requests of "
+    "goodput worse at 3 x."
 )
 
 

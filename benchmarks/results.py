@@ -51,7 +51,7 @@ class Row:
 
 
 def write(name: str, command: str, rows: Sequence[Row], notes: str = "", headlines: Collection[str] = ()) -> Path:
-    """Writes `benchmarks/results/NAME.json` and returns its path. `headlines`: labels of the rows that stand for all of them in a summary."""
+    """Writes `benchmarks/results/NAME.json` and returns its path. `headlines`: labels of the rows that stand for all in a summary."""
     document = {
         "machine": describe_machine(),
         "date": datetime.date.today().isoformat(),

@@ -48,7 +48,7 @@ class Holdings:
 class RouterIndexJob(ABC):
     """Arguments: workers, blocks of a prompt. What is looked up and taken in is in the form in which the system gets it.
 
-    Operations: `find` a prompt's holders, find and `read` them, a find that is `empty` (of a prompt without blocks), and `intake` of events.
+    Operations: `find` a prompt's holders, find and `read` them, an `empty` find of a prompt without blocks, and `intake` of events.
     """
 
     def __init__(self, arguments: Sequence[str]) -> None:

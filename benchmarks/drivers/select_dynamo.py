@@ -1,8 +1,8 @@
 """Dynamo's SelectionService: choosing a worker for a prompt whose blocks are hashed already, and booking its load there.
 
-Its workers publish no events, so its index is empty; but what it subscribes to is there, or it would try to connect all the time. Arguments:
-workers, blocks of a prompt. Operations: `select`; and `empty`, the release of a reservation that it does not have, which is a call that does
-nothing.
+Its workers publish no events, so its index is empty; but what it subscribes to is there, or it would try to connect all the time.
+Arguments: workers, blocks of a prompt. Operations: `select`; and `empty`, the release of a reservation that it does not have, which is a
+call that does nothing.
 """
 
 from __future__ import annotations
