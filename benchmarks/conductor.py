@@ -63,8 +63,8 @@ NOTES = (
     "them over a loopback address for each engine and store; how many reports it sent is a row, and how many it could not, because the "
     "Conductor or itself was late. One more process asks, as a gateway does: at a rate of its own in a Poisson process, however long the "
     f"answers take (latency: {', '.join(f'{q.per_s:g}/s of {q.num_tokens // 1024}k tokens' for q in QUESTIONS)}), then {AT_A_TIME} at a "
-    "time (decisions a second). All but the Conductor are kept to one of this machine's cores, those that play the cluster at a niceness of "
-    f"{LESS_URGENT}; the Conductor may use all. What asking itself costs is shown, and subtracted from nothing: the same questions to a "
+    "time (decisions a second). All but the Conductor are kept to one of this machine's cores, those that play the cluster at a niceness "
+    f"of {LESS_URGENT}; the Conductor may use all. What asking itself costs is shown, and subtracted from nothing: the same questions to a "
     "server that decides nothing, with nobody else at work, and the processor time of who asks."
 )
 

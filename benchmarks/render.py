@@ -58,7 +58,7 @@ def summary(documents: Mapping[str, Mapping[str, Any]], now: Mapping[str, str]) 
             beside = f"{number(row['peer'])} {row['peer_name']}" if row["peer"] is not None else ""
             ratio = ratio_in_words(row["ratio"], row["peer_name"])
             first = (f"[{name}](#{name})", met, state(document, now)) if index == 0 else ("", "", "")
-            ours = f"{number(row['ours'])} {row['unit']}".rstrip()
+            ours = f"{number(row['ours'])} {row['unit']}".replace(" 1/", "/").rstrip()
             lines.append([first[0], label(row), ours, beside, ratio, number(row["wanted"]), MET[row["met"]], *first[1:]])
     return table(["", "figure", "ours", "beside", "ratio", "wanted", "met", "all met", "state"], lines)
 
@@ -124,7 +124,7 @@ def section(name: str, document: Mapping[str, Any], now: Mapping[str, str]) -> s
 def source(document: Mapping[str, Any]) -> str:
     if not document["commit"]:
         return "commit not known"
-    about = {True: ", with files that were not as committed", False: "", None: " or thereabouts: whether all was committed is not known"}
+    about = {True: " with uncommitted changes", False: "", None: ", whether with uncommitted changes is not known"}
     return f"commit {document['commit']}{about[document['dirty']]}"
 
 
