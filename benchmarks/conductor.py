@@ -70,7 +70,7 @@ NOTES = (
 
 
 def finding_and_intake() -> tuple[list[Row], list[str]]:
-    """And why the peer was left out."""
+    """The rows of the index, and why the peer was left out."""
     rows, left_out = [], []
     ours, peer = Driver("Springtide", "router_springtide", OURS), Driver("Dynamo RadixTree", "router_dynamo")
     for workers, blocks in product(WORKERS, DEPTHS):
@@ -92,7 +92,7 @@ def finding_and_intake() -> tuple[list[Row], list[str]]:
 
 
 def hashing() -> tuple[list[Row], list[str]]:
-    """And why the peer was left out."""
+    """The rows of hashing, and why the peer was left out."""
     rows, left_out = [], []
     ours, peer = Driver("Springtide", "hashing_springtide", OURS), Driver("Dynamo", "hashing_dynamo")
     for count, tokens in HASHED:
@@ -105,7 +105,7 @@ def hashing() -> tuple[list[Row], list[str]]:
 
 
 def choosing() -> tuple[list[Row], list[str]]:
-    """And why the peer was left out."""
+    """The rows of choosing, and why the peer was left out."""
     rows, left_out = [], []
     peer = Driver("Dynamo SelectionService", "select_dynamo")
     for admission, workers in product(("baseline", "early-rejection-predicted"), WORKERS):

@@ -58,7 +58,7 @@ class Clocked:
 
 
 def reports(live: LiveCluster) -> Iterator[list[LoadReported]]:
-    """For ever: all that is reported between two decisions, every engine REST_S after its last report."""
+    """All that is reported between two decisions, and again for ever; every engine reports REST_S after its last report."""
     engines = [(instance_id(role, number), live.reports_of(role, number)) for number in range(live.workers) for role in Role]
     each = round(len(engines) / REST_S / PER_S)
     every = (LoadReported(name, 1, loads[turn % len(loads)]) for turn in itertools.count() for name, loads in engines)

@@ -68,7 +68,7 @@ class Latencies:
 
     @classmethod
     def of(cls, durations: Sequence[float]) -> Latencies:
-        """From seconds."""
+        """The latencies of one run, from its seconds."""
         p99 = statistics.quantiles(durations, n=100)[98]
         return cls(1000 * statistics.median(durations), 1000 * p99, 1000 * max(durations))
 

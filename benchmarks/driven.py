@@ -122,7 +122,7 @@ class Running:
         return statistics.median(durations[warm_up:])
 
     def memory_bytes(self) -> int:
-        """Of the driver and its children now: what is theirs alone, and their share of what is not (PSS)."""
+        """The memory of the driver and its children now: what is theirs alone, and their share of what is not (PSS)."""
         driver = psutil.Process(self._process.pid)
         return sum(process.memory_full_info().pss for process in (driver, *driver.children(recursive=True)))
 
@@ -182,7 +182,7 @@ class Bench:
             running.close()
 
     def memory_bytes(self) -> dict[str, int]:
-        """Of every driver that runs, as it is now."""
+        """The memory of every driver that runs, as it is now."""
         return {name: running.memory_bytes() for name, running in self._running.items()}
 
     def rounds(self, operation: str, times: int, rounds: int = ROUNDS) -> dict[str, list[float]]:
@@ -198,7 +198,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From the seconds of one repetition to the figure that is shown."""
+    """How the figure that is shown follows from the seconds of one repetition."""
 
     unit: str
     per_second: float
@@ -233,12 +233,12 @@ def rate(num_bytes: int) -> Scale:
 
 
 def microseconds(pieces: int = 1) -> Scale:
-    """Of each of so many pieces of a repetition."""
+    """The time of each of so many pieces of a repetition."""
     return Scale("us", 0.0, 1e6 / pieces)
 
 
 def compared(row: str, scale: Scale, ours: Sequence[float], peer: Sequence[float], peer_name: str, wanted: float | None) -> Row:
-    """From the seconds of both, round by round; the ratio is the median of the rounds' own."""
+    """A row from the seconds of both, round by round; the ratio is the median of the rounds' own."""
     figures, theirs = ([scale.figure(seconds) for seconds in side] for side in (ours, peer))
     ratio = statistics.median(of_peer / mine for mine, of_peer in zip(ours, peer, strict=True))
     return Row(

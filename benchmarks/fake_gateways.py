@@ -22,7 +22,7 @@ from springtide.rpc.conductor_pb2_grpc import ConductorStub
 
 
 async def renew(address: str, cluster: str, live: LiveCluster) -> None:
-    """For ever, each gateway in its turn, all of them within RENEW_EVERY_S."""
+    """Has each gateway renew in its turn, all of them within RENEW_EVERY_S, for ever."""
     messages = [wire.RENEW.encode(renewal) for renewal in live.renewals()]
     now = asyncio.get_running_loop().time
     async with connect(address, Credentials(SECRET.encode(), cluster)) as channel:

@@ -100,7 +100,7 @@ class Engine:
         return self._idle_turn is None or round_number % IDLE_ROUNDS == self._idle_turn
 
     def report(self) -> bool:
-        """Whether it was sent."""
+        """Sends the next report; returns whether it was sent."""
         return self._watcher is not None and self._watcher.send(next(self._reports))
 
 
@@ -166,7 +166,7 @@ def address_of(kind: int, number: int) -> str:
 
 
 async def report(engines: Sequence[Engine], done: Done) -> None:
-    """For ever, each engine in its turn. What is due later than the next of the same engine is left out."""
+    """Has each engine report in its turn, for ever. What is later than the next one of the same engine is due is left out."""
     now, turns = asyncio.get_running_loop().time, [engines[turn::TURNS] for turn in range(TURNS)]
     began = now()
     for number in itertools.count():
@@ -180,7 +180,7 @@ async def report(engines: Sequence[Engine], done: Done) -> None:
 
 
 def answer(done: Done) -> None:
-    """Until the input ends."""
+    """Answers each line of the input until that ends."""
     for _ in sys.stdin:
         print(json.dumps(asdict(done)), flush=True)
 

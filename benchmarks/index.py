@@ -46,7 +46,7 @@ def at_ten_million() -> list[Row]:
 
 
 def look_ups() -> tuple[list[Row], list[str]]:
-    """And why the peer was left out."""
+    """The rows of look-ups, and why the peer was left out."""
     ours, peer = Driver("Springtide", "index_springtide", OURS), Driver("Dynamo RadixTree", "index_dynamo")
     operations = [
         Operation("look_up", COMPARED_LOOK_UPS, TIMES, Scale("1/s", LOOKED_UP)),

@@ -46,7 +46,7 @@ class Prompt:
         self._exact = self.arena.copy()
 
     def log_probabilities(self, quantise: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Of every next token of the tail, float32 [tokens, vocabulary], the prefix having gone through `quantise` and back."""
+        """Those of every next token of the tail, float32 [tokens, vocabulary], the prefix having gone through `quantise` and back."""
         self.arena[:] = self._exact
         slots = arena_tensor(self.arena, self.spec, NUM_BLOCKS)[:-TAIL_BLOCKS]
         slots.copy_(quantise(slots.float()))

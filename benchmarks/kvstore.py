@@ -40,7 +40,7 @@ def springtide(name: str, layers: int, kv_heads: int) -> Job:
 
 
 def puts_and_gets() -> tuple[list[Row], list[str]]:
-    """And why peers were left out."""
+    """The rows of both, and why peers were left out."""
     ours = springtide("Springtide", LAYERS, KV_HEADS)
     rows = []
     with Bench([ours], [Job(peer, COUNT, ours.size) for peer in PEERS]) as bench:

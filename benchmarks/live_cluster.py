@@ -40,7 +40,7 @@ class LiveCluster:
     live: int
 
     def attempts_of(self, role: Role, number: int) -> list[LiveAttempt]:
-        """That are at an instance of that role and number; as attempts of a decode node, those in prefill, too."""
+        """Those at the instance of that role and number. A decode node has those in prefill, too: their slots are reserved there."""
         here = [self._attempt(attempt) for attempt in range(number, self.live, self.workers)]
         return here if role is Role.DECODE else [attempt for attempt in here if attempt.phase is Phase.PREFILL]
 

@@ -56,7 +56,7 @@ NOTES = (
 
 
 def run(case: Case) -> tuple[list[Row], list[str]]:
-    """And why peers were left out."""
+    """The rows of a case, and why peers were left out."""
     transport, num_bytes = case.ours.arguments[0], case.count * case.size
     scale = microseconds() if case.latency else rate(num_bytes)
     rows = []

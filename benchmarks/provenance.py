@@ -43,7 +43,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
 
 
 def packages_of(name: str) -> tuple[str, ...]:
-    """Of `results/NAME.json`, NAME being a benchmark's, or that with a hyphen and more. Raises KeyError for a benchmark that has none."""
+    """The packages behind `results/NAME.json`, NAME being a benchmark's, or that with a hyphen and more. Raises KeyError for others."""
     return PACKAGES[name.partition("-")[0]]
 
 

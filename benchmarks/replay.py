@@ -75,7 +75,7 @@ def theirs(trace: Path, workers: int, speed: float) -> Summary:
 
 
 def rows(case: str, speed: float, default: Summary, nothing_refused: Summary, peers: Sequence[Summary]) -> list[Row]:
-    """Of one case: ours by default and with nothing refused, and all runs of the peer."""
+    """The rows of one case: ours by default and with nothing refused, beside all runs of the peer."""
 
     def compared(name: str, unit: str, value: float, others: list[float], less_is_better: bool = False, wanted: float | None = None) -> Row:
         other, spread = statistics.median(others), (min(others), max(others))

@@ -68,7 +68,7 @@ def write(name: str, command: str, rows: Sequence[Row], notes: str = "", headlin
 
 
 def ratio_in_words(ratio: float | None, peer_name: str | None) -> str:
-    """For a table: what lies within the noise is no victory and no defeat."""
+    """The ratio for a table, in which what lies within the noise is no victory and no defeat."""
     if ratio is None:
         return ""
     if peer_name != LIMIT and PARITY[0] <= ratio <= PARITY[1]:

@@ -64,7 +64,7 @@ class RouterIndexJob(ABC):
 
     @abstractmethod
     def event(self, worker: int, keys: Sequence[bytes]) -> Any:
-        """As bytes, the next one that the worker's store would send."""
+        """The next event that the worker's store would send, as bytes."""
 
     @abstractmethod
     def take_in(self, event: Any) -> None: ...

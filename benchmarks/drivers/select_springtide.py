@@ -34,7 +34,7 @@ LOADS = {
 
 
 def new_core(holdings: Holdings, admission: str) -> ConductorCore:
-    """With so many idle instances of either role and what prefill instances hold; all else by the configuration's defaults."""
+    """A core with so many idle instances of either role and what prefill instances hold; all else by the configuration's defaults."""
     config = ClusterConfig.model_validate({"kv": {"block_tokens": BLOCK_TOKENS}, "conductor": {"admission": admission}})
     core = ConductorCore(ConductorSettings.of(config, MODEL))
     for role in Role:
