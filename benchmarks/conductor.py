@@ -41,7 +41,8 @@ HEADLINES = (
     f"latency p99, {INSTANCES[-1]} instances, 128k tokens: {LIVE[-1]} live an instance",
 )
 NOTES = (
-    "RadixTree: 64 prompts, of which 4 are held by every worker in full, by half or by a quarter, and the others in full by one to three; "
+    "RadixTree, the index that Dynamo's Python bindings offer (its router in Rust has others): 64 prompts, of which 4 are held by every "
+    "worker in full, by half or by a quarter, and the others in full by one to three; "
     "every other prompt that is looked up is one of the 4. Ours and Dynamo's `find_matches` answer with every holder, in a form of their "
     "own; reading it is, ours, an array of each store's blocks, as decisions do, and Dynamo's, the dictionary of `scores`. Events of "
     f"{EVENT_BLOCKS} blocks come as each system's bytes: ours protobuf, Dynamo's JSON. Dynamo's keys have 64 bits and its hashes are of a "
@@ -63,7 +64,8 @@ NOTES = (
     "them over a loopback address for each engine and store; how many reports it sent is a row, and how many it could not, because the "
     "Conductor or itself was late. One more process asks, as a gateway does: at a rate of its own in a Poisson process, however long the "
     f"answers take (latency: {', '.join(f'{q.per_s:g}/s of {q.num_tokens // 1024}k tokens' for q in QUESTIONS)}), then {AT_A_TIME} at a "
-    "time (decisions a second). All but the Conductor are kept to one of this machine's cores, those that play the cluster at a niceness "
+    "time (decisions a second; where the Conductor does not use a whole core for them, who asks is the limit). All but the Conductor are "
+    "kept to one of this machine's cores, those that play the cluster at a niceness "
     f"of {LESS_URGENT}; the Conductor may use all. What asking itself costs is shown, and subtracted from nothing: the same questions to a "
     "server that decides nothing, with nobody else at work, and the processor time of who asks."
 )
@@ -185,6 +187,7 @@ def process_rows(name: str, case: str, runs: Sequence[Answered], limited: bool) 
     return [
         *_latencies(name, [run.latencies for run in runs], case, limited),
         _plain(f"decisions a second, {name}", "1/s", case, runs, lambda run: run.per_s),
+        _plain(f"the Conductor's use of a core at that rate, {name}", "%", case, runs, lambda run: 100 * run.cores_at_that),
         _plain(f"the decision itself, {name}", "us", case, runs, lambda run: run.decision_us),
     ]
 

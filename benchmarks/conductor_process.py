@@ -91,7 +91,9 @@ class Answered:
     asking_us: float
     """Processor time of who asks, for each question."""
     per_s: float
-    """Decisions, AT_A_TIME questions being under way all the time."""
+    """Decisions, AT_A_TIME questions being under way all the time, and ..."""
+    cores_at_that: float
+    """... what the Conductor takes for them: where it is below one, who asks is the limit."""
 
 
 def ask_process(live: LiveCluster, runs: int) -> dict[int, list[Answered]]:
@@ -188,6 +190,7 @@ async def _run(asker: _Asker, watch: _Watch, question: Question) -> Answered:
     before, began = watch.seen(), time.perf_counter()
     durations = await asker.at_its_rate(question)
     seen, seconds = watch.seen(), time.perf_counter() - began
+    per_s, busy_s = await asker.several_at_a_time(question)
     return Answered(
         latencies=Latencies.of(durations),
         decision_us=1e6 * (seen.decision_s - before.decision_s) / (seen.decisions - before.decisions),
@@ -196,7 +199,8 @@ async def _run(asker: _Asker, watch: _Watch, question: Question) -> Answered:
         conductor_cores=(seen.conductor_s - before.conductor_s) / seconds,
         others_cores=(seen.others_s - before.others_s) / seconds,
         asking_us=1e6 * (seen.asking_s - before.asking_s) / question.count,
-        per_s=await asker.several_at_a_time(question),
+        per_s=per_s,
+        cores_at_that=(watch.seen().conductor_s - seen.conductor_s) / busy_s,
     )
 
 
@@ -284,11 +288,12 @@ class _Asker:
             asked.append(asyncio.create_task(self._ask(question)))
         return await asyncio.gather(*asked)
 
-    async def several_at_a_time(self, question: Question) -> float:
-        """Answers a second."""
+    async def several_at_a_time(self, question: Question) -> tuple[float, float]:
+        """Answers a second, and the seconds that all of them took."""
         each, began = question.count // AT_A_TIME, time.perf_counter()
         await asyncio.gather(*(self._one_after_the_other(question, each) for _ in range(AT_A_TIME)))
-        return AT_A_TIME * each / (time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return AT_A_TIME * each / seconds, seconds
 
     async def _one_after_the_other(self, question: Question, count: int) -> None:
         for _ in range(count):

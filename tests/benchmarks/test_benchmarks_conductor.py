@@ -27,7 +27,7 @@ from springtide.protocol import wire
 from springtide.protocol.attempts import LiveAttempt, Phase
 from springtide.protocol.instances import LoadReport, Role
 
-ANSWERED = Answered(Latencies(1.0, 1.5, 9.0), 200.0, 20_000.0, 10.0, 0.9, 0.4, 300.0, 1500.0)
+ANSWERED = Answered(Latencies(1.0, 1.5, 9.0), 200.0, 20_000.0, 10.0, 0.9, 0.4, 300.0, 1500.0, 0.8)
 MEMCPY = Driver("Springtide", "memcpy", OURS)
 
 
