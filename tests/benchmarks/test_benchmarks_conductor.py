@@ -74,7 +74,7 @@ def test_what_is_told_of_a_live_cluster_is_of_the_protocol() -> None:
 
 
 def test_the_core_decides_with_attempts_that_live_and_reports_that_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conductor_core, "DECISIONS", 40)
+    monkeypatch.setattr(conductor_core, "DECISIONS", 500)
     monkeypatch.setattr(conductor_core, "WARM_UP", 5)
     figures = conductor_core.measure(LiveCluster(4, 40), 8192)
     assert 0 < figures.decision_p50_us <= figures.decision_p99_us
