@@ -108,7 +108,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Of a cluster of so many engines: a profile's model with what the profile does not know."""
+    """What a profile does not know of a cluster of so many engines, learnt from its runs."""
 
     prefill: int
     decode: int
@@ -150,14 +150,14 @@ class Calibration:
 
 
 def _waited_ms(runs: Sequence[Seen]) -> float:
-    """For tokens after the first, over all requests."""
+    """The time that was waited for tokens after the first, over all requests."""
     return sum(
         tbt * (request.output_tokens - 1) for seen in runs for tbt, request in zip(seen.played.tbt_ms, seen.load.requests, strict=True)
     )
 
 
 def _fitted(model: Model, name: str, simulate: Callable[[Model], float], real: float) -> Model:
-    """With the share `name` at which the simulation comes to `real`; it grows with the share."""
+    """The model with the share `name` at which the simulation comes to `real`; it grows with the share."""
     low, high = 0.0, MOST_CONTENTION
     while high - low > 0.01:
         middle = (low + high) / 2

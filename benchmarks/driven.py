@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +19,7 @@ import psutil
 from rich.console import Console
 
 from benchmarks.drivers.protocol import end_group
-from benchmarks.results import Row
+from benchmarks.results import LIMIT, Row
 
 CHECKOUT = Path(__file__).parents[1]
 OURS = Path(sys.executable)
@@ -37,6 +37,17 @@ class DriverFailed(Exception):
     """A driver could not be set up or broke; says why in its own words."""
 
 
+@contextlib.contextmanager
+def on_cores(cores: Collection[int]) -> Iterator[None]:
+    """What is started in here runs on these cores, and so does this thread meanwhile."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 @dataclass(frozen=True, slots=True)
 class Driver:
     """How to start one: `python -m benchmarks.drivers.MODULE ARGUMENTS` with `environment` added."""
@@ -49,6 +60,8 @@ class Driver:
     environment: Mapping[str, str] = field(default_factory=dict)
     over_tcp: bool = False
     """Its bytes must be seen on the loopback interface."""
+    pinned: bool = False
+    """Kept to one core, with all its threads and children: the same core for whoever is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +86,18 @@ class Running:
         if not driver.python.exists():
             raise DriverFailed(f"{driver.python} is not there: `make peers` makes it")
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by `close`)
-        self._process = subprocess.Popen(
-            [driver.python, "-m", f"benchmarks.drivers.{driver.module}", *driver.arguments, str(job.count), str(job.size)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            cwd=CHECKOUT,
-            env={**os.environ, **driver.environment},
-            start_new_session=True,
-        )
+        cores = os.sched_getaffinity(0)
+        with on_cores({max(cores)} if driver.pinned else cores):
+            self._process = subprocess.Popen(
+                [driver.python, "-m", f"benchmarks.drivers.{driver.module}", *driver.arguments, str(job.count), str(job.size)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                cwd=CHECKOUT,
+                env={**os.environ, **driver.environment},
+                start_new_session=True,
+            )
         try:
             before = loopback_bytes()
             self._answer()
@@ -107,7 +122,7 @@ class Running:
         return statistics.median(durations[warm_up:])
 
     def memory_bytes(self) -> int:
-        """Of the driver and its children now: what is theirs alone, and their share of what is not (PSS)."""
+        """The memory of the driver and its children now: what is theirs alone, and their share of what is not (PSS)."""
         driver = psutil.Process(self._process.pid)
         return sum(process.memory_full_info().pss for process in (driver, *driver.children(recursive=True)))
 
@@ -167,7 +182,7 @@ class Bench:
             running.close()
 
     def memory_bytes(self) -> dict[str, int]:
-        """Of every driver that runs, as it is now."""
+        """The memory of every driver that runs, as it is now."""
         return {name: running.memory_bytes() for name, running in self._running.items()}
 
     def rounds(self, operation: str, times: int, rounds: int = ROUNDS) -> dict[str, list[float]]:
@@ -183,7 +198,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From the seconds of one repetition to the figure that is shown."""
+    """How the figure that is shown follows from the seconds of one repetition."""
 
     unit: str
     per_second: float
@@ -218,29 +233,37 @@ def rate(num_bytes: int) -> Scale:
 
 
 def microseconds(pieces: int = 1) -> Scale:
-    """Of each of so many pieces of a repetition."""
+    """The time of each of so many pieces of a repetition."""
     return Scale("us", 0.0, 1e6 / pieces)
 
 
 def compared(row: str, scale: Scale, ours: Sequence[float], peer: Sequence[float], peer_name: str, wanted: float | None) -> Row:
-    """From the seconds of both, round by round; the ratio is the median of the rounds' own."""
-    figures = [scale.figure(seconds) for seconds in ours]
-    ratio = statistics.median(theirs / mine for mine, theirs in zip(ours, peer, strict=True))
+    """A row from the seconds of both, round by round; the ratio is the median of the rounds' own."""
+    figures, theirs = ([scale.figure(seconds) for seconds in side] for side in (ours, peer))
+    ratio = statistics.median(of_peer / mine for mine, of_peer in zip(ours, peer, strict=True))
     return Row(
         row=row,
         unit=scale.unit,
         ours=statistics.median(figures),
         spread=(min(figures), max(figures)),
-        peer=statistics.median(scale.figure(seconds) for seconds in peer),
+        peer=statistics.median(theirs),
         peer_name=peer_name,
         ratio=ratio,
         wanted=wanted,
         met=None if wanted is None else ratio >= wanted,
+        peer_spread=(min(theirs), max(theirs)),
+        rounds=len(ours),
     )
 
 
-def against(row: str, scale: Scale, ours: Sequence[float], limit: float, limit_name: str) -> Row:
-    """Against a fixed limit in the figure's unit, of which less is better."""
-    figures = [scale.figure(seconds) for seconds in ours]
+def within(row: str, unit: str, figures: Sequence[float], limit: float, limit_name: str = LIMIT, case: str = "") -> Row:
+    """The median of `figures`, of which less is better, beside what it must not exceed."""
     median = statistics.median(figures)
-    return Row(row, scale.unit, median, (min(figures), max(figures)), limit, limit_name, limit / median, 1.0, median <= limit)
+    spread = (min(figures), max(figures)) if len(figures) > 1 else None
+    return Row(row, unit, median, spread, limit, limit_name, limit / median, 1.0, median <= limit, case, rounds=len(figures))
+
+
+def plain(row: str, unit: str, figures: Sequence[float], case: str = "") -> Row:
+    """The median of `figures`, compared with nothing."""
+    spread = (min(figures), max(figures)) if len(figures) > 1 else None
+    return Row(row, unit, statistics.median(figures), spread, case=case, rounds=len(figures))

@@ -37,7 +37,7 @@ class Figures:
 
 
 def new_pool(num_slots: int) -> Pool:
-    """With the policy that is the default of the configuration."""
+    """A pool with the policy that is the default of the configuration."""
     return Pool(array("Q", bytes(8 * num_slots)), 1, policy=new_policy("hit-density", num_slots))
 
 

@@ -64,7 +64,7 @@ class Filled:
 
 
 def keys_of(prompt: int) -> list[BlockKey]:
-    """Anew each time, as they come from the wire."""
+    """The keys of a prompt, made anew each time, as they come from the wire."""
     chance = random.Random(-prompt - 1)
     return [BlockKey(chance.randbytes(16)) for _ in range(BLOCKS)]
 

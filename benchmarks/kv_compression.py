@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import importlib.util
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.driven import console
+from benchmarks.driven import CHECKOUT, console, plain
 from benchmarks.results import Row, show, write
 from engine.batch import SequenceChunk
 from engine.formats.files import demo_model, describe
@@ -25,7 +23,6 @@ from engine.runner import ModelRunner, arena_tensor
 from engine.tokenizer.tokenizer import load_tokenizer
 from springtide.modelinfo import KVSpec
 
-CHECKOUT = Path(__file__).parents[1]
 TEXTS = ("docs/architecture.md", "README.md")
 NUM_BLOCKS, TAIL_BLOCKS = 32, 4
 """Of a prompt; of these the last are computed again, on a prefix that has been quantised."""
@@ -49,7 +46,7 @@ class Prompt:
         self._exact = self.arena.copy()
 
     def log_probabilities(self, quantise: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """Of every next token of the tail, float32 [tokens, vocabulary], the prefix having gone through `quantise` and back."""
+        """Those of every next token of the tail, float32 [tokens, vocabulary], the prefix having gone through `quantise` and back."""
         self.arena[:] = self._exact
         slots = arena_tensor(self.arena, self.spec, NUM_BLOCKS)[:-TAIL_BLOCKS]
         slots.copy_(quantise(slots.float()))
@@ -88,7 +85,7 @@ def codecs(prompt: Prompt) -> list[Row]:
             rows.append(Row("uncompressed / compressed", "", prompt.arena.nbytes / sum(map(len, packed)), case=case))
             for name, seconds in (("compress", compress), ("decompress", decompress)):
                 rates = [prompt.arena.nbytes / duration / 1e9 for duration in seconds]
-                rows.append(Row(name, "GB/s", statistics.median(rates), (min(rates), max(rates)), case=case))
+                rows.append(plain(name, "GB/s", rates, case))
     return rows
 
 
@@ -124,10 +121,13 @@ def main() -> None:
     tokens = load_tokenizer(info).encode(text)[: NUM_BLOCKS * spec.block_tokens]
     assert len(tokens) == NUM_BLOCKS * spec.block_tokens, "the text is too short"
     prompt = Prompt(load_model(info, "bfloat16"), spec, tokens)
-    for name, notes, measure in (("kv_codecs", CODEC_NOTES, codecs), ("kv_quantisation", QUANTISATION_NOTES, quantisations)):
+    for name, notes, measure, headline in (
+        ("kv_codecs", CODEC_NOTES, codecs, "uncompressed / compressed: zstd, shuffle"),
+        ("kv_quantisation", QUANTISATION_NOTES, quantisations, "KL divergence of the next token, mean: fp8 e4m3"),
+    ):
         rows = measure(prompt)
         show(name, rows)
-        console.print(write(name, "make bench-kv-compression", rows, notes))
+        console.print(write(name, "make bench-kv-compression", rows, notes, (headline,)))
 
 
 if __name__ == "__main__":

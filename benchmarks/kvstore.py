@@ -20,6 +20,7 @@ HIT_TIMES = 100
 HIT_WANTED = 0.8
 """The cost of a hit must not grow with the size of the block: what is left for noise."""
 
+PUT, GET = (f"{operation} of {COUNT} x 1.4 MiB" for operation in ("put", "get"))
 NOTES = (
     f"put and get of {COUNT} blocks of 1.4 MiB between two processes on this machine, over TCP, no replica and nothing persisted. "
     "Ours: put is a hand-over of blocks from one store's arena to another store, from the reservation there until they are committed "
@@ -39,16 +40,14 @@ def springtide(name: str, layers: int, kv_heads: int) -> Job:
 
 
 def puts_and_gets() -> tuple[list[Row], list[str]]:
-    """And why peers were left out."""
+    """The rows of both, and why peers were left out."""
     ours = springtide("Springtide", LAYERS, KV_HEADS)
     rows = []
     with Bench([ours], [Job(peer, COUNT, ours.size) for peer in PEERS]) as bench:
-        for operation in ("put", "get"):
+        for row, operation in ((PUT, "put"), (GET, "get")):
             seconds = bench.rounds(operation, TIMES)
             rows += [
-                compared(
-                    f"{operation} of {COUNT} x 1.4 MiB", rate(ours.num_bytes), seconds["Springtide"], seconds[peer.name], peer.name, WANTED
-                )
+                compared(row, rate(ours.num_bytes), seconds["Springtide"], seconds[peer.name], peer.name, WANTED)
                 for peer in PEERS
                 if peer.name in seconds
             ]
@@ -72,7 +71,7 @@ def main() -> None:
     console.print("local hits")
     rows += hits()
     show("KV store", rows)
-    print(write("kvstore", "make bench-kvstore", rows, with_remarks(NOTES, left_out, remark)))
+    print(write("kvstore", "make bench-kvstore", rows, with_remarks(NOTES, left_out, remark), (PUT, GET)))
 
 
 if __name__ == "__main__":

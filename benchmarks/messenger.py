@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.driven import OURS, Bench, Driver, Job, against, compared, console, microseconds, others_at_work, rate, with_remarks
+from benchmarks.driven import OURS, Bench, Driver, Job, compared, console, microseconds, others_at_work, rate, with_remarks, within
 from benchmarks.results import Row, show, write
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -44,6 +44,7 @@ CASES = (
     Case("64 MiB", 1, 64 * MIB, 10, SHM, ((MEMCPY, 0.8),)),
     Case("1000 x 48 KiB", 1000, 48 * KIB, 10, SHM, ((MEMCPY, 0.8),), slice_limit_us=20.0),
 )
+HEADLINES = ("tcp, 64 x 256 KiB write", "shm, 64 x 256 KiB write")
 NOTES = (
     "Two processes on this machine on every side (memcpy: one). A batch's slices lie apart in memory, in another order there than "
     "here. What is timed begins with the call and ends when the bytes are in place: ours `Connection.write` and `read`; Mooncake's "
@@ -55,7 +56,7 @@ NOTES = (
 
 
 def run(case: Case) -> tuple[list[Row], list[str]]:
-    """And why peers were left out."""
+    """The rows of a case, and why peers were left out."""
     transport, num_bytes = case.ours.arguments[0], case.count * case.size
     scale = microseconds() if case.latency else rate(num_bytes)
     rows = []
@@ -68,7 +69,8 @@ def run(case: Case) -> tuple[list[Row], list[str]]:
                 compared(name, scale, ours, seconds[peer.name], peer.name, wanted) for peer, wanted in case.wanted if peer.name in seconds
             ]
             if case.slice_limit_us is not None:
-                rows.append(against(f"{name}, a slab", microseconds(case.count), ours, case.slice_limit_us, "limit"))
+                each_us = [microseconds(case.count).figure(seconds) for seconds in ours]
+                rows.append(within(f"{name}, a slab", "us", each_us, case.slice_limit_us))
     return rows, bench.left_out
 
 
@@ -81,7 +83,7 @@ def main() -> None:
         rows += of_case
         left_out += reasons
     show("Messenger", rows)
-    print(write("messenger", "make bench-messenger", rows, with_remarks(NOTES, left_out, remark)))
+    print(write("messenger", "make bench-messenger", rows, with_remarks(NOTES, left_out, remark), HEADLINES))
 
 
 if __name__ == "__main__":

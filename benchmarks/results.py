@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import datetime
 import json
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.provenance import provenance
 from deploy.machine import describe_machine
 
 RESULTS = Path(__file__).parent / "results"
+LIMIT = "limit"
+"""In the place of a peer's name: what the figure was not to exceed."""
+PARITY = 0.95, 1.05
+"""A ratio to a peer in here is called parity, whichever side it is on."""
 WIDTH = 140
 """Columns of a table that does not go to a terminal."""
 
@@ -35,18 +39,26 @@ class Row:
     wanted: float | None = None
     met: bool | None = None
     case: str = ""
-    """What the figure was measured under, where a benchmark takes the same figures under several: a column of its table."""
+    """What the figure was measured under, where a benchmark takes the same figures under several."""
+    peer_spread: tuple[float, float] | None = None
+    rounds: int = 1
+    """Whose median it is; where there is a peer, both sides were measured in each."""
+
+    @property
+    def label(self) -> str:
+        """The row's name, and its case where it has one."""
+        return f"{self.row}: {self.case}" if self.case else self.row
 
 
-def write(name: str, command: str, rows: Sequence[Row], notes: str = "") -> Path:
-    """Writes `benchmarks/results/NAME.json` and returns its path."""
-    revision = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent, check=False)
+def write(name: str, command: str, rows: Sequence[Row], notes: str = "", headlines: Collection[str] = ()) -> Path:
+    """Writes `benchmarks/results/NAME.json` and returns its path. `headlines`: labels of the rows that stand for all in a summary."""
     document = {
         "machine": describe_machine(),
         "date": datetime.date.today().isoformat(),
-        "commit": revision.stdout.strip(),
+        **provenance(name),
         "command": command,
         "notes": notes,
+        "headlines": list(headlines),
         "rows": [asdict(row) for row in rows],
     }
     RESULTS.mkdir(exist_ok=True)
@@ -55,15 +67,24 @@ def write(name: str, command: str, rows: Sequence[Row], notes: str = "") -> Path
     return path
 
 
+def ratio_in_words(ratio: float | None, peer_name: str | None) -> str:
+    """The ratio for a table, in which what lies within the noise is no victory and no defeat."""
+    if ratio is None:
+        return ""
+    if peer_name != LIMIT and PARITY[0] <= ratio <= PARITY[1]:
+        return f"{ratio:.2f}, parity"
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
+
+
 def show(title: str, rows: Sequence[Row]) -> None:
     """Prints the rows as a table."""
-    table = Table("", "unit", "ours", "spread", "peer", "", "ratio", "wanted", "met", title=title)
+    table = Table("", "unit", "ours", "spread", "peer", "", "ratio", "wanted", "met", "rounds", title=title)
     for row in rows:
         spread = "" if row.spread is None else f"{row.spread[0]:.3g} - {row.spread[1]:.3g}"
         met = {None: "", True: "[green]yes[/]", False: "[red]no[/]"}[row.met]
-        optional = ("" if value is None else f"{value:.3g}" for value in (row.peer, row.ratio, row.wanted))
-        peer, ratio, wanted = optional
-        name = f"{row.row}: {row.case}" if row.case else row.row
-        table.add_row(name, row.unit, f"{row.ours:.3g}", spread, peer, row.peer_name or "", ratio, wanted, met)
+        peer, wanted = ("" if value is None else f"{value:.3g}" for value in (row.peer, row.wanted))
+        ratio = ratio_in_words(row.ratio, row.peer_name)
+        rounds = str(row.rounds)
+        table.add_row(row.label, row.unit, f"{row.ours:.3g}", spread, peer, row.peer_name or "", ratio, wanted, met, rounds)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(table)

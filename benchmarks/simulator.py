@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.driven import CHECKOUT, OURS, console, others_at_work, with_remarks
+from benchmarks.driven import CHECKOUT, OURS, console, others_at_work, plain, with_remarks, within
 from benchmarks.results import Row, show, write
 from benchmarks.simulated import HARDWARE, RATE_PER_S, STEPS, TURN_TOKENS, Case, Took
 
@@ -44,16 +43,11 @@ def of_trace(trace: Path) -> list[Row]:
         console.print(f"{trace.name}, speed {speed:g}, {RUNS} times")
         runs = [run(Case(TRACE_INSTANCES, trace=str(trace), speed=speed)) for _ in range(RUNS)]
         name = f"{trace.stem}, {runs[0].requests:,} requests, speed {speed:g}"
-        cpu_s, spread = _median([took.cpu_s for took in runs])
         rows += [
-            Row(f"{name}: CPU time", "s", cpu_s, spread, LIMIT_S, "limit", LIMIT_S / cpu_s, 1.0, cpu_s <= LIMIT_S),
-            Row(f"{name}: wall time", "s", *_median([took.wall_s for took in runs])),
+            within(f"{name}: CPU time", "s", [took.cpu_s for took in runs], LIMIT_S),
+            plain(f"{name}: wall time", "s", [took.wall_s for took in runs]),
         ]
     return rows
-
-
-def _median(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    return statistics.median(values), (min(values), max(values))
 
 
 FIGURES: dict[str, tuple[str, Callable[[Took], float]]] = {
@@ -73,10 +67,7 @@ def of_cell(instances: int, requests: int) -> list[Row]:
     case = f"{requests:,} requests"
     rows = [Row(f"{instances} instances: {name}", unit, read(took), case=case) for name, (unit, read) in FIGURES.items()]
     if (instances, requests) == (CELLS[max(CELLS)][-1], max(CELLS)):
-        gib = took.peak_bytes / (1 << 30)
-        rows.append(
-            Row(f"{instances} instances, {case}: peak memory", "GiB", gib, None, LIMIT_GIB, "limit", LIMIT_GIB / gib, 1.0, gib <= LIMIT_GIB)
-        )
+        rows.append(within(f"{instances} instances, {case}: peak memory", "GiB", [took.peak_bytes / (1 << 30)], LIMIT_GIB))
     return rows
 
 
@@ -93,7 +84,8 @@ def main(arguments: list[str] | None = None) -> None:
     rows.sort(key=lambda row: [*FIGURES].index(row.row.partition(": ")[2]) if row.case else -1)
     show("Simulator", rows)
     given = f" --trace {options.trace.name}" if options.trace is not None else ""
-    print(write("simulator", f"python -m benchmarks.simulator{given}", rows, with_remarks(NOTES, [], remark)))
+    headlines = [row.label for row in rows if row.wanted is not None]
+    print(write("simulator", f"python -m benchmarks.simulator{given}", rows, with_remarks(NOTES, [], remark), headlines))
 
 
 if __name__ == "__main__":

@@ -46,7 +46,10 @@ class Holdings:
 
 
 class RouterIndexJob(ABC):
-    """Arguments: workers, blocks of a prompt. What is looked up and taken in is in the form in which the system gets it."""
+    """Arguments: workers, blocks of a prompt. What is looked up and taken in is in the form in which the system gets it.
+
+    Operations: `find` a prompt's holders, find and `read` them, an `empty` find of a prompt without blocks, and `intake` of events.
+    """
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.holdings = Holdings(*map(int, arguments[-2:]))
@@ -57,10 +60,11 @@ class RouterIndexJob(ABC):
                 self.take_in(self.event(worker, keys[:blocks]))
         self._sequences = {prompt: self.sequence(keys) for prompt, keys in prompts.items()}
         self._order = self.holdings.order()
+        self._nothing = self.sequence([])
 
     @abstractmethod
     def event(self, worker: int, keys: Sequence[bytes]) -> Any:
-        """As bytes, the next one that the worker's store would send."""
+        """The next event that the worker's store would send, as bytes."""
 
     @abstractmethod
     def take_in(self, event: Any) -> None: ...
@@ -72,6 +76,10 @@ class RouterIndexJob(ABC):
     def find(self, sequence: Any) -> Any: ...
 
     @abstractmethod
+    def read(self, answer: Any) -> object:
+        """How many blocks each worker has, in the form in which a caller in Python is given it."""
+
+    @abstractmethod
     def found(self, answer: Any) -> dict[int, int]:
         """Worker -> blocks."""
 
@@ -80,13 +88,26 @@ class RouterIndexJob(ABC):
             assert self.found(self.find(sequence)) == self.holdings.holders(prompt), "every holder is found, as far as it holds the prompt"
 
     def measure(self, operation: str, times: int) -> list[float]:
-        return [self._find() if operation == "find" else self._take_in() for _ in range(times)]
+        work = {"find": self._find, "read": self._find_and_read, "empty": self._find_nothing, "intake": self._take_in}[operation]
+        return [work() for _ in range(times)]
 
     def _find(self) -> float:
-        sequences = [self._sequences[prompt] for prompt in itertools.islice(self._order, FOUND)]
+        return self._find_all([self._sequences[prompt] for prompt in itertools.islice(self._order, FOUND)])
+
+    def _find_nothing(self) -> float:
+        return self._find_all([self._nothing] * FOUND)
+
+    def _find_all(self, sequences: Sequence[Any]) -> float:
         started = time.perf_counter()
         for sequence in sequences:
             self.find(sequence)
+        return time.perf_counter() - started
+
+    def _find_and_read(self) -> float:
+        sequences = [self._sequences[prompt] for prompt in itertools.islice(self._order, FOUND)]
+        started = time.perf_counter()
+        for sequence in sequences:
+            self.read(self.find(sequence))
         return time.perf_counter() - started
 
     def _take_in(self) -> float:

@@ -33,7 +33,7 @@ class Prompts:
 
 
 class LookUpJob(ABC):
-    """What is looked up is in the form that the index takes."""
+    """Operations: `look_up`, and `empty`, of a prompt without blocks. What is looked up is in the form that the index takes."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.prompts = Prompts(*map(int, arguments[-2:]))
@@ -61,10 +61,10 @@ class LookUpJob(ABC):
             assert self.num_found(self.look_up(self.sequence(keys))) == len(keys) // 2, "up to what was not stored"
 
     def measure(self, operation: str, times: int) -> list[float]:
-        assert operation == "look_up"
+        nothing = self.sequence([])
         durations = []
         for _ in range(times):
-            sequences = list(itertools.islice(self._at_hand, LOOKED_UP))
+            sequences = [nothing] * LOOKED_UP if operation == "empty" else list(itertools.islice(self._at_hand, LOOKED_UP))
             started = time.perf_counter()
             for sequence in sequences:
                 self.look_up(sequence)

@@ -100,7 +100,7 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def end_group(process: subprocess.Popen[Any]) -> None:
-    """As `end`, of a process that leads a group (`start_new_session`): what it started is told to stop then, and killed when it does not.
+    """Ends a process that leads a group (`start_new_session`), as `end`. What it started is told to stop then, and killed when it does not.
     Killed at once, Python's resource tracker, which is among them, would leave the group's semaphores and memory in /dev/shm."""
     end(process)
     deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -112,7 +112,7 @@ def end_group(process: subprocess.Popen[Any]) -> None:
 
 
 def _runs(group: int) -> bool:
-    """Whether any of its processes does; those that nobody has waited for yet do not."""
+    """Whether any process of the group runs; those that nobody has waited for yet do not."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:

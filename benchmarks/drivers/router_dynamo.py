@@ -36,6 +36,9 @@ class DynamoRouterIndex(RouterIndexJob):
     def find(self, sequence: list[int]) -> Any:
         return self._tree.find_matches(sequence)
 
+    def read(self, answer: Any) -> object:
+        return answer.scores
+
     def found(self, answer: Any) -> dict[int, int]:
         return {worker: blocks for (worker, _rank), blocks in answer.scores.items()}
 

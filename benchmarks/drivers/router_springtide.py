@@ -40,6 +40,9 @@ class SpringtideRouterIndex(RouterIndexJob):
     def find(self, sequence: list[BlockKey]) -> Matches:
         return self._index.match(sequence)
 
+    def read(self, answer: Matches) -> object:
+        return answer.blocks_by_bit()
+
     def found(self, answer: Matches) -> dict[int, int]:
         return {int(node_id): blocks for node_id, blocks in answer.items()}
 

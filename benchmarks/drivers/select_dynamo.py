@@ -1,11 +1,14 @@
 """Dynamo's SelectionService: choosing a worker for a prompt whose blocks are hashed already, and booking its load there.
 
-Its workers publish no events, so its index is empty. Arguments: workers, blocks of a prompt.
+Its workers publish no events, so its index is empty; but what it subscribes to is there, or it would try to connect all the time.
+Arguments: workers, blocks of a prompt. Operations: `select`; and `empty`, the release of a reservation that it does not have, which is a
+call that does nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import time
@@ -13,7 +16,8 @@ from collections.abc import Sequence
 
 os.environ.setdefault("DYN_LOG", "error")
 
-from dynamo._core import SelectionService
+import zmq
+from dynamo._core import SelectionService, SelectionServiceError
 
 from benchmarks.drivers.hashing import BLOCK_TOKENS
 from benchmarks.drivers.holdings import HOT, Holdings
@@ -25,6 +29,8 @@ FIRST_PORT = 20_000
 class DynamoSelect:
     def __init__(self, arguments: Sequence[str]) -> None:
         self.holdings = Holdings(*map(int, arguments[-2:]))
+        self._silent = zmq.Context().socket(zmq.PUB)
+        self._silent.bind("tcp://127.0.0.1:*")
         self._runner = asyncio.Runner()
         self._runner.run(self._start())
         self._hashes = [[int.from_bytes(key[:7], "little") for key in self.holdings.keys(prompt)] for prompt in range(2 * HOT)]
@@ -32,13 +38,14 @@ class DynamoSelect:
 
     async def _start(self) -> None:
         self._service = SelectionService()
+        events = self._silent.getsockopt_string(zmq.LAST_ENDPOINT)
         for worker in range(self.holdings.workers):
             await self._service.upsert_worker(
                 {
                     "worker_id": worker,
                     "model_name": "model",
                     "endpoint": f"http://127.0.0.1:{FIRST_PORT + worker}",
-                    "kv_events_endpoints": {0: f"tcp://127.0.0.1:{FIRST_PORT + worker}"},
+                    "kv_events_endpoints": {0: events},
                     "block_size": BLOCK_TOKENS,
                     "total_kv_blocks": 1_000_000,
                     "max_num_batched_tokens": 8192,
@@ -49,8 +56,7 @@ class DynamoSelect:
         assert self._runner.run(self._select(1))
 
     def measure(self, operation: str, times: int) -> list[float]:
-        assert operation == "select"
-        return self._runner.run(self._select(times))
+        return self._runner.run(self._select(times) if operation == "select" else self._release_nothing(times))
 
     async def _select(self, times: int) -> list[float]:
         durations = []
@@ -70,9 +76,19 @@ class DynamoSelect:
             await self._service.free_reservation(name)
         return durations
 
+    async def _release_nothing(self, times: int) -> list[float]:
+        durations = []
+        for _ in range(times):
+            started = time.perf_counter()
+            with contextlib.suppress(SelectionServiceError):
+                await self._service.free_reservation("unknown")
+            durations.append(time.perf_counter() - started)
+        return durations
+
     def close(self) -> None:
         self._service.shutdown()
         self._runner.close()
+        self._silent.close()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The Conductor's core: a prefill instance and a decode node for a prompt whose blocks are hashed already, its work booked at both.
 
 There are so many of each; every prefill instance holds its share of some prompts. Arguments: admission rule, workers, blocks of a prompt.
+Operations: `select`; and `empty`, the end of an attempt that nobody knows of, which is a call that does nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from springtide.protocol.scheduling import Schedule
 from springtide.protocol.storage import BlocksStored, SnapshotPart, Tier
 
 MODEL = ModelInfo("/model", "model", "llama", "fingerprint", 1 << 20, 32, 8, 128, 128_000, (0,))
+UNKNOWN = AttemptId("unknown")
 LOADS = {
     Role.PREFILL: Load(slots_total=1_000_000, slots_available=1_000_000, prefill_cost=PrefillCost(5.0, 0.05, 1e-7)),
     Role.DECODE: Load(slots_total=1_000_000, slots_available=1_000_000, max_batch=64, decode_cost=DecodeCost(10.0, 0.1, 1e-5)),
@@ -32,7 +34,7 @@ LOADS = {
 
 
 def new_core(holdings: Holdings, admission: str) -> ConductorCore:
-    """With so many idle instances of either role and what prefill instances hold; all else by the configuration's defaults."""
+    """A core with so many idle instances of either role and what prefill instances hold; all else by the configuration's defaults."""
     config = ClusterConfig.model_validate({"kv": {"block_tokens": BLOCK_TOKENS}, "conductor": {"admission": admission}})
     core = ConductorCore(ConductorSettings.of(config, MODEL))
     for role in Role:
@@ -60,8 +62,7 @@ class SpringtideSelect:
         assert self._select()
 
     def measure(self, operation: str, times: int) -> list[float]:
-        assert operation == "select"
-        return [self._select() for _ in range(times)]
+        return [self._select() if operation == "select" else self._end_nothing() for _ in range(times)]
 
     def _select(self) -> float:
         number = next(self._ids)
@@ -73,6 +74,14 @@ class SpringtideSelect:
         assert isinstance(reply, Decided)
         assert reply.assignment is not None
         self._core.handle(Progress(attempt_id, Phase.FAILED), now)
+        return seconds
+
+    def _end_nothing(self) -> float:
+        now = next(self._ids) / 1000
+        started = time.perf_counter()
+        actions = self._core.handle(Progress(UNKNOWN, Phase.FAILED), now)
+        seconds = time.perf_counter() - started
+        assert not actions
         return seconds
 
     def close(self) -> None:

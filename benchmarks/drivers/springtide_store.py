@@ -72,7 +72,7 @@ class StoreProcess:
         self.link: StoreLink
 
     async def connect(self) -> None:
-        """As soon as the store serves."""
+        """Connects as soon as the store serves."""
         hello = EngineHello(InstanceId(self._node_id), new_incarnation())
         sockets = [self._directory / f"{self._node_id}.{kind}.sock" for kind in ("store", "arena")]
         while True:
@@ -94,7 +94,7 @@ class StoreProcess:
         return self._notices.setdefault((kind, attempt_id), asyncio.get_running_loop().create_future())
 
     async def acquire(self, keys: Sequence[BlockKey], num_blocks: int) -> Acquired:
-        """Of what is here."""
+        """Acquires what is here."""
         attempt_id = AttemptId(new_id("attempt"))
         acquired = self.expect(Acquired, attempt_id)
         self.link.send(Acquire(attempt_id, tuple(keys), num_blocks, max_reused_blocks=len(keys)))
@@ -167,7 +167,7 @@ class StoreJob:
         return [await work() for _ in range(times)]
 
     async def _put(self, contents: np.ndarray | None = None) -> float:
-        """Of keys that are new there; the least recently used blocks there make room, and that is timed too."""
+        """Puts keys that are new there; the least recently used blocks there make room, and that is timed too."""
         count = self._blocks.count
         acquired = await self._here.acquire([], count)
         attempt_id = acquired.attempt_id
@@ -192,7 +192,7 @@ class StoreJob:
         return seconds
 
     async def _get(self, contents: np.ndarray | None = None) -> float:
-        """Of keys that are not here: there is room for one set, so each get evicts the one before, and that is timed too."""
+        """Gets keys that are not here: there is room for one set, so each get evicts the one before, and that is timed too."""
         self._held_there.append(keys := self._held_there.pop(0))
         count, attempt_id = self._blocks.count, AttemptId(new_id("attempt"))
         acquired = self._here.expect(Acquired, attempt_id)
@@ -211,7 +211,7 @@ class StoreJob:
         return seconds
 
     async def _hit(self, contents: np.ndarray | None = None) -> float:
-        """Of those that were got last."""
+        """Acquires those that were got last."""
         keys = self._held_here
         started = time.perf_counter()
         acquired = await self._here.acquire(keys, len(keys) + 1)
@@ -227,7 +227,7 @@ class StoreJob:
             assert same, "the bytes that came are not those that were put"
 
     def _block(self, slot: int) -> np.ndarray:
-        """In the arena here: uint8 [size]."""
+        """A slot of the arena here: uint8 [size]."""
         return self._here.link.arena[slot * self._blocks.size : (slot + 1) * self._blocks.size]
 
     @property
