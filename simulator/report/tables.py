@@ -10,7 +10,7 @@ Better = Literal["more", "less"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FigureRow:
     label: str
     unit: str
     cells: tuple[str, ...]
@@ -49,7 +49,7 @@ _REASON = "rejected_by_reason: "
 _SHARES = ("hit_rate", "slo_attainment")
 
 
-def summary_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
+def summary_rows(results: Sequence[Mapping[str, Any]]) -> list[FigureRow]:
     """Every figure that any of the summaries has, with its unit; a dash where a run has none."""
     summaries = [_flat(result["summary"]) for result in results]
     present = dict.fromkeys(key for summary in summaries for key in summary)
@@ -60,7 +60,7 @@ def summary_rows(results: Sequence[Mapping[str, Any]]) -> list[Row]:
     return [_summary_row(key, summaries) for key in keys]
 
 
-def settings_rows(results: Sequence[Mapping[str, Any]], differing_only: bool = False) -> list[Row]:
+def settings_rows(results: Sequence[Mapping[str, Any]], differing_only: bool = False) -> list[FigureRow]:
     """Every setting of any of the runs, or only those in which they differ."""
     settings = [_flat(result["settings"]) for result in results]
     rows = []
@@ -68,11 +68,11 @@ def settings_rows(results: Sequence[Mapping[str, Any]], differing_only: bool = F
         unit = _unit(key)
         cells = tuple(_text(one.get(key)) for one in settings)
         if not differing_only or len(set(cells)) > 1:
-            rows.append(Row(_words(key), unit, cells))
+            rows.append(FigureRow(_words(key), unit, cells))
     return rows
 
 
-def _summary_row(key: str, summaries: Sequence[Mapping[str, Any]]) -> Row:
+def _summary_row(key: str, summaries: Sequence[Mapping[str, Any]]) -> FigureRow:
     label, better = _KNOWN.get(key, (None, None))
     unit = "%" if key in _SHARES else _unit(key)
     values = [summary.get(key) for summary in summaries]
@@ -84,7 +84,7 @@ def _summary_row(key: str, summaries: Sequence[Mapping[str, Any]]) -> Row:
     if better and len(set(real)) > 1:
         winner = max(real) if better == "more" else min(real)
         best = frozenset(index for index, value in enumerate(values) if value == winner)
-    return Row(label or _words(key), unit, cells, best)
+    return FigureRow(label or _words(key), unit, cells, best)
 
 
 def _flat(mapping: Mapping[str, Any], before: str = "") -> dict[str, Any]:

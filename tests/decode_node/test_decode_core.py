@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from decode_node.core import events as ev
-from decode_node.core.actions import Action, Reply, RunStep
+from decode_node.core.actions import Action, RunStep
 from node_runtime import events
-from node_runtime.pages import within
-from node_runtime.slotqueue import HEAD_PATIENCE_S, RETRY_S
+from node_runtime.events import SendUpdate
+from node_runtime.slot_claims import HEAD_PATIENCE_S, RETRY_S, within_pages
 from springtide.blocks import block_keys
 from springtide.protocol import storage
 from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, SampledToken
@@ -43,10 +43,10 @@ def test_a_sequence_continues_after_the_first_token_until_its_limit() -> None:
 
 def ticks(node: Node, seconds: float) -> list[Action]:
     """What is done while time goes by as it does for an engine that is not held up."""
-    actions = list(node.tell(events.Tick()))
+    actions = list(node.tell(events.NodeTick()))
     for _ in range(round(4 * seconds)):
         node.now += 0.25
-        actions += node.tell(events.Tick())
+        actions += node.tell(events.NodeTick())
     return actions
 
 
@@ -78,9 +78,9 @@ def test_a_store_that_does_not_let_a_sequence_grow_is_taken_for_hung() -> None:
 def test_an_engine_that_was_held_up_itself_does_not_blame_its_store() -> None:
     node = SilentStore(Reserve)
     node.tell(start("a", 10))
-    node.tell(events.Tick())
+    node.tell(events.NodeTick())
     node.now += 60
-    assert node.tell(events.Tick()) == []
+    assert node.tell(events.NodeTick()) == []
 
 
 def test_an_end_token_ends_the_output_and_is_not_part_of_it() -> None:
@@ -123,8 +123,8 @@ def test_one_message_a_step_goes_to_each_session_and_the_next_step_is_launched_b
     (run,) = only(actions, RunStep)
     assert rows_of(run) == ["a", "b", "c"]
     actions = node.step(run)
-    assert [(reply.session, len(reply.update.outputs)) for reply in only(actions, Reply)] == [(1, 2), (2, 1)]
-    assert actions.index(only(actions, RunStep)[0]) < actions.index(only(actions, Reply)[0])
+    assert [(reply.session, len(reply.update.outputs)) for reply in only(actions, SendUpdate)] == [(1, 2), (2, 1)]
+    assert actions.index(only(actions, RunStep)[0]) < actions.index(only(actions, SendUpdate)[0])
 
 
 def test_a_batch_has_at_most_its_places_and_the_oldest_have_them() -> None:
@@ -179,9 +179,9 @@ def test_a_full_pool_at_the_reservation_is_waited_for_oldest_first_and_not_for_e
     assert [reserve.attempt_id for reserve in only(seen, Reserve)] == ["b", "c"] and reserved(seen) == ["b"]
     node.tell(start("d", 5, max_tokens=2, waits=True))
     node.now = 31.0
-    assert failures(node.tell(events.Tick())) == [("d", FailureCode.POOL_FULL)]
+    assert failures(node.tell(events.NodeTick())) == [("d", FailureCode.POOL_FULL)]
     node.now += HEAD_PATIENCE_S
-    assert failures(node.tell(events.Tick())) == [("c", FailureCode.POOL_FULL)]
+    assert failures(node.tell(events.NodeTick())) == [("c", FailureCode.POOL_FULL)]
 
 
 def test_who_waits_for_its_tenants_quota_is_in_nobodys_way() -> None:
@@ -189,7 +189,7 @@ def test_who_waits_for_its_tenants_quota_is_in_nobodys_way() -> None:
     node.core.handle(start("a", 30, waits=True, tenant="small"), 0.0)
     node.core.handle(AttemptFailed("a", failure(FailureCode.QUOTA_USED)), 0.0)
     assert [order.attempt_id for order in only(node.core.handle(start("b", 30, waits=True), 0.0), Reserve)] == ["b"]
-    assert [order.attempt_id for order in only(node.core.handle(events.Tick(), RETRY_S), Reserve)] == ["a"]
+    assert [order.attempt_id for order in only(node.core.handle(events.NodeTick(), RETRY_S), Reserve)] == ["a"]
 
 
 def test_room_is_kept_for_what_runs_to_grow_into() -> None:
@@ -249,7 +249,7 @@ def test_prompts_that_are_still_being_written_give_way_too_one_at_a_time() -> No
         node.tell(begin)
     seen = steps(node, node.tell(Ingested("old", 100)), 1)
     assert failures(seen) == [("ingesting-2", FailureCode.PREEMPTED)]
-    assert failures(node.tell(events.Tick())) == [], "the slots of the first are awaited before the next gives way"
+    assert failures(node.tell(events.NodeTick())) == [], "the slots of the first are awaited before the next gives way"
     node.full = False
     assert [rows_of(run) for run in only(node.tell(storage.StoreLoad(1, 1)), RunStep)] == [["old"]]
 
@@ -289,9 +289,9 @@ def test_who_is_alone_and_lacks_a_slot_waits_and_is_then_scheduled_elsewhere() -
     node.store.free.clear()
     assert failures(steps(node, actions, 10)) == []
     node.now += 29.9
-    assert failures(node.tell(events.Tick())) == []
+    assert failures(node.tell(events.NodeTick())) == []
     node.now += 0.2
-    assert failures(node.tell(events.Tick())) == [("a", FailureCode.POOL_FULL)]
+    assert failures(node.tell(events.NodeTick())) == [("a", FailureCode.POOL_FULL)]
 
 
 def test_a_sequence_without_a_slot_sits_out_and_stalls_nobody() -> None:
@@ -310,8 +310,8 @@ def test_a_sequence_without_a_slot_sits_out_and_stalls_nobody() -> None:
 
 def test_a_request_that_its_first_token_ends_is_released_silently() -> None:
     node = Node()
-    assert only(node.join(start("a", 10, max_tokens=1)), Reply) == [] and len(node.store.free) == NUM_SLOTS
-    assert only(node.join(start("b", 10), first_token=EOS), Reply) == [] and len(node.store.free) == NUM_SLOTS
+    assert only(node.join(start("a", 10, max_tokens=1)), SendUpdate) == [] and len(node.store.free) == NUM_SLOTS
+    assert only(node.join(start("b", 10), first_token=EOS), SendUpdate) == [] and len(node.store.free) == NUM_SLOTS
 
 
 def test_slots_of_a_running_step_are_released_only_after_it() -> None:
@@ -325,7 +325,7 @@ def test_a_prompt_that_is_never_handed_over_is_given_up() -> None:
     node = Node()
     node.tell(start("a", 10))
     node.now = 300.0
-    assert failures(node.tell(events.Tick())) == [("a", FailureCode.POOL_FULL)] and len(node.store.free) == NUM_SLOTS
+    assert failures(node.tell(events.NodeTick())) == [("a", FailureCode.POOL_FULL)] and len(node.store.free) == NUM_SLOTS
 
 
 def test_a_lost_store_fails_everything_and_a_new_one_starts_afresh() -> None:
@@ -334,14 +334,14 @@ def test_a_lost_store_fails_everything_and_a_new_one_starts_afresh() -> None:
     assert failures(node.core.handle(events.StoreLost("gone"), 0.0)) == [("a", FailureCode.PEER_LOST)]
     assert failures(node.core.handle(start("b", 10), 0.0)) == [("b", FailureCode.PEER_LOST)]
     node.store.lost()
-    node.tell(events.StoreUp(NUM_SLOTS))
+    node.tell(events.StoreConnected(NUM_SLOTS))
     assert only(node.join(start("c", 10)), RunStep) == []
     assert [rows_of(run) for run in only(node.step(run), RunStep)] == [["c"]]
 
 
 def test_a_step_has_no_more_blocks_than_the_device_has_pages_and_the_youngest_wait() -> None:
     node = Node()
-    node.tell(events.StoreUp(NUM_SLOTS, pages=5))
+    node.tell(events.StoreConnected(NUM_SLOTS, pages=5))
     (run,) = only(node.join(start("a", 2 * BLOCK_TOKENS, max_tokens=3)), RunStep)
     node.join(start("b", 2 * BLOCK_TOKENS, max_tokens=2))
     assert rows_of(run) == ["a"]
@@ -352,6 +352,6 @@ def test_a_step_has_no_more_blocks_than_the_device_has_pages_and_the_youngest_wa
 
 
 def test_blocks_that_sequences_share_are_counted_once() -> None:
-    assert within([(1, 2, 3), (1, 2, 4), (1, 2, 5)], lambda slots: slots, 4) == [(1, 2, 3), (1, 2, 4)]
-    assert within([(1, 2, 3), (1, 2, 4)], lambda slots: slots, 2) == [(1, 2, 3)]
-    assert within([(1, 2, 3), (4, 5, 6)], lambda slots: slots, None) == [(1, 2, 3), (4, 5, 6)]
+    assert within_pages([(1, 2, 3), (1, 2, 4), (1, 2, 5)], lambda slots: slots, 4) == [(1, 2, 3), (1, 2, 4)]
+    assert within_pages([(1, 2, 3), (1, 2, 4)], lambda slots: slots, 2) == [(1, 2, 3)]
+    assert within_pages([(1, 2, 3), (4, 5, 6)], lambda slots: slots, None) == [(1, 2, 3), (4, 5, 6)]
