@@ -18,7 +18,7 @@ FORGET_SLOW_AFTER_S = 30.0
 """A slow spell is forgotten after so long without work: when nothing is admitted for it, nothing would ever show that it is over."""
 
 
-class Calibration(Generic[CostT]):
+class CostCalibration(Generic[CostT]):
     """The cost model, corrected. `cost` is the measured model times the median of how much longer than predicted the recent passes took."""
 
     def __init__(self, measured: CostT) -> None:

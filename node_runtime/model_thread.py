@@ -78,7 +78,7 @@ class _WatchedWork:
     stall_s: float
 
 
-class Seen:
+class ObservedSpan:
     """A measure of how long something has been under way, as far as one has looked, again and again: in a process or a machine that is
     suspended no time goes by."""
 
@@ -126,7 +126,7 @@ class Watchdog:
         self._closed.set()
 
     def _look_on(self) -> None:
-        seen = Seen(LOOK_EVERY_S)
+        seen = ObservedSpan(LOOK_EVERY_S)
         while not self._closed.wait(LOOK_EVERY_S):
             work = self._work
             working_s = seen.look(work)

@@ -39,7 +39,7 @@ SAY_EVERY_S = 5.0
 STOP_GRACE_S = 0.5
 
 
-class Engine(Protocol):
+class ServedEngine(Protocol):
     """What an engine process runs: the server of a prefill group or of a decode node, ready to be connected to its node's store
     (node_runtime.server.EngineServer)."""
 
@@ -69,7 +69,7 @@ class Engine(Protocol):
     async def close(self) -> None: ...
 
 
-Prepare: TypeAlias = "Callable[[ModelThread], Coroutine[Any, Any, Engine]]"
+Prepare: TypeAlias = "Callable[[ModelThread], Coroutine[Any, Any, ServedEngine]]"
 """Loads, warms up and measures; returns an engine that is ready to run. Cancelled when the process is to stop before that."""
 
 
@@ -78,7 +78,7 @@ async def serve(arguments: ProcessArguments, role: Role, threads: int | None, pr
     the configured number; None shares the machine's cores."""
     credentials = credentials_of(arguments.config)
     thread = ModelThread(threads or default_threads(arguments.config.num_engines))
-    engine: Engine | None = None
+    engine: ServedEngine | None = None
     try:
         engine = await _unless(stop.wait(), prepare(thread))
         if engine is None:
@@ -182,7 +182,7 @@ class _Announcement:
             self.membership = None
 
 
-async def _leave(engine: Engine, announcement: _Announcement, clock: Clock) -> None:
+async def _leave(engine: ServedEngine, announcement: _Announcement, clock: Clock) -> None:
     """Waits for an order to switch the role; returns when nothing is left to do here, or no time for it."""
     order = await engine.pending_switch.ordered()
     logger.info("is to become a %s engine: takes no more work, and ends what it has within %.1f s", order.to, order.drain_s)
@@ -192,7 +192,7 @@ async def _leave(engine: Engine, announcement: _Announcement, clock: Clock) -> N
         logger.warning("has not ended all its work: gateways will schedule it anew")
 
 
-async def _stay_connected(arguments: ProcessArguments, engine: Engine, announcement: _Announcement) -> None:
+async def _stay_connected(arguments: ProcessArguments, engine: ServedEngine, announcement: _Announcement) -> None:
     """Connects to the node's store, takes requests as long as it is there, and begins anew when it is lost."""
     while True:
         incarnation = new_incarnation()
@@ -217,7 +217,9 @@ async def _first_error(*errors: Awaitable[PeerLost]) -> PeerLost:
     return error
 
 
-async def _connect(arguments: ProcessArguments, engine: Engine, incarnation: Incarnation, lost: asyncio.Future[PeerLost]) -> StoreLink:
+async def _connect(
+    arguments: ProcessArguments, engine: ServedEngine, incarnation: Incarnation, lost: asyncio.Future[PeerLost]
+) -> StoreLink:
     """Tries until there is a store. `lost` is set when it goes. Raises ConfigError when its arena has no room in this process."""
 
     def on_lost(error: PeerLost) -> None:

@@ -16,7 +16,7 @@ from engine.batch import Int32Array
 from kvstore.link import StoreLink
 from node_runtime.events import EngineEvent, NodeTick, SendUpdate, StartT, StoreConnected, StoreLost, UpdateT
 from node_runtime.loading import Parts, shared_arena
-from node_runtime.model_thread import Seen
+from node_runtime.model_thread import ObservedSpan
 from node_runtime.role_switch import PendingSwitch
 from node_runtime.servicer import EngineService, EngineServicer, check_request
 from node_runtime.slot_claims import SlotUse
@@ -71,7 +71,7 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         self._inbox: asyncio.Queue[EngineEvent[StartT] | EventT] = asyncio.Queue()
         self._slot_use = SlotUse()
         self._silence_s = arguments.config.silence_s
-        self._store_seen = Seen(TICK_S)
+        self._store_seen = ObservedSpan(TICK_S)
         self._store_silent_s = 0.0
         self._ticks = 0
 

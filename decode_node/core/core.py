@@ -23,7 +23,7 @@ from decode_node.core.attempt import DecodeAttempt
 from decode_node.core.in_flight import LoadsInFlight, StepsInFlight
 from decode_node.core.settings import DecodeSettings
 from node_runtime import events
-from node_runtime.calibration import Calibration
+from node_runtime.calibration import CostCalibration
 from node_runtime.events import SendUpdate
 from node_runtime.slot_claims import SlotClaims
 from springtide.blocks import blocks_for
@@ -56,7 +56,7 @@ class DecodeCore:
 
     def __init__(self, settings: DecodeSettings) -> None:
         self._settings = settings
-        self._calibration: Calibration[DecodeCost] = Calibration(settings.cost)
+        self._calibration: CostCalibration[DecodeCost] = CostCalibration(settings.cost)
         self._attempts: dict[AttemptId, DecodeAttempt] = {}
         self._holders: dict[AttemptId, DecodeAttempt] = {}
         """The attempts that have slots, or have asked for them: at most a batch, in the order in which the requests arrived at their

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from node_runtime import events
-from node_runtime.calibration import Calibration
+from node_runtime.calibration import CostCalibration
 from node_runtime.events import SendUpdate
 from node_runtime.slot_claims import SlotClaims, within_pages
 from prefill_node.core import events as ev
@@ -40,7 +40,7 @@ class PrefillCore:
     def __init__(self, settings: PrefillSettings) -> None:
         self._settings = settings
         self._policy = ChunkPolicy(settings.chunking)
-        self._calibration: Calibration[PrefillCost] = Calibration(settings.chunking.cost)
+        self._calibration: CostCalibration[PrefillCost] = CostCalibration(settings.chunking.cost)
         self._groups = settings.layer_groups
         self._block_tokens = settings.block_tokens
         self._attempts: dict[AttemptId, PrefillAttempt] = {}

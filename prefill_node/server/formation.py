@@ -15,7 +15,7 @@ import grpc.aio
 
 from engine.runner import ModelRunner
 from messenger.base import Endpoint
-from node_runtime.model_thread import ModelThread, Seen, Watchdog, stalled_after_s
+from node_runtime.model_thread import ModelThread, ObservedSpan, Watchdog, stalled_after_s
 from prefill_node import metrics
 from prefill_node.core.actions import RunPass
 from prefill_node.core.events import PassFailed, PassLeft
@@ -278,7 +278,7 @@ class Formation:
 
     async def _watch(self) -> None:
         """A stage may hang in its pass while its process goes on talking. Raises PeerLost when it does."""
-        seen, at_work = Seen(WATCH_EVERY_S), Seen(WATCH_EVERY_S)
+        seen, at_work = ObservedSpan(WATCH_EVERY_S), ObservedSpan(WATCH_EVERY_S)
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             oldest = next(iter(self._passes.values()), None)

@@ -14,7 +14,7 @@ from tests.support.engine_nodes import WAIT_S
 
 
 def test_only_what_is_seen_again_and_again_goes_on() -> None:
-    seen, first, second = model_thread.Seen(every_s=2.0), object(), object()
+    seen, first, second = model_thread.ObservedSpan(every_s=2.0), object(), object()
     assert [seen.look(first) for _ in range(4)] == [0.0, 2.0, 4.0, 6.0]
     assert [seen.look(second) for _ in range(2)] == [0.0, 2.0], "other work begins anew"
     for _ in range(5):
