@@ -18,7 +18,7 @@ from benchmarks.live_cluster import ATTEMPTS_A_GATEWAY, IN_PREFILL, LiveCluster
 from benchmarks.pinned import PINNED, Operation, on_one_core_and_all
 from benchmarks.results import LIMIT, Row, show, write
 from gateway.conductor_peer import RENEW_EVERY_S
-from node_runtime.load import REST_S
+from node_runtime.servicer import REST_S
 
 WORKERS = (16, 1000)
 DEPTHS = (1, 128, 1024)

@@ -25,7 +25,7 @@ import uvloop
 
 from benchmarks.live_cluster import BLOCK_TOKENS, LiveCluster, instance_id
 from benchmarks.streams import StreamConnection, framed
-from node_runtime.load import REST_S, SAY_EVERY_S
+from node_runtime.servicer import REST_S, SAY_EVERY_S
 from springtide.credentials import Credentials
 from springtide.ids import Incarnation, InstanceId
 from springtide.membership import Member, write_record

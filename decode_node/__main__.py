@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from decode_node.server.server import kind
-from node_runtime.process import serve
+from decode_node.server.starting import serve
 from springtide.process import parse_arguments, run
 
 
 def main() -> None:
     arguments = parse_arguments("The engine of a decode node: generates tokens for a continuously changing batch.")
-    run("decode", arguments, lambda stop: serve(arguments, kind(arguments), stop))
+    run("decode", arguments, lambda stop: serve(arguments, stop))
 
 
 if __name__ == "__main__":

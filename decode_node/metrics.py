@@ -17,5 +17,7 @@ TOKENS = Counter("springtide_decode_tokens", "Tokens generated, without the firs
 INLINED = Counter("springtide_decode_inlined", "Prompts that were computed here and not by a prefill group")
 INLINED_TOKENS = Counter("springtide_decode_inlined_tokens", "Tokens of prompts computed here")
 PREEMPTIONS = Counter("springtide_decode_preemptions", "Sequences that gave their slots to an older one")
-DOOR_REJECTIONS = Counter("springtide_decode_door_rejections", "Attempts refused at the door because the step would miss its objective")
+ADMISSION_REJECTIONS = Counter(
+    "springtide_decode_admission_rejections", "Attempts refused by the admission check because the step would miss its objective"
+)
 FAILURES = Counter("springtide_decode_failures", "Attempts that failed here", ["code"])

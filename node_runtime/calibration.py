@@ -12,14 +12,14 @@ CostT = TypeVar("CostT", PrefillCost, DecodeCost)
 
 _WINDOW = 16
 _ENOUGH = 4
-"""So many passes say something; fewer may be chance."""
+"""Fewer passes than that may be chance."""
 _LEAST, _MOST = 1 / 16, 4.0
 FORGET_SLOW_AFTER_S = 30.0
 """A slow spell is forgotten after so long without work: when nothing is admitted for it, nothing would ever show that it is over."""
 
 
-class Calibration(Generic[CostT]):
-    """`cost` is the measured model times the median of how much longer than predicted the recent passes took."""
+class CostCalibration(Generic[CostT]):
+    """The cost model, corrected. `cost` is the measured model times the median of how much longer than predicted the recent passes took."""
 
     def __init__(self, measured: CostT) -> None:
         self.cost: CostT = measured
@@ -29,7 +29,7 @@ class Calibration(Generic[CostT]):
         self._observed_at = float("-inf")
 
     def observe(self, size: int, context: int, elapsed_ms: float, now: float) -> None:
-        """A pass of (size, context), as the model's `predict_ms` has them, took so long."""
+        """A pass of (size, context), as the model's `predict_ms` has them, has taken so long."""
         predicted_ms = self._measured.predict_ms(size, context)
         if predicted_ms > 0 and elapsed_ms > 0:
             self._ratios.append(elapsed_ms / predicted_ms)
@@ -37,6 +37,7 @@ class Calibration(Generic[CostT]):
             self._update()
 
     def tick(self, now: float) -> None:
+        """Time has passed."""
         if now - self._observed_at >= FORGET_SLOW_AFTER_S and any(ratio > 1 for ratio in self._ratios):
             self._ratios = deque((min(ratio, 1.0) for ratio in self._ratios), maxlen=_WINDOW)
             self._update()

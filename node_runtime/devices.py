@@ -19,8 +19,8 @@ _INSTANCE = re.compile(r"(?:(?P<kind>prefill|decode)-(?P<number>\d+))?.*?(?:\.st
 
 
 def devices_of(arguments: ProcessArguments, role: Role) -> list[Device | None]:
-    """Of each rank of the process; None for those that run on the CPU. An engine that has switched its role stays on the cards that it had.
-    Processes that share a card have equal parts of its memory.
+    """The devices of the ranks of the process; None for those that run on the CPU. An engine that has switched its role stays on the cards
+    that it had. Processes that share a card have equal parts of its memory.
 
     Raises ConfigError when CUDA is asked for and there is none, or fewer cards than ranks."""
     config = arguments.config
@@ -46,14 +46,14 @@ def devices_of(arguments: ProcessArguments, role: Role) -> list[Device | None]:
 
 
 class _Engine(NamedTuple):
-    """As it was started."""
+    """An engine as it was started."""
 
     kind: Role
     number: int
 
 
 def _cards(config: ClusterConfig, engine: _Engine, role: Role, total: int) -> list[list[int]]:
-    """Of each process of an engine that has `role`, of each rank: which of the `total` cards. It keeps to those that it was started on."""
+    """Which of the `total` cards each rank has, in each process of an engine that has `role`. It keeps to those that it was started on."""
     prefill, decode = config.prefill_node, config.decode_node
     sizes = {Role.PREFILL: prefill.stages * prefill.tensor_parallel, Role.DECODE: decode.tensor_parallel}
     before, chosen = (0, prefill.devices) if engine.kind is Role.PREFILL else (config.prefill * sizes[Role.PREFILL], decode.devices)

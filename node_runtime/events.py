@@ -1,23 +1,44 @@
-"""What happens to an engine of either kind (beside the words of gateways and of its store)."""
+"""What the cores of both kinds of node share: the events that come to either, beside its own, and the one action beside its own and the
+orders to the store."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from springtide.clock import Tick
+from springtide.protocol import storage
+from springtide.protocol.outputs import DecodeUpdate, PrefillUpdate
+from springtide.protocol.starts import AbortAttempt, DecodeStart, PrefillStart
+
+StartT = TypeVar("StartT", PrefillStart, DecodeStart)
+UpdateT = TypeVar("UpdateT", PrefillUpdate, DecodeUpdate)
+
+MOST_BETWEEN_TICKS_S = 0.5
+"""More than that between two ticks was a pause of this process, in which nobody could be heard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Generic[StartT]):
+    """A gateway wants an attempt to be run, in its session."""
+
+    session: int
+    start: StartT
 
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """Everything that was started through the session is aborted."""
+    """A gateway's session is over: everything that was started through it is aborted."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
-class StoreUp:
-    """Connected to a store with an empty account for this engine."""
+class StoreConnected:
+    """The engine is connected to a store, with an empty account."""
 
     num_slots: int
-    """Of one attempt at most."""
+    """The most that one attempt can have."""
     pages: int | None = None
     """So many blocks a step or a pass may have at once; None: as many as there are."""
 
@@ -29,5 +50,13 @@ class StoreLost:
     reason: str
 
 
-MOST_BETWEEN_TICKS_S = 0.5
-"""What is more than that was a pause of this process, in which nobody could be heard."""
+EngineEvent: TypeAlias = Start[StartT] | AbortAttempt | SessionEnded | Tick | StoreConnected | StoreLost | storage.Notice
+"""What happens to an engine of either kind; what it computes tells events of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendUpdate(Generic[UpdateT]):
+    """An action: one message to the gateway of the session."""
+
+    session: int
+    update: UpdateT

@@ -7,150 +7,100 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-import torch
+import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from engine.batch import SequenceChunk
-from engine.loader import load_model
 from engine.runner import ModelRunner
-from engine.tensor_parallel.runner import Parallel, TensorParallelRunner
 from kvstore.link import StoreLink
-from node_runtime.costs import cost_model
-from node_runtime.devices import devices_of
 from node_runtime.model_thread import ModelThread, default_threads
-from node_runtime.node import EngineNode
-from node_runtime.role_switch import become, drained
-from springtide.blocks import blocks_for
+from node_runtime.role_switch import PendingSwitch, become, drained
 from springtide.clock import Clock, MonotonicClock
-from springtide.cost import DecodeCost, PrefillCost
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError, NoMemory, PeerLost
 from springtide.ids import Incarnation, InstanceId, new_incarnation
 from springtide.membership import Member, Membership
-from springtide.process import ProcessArguments, end_process
+from springtide.process import ProcessArguments
 from springtide.protocol.instances import Role
-from springtide.protocol.storage import EngineHello
+from springtide.protocol.storage import EngineHello, Notice
 from springtide.rpc import channels
 from springtide.rpc.health import add_health
 from springtide.supervision import first_of
 from springtide.telemetry import serve_metrics
 
-CostT = TypeVar("CostT", PrefillCost, DecodeCost)
-Prepare: TypeAlias = "Callable[[ModelThread], Coroutine[Any, Any, EngineNode[Any, Any, Any]]]"
-"""Loads, warms up and measures; returns a server that is ready to run. Cancelled when the process is to stop before that."""
-
 logger = logging.getLogger(__name__)
 
-SCRATCH_TOKENS = 2560
-"""The arena in which the model is warmed up and measured holds so many."""
 RETRY_S = 0.2
 SAY_EVERY_S = 5.0
 STOP_GRACE_S = 0.5
-RANK_GRACE_S = 60.0
-"""For one rank to wait for another, beside what a pass may wait for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a server is made of, ready to run."""
+class ServedEngine(Protocol):
+    """What an engine process runs: the server of a prefill group or of a decode node, ready to be connected to its node's store
+    (node_runtime.server.EngineServer)."""
 
-    arguments: ProcessArguments
-    runner: ModelRunner
-    thread: ModelThread
-    clock: Clock
+    @property
+    def runner(self) -> ModelRunner: ...
 
+    @property
+    def pending_switch(self) -> PendingSwitch: ...
 
-@dataclass(frozen=True, slots=True)
-class Kind(Generic[CostT]):
-    """A kind of engine. `threads`: the configured number; None shares the machine's cores."""
+    @property
+    def has_work(self) -> bool: ...
 
-    role: Role
-    threads: int | None
-    cost: type[CostT]
-    measure: Callable[[ModelRunner, Sequence[int]], CostT]
-    """In scratch slots."""
-    build: Callable[[Parts, CostT], EngineNode[Any, Any, Any]]
+    def register(self, server: grpc.aio.Server) -> None: ...
 
+    async def run(self) -> None: ...
 
-async def serve(arguments: ProcessArguments, kind: Kind[CostT], stop: asyncio.Event) -> None:
-    """Serves an engine that has the whole model to itself; as `serve_node`."""
+    def on_notice(self, notice: Notice) -> None: ...
 
-    async def prepare(thread: ModelThread) -> EngineNode[Any, Any, Any]:
-        runner = await thread.run(load_runner, arguments, kind.role)
-        cost = await thread.run(_cost_of, arguments, kind, runner)
-        return kind.build(Parts(arguments, runner, thread, MonotonicClock()), cost)
+    async def attach(self, link: StoreLink, incarnation: Incarnation) -> None: ...
 
-    await serve_node(arguments, kind.role, kind.threads, prepare, stop)
+    async def broken(self) -> PeerLost: ...
+
+    def detach(self, error: PeerLost) -> None: ...
+
+    async def at_rest(self) -> None: ...
+
+    async def close(self) -> None: ...
 
 
-async def serve_node(arguments: ProcessArguments, role: Role, threads: int | None, prepare: Prepare, stop: asyncio.Event) -> None:
-    """Until `stop`, or an error of the core, which is raised. Does not return after an order to switch the role. `threads`: as in Kind."""
+Prepare: TypeAlias = "Callable[[ModelThread], Coroutine[Any, Any, ServedEngine]]"
+"""Loads, warms up and measures; returns an engine that is ready to run. Cancelled when the process is to stop before that."""
+
+
+async def serve(arguments: ProcessArguments, role: Role, threads: int | None, prepare: Prepare, stop: asyncio.Event) -> None:
+    """Runs an engine until `stop`, or an error of its core, which is raised. Does not return after an order to switch the role. `threads`:
+    the configured number; None shares the machine's cores."""
     credentials = credentials_of(arguments.config)
     thread = ModelThread(threads or default_threads(arguments.config.num_engines))
-    node: EngineNode[Any, Any, Any] | None = None
+    engine: ServedEngine | None = None
     try:
-        node = await first_of(prepare(thread), _told(stop))
-        if node is None:
+        engine = await first_of(prepare(thread), _told(stop))
+        if engine is None:
             return
         clock = MonotonicClock()
         server = channels.new_server(credentials)
-        node.register(server)
+        engine.register(server)
         ready = add_health(server)
         port = server.add_insecure_port(f"{arguments.bind_host}:0")
         await server.start()
         address = f"{arguments.bind_host}:{port}"
-        kernels = node.runner.model.backend.kernels
+        kernels = engine.runner.model.backend.kernels
         member = _Announcement(arguments, role, kernels, address, serve_metrics(arguments.bind_host), ready)
         try:
-            await first_of(node.run(), _stay_connected(arguments, node, member), _leave(node, member, clock), _told(stop))
+            await first_of(engine.run(), _stay_connected(arguments, engine, member), _leave(engine, member, clock), _told(stop))
         finally:
             await server.stop(STOP_GRACE_S)
     finally:
-        if node is not None:
-            await node.close()
+        if engine is not None:
+            await engine.close()
         await thread.close()
-    if node.pending_switch.order is not None and not stop.is_set():
-        become(node.pending_switch.order.to)
-
-
-def load_runner(arguments: ProcessArguments, role: Role, layers: tuple[int, int] | None = None) -> ModelRunner:
-    """The model, or its layers [begin, end), over memory of its own, until there is a store's arena to compute in. On the model's thread:
-    further ranks have as many threads as this one."""
-    started = time.perf_counter()
-    info, config = arguments.model_info, arguments.config
-    spec = info.kv_spec(config.dtype, config.kv.block_tokens)
-    num_slots = blocks_for(SCRATCH_TOKENS, spec.block_tokens)
-    scratch = np.zeros(num_slots * spec.bytes_per_slot, np.uint8)
-    devices = devices_of(arguments, role)
-    if len(devices) == 1:
-        model = load_model(info, config.dtype, layers, config.kernels, device=devices[0])
-        runner = ModelRunner(model, spec, scratch, num_slots)
-    else:
-        # A pass may wait for a prefix as long as a lease lasts.
-        timeout_s, meeting = config.kv.lease_s + RANK_GRACE_S, arguments.run_dir / f"{arguments.instance_id}.ranks"
-        parallel = Parallel(devices, torch.get_num_threads(), timeout_s, meeting, on_lost=end_process)
-        runner = TensorParallelRunner.start(info, config.dtype, spec, scratch, num_slots, parallel, layers, config.kernels)
-    which = "" if layers is None else f"layers {layers[0]} to {layers[1] - 1} of "
-    place = ", ".join(str(device.torch_device) if device is not None else "CPU" for device in devices)
-    kernels = runner.model.backend.kernels
-    logger.info("loaded %s%s in %.1f s: %s, kernels: %s", which, info.name, time.perf_counter() - started, place, kernels)
-    return runner
-
-
-def _cost_of(arguments: ProcessArguments, kind: Kind[CostT], runner: ModelRunner) -> CostT:
-    """Warms the model up, too: a step and a chunk of a prompt, whose kernels may be others, and may be compiled only when they are used."""
-    started = time.perf_counter()
-    scratch = range(runner.num_slots)
-    for chunk in ([0], [0, 0]):
-        runner.forward([SequenceChunk(chunk, 0, scratch)])
-    cost = cost_model(kind.cost, kind.role, arguments.config.profile, lambda: kind.measure(runner, scratch))
-    logger.info("%s in %.1f s", cost, time.perf_counter() - started)
-    return cost
+    if engine.pending_switch.order is not None and not stop.is_set():
+        become(engine.pending_switch.order.to)
 
 
 async def _told(stop: asyncio.Event) -> None:
@@ -165,14 +115,14 @@ class _Announcement:
     arguments: ProcessArguments
     role: Role
     kernels: str
-    """As of engine.backends.base.Backend."""
+    """What the model is computed with, as of engine.backends.base.Backend."""
     address: str
     metrics_address: str
     health: Any
     """grpc_health's servicer, whose type has no stubs."""
     membership: Membership | None = None
     over: bool = False
-    """Never again."""
+    """It is not to be made known any more."""
 
     async def announce(self, link: StoreLink, incarnation: int) -> None:
         arguments, config, info = self.arguments, self.arguments.config, self.arguments.model_info
@@ -213,37 +163,37 @@ class _Announcement:
             self.membership = None
 
 
-async def _leave(node: EngineNode[Any, Any, Any], announcement: _Announcement, clock: Clock) -> None:
+async def _leave(engine: ServedEngine, announcement: _Announcement, clock: Clock) -> None:
     """Waits for an order to switch the role; returns when nothing is left to do here, or no time for it."""
-    order = await node.pending_switch.ordered()
+    order = await engine.pending_switch.ordered()
     logger.info("is to become a %s engine: takes no more work, and ends what it has within %.1f s", order.to, order.drain_s)
     announcement.over = True
     await announcement.withdraw()
-    if not await drained(lambda: node.has_work, order.drain_s, clock):
+    if not await drained(lambda: engine.has_work, order.drain_s, clock):
         logger.warning("has not ended all its work: gateways will schedule it anew")
 
 
-async def _stay_connected(arguments: ProcessArguments, node: EngineNode[Any, Any, Any], announcement: _Announcement) -> None:
+async def _stay_connected(arguments: ProcessArguments, engine: ServedEngine, announcement: _Announcement) -> None:
     """Connects to the node's store, takes requests as long as it is there, and begins anew when it is lost."""
     while True:
         incarnation = new_incarnation()
         lost: asyncio.Future[PeerLost] = asyncio.get_running_loop().create_future()
-        link = await _connect(arguments, node, incarnation, lost)
+        link = await _connect(arguments, engine, incarnation, lost)
         try:
-            await first_of(node.attach(link, incarnation), asyncio.shield(lost))
+            await first_of(engine.attach(link, incarnation), asyncio.shield(lost))
             if not lost.done():
                 await announcement.announce(link, incarnation)
                 logger.info("ready on %s, %d slots", announcement.address, link.num_slots)
-            error = lost.result() if lost.done() else await first_of(lost, node.broken())
+            error = lost.result() if lost.done() else await first_of(lost, engine.broken())
             logger.warning("%s; connecting again", error)
-            node.detach(error)
+            engine.detach(error)
         finally:
             await announcement.withdraw()
-            await link.close(node.at_rest)
+            await link.close(engine.at_rest)
 
 
 async def _connect(
-    arguments: ProcessArguments, node: EngineNode[Any, Any, Any], incarnation: Incarnation, lost: asyncio.Future[PeerLost]
+    arguments: ProcessArguments, engine: ServedEngine, incarnation: Incarnation, lost: asyncio.Future[PeerLost]
 ) -> StoreLink:
     """Tries until there is a store. `lost` is set when it goes. Raises ConfigError when its arena has no room in this process."""
 
@@ -255,7 +205,7 @@ async def _connect(
     said_at = float("-inf")
     while True:
         try:
-            return await StoreLink.connect(arguments.store_socket, arguments.arena_socket, hello, node.on_notice, on_lost)
+            return await StoreLink.connect(arguments.store_socket, arguments.arena_socket, hello, engine.on_notice, on_lost)
         except PeerLost as error:
             if time.monotonic() - said_at >= SAY_EVERY_S:
                 logger.info("waiting for the store: %s", error)

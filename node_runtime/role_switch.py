@@ -22,7 +22,7 @@ _PROGRAMS = {Role.PREFILL: "prefill_node", Role.DECODE: "decode_node"}
 """Modules that are run, not imported."""
 LOOK_EVERY_S = 0.05
 _QUIET_S = 0.5
-"""Without work for so long: attempts that were on their way here when it took its leave have come and gone."""
+"""It has to be without work for so long: attempts that were on their way here when it took its leave have come and gone."""
 
 
 class PendingSwitch:
@@ -57,8 +57,8 @@ class Drain:
         self._last_work = now
 
     def look(self, has_work: bool, now: float) -> bool | None:
-        """To be called every LOOK_EVERY_S. True once there has been no work for a moment, False when there still is some after `drain_s`,
-        None until either."""
+        """Is to be called every LOOK_EVERY_S. True once there has been no work for a moment, False when there still is some after
+        `drain_s`, None until either."""
         if has_work:
             self._last_work = now
             return False if now >= self._until else None

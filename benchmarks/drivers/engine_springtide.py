@@ -22,8 +22,7 @@ from benchmarks.drivers.engine_work import KV_BYTES, EngineJob, Settings, TokenI
 from benchmarks.drivers.protocol import run
 from decode_node.core import DecodeCore
 from decode_node.core import actions as decode_actions
-from decode_node.core import events as decode_events
-from decode_node.core.settings import Settings as DecodeSettings
+from decode_node.core.settings import DecodeSettings
 from decode_node.server.steps import StepRunner
 from engine.formats.files import describe
 from engine.loader import load_model
@@ -32,12 +31,12 @@ from engine.runner import ModelRunner
 from engine.sampling.sampler import sample
 from kvstore.core.eviction import new_policy
 from kvstore.core.pool import Pool
-from node_runtime.events import StoreUp
+from node_runtime.events import SendUpdate, Start, StoreConnected
 from prefill_node.core import PrefillCore
 from prefill_node.core import actions as prefill_actions
 from prefill_node.core import events as prefill_events
-from prefill_node.core.pushing import LayerGroups
-from prefill_node.core.schedule import Policy
+from prefill_node.core.layer_stream import LayerGroups
+from prefill_node.core.settings import PrefillSettings
 from springtide.blocks import block_keys, blocks_for, namespace_root
 from springtide.choices import EvictionName
 from springtide.chunking import Chunking
@@ -129,7 +128,7 @@ class LocalNode:
         self._core, self._store = core, store
         self.work: deque[Any] = deque()
         self.updates: deque[Any] = deque()
-        self.tell(StoreUp(store.pool.num_slots))
+        self.tell(StoreConnected(store.pool.num_slots))
 
     def tell(self, event: Any) -> None:
         events = deque([event])
@@ -138,7 +137,7 @@ class LocalNode:
                 match action:
                     case prefill_actions.RunPass() | decode_actions.RunStep():
                         self.work.append(action)
-                    case prefill_actions.Reply(_, update) | decode_actions.Reply(_, update):
+                    case SendUpdate(_, update):
                         self.updates.append(update)
                     case _:
                         events.extend(self._store.order(action))
@@ -167,10 +166,12 @@ class SpringtideEngine(EngineJob):
         self._decode_store = PoolOfNode(places[half:], config.kv.eviction, self._hand_over)
         self._prefill = LocalNode(
             PrefillCore(
-                Policy(Chunking(prefill_cost, config.prefill_node.chunk_tokens, config.prefill_node.chunk_ms)),
-                LayerGroups(spec.layers, spec.bytes_per_slab, config.kv.layer_group_size),
-                self._block_tokens,
-                info.eos_token_ids,
+                PrefillSettings(
+                    Chunking(prefill_cost, config.prefill_node.chunk_tokens, config.prefill_node.chunk_ms),
+                    LayerGroups(spec.layers, spec.bytes_per_slab, config.kv.layer_group_size),
+                    self._block_tokens,
+                    info.eos_token_ids,
+                )
             ),
             PoolOfNode(places[:half], config.kv.eviction, self._hand_over),
         )
@@ -205,7 +206,7 @@ class SpringtideEngine(EngineJob):
             self._step()
         self._held = [self._request(prompt, LONGEST_CONTEXT - len(prompt)) for prompt in prompts]
         for request in self._held:
-            self._decode.tell(decode_events.Start(SESSION, DecodeStart(request, tbt_slo_ms=0.0, refusable=False)))
+            self._decode.tell(Start(SESSION, DecodeStart(request, tbt_slo_ms=0.0, refusable=False)))
         first = [done.output.tokens[0].token_id for done in self._prefilled(self._held)]
         self._outputs = {request.attempt_id: [token] for request, token in zip(self._held, first, strict=True)}
         ingested, self._ingested = self._ingested, []
@@ -225,7 +226,7 @@ class SpringtideEngine(EngineJob):
     def _prefilled(self, requests: Sequence[Request]) -> list[PrefillDone]:
         """What the prefill node says of each."""
         for request in requests:
-            self._prefill.tell(prefill_events.Start(SESSION, PrefillStart(request, "", DECODE, ttft_budget_ms=0.0)))
+            self._prefill.tell(Start(SESSION, PrefillStart(request, "", DECODE, ttft_budget_ms=0.0)))
         while self._prefill.work:
             self._prefill.tell(self._pass(self._prefill.work.popleft()))
         done: dict[AttemptId, PrefillDone] = {}

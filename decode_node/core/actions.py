@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.batch import SamplingRow
+from node_runtime.events import SendUpdate
 from springtide.ids import AttemptId
 from springtide.protocol import storage
 from springtide.protocol.outputs import DecodeUpdate
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StepRow:
     """One sequence's share of a step: its last token, at position `start`, is computed into `slots`, and the next is sampled. Or, where
     there is a `prompt`, these tokens of it, from `start` on; a token is sampled if they are the last."""
 
@@ -28,31 +29,31 @@ class Row:
 
     @property
     def num_tokens(self) -> int:
-        """That are computed."""
+        """How many are computed."""
         return len(self.prompt) or 1
 
     @property
     def position(self) -> int:
-        """In the output, of the token that is sampled."""
+        """The place in the output of the token that is sampled."""
         return self.start + self.num_tokens - len(self.sampling.prompt_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """When all steps launched before have ended: run the model once over `rows`, sample a token for each, and answer with StepDone or
+    """Run the model once over `rows` when all steps launched before have ended, sample a token for each, and answer with StepDone or
     StepFailed."""
 
     step_id: int
-    rows: tuple[Row, ...]
+    rows: tuple[StepRow, ...]
 
     @property
     def context_tokens(self) -> int:
-        """Of all its sequences, the tokens that are computed included."""
+        """The context of all its sequences, the tokens that are computed included."""
         return sum(row.start + row.num_tokens for row in self.rows)
 
     @property
     def num_tokens(self) -> int:
-        """That are computed: of a step without prompts, its batch."""
+        """How many are computed: in a step without prompts, its batch."""
         return sum(row.num_tokens for row in self.rows)
 
     @property
@@ -68,12 +69,4 @@ class LoadAhead:
     slots: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One message to the gateway of the session."""
-
-    session: int
-    update: DecodeUpdate
-
-
-Action = storage.Order | RunStep | LoadAhead | Reply
+Action = storage.Order | RunStep | LoadAhead | SendUpdate[DecodeUpdate]

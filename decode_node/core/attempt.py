@@ -1,4 +1,4 @@
-"""One attempt at the decode node."""
+"""An attempt at the decode node."""
 
 from __future__ import annotations
 
@@ -6,61 +6,63 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from decode_node.core.actions import Row
+from decode_node.core.actions import StepRow
 from engine.batch import SamplingRow
 from springtide.blocks import block_keys, blocks_for
 from springtide.ids import AttemptId, BlockKey, Slot
 from springtide.protocol.outputs import PrefillDone, TokenOutput
 from springtide.protocol.starts import Request
 
-Phase = Literal["waiting", "reserving", "ingesting", "prefilling", "loading", "running"]
-"""waiting: for slots, unasked or refused. reserving: the store has been asked. ingesting: holds slots that the prefill side fills.
-prefilling: holds slots, and its prompt is computed here. loading: its prompt is in its slots, and is brought to the device that computes,
-or will be when there is room. running: takes part in steps, once it has a place in the batch and a slot for its next token."""
+DecodePhase = Literal["waiting", "reserving", "ingesting", "prefilling", "loading", "running"]
+"""Where an attempt is. waiting: for slots, unasked or refused. reserving: the store has been asked. ingesting: holds slots that the prefill
+side fills. prefilling: holds slots, and its prompt is computed here. loading: its prompt is in its slots, and is brought to the device that
+computes, or will be when there is room. running: takes part in steps, once it has a place in the batch and a slot for its next token."""
 
 Growth = Literal["none", "asked", "refused"]
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class DecodeAttempt:
+    """One attempt, from its start until its slots are given back."""
+
     session: int
     request: Request
     tbt_slo_ms: float
     arrived_at: float
     inlined: bool = False
     waits: bool = False
-    """For room, as long as it takes: nobody has begun its prefill."""
+    """It waits for room, as long as it takes: nobody has begun its prefill."""
     expected_blocks: int = 0
-    """That its prompt and its predicted output need."""
-    phase: Phase = "waiting"
+    """What its prompt and its predicted output need."""
+    phase: DecodePhase = "waiting"
     lease_until: float = float("inf")
-    """While ingesting: when the prefill side is given up."""
+    """When the prefill side is given up, while ingesting."""
     slots: tuple[Slot, ...] = ()
     growth: Growth = "none"
     quota_used: bool = False
     """It was refused for its tenant's quota, not for the pool."""
     answer_due_at: float = 0.0
-    """In observed time (springtide.clock), while it is reserving or has asked for growth: then the store is taken for hung."""
+    """When the store is taken for hung, in observed time (springtide.clock), while it is reserving or has asked for growth."""
     starved_since: float | None = None
     """Since when it sits out steps because its slot was refused."""
     prompt_ids: Sequence[int] = ()
     output_ids: list[int] = field(default_factory=list)
     """Everything since the original prompt. The last one's KV is not computed yet."""
     ahead: int = 0
-    """Steps under way that it takes part in."""
+    """Steps in flight that it takes part in."""
     fed_ids: list[int] = field(default_factory=list)
-    """As `output_ids`, and what the steps under way have added by now: theirs alone (see actions.Row)."""
+    """The same as `output_ids`, with what the steps in flight have added by now: theirs alone (see actions.StepRow)."""
     sampling: SamplingRow = field(init=False)
-    """The same for every step; there is one once it runs."""
+    """What the sampler knows of it, the same for every step; there is one once it runs."""
     committed_blocks: int = 0
     computed: int = 0
-    """While prefilling: tokens of its prompt whose KV is in the slots."""
+    """Tokens of its prompt whose KV is in the slots, while prefilling."""
     reused_blocks: int = 0
     first_step_at: float | None = None
     compute_ms: float = 0.0
-    """Of the steps that computed its prompt."""
+    """What the steps took that computed its prompt."""
     last_key: BlockKey | None = None
-    """Of the last committed block, or the namespace: the parent of the next one."""
+    """The key of the last committed block, or the namespace: the parent of the next one."""
 
     @property
     def attempt_id(self) -> AttemptId:
@@ -73,7 +75,7 @@ class Attempt:
 
     @property
     def has_begun(self) -> bool:
-        """Its prompt is here: it runs, or is about to."""
+        """Whether its prompt is here: it runs, or is about to."""
         return self.phase in ("loading", "running")
 
     @property
@@ -85,24 +87,24 @@ class Attempt:
 
     @property
     def planned_tokens(self) -> int:
-        """Whose KV there is after the next step that is launched."""
+        """Tokens whose KV there is after the next step that is launched."""
         return self.context_tokens + self.ahead
 
     @property
     def continues(self) -> bool:
-        """After the steps under way a token is still to come, unless one of theirs ends it."""
+        """A token is still to come after the steps in flight, unless one of theirs ends it."""
         return len(self.output_ids) + self.ahead < self.request.params.max_tokens
 
     def needed_blocks(self, block_tokens: int) -> int:
-        """That hold the KV of the next step's token too."""
+        """How many blocks hold the KV of the next step's token too."""
         return blocks_for(self.planned_tokens, block_tokens)
 
     def most_blocks(self, block_tokens: int) -> int:
-        """It will ever need: the last token of the output is never fed back."""
+        """How many blocks it will ever need: the last token of the output is never fed back."""
         return blocks_for(self.request.num_prompt_tokens + self.request.params.max_tokens - 1, block_tokens)
 
     def growth_blocks(self, block_tokens: int) -> int:
-        """By how many slots it is expected to grow beyond those that it has or, before it has any, will have first. An output that is
+        """How many slots it is expected to want beyond those that it has or, before it has any, will have first. An output that is
         longer than was predicted is expected to go on for a quarter of what it has."""
         held = len(self.slots) or self.request.num_blocks
         if held < self.expected_blocks:
@@ -126,7 +128,7 @@ class Attempt:
         self._set_sampling()
 
     def begin(self, first_token: int, block_tokens: int, *, loads: bool = False) -> None:
-        """Its prompt is in its slots, the full blocks committed. `loads`: and not yet where it is computed with."""
+        """Begins to generate: its prompt is in its slots, the full blocks committed. `loads`: it is not yet where steps compute."""
         request = self.request
         if self.phase == "ingesting":
             self._set_sampling()
@@ -142,21 +144,21 @@ class Attempt:
         self.fed_ids = list(request.token_ids[request.num_prompt_tokens :])
         self.sampling = SamplingRow(request.params, self.prompt_ids, self.fed_ids)
 
-    def row(self, prompt_tokens: int = 0) -> Row:
-        """Of the next step that is launched; while prefilling, with so many tokens of its prompt."""
+    def row(self, prompt_tokens: int = 0) -> StepRow:
+        """The row that it has in the next step that is launched; while prefilling, with so many tokens of its prompt."""
         if self.phase == "running":
-            return Row(self.attempt_id, self.planned_tokens - 1, self.slots, self.sampling, self.fed_ids)
+            return StepRow(self.attempt_id, self.planned_tokens - 1, self.slots, self.sampling, self.fed_ids)
         begin, end = self.computed, self.computed + prompt_tokens
         prompt = self.request.token_ids[begin:end]
-        return Row(self.attempt_id, begin, self.slots, self.sampling, self.fed_ids, prompt, samples=end == self.request.num_tokens)
+        return StepRow(self.attempt_id, begin, self.slots, self.sampling, self.fed_ids, prompt, samples=end == self.request.num_tokens)
 
     @property
     def remaining_tokens(self) -> int:
-        """Of its prompt, while prefilling."""
+        """What is left to compute of its prompt, while prefilling."""
         return self.request.num_tokens - self.computed
 
     def prefilled(self, output: TokenOutput, block_tokens: int) -> PrefillDone:
-        """Its prompt is computed, here. It waited until the first step with any of it was launched."""
+        """What its gateway is told when its prompt is computed, here. It waited until the first step with any of it was launched."""
         assert self.first_step_at is not None
         return PrefillDone(
             output,
@@ -166,7 +168,7 @@ class Attempt:
         )
 
     def complete_prompt_blocks(self, block_tokens: int) -> tuple[BlockKey, ...]:
-        """As `complete_blocks`, of its prompt."""
+        """Does for its prompt what `complete_blocks` does for its output."""
         first, self.committed_blocks = self.committed_blocks, self.computed // block_tokens
         return self.request.keys[first : self.committed_blocks]
 
@@ -182,6 +184,6 @@ class Attempt:
         return tuple(keys)
 
     def _tokens(self, begin: int, end: int) -> list[int]:
-        """Of the prompt and the output, positions [begin, end)."""
+        """The tokens of the prompt and the output at positions [begin, end)."""
         prompt = self.request.num_prompt_tokens
         return [*self.request.token_ids[begin : min(end, prompt)], *self.output_ids[max(begin - prompt, 0) : max(end - prompt, 0)]]

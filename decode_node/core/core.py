@@ -1,7 +1,7 @@
 """The decode node's decisions: `handle(event, now)` returns what is to be done.
 
 Ownership of slots: from Reserved to Ingested the prefill side's store writes them, from Ingested to Release this engine does. While a step
-or a load is under way on them their Release is held back until it has ended.
+or a load is in flight on them their Release is held back until it has ended.
 
 Where steps compute apart from the slots, a prompt that has been handed over is loaded beside the steps of the others, and joins them when
 that is done.
@@ -16,15 +16,16 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from decode_node.core import batching, door
+from decode_node.core import admission_check, scheduling
 from decode_node.core import events as ev
-from decode_node.core.actions import Action, Reply
-from decode_node.core.attempt import Attempt
-from decode_node.core.settings import Settings
-from decode_node.core.underway import LoadsUnderWay, StepsUnderWay
+from decode_node.core.actions import Action
+from decode_node.core.attempt import DecodeAttempt
+from decode_node.core.in_flight import LoadsInFlight, StepsInFlight
+from decode_node.core.settings import DecodeSettings
 from node_runtime import events
-from node_runtime.calibration import Calibration
-from node_runtime.slotqueue import SlotQueue
+from node_runtime.calibration import CostCalibration
+from node_runtime.events import SendUpdate
+from node_runtime.slot_claims import SlotClaims
 from springtide.blocks import blocks_for
 from springtide.clock import ObservedTime, Tick
 from springtide.cost import DecodeCost
@@ -51,30 +52,29 @@ _MOST_ROOM_WAIT_S = 1.0
 
 
 class DecodeCore:
-    def __init__(self, settings: Settings) -> None:
+    """The state of a decode node, and every decision."""
+
+    def __init__(self, settings: DecodeSettings) -> None:
         self._settings = settings
-        self._calibration: Calibration[DecodeCost] = Calibration(settings.cost)
-        self._attempts: dict[AttemptId, Attempt] = {}
-        self._holders: dict[AttemptId, Attempt] = {}
-        """Those that have slots, or have asked for them: at most a batch, in the order in which the requests arrived at their gateways,
-        whatever attempts they have had since."""
-        self._slot_queue = SlotQueue()
-        self._num_slots: int | None = None
-        self._pages: int | None = None
-        self._slots_available = 0
-        self._steps = StepsUnderWay()
-        self._loads = LoadsUnderWay()
+        self._calibration: CostCalibration[DecodeCost] = CostCalibration(settings.cost)
+        self._attempts: dict[AttemptId, DecodeAttempt] = {}
+        self._holders: dict[AttemptId, DecodeAttempt] = {}
+        """The attempts that have slots, or have asked for them: at most a batch, in the order in which the requests arrived at their
+        gateways, whatever attempts they have had since."""
+        self._claims = SlotClaims()
+        self._steps = StepsInFlight()
+        self._loads = LoadsInFlight()
         self._room_awaited_until = float("-inf")
         """Slots were taken from an attempt that a peer may still be writing: until they are here, or then, nobody else gives way."""
         self._recent_ms: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._observed = ObservedTime(events.MOST_BETWEEN_TICKS_S)
         self._orders: list[Action] = []
-        self._replies: list[Reply] = []
+        self._replies: list[SendUpdate[DecodeUpdate]] = []
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """A step is launched before the last one's tokens are sent. Late, duplicate and unknown messages change nothing."""
         match event:
-            case ev.Start(session, start):
+            case events.Start(session, start):
                 self._start(session, start, now)
             case AbortAttempt(attempt_id):
                 if attempt_id in self._attempts:
@@ -92,13 +92,12 @@ class DecodeCore:
                 self._fail_unanswered()
                 self._expire(now)
                 self._retry_growth()
-            case events.StoreUp(num_slots, pages):
-                self._num_slots = self._slots_available = num_slots
-                self._pages = pages
+            case events.StoreConnected(num_slots, pages):
+                self._claims.store_connected(num_slots, pages)
             case events.StoreLost(reason):
                 self._store_lost(reason)
             case storage.StoreLoad():
-                self._slots_available = event.slots_available
+                self._claims.available = event.slots_available
                 if event.slots_available:
                     self._room_awaited_until = float("-inf")
                     self._retry_growth()
@@ -114,19 +113,19 @@ class DecodeCore:
 
     @property
     def cost(self) -> DecodeCost:
-        """As steps lately were."""
+        """The cost model, as steps lately were."""
         return self._calibration.cost
 
     def load(self) -> Load:
-        """Without what only the store knows."""
+        """How the node is doing, without what only the store knows."""
         running = tokens = 0
-        promised = self._slot_queue.wanted_blocks
+        promised = self._claims.wanted_blocks
         for attempt in self._holders.values():
             promised += attempt.growth_blocks(self._settings.block_tokens)
             if attempt.has_begun:
                 running += 1
                 tokens += attempt.context_tokens
-            elif attempt.phase == "reserving" and attempt.attempt_id not in self._slot_queue:
+            elif attempt.phase == "reserving" and attempt.attempt_id not in self._claims:
                 promised += attempt.request.num_blocks
         return Load(
             running=running,
@@ -140,7 +139,7 @@ class DecodeCore:
         )
 
     def signs(self) -> Iterator[tuple[int, AttemptSign]]:
-        """How each attempt gets on, with its session."""
+        """Signs of how each attempt gets on, with its session."""
         for attempt in self._attempts.values():
             computed = attempt.context_tokens if attempt.has_begun else attempt.computed
             at_work = attempt.phase in ("reserving", "loading") or attempt.ahead > 0
@@ -150,10 +149,10 @@ class DecodeCore:
         """Asserts the invariants."""
         block = self._settings.block_tokens
         for attempt in self._attempts.values():
-            assert (attempt.phase == "waiting") <= (attempt.attempt_id in self._slot_queue)
+            assert (attempt.phase == "waiting") <= (attempt.attempt_id in self._claims)
             assert (attempt.phase != "waiting") == (self._holders.get(attempt.attempt_id) is attempt)
             if attempt.phase not in ("waiting", "reserving"):
-                assert attempt.attempt_id not in self._slot_queue
+                assert attempt.attempt_id not in self._claims
                 assert attempt.request.num_blocks <= len(attempt.slots) <= max(attempt.most_blocks(block), attempt.request.num_blocks)
             if attempt.has_begun:
                 assert attempt.committed_blocks * block <= attempt.context_tokens - 1
@@ -168,11 +167,11 @@ class DecodeCore:
                 assert attempt.inlined and attempt.ahead <= 1
                 assert attempt.committed_blocks * block <= attempt.computed < attempt.request.num_tokens
             assert attempt.ahead == sum(attempt in step.attempts for step in self._steps)
-        assert all(attempt_id in self._attempts for attempt_id in self._slot_queue)
+        assert all(attempt_id in self._attempts for attempt_id in self._claims)
         assert self._holders.keys() <= self._attempts.keys()
         ages = [attempt.requested_at for attempt in self._holders.values()]
         assert ages == sorted(ages)
-        if self._num_slots is None:
+        if self._claims.num_slots is None:
             assert not self._attempts
         assert len(self._steps) <= (2 if self._settings.overlap else 1)
         assert all(0 < len(step.run.rows) <= self._settings.max_batch for step in self._steps)
@@ -186,7 +185,7 @@ class DecodeCore:
         attempt_id = request.attempt_id
         if attempt_id in self._attempts or attempt_id in self._held_back():
             return
-        attempt = Attempt(
+        attempt = DecodeAttempt(
             session,
             request,
             start.tbt_slo_ms,
@@ -197,18 +196,18 @@ class DecodeCore:
         most_blocks = attempt.most_blocks(self._settings.block_tokens)
         expected_tokens = request.num_tokens + max(1, round(start.expected_tokens) - 1)
         attempt.expected_blocks = min(blocks_for(expected_tokens, self._settings.block_tokens), most_blocks)
-        if self._num_slots is None:
+        if self._claims.num_slots is None:
             self._reply_failure(attempt, FailureCode.PEER_LOST, "the node's store is away")
-        elif most_blocks > self._num_slots:
-            message = f"the sequence may come to need {most_blocks} blocks, the arena has {self._num_slots} slots"
+        elif most_blocks > self._claims.num_slots:
+            message = f"the sequence may come to need {most_blocks} blocks, the arena has {self._claims.num_slots} slots"
             self._reply_failure(attempt, FailureCode.INVALID, message)
-        elif start.refusable and (why := door.refusal(self.cost, self._holders.values(), attempt, self._settings.max_batch)):
+        elif start.refusable and (why := admission_check.refusal(self.cost, self._holders.values(), attempt, self._settings.max_batch)):
             self._reply_failure(attempt, FailureCode.OVERLOADED, why)
-        elif self._slot_queue.goes_before(request.tenant) or not self._has_place or request.tenant in self._starving_tenants():
+        elif self._claims.goes_before(request.tenant) or not self._has_place or request.tenant in self._starving_tenants():
             if attempt.waits:
                 self._attempts[attempt_id] = attempt
                 deadline, growth = now + self._settings.slot_wait_s, attempt.growth_blocks(self._settings.block_tokens)
-                self._slot_queue.wait(
+                self._claims.wait(
                     attempt_id, request.num_blocks, attempt.requested_at, deadline, tenant=request.tenant, growth_blocks=growth
                 )
             else:
@@ -219,7 +218,7 @@ class DecodeCore:
 
     # ---- store ----
 
-    def _reserve(self, attempt: Attempt) -> None:
+    def _reserve(self, attempt: DecodeAttempt) -> None:
         leave_available, leave_in_quota = self._kept_for_growth(attempt), self._kept_for_growth(attempt, attempt.request.tenant)
         attempt.phase = "reserving"
         attempt.answer_due_at = self._observed.now + self._settings.answer_s
@@ -248,7 +247,7 @@ class DecodeCore:
             )
         )
 
-    def _kept_for_growth(self, newcomer: Attempt | None = None, tenant: str | None = None) -> int:
+    def _kept_for_growth(self, newcomer: DecodeAttempt | None = None, tenant: str | None = None) -> int:
         """Slots that have to be available still (of the tenant's quota, if one is given) once the newcomer has its own, so that preemption
         is rare: what those who hold slots, and it, are expected to grow by. Alone, an attempt may have everything."""
         holders = [one for one in self._holders.values() if tenant in (None, one.request.tenant)]
@@ -257,13 +256,13 @@ class DecodeCore:
 
     @property
     def _has_place(self) -> bool:
-        """For one more in the batch, which those take too who are yet to join it: who has no place waits before its prefill, not between
-        two tokens. And nobody is taken in while another lacks a slot to go on."""
+        """Whether there is a place for one more in the batch, which those take too who are yet to join it: who has no place waits before
+        its prefill, not between two tokens. And nobody is taken in while another lacks a slot to go on."""
         starving = any(attempt.growth == "refused" and not attempt.quota_used for attempt in self._holders.values())
         return len(self._holders) < self._settings.max_batch and not starving
 
     def _starving_tenants(self) -> set[str]:
-        """Those of whom one cannot go on for want of quota: they take in nobody else."""
+        """The tenants of whom one attempt cannot go on for want of quota: they take in nobody else."""
         return {attempt.request.tenant for attempt in self._holders.values() if attempt.growth == "refused" and attempt.quota_used}
 
     def _notice(self, notice: storage.Notice, now: float) -> None:
@@ -274,14 +273,14 @@ class DecodeCore:
             return
         match notice:
             case storage.Reserved(_, slots) if attempt.phase == "reserving":
-                self._slot_queue.leave(attempt.attempt_id)
+                self._claims.leave(attempt.attempt_id)
                 attempt.phase, attempt.slots = "ingesting", slots
                 attempt.lease_until = now + self._settings.ingest_lease_s
                 if attempt.waits:
-                    self._replies.append(Reply(attempt.session, DecodeUpdate(reserved=(attempt.attempt_id,))))
+                    self._replies.append(SendUpdate(attempt.session, DecodeUpdate(reserved=(attempt.attempt_id,))))
                 self._grow_ahead(attempt)
             case storage.Acquired() if attempt.phase == "reserving":
-                self._slot_queue.leave(attempt.attempt_id)
+                self._claims.leave(attempt.attempt_id)
                 self._acquired(attempt, notice)
             case storage.Ingested(_, first_token) if attempt.phase == "ingesting":
                 self._ingested(attempt, first_token)
@@ -299,28 +298,25 @@ class DecodeCore:
             case AttemptFailed(_, failure):
                 self._fail(attempt, failure.code, failure.message)
 
-    def _no_room(self, attempt: Attempt, failure: Failure, now: float) -> None:
+    def _no_room(self, attempt: DecodeAttempt, failure: Failure, now: float) -> None:
         if not attempt.waits:
             self._fail(attempt, failure.code, failure.message)
             return
-        quota_used = failure.code is FailureCode.QUOTA_USED
-        request, growth = attempt.request, attempt.growth_blocks(self._settings.block_tokens)
-        if not quota_used:
-            most = request.num_blocks - 1 + self._kept_for_growth(attempt)
-            self._slots_available = min(self._slots_available, most)
-        self._slot_queue.refused(
+        request = attempt.request
+        self._claims.refused(
             attempt.attempt_id,
             request.num_blocks,
             attempt.requested_at,
             attempt.arrived_at + self._settings.slot_wait_s,
             now,
             tenant=request.tenant,
-            growth_blocks=growth,
-            quota_used=quota_used,
+            growth_blocks=attempt.growth_blocks(self._settings.block_tokens),
+            quota_used=failure.code is FailureCode.QUOTA_USED,
+            kept_blocks=self._kept_for_growth(attempt),
         )
 
-    def _acquired(self, attempt: Attempt, acquired: storage.Acquired) -> None:
-        block_tokens, most = self._settings.block_tokens, batching.most_missing(self._settings.inline_tokens)
+    def _acquired(self, attempt: DecodeAttempt, acquired: storage.Acquired) -> None:
+        block_tokens, most = self._settings.block_tokens, scheduling.most_missing(self._settings.inline_tokens)
         missing = attempt.request.num_tokens - acquired.local_blocks * block_tokens
         if missing > most:
             # The gateway has it scheduled away from the node that failed it: where its prefix is, or at a prefill group.
@@ -330,7 +326,7 @@ class DecodeCore:
         attempt.begin_prompt(acquired.slots, acquired.local_blocks, block_tokens)
         self._grow_ahead(attempt)
 
-    def _ingested(self, attempt: Attempt, first_token: int) -> None:
+    def _ingested(self, attempt: DecodeAttempt, first_token: int) -> None:
         request = attempt.request
         if finish_of(first_token, request.first_position + 1, request.params, self._settings.eos_token_ids):
             # The prefill side has told the gateway so: nothing is left to say.
@@ -340,9 +336,7 @@ class DecodeCore:
         self._grow_ahead(attempt)
 
     def _store_lost(self, reason: str) -> None:
-        self._num_slots = None
-        self._slots_available = 0
-        self._slot_queue.clear()
+        self._claims.store_lost()
         for attempt in self._attempts.values():
             self._reply_failure(attempt, FailureCode.PEER_LOST, reason)
         self._attempts.clear()
@@ -353,15 +347,15 @@ class DecodeCore:
     # ---- slots ----
 
     def _ask_for_waiting(self, now: float) -> None:
-        if not self._slot_queue or not self._has_place:
+        if not self._claims or not self._has_place:
             return
-        head = self._slot_queue.next_to_ask(
-            self._slots_available - self._kept_for_growth(), now, alone=not self._holders, held_back=self._starving_tenants()
+        head = self._claims.next_to_ask(
+            now, kept_blocks=self._kept_for_growth(), alone=not self._holders, held_back=self._starving_tenants()
         )
         if head is not None:
             self._reserve(self._attempts[head])
 
-    def _grow_ahead(self, attempt: Attempt) -> None:
+    def _grow_ahead(self, attempt: DecodeAttempt) -> None:
         """Asks for the next slot while there is still room in the last one, so that no step waits for it."""
         if attempt.growth == "none" and attempt.wants_slot(self._settings.block_tokens):
             attempt.growth = "asked"
@@ -396,7 +390,7 @@ class DecodeCore:
                 attempt.starved_since = now
 
     def _expire(self, now: float) -> None:
-        for attempt_id in self._slot_queue.expired(now):
+        for attempt_id in self._claims.expired(now):
             attempt = self._attempts[attempt_id]
             message = f"no {attempt.request.num_blocks} slots came free within {self._settings.slot_wait_s:g} s"
             self._fail(attempt, FailureCode.POOL_FULL, message)
@@ -424,7 +418,7 @@ class DecodeCore:
     def _load_ahead(self) -> None:
         if not self._settings.loads_ahead:
             return
-        for attempt in batching.to_load(self._holders.values(), self._loads.attempt_ids, self._pages):
+        for attempt in scheduling.to_load(self._holders.values(), self._loads.attempt_ids, self._claims.pages):
             self._orders.append(self._loads.launch(attempt))
 
     def _loaded(self, attempt_id: AttemptId) -> None:
@@ -441,9 +435,9 @@ class DecodeCore:
 
     def _launch(self, now: float) -> None:
         settings = self._settings
-        while self._num_slots is not None and len(self._steps) < (2 if settings.overlap else 1):
-            batch = batching.choose(
-                self._holders.values(), self.cost, settings.max_batch, settings.block_tokens, settings.inline_tokens, self._pages
+        while self._claims.num_slots is not None and len(self._steps) < (2 if settings.overlap else 1):
+            batch = scheduling.choose(
+                self._holders.values(), self.cost, settings.max_batch, settings.block_tokens, settings.inline_tokens, self._claims.pages
             )
             if not batch:
                 return
@@ -474,13 +468,15 @@ class DecodeCore:
             else:
                 assert sampled is not None, "a row of a sequence that runs samples"
                 told[attempt.session][0].append(self._append(attempt, sampled))
-        self._replies += [Reply(session, DecodeUpdate(tuple(outputs), tuple(prefilled))) for session, (outputs, prefilled) in told.items()]
+        self._replies += [
+            SendUpdate(session, DecodeUpdate(tuple(outputs), tuple(prefilled))) for session, (outputs, prefilled) in told.items()
+        ]
         if isinstance(event, ev.StepDone) and not ended.run.has_prompts:
             self._recent_ms.append(event.elapsed_ms)
             batch, repeated = len(ended.attempts), max(len(tokens or ()) for tokens in event.sampled) - 1
             self._calibration.observe(batch, ended.run.context_tokens + batch * repeated // 2, event.elapsed_ms, now)
 
-    def _append(self, attempt: Attempt, sampled: Sequence[SampledToken]) -> TokenOutput:
+    def _append(self, attempt: DecodeAttempt, sampled: Sequence[SampledToken]) -> TokenOutput:
         """The step has computed the KV of the attempt's last token and sampled the next, and maybe so on."""
         request, position = attempt.request, len(attempt.output_ids)
         attempt.output_ids += [token.token_id for token in sampled]
@@ -495,8 +491,10 @@ class DecodeCore:
             self._grow_ahead(attempt)
         return output
 
-    def _computed(self, attempt: Attempt, num_tokens: int, sampled: Sequence[SampledToken] | None, elapsed_ms: float) -> PrefillDone | None:
-        """So much more of its prompt; with the last of it, its first token is sampled."""
+    def _computed(
+        self, attempt: DecodeAttempt, num_tokens: int, sampled: Sequence[SampledToken] | None, elapsed_ms: float
+    ) -> PrefillDone | None:
+        """The step has computed so much more of its prompt; with the last of it, its first token is sampled."""
         block_tokens, request = self._settings.block_tokens, attempt.request
         attempt.computed += num_tokens
         attempt.compute_ms += elapsed_ms
@@ -517,20 +515,20 @@ class DecodeCore:
 
     # ---- ends ----
 
-    def _fail(self, attempt: Attempt, code: FailureCode, message: str) -> None:
+    def _fail(self, attempt: DecodeAttempt, code: FailureCode, message: str) -> None:
         self._reply_failure(attempt, code, message)
         self._forget(attempt)
 
-    def _reply_failure(self, attempt: Attempt, code: FailureCode, message: str) -> None:
+    def _reply_failure(self, attempt: DecodeAttempt, code: FailureCode, message: str) -> None:
         failed = AttemptFailed(attempt.attempt_id, Failure(code, message))
-        self._replies.append(Reply(attempt.session, DecodeUpdate(failed=(failed,))))
+        self._replies.append(SendUpdate(attempt.session, DecodeUpdate(failed=(failed,))))
 
-    def _forget(self, attempt: Attempt) -> None:
+    def _forget(self, attempt: DecodeAttempt) -> None:
         """Gives its slots back, now or when the steps or the load that use them have ended; whoever lacks a slot asks again."""
         attempt_id = attempt.attempt_id
         del self._attempts[attempt_id]
         self._holders.pop(attempt_id, None)
-        self._slot_queue.leave(attempt_id)
+        self._claims.leave(attempt_id)
         if attempt.phase == "waiting":
             return
         if not self._steps.hold_back(attempt) and not self._loads.hold_back(attempt):

@@ -5,26 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node_runtime.events import SessionEnded, StoreLost, StoreUp
-from springtide.clock import Tick
+from node_runtime.events import EngineEvent
 from springtide.ids import AttemptId
-from springtide.protocol import storage
 from springtide.protocol.outputs import SampledToken
-from springtide.protocol.starts import AbortAttempt, DecodeStart
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A gateway's session wants an attempt to be run."""
-
-    session: int
-    start: DecodeStart
+from springtide.protocol.starts import DecodeStart
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """`sampled[i]` belongs to row i of the step: one token, or several where the step was repeated (an engine that takes several steps at
-    a time, or a simulated one), each of which took `elapsed_ms` in the mean. None for a row that samples nothing."""
+    """A step has ended. `sampled[i]` belongs to row i of the step: one token, or several where the step was repeated (an engine that takes
+    several steps at a time, or a simulated one), each of which took `elapsed_ms` in the mean. None for a row that samples nothing."""
 
     step_id: int
     sampled: Sequence[Sequence[SampledToken] | None]
@@ -33,6 +23,8 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
+    """A step has come to nothing."""
+
     step_id: int
     message: str
 
@@ -44,4 +36,5 @@ class Loaded:
     attempt_id: AttemptId
 
 
-Event = Start | AbortAttempt | SessionEnded | StepDone | StepFailed | Loaded | Tick | StoreUp | StoreLost | storage.Notice
+StepEvent = StepDone | StepFailed | Loaded
+Event = EngineEvent[DecodeStart] | StepEvent

@@ -20,7 +20,7 @@ POLL_S = 0.001
 
 
 class LoadsAhead:
-    """Beside the steps, which run on the same thread. Neither that nor the event loop waits for a copy."""
+    """Loads beside the steps, which run on the same thread. Neither that nor the event loop waits for a copy."""
 
     def __init__(self, runner: ModelRunner, thread: ModelThread) -> None:
         self._runner = runner
@@ -29,14 +29,14 @@ class LoadsAhead:
         self._turn = asyncio.Lock()
 
     def start(self, attempt_id: AttemptId, slots: Sequence[int], still_there: Callable[[], bool], ended: Callable[[], None]) -> None:
-        """Calls `ended` when the slots are not read any more, whatever has become of it: a step loads what it lacks. `still_there`: the
-        engine computes in the arena that they are in."""
+        """Begins one. Calls `ended` when the slots are not read any more, whatever has become of it: a step loads what it lacks.
+        `still_there`: the engine computes in the arena that they are in."""
         task = asyncio.create_task(self._run(attempt_id, slots, still_there, ended), name=f"load {attempt_id}")
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
     def close(self) -> None:
-        """None is begun or told of any more; what has been launched the runner waits for."""
+        """Begins and tells of none any more; what has been launched the runner waits for."""
         for task in self._under_way:
             task.cancel()
 

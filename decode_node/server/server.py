@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Any
-
-import grpc.aio
 
 from decode_node import metrics
 from decode_node.core import DecodeCore
-from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
-from decode_node.core.events import Loaded, Start, StepDone, StepFailed
-from decode_node.core.settings import Settings
+from decode_node.core.actions import LoadAhead, RunStep
+from decode_node.core.events import Event, Loaded, StepDone, StepEvent, StepFailed
+from decode_node.core.settings import DecodeSettings
 from decode_node.server.loads import LoadsAhead
 from decode_node.server.steps import StepRunner
-from engine.profiling import measure_decode
-from engine.runner import ModelRunner
-from node_runtime.node import EngineNode
-from node_runtime.process import Kind, Parts
-from node_runtime.watchdog import Watchdog, longest_s, stalled_after_s
+from node_runtime.loading import Parts
+from node_runtime.model_thread import Watchdog, longest_s, stalled_after_s
+from node_runtime.server import EngineServer
+from node_runtime.servicer import EngineService
 from springtide.clock import Tick
 from springtide.cost import DecodeCost
-from springtide.process import ProcessArguments, end_process
+from springtide.process import end_process
 from springtide.protocol import wire
-from springtide.protocol.instances import Load, Role
-from springtide.protocol.outputs import AttemptFailed, AttemptSigns, DecodeUpdate, FailureCode
+from springtide.protocol.instances import Role
+from springtide.protocol.outputs import DecodeUpdate, FailureCode
 from springtide.protocol.starts import DecodeStart
-from springtide.rpc import node_pb2, node_pb2_grpc
+from springtide.rpc import node_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -38,60 +33,48 @@ INGEST_LEASES = 10
 
 SLOT_WAIT_S = 10.0
 """Whoever waits longer for room is scheduled again, with its age: another node may have room by now."""
-MEASURE_BUDGET_S = 2.0
+
+DECODE_SERVICE: EngineService[DecodeStart, DecodeUpdate] = EngineService(
+    Role.DECODE,
+    node_pb2_grpc.add_DecodeNodeServicer_to_server,
+    wire.DECODE_COMMAND,
+    wire.DECODE_UPDATE,
+    failed=lambda failed: DecodeUpdate(failed=(failed,)),
+    signs=lambda signs: DecodeUpdate(signs=signs),
+)
 
 
-def kind(arguments: ProcessArguments) -> Kind[DecodeCost]:
-    config = arguments.config.decode_node
+class DecodeServer(EngineServer[DecodeStart, DecodeUpdate, StepEvent, RunStep | LoadAhead]):
+    """The server: steps run on the model's thread, loads ahead of them beside it."""
 
-    def measure(runner: ModelRunner, scratch: Sequence[int]) -> DecodeCost:
-        return DecodeCost.fit(measure_decode(runner, scratch, config.max_batch, MEASURE_BUDGET_S))
-
-    return Kind(Role.DECODE, config.threads, DecodeCost, measure, DecodeServer)
-
-
-class DecodeServer(EngineNode[Action, DecodeStart, DecodeUpdate], node_pb2_grpc.DecodeNodeServicer):
     def __init__(self, parts: Parts, cost: DecodeCost) -> None:
-        arguments = parts.arguments
-        config = arguments.config
-        self.core = DecodeCore(
-            Settings(
-                cost=cost,
-                block_tokens=parts.runner.kv_spec.block_tokens,
-                max_batch=config.decode_node.max_batch,
-                eos_token_ids=arguments.model_info.eos_token_ids,
-                ingest_lease_s=INGEST_LEASES * config.kv.lease_s,
-                slot_wait_s=SLOT_WAIT_S,
-                overlap=config.decode_node.overlap,
-                inline_tokens=config.decode_node.inline_tokens,
-                loads_ahead=parts.runner.loads_ahead,
-                answer_s=config.silence_s,
-            )
+        config = parts.arguments.config
+        settings = DecodeSettings(
+            cost=cost,
+            block_tokens=parts.runner.kv_spec.block_tokens,
+            max_batch=config.decode_node.max_batch,
+            eos_token_ids=parts.arguments.model_info.eos_token_ids,
+            ingest_lease_s=INGEST_LEASES * config.kv.lease_s,
+            slot_wait_s=SLOT_WAIT_S,
+            overlap=config.decode_node.overlap,
+            inline_tokens=config.decode_node.inline_tokens,
+            loads_ahead=parts.runner.loads_ahead,
+            answer_s=config.silence_s,
         )
-        super().__init__(
-            Role.DECODE, wire.DECODE_COMMAND, wire.DECODE_UPDATE, arguments, self.core, parts.runner, parts.thread, parts.clock
-        )
+        self.core = DecodeCore(settings)
+        super().__init__(DECODE_SERVICE, parts, self.core)
         self._steps = StepRunner(parts.runner)
         self._watchdog = Watchdog(end_process)
         self._loads = LoadsAhead(parts.runner, parts.thread)
 
-    def register(self, server: grpc.aio.Server) -> None:
-        node_pb2_grpc.add_DecodeNodeServicer_to_server(self, server)
-
-    async def Session(self, request_iterator: AsyncIterator[node_pb2.DecodeCommand], context: Any) -> AsyncIterator[node_pb2.DecodeUpdate]:
-        async for update in self.session(request_iterator):
-            yield update
-
-    async def WatchLoad(self, request: node_pb2.WatchLoadRequest, context: Any) -> AsyncIterator[node_pb2.LoadReport]:
-        async for report in self.watch_load():
-            yield report
-
-    async def SwitchRole(self, request: node_pb2.SwitchRoleRequest, context: Any) -> node_pb2.SwitchRoleReply:
-        return await self.switch_role(request, context)
+    async def close(self) -> None:
+        self._watchdog.close()
+        self._loads.close()
+        await super().close()
 
     # ---- what the core decides ----
 
-    def perform(self, action: Action) -> None:
+    def perform(self, action: RunStep | LoadAhead) -> None:
         match action:
             case RunStep():
                 metrics.BATCH_SIZE.observe(len(action.rows))
@@ -103,9 +86,6 @@ class DecodeServer(EngineNode[Action, DecodeStart, DecodeUpdate], node_pb2_grpc.
                 self.thread.run(self._run_step, action, predicted_ms).add_done_callback(partial(self._step_ended, action.step_id))
             case LoadAhead():
                 self._load_ahead(action)
-            case Reply(session, update):
-                self._count(update)
-                self.sessions.send(session, update)
 
     def _load_ahead(self, load: LoadAhead) -> None:
         link = self.link
@@ -121,11 +101,6 @@ class DecodeServer(EngineNode[Action, DecodeStart, DecodeUpdate], node_pb2_grpc.
         with self._watchdog.during(f"step {run.step_id}", longest_s(predicted_ms), stall_s):
             return self._steps.run(run)
 
-    async def close(self) -> None:
-        self._watchdog.close()
-        self._loads.close()
-        await super().close()
-
     def _step_ended(self, step_id: int, ended: asyncio.Future[StepDone | StepFailed]) -> None:
         """Whatever has become of the step, the core hears of its end: it launches no other before, and nobody else would."""
         if ended.cancelled():
@@ -138,32 +113,20 @@ class DecodeServer(EngineNode[Action, DecodeStart, DecodeUpdate], node_pb2_grpc.
             metrics.STEP_SECONDS.observe(event.elapsed_ms / 1000)
         self.tell(event)
 
-    def start_event(self, session: int, start: DecodeStart) -> Start:
-        return Start(session, start)
-
-    def failed_update(self, failed: AttemptFailed) -> DecodeUpdate:
-        return DecodeUpdate(failed=(failed,))
-
-    def signs_update(self, signs: AttemptSigns) -> DecodeUpdate:
-        return DecodeUpdate(signs=signs)
-
     # ---- how it is doing ----
 
     @property
     def stalled_work(self) -> str:
         return self._watchdog.stalled
 
-    def work(self) -> Load:
-        return self.core.load()
-
-    def handled(self, event: Any) -> None:
+    def handled(self, event: Event) -> None:
         if isinstance(event, Tick):
             load = self.core.load()
             metrics.RUNNING.set(load.running)
             metrics.WAITING.set(load.waiting)
             metrics.CONTEXT_TOKENS.set(load.tokens)
 
-    def _count(self, update: DecodeUpdate) -> None:
+    def count_update(self, update: DecodeUpdate) -> None:
         metrics.INLINED.inc(len(update.prefilled))
         metrics.TOKENS.inc(sum(len(output.tokens) for output in update.outputs))
         for failed in update.failed:
@@ -171,4 +134,4 @@ class DecodeServer(EngineNode[Action, DecodeStart, DecodeUpdate], node_pb2_grpc.
             logger.info("%s: %s", code.name, failed.failure.message, extra={"attempt_id": failed.attempt_id})
             metrics.FAILURES.labels(code.value).inc()
             metrics.PREEMPTIONS.inc(code is FailureCode.PREEMPTED)
-            metrics.DOOR_REJECTIONS.inc(code is FailureCode.OVERLOADED)
+            metrics.ADMISSION_REJECTIONS.inc(code is FailureCode.OVERLOADED)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from decode_node.core.actions import Row, RunStep
+from decode_node.core.actions import RunStep, StepRow
 from decode_node.core.events import StepDone, StepFailed
 from engine.batch import Int32Array, SequenceChunk
 from engine.runner import ModelRunner
@@ -18,16 +18,17 @@ logger = logging.getLogger(__name__)
 
 
 class StepRunner:
-    """Belongs to the model's thread. A sequence's slots, which grow once in a block's tokens, become an array when they do and not at every
-    step: nothing that a step takes here grows with the context. An array never changes, by which further ranks know it again."""
+    """Runs one step after another: belongs to the model's thread. A sequence's slots, which grow once in a block's tokens, become an array
+    when they do and not at every step: nothing that a step takes here grows with the context. An array never changes, by which further
+    ranks know it again."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._slots: dict[str, tuple[Sequence[int], Int32Array]] = {}
-        """Of the last step's attempts, what their slots were made from."""
+        """What the slots of the last step's attempts were made from."""
 
     def run(self, run: RunStep) -> StepDone | StepFailed:
-        """Each sequence's last token may be of the step before: it is read, and the next one added, here alone."""
+        """Runs the step. Each sequence's last token may be of the step before: it is read, and the next one added, here alone."""
         started = time.perf_counter()
         try:
             slots = self._arrays(run.rows)
@@ -45,7 +46,7 @@ class StepRunner:
             return StepFailed(run.step_id, f"the step failed: {error!r}")
         return StepDone(run.step_id, sampled, (time.perf_counter() - started) * 1000)
 
-    def _arrays(self, rows: Sequence[Row]) -> list[Int32Array]:
+    def _arrays(self, rows: Sequence[StepRow]) -> list[Int32Array]:
         kept, self._slots = self._slots, {}
         for row in rows:
             made = kept.get(row.attempt_id)

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from math import inf
 
 from engine.batch import SamplingRow, SequenceChunk
+from node_runtime.events import SendUpdate
 from springtide.ids import AttemptId
 from springtide.protocol import storage
 from springtide.protocol.outputs import PrefillUpdate
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PassRow:
     """One attempt's chunk. `sampling` is set when the chunk ends the prompt."""
 
     attempt_id: AttemptId
@@ -30,19 +31,16 @@ class RunPass:
     """
 
     pass_id: int
-    rows: tuple[Row, ...]
+    rows: tuple[PassRow, ...]
     pushes: tuple[storage.Push, ...]
     awaits: AttemptId | None = None
     predicted_ms: float = inf
-    """In all stages together, without what it waits for; inf where nobody knows."""
+    """What it takes in all stages together, without what it waits for; inf where nobody knows."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How many are computed."""
+        return sum(len(row.chunk.token_ids) for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """To the gateway of the session."""
-
-    session: int
-    update: PrefillUpdate
-
-
-Action = storage.Order | RunPass | Reply
+Action = storage.Order | RunPass | SendUpdate[PrefillUpdate]

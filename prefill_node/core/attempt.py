@@ -1,49 +1,52 @@
-"""One attempt on its way through the prefill group."""
+"""An attempt on its way through the prefill group."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.batch import SamplingRow, SequenceChunk
+from prefill_node.core.actions import PassRow
 from springtide.ids import AttemptId, Slot
 from springtide.protocol.outputs import PrefillDone, TokenOutput
 from springtide.protocol.starts import PrefillStart, Request
 
-Phase = Literal["waiting", "acquiring", "running", "handing-over"]
-"""waiting: for slots, unasked or refused. acquiring: the store has been asked. running: holds slots, has prompt left to compute.
-handing-over: the first token is out, the slots are the store's again, which goes on pushing."""
+PrefillPhase = Literal["waiting", "acquiring", "running", "handing-over"]
+"""Where an attempt is. waiting: for slots, unasked or refused. acquiring: the store has been asked. running: holds slots, has prompt left
+to compute. handing-over: the first token is out, the slots are the store's again, which goes on pushing."""
 
 
 @dataclass(slots=True)
-class Attempt:
-    """Block counts are from the prompt's start. `reused_blocks`, `computed`, `pushed_blocks` and `committed_blocks` fall back when the
-    fetch of the prefix is truncated, and otherwise only rise; `launched` falls back to `computed` when a pass comes to nothing."""
+class PrefillAttempt:
+    """One attempt, from its start until the store has ended its hand-over. Block counts are from the prompt's start. `reused_blocks`,
+    `computed`, `pushed_blocks` and `committed_blocks` fall back when the fetch of the prefix is truncated, and otherwise only rise;
+    `launched` falls back to `computed` when a pass comes to nothing."""
 
     session: int
     start: PrefillStart
     arrived_at: float
-    phase: Phase = "waiting"
+    phase: PrefillPhase = "waiting"
     slots: tuple[Slot, ...] = ()
     local_blocks: int = 0
     reused_blocks: int = 0
     """Local ones and those fetched from the sources."""
     layers_arrived: int = 0
-    """Of the remote part of the prefix."""
+    """How many of the remote part of the prefix are there."""
     asked_at: float = 0.0
     """When the store was asked for slots and what can be fetched."""
     answer_due_at: float = 0.0
-    """In observed time (springtide.clock): then a store that has not answered is taken for hung."""
+    """When a store that has not answered is taken for hung, in observed time (springtide.clock)."""
     idle_before_s: float = 0.0
-    """Of the group, in all until then."""
+    """How long the group had been idle, in all, until then."""
     fetching: bool = False
     stalled: bool = False
     """The pass that waited for the prefix was interrupted; the store's FetchTruncated is on its way."""
     pushed_layers: int = 0
-    """Of the remote part of the prefix."""
+    """How many of the remote part of the prefix are handed over."""
     computed: int = 0
     """Tokens whose KV is in the slots, in all layers, or arriving in them."""
     launched: int = 0
-    """Those, and the tokens of the passes under way."""
+    """The computed ones, and the tokens of the passes in flight."""
     pushed_blocks: int = 0
     committed_blocks: int = 0
     due_at: float = 0.0
@@ -52,9 +55,9 @@ class Attempt:
     first_pass_at: float | None = None
     compute_ms: float = 0.0
     fetch_ms: float = 0.0
-    """From the order until all that was fetched had arrived; 0 when nothing was."""
+    """The time from the order until all that was fetched had arrived; 0 when nothing was."""
     fetch_wait_ms: float = 0.0
-    """How long its passes waited for that, and no pass at all was under way; also when nothing came of it."""
+    """How long its passes waited for that, and no pass at all was in flight; also when nothing came of it."""
 
     @property
     def attempt_id(self) -> AttemptId:
@@ -71,8 +74,8 @@ class Attempt:
 
     @property
     def runnable(self) -> bool:
-        """It may take part in a pass; while `fetching`, only alone, and in one at a time: each further one would wait for an overdue prefix
-        anew."""
+        """Whether it may take part in a pass; while `fetching`, only alone, and in one at a time: each further one would wait for an
+        overdue prefix anew."""
         readable = not self.stalled and (not self.fetching or (self.layers_arrived > 0 and self.launched == self.computed))
         return self.phase == "running" and readable and self.unlaunched_tokens > 0
 
@@ -99,9 +102,20 @@ class Attempt:
         self.pushed_blocks = min(self.pushed_blocks, valid_blocks)
         self.committed_blocks = min(self.committed_blocks, valid_blocks)
 
+    def row(self, num_tokens: int) -> PassRow:
+        """The row that it has in the next pass that is launched, with so many tokens."""
+        request = self.request
+        begin, end = self.launched, self.launched + num_tokens
+        last = end == request.num_tokens
+        chunk = SequenceChunk(request.token_ids[begin:end], begin, self.slots, wants_logits=last)
+        if not last:
+            return PassRow(self.attempt_id, chunk, None)
+        prompt, output = request.token_ids[: request.num_prompt_tokens], request.token_ids[request.num_prompt_tokens :]
+        return PassRow(self.attempt_id, chunk, SamplingRow(request.params, prompt, output))
+
     def done(self, output: TokenOutput, block_tokens: int) -> PrefillDone:
-        """Its whole prompt is computed. Queue time lasts until the first pass, compute time is that of its passes, fetch time counts when
-        something came of it; what was waited for it counts in any case."""
+        """What its gateway is told when its whole prompt is computed. Queue time lasts until the first pass, compute time is that of its
+        passes, fetch time counts when something came of it; what was waited for it counts in any case."""
         assert self.first_pass_at is not None
         fetched_blocks = self.reused_blocks - self.local_blocks
         return PrefillDone(

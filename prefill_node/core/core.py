@@ -6,21 +6,20 @@ their Release is held back until the last of those has ended in all stages.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from node_runtime import events
-from node_runtime.calibration import Calibration
-from node_runtime.events import MOST_BETWEEN_TICKS_S
-from node_runtime.pages import within
-from node_runtime.slotqueue import SlotQueue
+from node_runtime.calibration import CostCalibration
+from node_runtime.events import SendUpdate
+from node_runtime.slot_claims import SlotClaims, within_pages
 from prefill_node.core import events as ev
-from prefill_node.core import passes
-from prefill_node.core.actions import Action, Reply
-from prefill_node.core.attempt import Attempt
-from prefill_node.core.flight import Flight, IdleTime, Pass
-from prefill_node.core.pushing import LayerGroups
-from prefill_node.core.schedule import Policy
+from prefill_node.core.actions import Action
+from prefill_node.core.attempt import PrefillAttempt
+from prefill_node.core.in_flight import IdleTime, PassesInFlight, PassInFlight
+from prefill_node.core.layer_stream import due_pushes, pushable_blocks
+from prefill_node.core.scheduling import ChunkPolicy
+from prefill_node.core.settings import PrefillSettings
 from springtide.clock import ObservedTime, Tick
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId
@@ -36,37 +35,26 @@ ANSWERS_WITH_SOURCES = 2
 
 
 class PrefillCore:
-    def __init__(
-        self,
-        policy: Policy,
-        groups: LayerGroups,
-        block_tokens: int,
-        eos_token_ids: Collection[int],
-        num_stages: int = 1,
-        answer_s: float = 2.5,
-    ) -> None:
-        """`answer_s`: within which a store that lives answers by itself."""
-        self._policy = policy
-        self._calibration: Calibration[PrefillCost] = Calibration(policy.chunking.cost)
-        self._groups = groups
-        self._block_tokens = block_tokens
-        self._eos_token_ids = eos_token_ids
-        self._attempts: dict[AttemptId, Attempt] = {}
-        self._slot_queue = SlotQueue()
-        self._num_slots: int | None = None
-        self._pages: int | None = None
-        self._slots_available = 0
-        self._flight = Flight(num_stages)
+    """The state of a prefill group, and every decision."""
+
+    def __init__(self, settings: PrefillSettings) -> None:
+        self._settings = settings
+        self._policy = ChunkPolicy(settings.chunking)
+        self._calibration: CostCalibration[PrefillCost] = CostCalibration(settings.chunking.cost)
+        self._groups = settings.layer_groups
+        self._block_tokens = settings.block_tokens
+        self._attempts: dict[AttemptId, PrefillAttempt] = {}
+        self._claims = SlotClaims()
+        self._passes = PassesInFlight(settings.num_stages)
         self._idle = IdleTime()
-        self._answer_s = answer_s
-        self._observed = ObservedTime(MOST_BETWEEN_TICKS_S)
+        self._observed = ObservedTime(events.MOST_BETWEEN_TICKS_S)
         self._out: list[Action] = []
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """Late, duplicate and unknown messages change nothing."""
-        had_room = self._flight.has_room
+        had_room = self._passes.has_room
         match event:
-            case ev.Start(session, start):
+            case events.Start(session, start):
                 self._start(session, start, now)
             case AbortAttempt(attempt_id):
                 self._abort(attempt_id)
@@ -74,40 +62,39 @@ class PrefillCore:
                 for attempt in [a for a in self._attempts.values() if a.session == session]:
                     self._abort(attempt.attempt_id)
             case ev.PassLeft(pass_id):
-                self._flight.leave(pass_id)
+                self._passes.leave(pass_id)
             case ev.PassDone() | ev.PassInterrupted() | ev.PassFailed():
                 self._pass_ended(event, now)
             case Tick():
                 self._calibration.tick(now)
                 self._observed.look(now)
                 self._fail_unanswered()
-            case events.StoreUp(num_slots, pages):
-                self._num_slots = self._slots_available = num_slots
-                self._pages = pages
+            case events.StoreConnected(num_slots, pages):
+                self._claims.store_connected(num_slots, pages)
             case events.StoreLost(reason):
                 self._store_lost(reason)
             case storage.StoreLoad():
-                self._slots_available = event.slots_available
+                self._claims.available = event.slots_available
             case _:
                 self._notice(event, now)
         if self.cost is not self._calibration.cost:
-            self._policy = Policy(replace(self._policy.chunking, cost=self._calibration.cost))
+            self._policy = ChunkPolicy(replace(self._policy.chunking, cost=self._calibration.cost))
         self._wait_for_slots(now)
         self._launch(now, late=had_room)
-        self._idle.saw(not self._flight, now)
+        self._idle.saw(not self._passes, now)
         actions, self._out = self._out, []
         return actions
 
     @property
     def cost(self) -> PrefillCost:
-        """As passes lately were."""
+        """The cost model, as passes lately were."""
         return self._policy.chunking.cost
 
     def load(self) -> Load:
-        """Without what only the store knows. `queue_ms` lasts until a further prompt could begin: passes that have left the first stage are
-        in nobody's way unless they wait for another; what that stage is at counts whole, as of its begin."""
+        """How the group is doing, without what only the store knows. `queue_ms` lasts until a further prompt could begin: passes that have
+        left the first stage are in nobody's way unless they wait for another; what that stage is at counts whole, as of its begin."""
         running = computing = tokens = 0
-        queue_ms = self.cost.slowest_share * sum(run.predicted_ms for run in self._flight.waiting)
+        queue_ms = self.cost.slowest_share * sum(run.predicted_ms for run in self._passes.waiting)
         for attempt in self._attempts.values():
             if attempt.phase == "handing-over":
                 continue
@@ -125,55 +112,55 @@ class PrefillCore:
         )
 
     def signs(self) -> Iterator[tuple[int, AttemptSign]]:
-        """How each attempt gets on, with its session."""
+        """Signs of how each attempt gets on, with its session."""
         for attempt_id, attempt in self._attempts.items():
-            at_work = attempt.phase == "acquiring" or attempt.fetching or self._flight.runs(attempt_id)
+            at_work = attempt.phase == "acquiring" or attempt.fetching or self._passes.runs(attempt_id)
             yield attempt.session, AttemptSign(attempt_id, attempt.computed, waiting=not at_work)
 
     def validate(self) -> None:
         """Asserts the invariants."""
         block = self._block_tokens
         for attempt in self._attempts.values():
-            assert (attempt.phase == "waiting") <= (attempt.attempt_id in self._slot_queue)
+            assert (attempt.phase == "waiting") <= (attempt.attempt_id in self._claims)
             if attempt.phase == "running":
-                assert attempt.attempt_id not in self._slot_queue
+                assert attempt.attempt_id not in self._claims
                 assert len(attempt.slots) == attempt.request.num_blocks
                 assert attempt.local_blocks <= attempt.reused_blocks <= len(attempt.request.keys)
                 assert attempt.reused_blocks * block <= attempt.computed < attempt.request.num_tokens
                 assert attempt.pushed_blocks * block <= attempt.computed
                 assert attempt.committed_blocks * block <= attempt.computed
-                assert attempt.launched == attempt.computed + self._flight.tokens_of(attempt.attempt_id) <= attempt.request.num_tokens
+                assert attempt.launched == attempt.computed + self._passes.tokens_of(attempt.attempt_id) <= attempt.request.num_tokens
             else:
-                assert not self._flight.tokens_of(attempt.attempt_id)
-        assert all(attempt_id in self._attempts for attempt_id in self._slot_queue)
-        if self._num_slots is None:
+                assert not self._passes.tokens_of(attempt.attempt_id)
+        assert all(attempt_id in self._attempts for attempt_id in self._claims)
+        if self._claims.num_slots is None:
             assert not self._attempts
-        for one in self._flight:
+        for one in self._passes:
             assert not any(attempt_id in self._attempts for attempt_id in one.releases)
-            assert sum(len(row.chunk.token_ids) for row in one.run.rows) <= self._policy.chunking.chunk_tokens
+            assert one.run.num_tokens <= self._policy.chunking.chunk_tokens
 
     # ---- gateways ----
 
     def _start(self, session: int, start: PrefillStart, now: float) -> None:
         request = start.request
         attempt_id = request.attempt_id
-        if attempt_id in self._attempts or self._flight.holds(attempt_id):
+        if attempt_id in self._attempts or attempt_id in self._passes.held_back():
             return
-        if self._num_slots is None:
+        if self._claims.num_slots is None:
             self._refuse(session, request, FailureCode.PEER_LOST, "the node's store is away")
             return
-        if request.num_blocks > self._num_slots:
-            message = f"the prompt needs {request.num_blocks} blocks, the arena has {self._num_slots} slots"
+        if request.num_blocks > self._claims.num_slots:
+            message = f"the prompt needs {request.num_blocks} blocks, the arena has {self._claims.num_slots} slots"
             self._refuse(session, request, FailureCode.INVALID, message)
             return
-        attempt = self._attempts[attempt_id] = Attempt(session, start, arrived_at=now)
-        if self._slot_queue.goes_before(request.tenant):
-            self._slot_queue.wait(attempt_id, request.num_blocks, attempt.requested_at, _slot_deadline(attempt), tenant=request.tenant)
+        attempt = self._attempts[attempt_id] = PrefillAttempt(session, start, arrived_at=now)
+        if self._claims.goes_before(request.tenant):
+            self._claims.wait(attempt_id, request.num_blocks, attempt.requested_at, _slot_deadline(attempt), tenant=request.tenant)
         else:
             self._acquire(attempt, now)
 
     def _refuse(self, session: int, request: Request, code: FailureCode, message: str) -> None:
-        self._out.append(Reply(session, AttemptFailed(request.attempt_id, Failure(code, message))))
+        self._out.append(SendUpdate(session, AttemptFailed(request.attempt_id, Failure(code, message))))
 
     def _abort(self, attempt_id: AttemptId) -> None:
         attempt = self._attempts.get(attempt_id)
@@ -182,9 +169,9 @@ class PrefillCore:
 
     # ---- store ----
 
-    def _acquire(self, attempt: Attempt, now: float) -> None:
+    def _acquire(self, attempt: PrefillAttempt, now: float) -> None:
         attempt.phase, attempt.asked_at, attempt.idle_before_s = "acquiring", now, self._idle.until(now)
-        attempt.answer_due_at = self._observed.now + (ANSWERS_WITH_SOURCES if attempt.start.sources else 1) * self._answer_s
+        attempt.answer_due_at = self._observed.now + (ANSWERS_WITH_SOURCES if attempt.start.sources else 1) * self._settings.answer_s
         request = attempt.request
         # The last token is always computed: its logits are what is asked for.
         reusable = (request.num_tokens - 1) // self._block_tokens
@@ -230,29 +217,26 @@ class PrefillCore:
             case storage.HandedOver() if attempt.phase == "handing-over":
                 del self._attempts[attempt.attempt_id]
             case storage.HandOverFailed(_, failure) if attempt.phase == "handing-over":
-                self._out.append(Reply(attempt.session, AttemptFailed(attempt.attempt_id, failure)))
+                self._out.append(SendUpdate(attempt.session, AttemptFailed(attempt.attempt_id, failure)))
                 del self._attempts[attempt.attempt_id]
             case storage.HandOverFailed(_, failure):
                 self._fail(attempt, failure)
             case AttemptFailed(_, failure) if failure.code in NO_ROOM and attempt.phase == "acquiring":
                 attempt.phase = "waiting"
-                quota_used = failure.code is FailureCode.QUOTA_USED
-                if not quota_used:
-                    self._slots_available = min(self._slots_available, attempt.request.num_blocks - 1)
-                self._slot_queue.refused(
+                self._claims.refused(
                     attempt.attempt_id,
                     attempt.request.num_blocks,
                     attempt.requested_at,
                     _slot_deadline(attempt),
                     now,
                     tenant=attempt.request.tenant,
-                    quota_used=quota_used,
+                    quota_used=failure.code is FailureCode.QUOTA_USED,
                 )
             case AttemptFailed(_, failure):
                 self._fail(attempt, failure)
 
-    def _acquired(self, attempt: Attempt, notice: storage.Acquired) -> None:
-        self._slot_queue.leave(attempt.attempt_id)
+    def _acquired(self, attempt: PrefillAttempt, notice: storage.Acquired) -> None:
+        self._claims.leave(attempt.attempt_id)
         attempt.phase = "running"
         attempt.slots = notice.slots
         attempt.local_blocks = notice.local_blocks
@@ -263,13 +247,13 @@ class PrefillCore:
         self._out.append(storage.OpenHandOver(attempt.attempt_id, start.decode_store_address, start.decode_store_node_id))
         self._push_prefix(attempt)
 
-    def _set_computed(self, attempt: Attempt) -> None:
+    def _set_computed(self, attempt: PrefillAttempt) -> None:
         """Computation begins after the reused prefix."""
         attempt.computed = attempt.launched = attempt.reused_blocks * self._block_tokens
         attempt.work_ms = self._policy.work_ms(attempt.request.num_tokens, attempt.computed)
         attempt.due_at = self._policy.due_at(attempt.arrived_at, attempt.work_ms, attempt.start.ttft_budget_ms)
 
-    def _push_prefix(self, attempt: Attempt) -> None:
+    def _push_prefix(self, attempt: PrefillAttempt) -> None:
         """Hands over what is readable of the reused prefix, unless the whole prompt goes in one unit at the end."""
         if attempt.phase != "running" or self._groups.in_one_unit(attempt.request.num_blocks):
             return
@@ -284,53 +268,49 @@ class PrefillCore:
         if not attempt.fetching:
             attempt.pushed_blocks = max(attempt.pushed_blocks, reused)
 
-    def _truncated(self, attempt: Attempt, valid_blocks: int, now: float) -> None:
+    def _truncated(self, attempt: PrefillAttempt, valid_blocks: int, now: float) -> None:
         attempt.fetched(now, self._idle.until(now))
         if valid_blocks < attempt.reused_blocks:
             attempt.truncate(valid_blocks, self._block_tokens)
             self._set_computed(attempt)
-            self._flight.discard((attempt.attempt_id,))
+            self._passes.discard(attempt.attempt_id)
         attempt.pushed_layers = 0
         attempt.layers_arrived = self._groups.layers
         self._push_prefix(attempt)
 
     def _wait_for_slots(self, now: float) -> None:
-        for attempt_id in self._slot_queue.expired(now):
+        for attempt_id in self._claims.expired(now):
             attempt = self._attempts[attempt_id]
             waited = now - attempt.arrived_at
             message = f"no {attempt.request.num_blocks} slots came free within {waited:.1f} s"
             self._fail(attempt, Failure(FailureCode.POOL_FULL, message))
-        head = self._slot_queue.next_to_ask(self._slots_available, now)
+        head = self._claims.next_to_ask(now)
         if head is not None:
             self._acquire(self._attempts[head], now)
 
     def _store_lost(self, reason: str) -> None:
-        self._num_slots = None
-        self._slots_available = 0
-        self._slot_queue.clear()
+        self._claims.store_lost()
         for attempt in self._attempts.values():
-            self._out.append(Reply(attempt.session, AttemptFailed(attempt.attempt_id, Failure(FailureCode.PEER_LOST, reason))))
-        self._flight.lose_store()
+            self._out.append(SendUpdate(attempt.session, AttemptFailed(attempt.attempt_id, Failure(FailureCode.PEER_LOST, reason))))
+        self._passes.store_lost()
         self._attempts.clear()
 
     # ---- passes ----
 
     def _launch(self, now: float, late: bool) -> None:
         """`late`: there was room for a pass before, and nothing to run."""
-        if not self._flight.has_room or self._num_slots is None:
+        if not self._passes.has_room or self._claims.num_slots is None:
             return
-        chosen = within(self._policy.choose(self._attempts.values(), now), lambda one: one[0].slots, self._pages)
+        chosen = within_pages(self._policy.choose(self._attempts.values(), now), lambda one: one[0].slots, self._claims.pages)
         if not chosen:
             return
-        run = passes.build(self._flight.next_id, chosen, self._groups, self._block_tokens, self._policy.pass_ms(chosen))
-        for attempt, num_tokens in chosen:
+        for attempt, _ in chosen:
             attempt.first_pass_at = now if attempt.first_pass_at is None else attempt.first_pass_at
-            attempt.launched += num_tokens
-        self._flight.begin(run, late)
-        self._out.append(run)
+        pushes = due_pushes(chosen, self._groups, self._block_tokens)
+        self._out.append(self._passes.launch(chosen, pushes, self._policy.pass_ms(chosen), late))
 
     def _pass_ended(self, event: ev.PassEnded, now: float) -> None:
-        ended = self._flight.end(event.pass_id)
+        ended = self._passes.end(event.pass_id)
         if ended is None:
             return
         if isinstance(event, ev.PassDone):
@@ -353,7 +333,7 @@ class PrefillCore:
                     if not discarded:
                         self._advance(attempt, len(row.chunk.token_ids), sampled[i], now)
 
-    def _observe(self, ended: Pass, elapsed_ms: float, now: float) -> None:
+    def _observe(self, ended: PassInFlight, elapsed_ms: float, now: float) -> None:
         """Passes of one sequence that waited for nothing show what the model predicts: all of it when they had the stages to themselves,
         the slowest stage's share when they came right behind another one of their size. Those that began some time after it had stages
         to themselves for a while."""
@@ -366,20 +346,18 @@ class PrefillCore:
             elapsed_ms /= self.cost.slowest_share
         self._calibration.observe(len(chunk.token_ids), chunk.start, elapsed_ms, now)
 
-    def _interrupted(self, attempt: Attempt, overdue: bool) -> None:
+    def _interrupted(self, attempt: PrefillAttempt, overdue: bool) -> None:
         if overdue:
             self._fail(attempt, Failure(FailureCode.PEER_LOST, "the prefix did not arrive from its source in time"))
             return
         # The passes behind it build on what it has not computed.
-        self._flight.discard((attempt.attempt_id,))
+        self._passes.discard(attempt.attempt_id)
         attempt.launched = attempt.computed
         attempt.stalled = attempt.fetching
 
-    def _advance(self, attempt: Attempt, num_tokens: int, sampled: SampledToken | None, now: float) -> None:
+    def _advance(self, attempt: PrefillAttempt, num_tokens: int, sampled: SampledToken | None, now: float) -> None:
         attempt.computed += num_tokens
-        attempt.pushed_blocks = max(
-            attempt.pushed_blocks, passes.pushable_blocks(attempt, attempt.computed, self._groups, self._block_tokens)
-        )
+        attempt.pushed_blocks = max(attempt.pushed_blocks, pushable_blocks(attempt, attempt.computed, self._groups, self._block_tokens))
         if attempt.fetching:
             # The pass has waited for every layer of the prefix, though the store's word of it has not been handled here yet.
             attempt.layers_arrived = self._groups.layers
@@ -390,17 +368,17 @@ class PrefillCore:
             assert sampled is not None, "the pass that ends a prompt samples its next token"
             self._finish(attempt, sampled)
 
-    def _commit(self, attempt: Attempt) -> None:
+    def _commit(self, attempt: PrefillAttempt) -> None:
         complete = attempt.computed // self._block_tokens
         if complete > attempt.committed_blocks:
             keys = attempt.request.keys[attempt.committed_blocks : complete]
             self._out.append(storage.Commit(attempt.attempt_id, attempt.committed_blocks, keys))
             attempt.committed_blocks = complete
 
-    def _finish(self, attempt: Attempt, sampled: SampledToken) -> None:
+    def _finish(self, attempt: PrefillAttempt, sampled: SampledToken) -> None:
         request = attempt.request
-        output = token_output(attempt.attempt_id, (sampled,), request.first_position, request.params, self._eos_token_ids)
-        self._out.append(Reply(attempt.session, attempt.done(output, self._block_tokens)))
+        output = token_output(attempt.attempt_id, (sampled,), request.first_position, request.params, self._settings.eos_token_ids)
+        self._out.append(SendUpdate(attempt.session, attempt.done(output, self._block_tokens)))
         if output.finish is not None:
             # Nothing is left to decode: the gateway aborts the decode side, and the hand-over with it.
             self._forget(attempt)
@@ -411,30 +389,29 @@ class PrefillCore:
 
     # ---- ends ----
 
-    def _fail(self, attempt: Attempt, why: Failure) -> None:
-        self._out.append(Reply(attempt.session, AttemptFailed(attempt.attempt_id, why)))
+    def _fail(self, attempt: PrefillAttempt, why: Failure) -> None:
+        self._out.append(SendUpdate(attempt.session, AttemptFailed(attempt.attempt_id, why)))
         self._forget(attempt)
 
-    def _forget(self, attempt: Attempt) -> None:
+    def _forget(self, attempt: PrefillAttempt) -> None:
         """Gives its slots back, now or when the passes that use them have ended. A hand-over under way is cancelled."""
         attempt_id = attempt.attempt_id
         del self._attempts[attempt_id]
-        self._slot_queue.leave(attempt_id)
+        self._claims.leave(attempt_id)
         if attempt.phase == "waiting":
             return
-        release = storage.Release(attempt_id)
-        if not self._flight.hold(release):
-            self._out.append(release)
+        if not self._passes.hold_back(attempt):
+            self._out.append(storage.Release(attempt_id))
 
-    def _out_of_the_way(self, attempt: Attempt) -> int:
+    def _out_of_the_way(self, attempt: PrefillAttempt) -> int:
         """Tokens that the first stage is done with or, before the slots are there, that can be read at the best source."""
         if attempt.phase == "running":
-            return attempt.computed + self._flight.tokens_of(attempt.attempt_id, left=True)
+            return attempt.computed + self._passes.tokens_of(attempt.attempt_id, left=True)
         sources = attempt.start.sources
         return min(sources[0].num_blocks * self._block_tokens, attempt.request.num_tokens - 1) if sources else 0
 
 
-def _slot_deadline(attempt: Attempt) -> float:
+def _slot_deadline(attempt: PrefillAttempt) -> float:
     budget_ms = attempt.start.ttft_budget_ms
     allowed_s = min(max(budget_ms / 1000, MIN_SLOT_WAIT_S), MAX_SLOT_WAIT_S) if budget_ms > 0 else MAX_SLOT_WAIT_S
     return attempt.arrived_at + allowed_s

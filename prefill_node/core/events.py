@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from node_runtime.events import SessionEnded, StoreLost, StoreUp
-from springtide.clock import Tick
-from springtide.protocol import storage
+from node_runtime.events import EngineEvent
 from springtide.protocol.outputs import SampledToken
-from springtide.protocol.starts import AbortAttempt, PrefillStart
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A gateway's session wants an attempt to be run."""
-
-    session: int
-    start: PrefillStart
+from springtide.protocol.starts import PrefillStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,32 +19,36 @@ class PassLeft:
 
 @dataclass(frozen=True, slots=True)
 class PassDone:
-    """In all stages. `sampled[i]` belongs to row i; None for rows that do not end their prompt. Passes end in the order of their begin."""
+    """A pass is done in all stages. `sampled[i]` belongs to row i; None for rows that do not end their prompt. Passes end in the order of
+    their begin."""
 
     pass_id: int
     sampled: Sequence[SampledToken | None]
     elapsed_ms: float
-    """From its begin, or from the end of the pass before it when that came later."""
+    """The time since its begin, or since the end of the pass before it when that came later."""
     waited_ms: float = 0.0
-    """For the prefix, in all stages together."""
+    """What was waited for the prefix, in all stages together."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassInterrupted:
     """The prefix that the pass waited for does not arrive: truncated, which a FetchTruncated tells, or overdue. No stage is at it any
-    more, nor is one after PassFailed."""
+    more."""
 
     pass_id: int
     overdue: bool
     waited_ms: float = 0.0
-    """As of PassDone."""
+    """The same as of PassDone."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassFailed:
+    """A pass has come to nothing. No stage is at it any more."""
+
     pass_id: int
     message: str
 
 
 PassEnded = PassDone | PassInterrupted | PassFailed
-Event = Start | AbortAttempt | SessionEnded | PassLeft | PassEnded | Tick | StoreUp | StoreLost | storage.Notice
+PassEvent = PassLeft | PassEnded
+Event = EngineEvent[PrefillStart] | PassEvent

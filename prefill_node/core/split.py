@@ -14,8 +14,9 @@ _Add: TypeAlias = "Callable[[float, float], float]"
 
 
 def split(layer_costs: Sequence[float], stages: int, embedding: float = 0.0, head: float = 0.0) -> tuple[range, ...]:
-    """Contiguous ranges, one a stage and none empty, of which the costliest costs as little as possible; of several such, those that are
-    most alike. `embedding` is the first stage's, `head` the last one's. Raises ValueError when there are more stages than layers.
+    """The layers of the stages: contiguous ranges, one a stage and none empty, of which the costliest costs as little as possible; of
+    several such, those that are most alike. `embedding` is the first stage's, `head` the last one's. Raises ValueError when there are more
+    stages than layers.
 
     Dynamic programming over the ends of the ranges: layers² * stages steps.
     """
@@ -33,11 +34,11 @@ def split(layer_costs: Sequence[float], stages: int, embedding: float = 0.0, hea
 
 
 def configured_split(config: PrefillConfig, num_layers: int) -> tuple[range, ...] | None:
-    """The split that the configuration gives, if any. Raises ConfigError when the model cannot be split so."""
+    """The split that the configuration gives, if any: one stage takes all layers. Raises ConfigError when the model cannot be split so."""
     if config.stages > num_layers:
         raise ConfigError(f"prefill_node.stages: the model has {num_layers} layers, which cannot be split among {config.stages} stages")
     if config.stage_layers is None:
-        return None
+        return (range(num_layers),) if config.stages == 1 else None
     ends = tuple(accumulate(config.stage_layers))
     if ends[-1] != num_layers:
         raise ConfigError(f"prefill_node.stage_layers: they are {ends[-1]} in all, but the model has {num_layers} layers")

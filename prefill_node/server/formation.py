@@ -1,37 +1,44 @@
-"""A group's time with one store, as its first stage sees it."""
+"""A formation: a group's time with one store, as its first stage sees it. The first stage computes in this process; a group of one has no
+other, and nothing of what it computes takes a way through sockets."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from math import inf
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc.aio
-import torch
 
 from engine.runner import ModelRunner
-from kvstore.link import StoreLink
 from messenger.base import Endpoint
-from node_runtime.model_thread import ModelThread
-from node_runtime.watchdog import Seen, Watchdog, stalled_after_s
+from node_runtime.model_thread import ModelThread, ObservedSpan, Watchdog, stalled_after_s
 from prefill_node import metrics
 from prefill_node.core.actions import RunPass
-from prefill_node.core.events import PassEnded, PassFailed, PassLeft
-from prefill_node.server.passes import Pushes, conclude, longest_pass_s, waits_for_prefix
+from prefill_node.core.events import PassFailed, PassLeft
+from prefill_node.server.passes import Launch, Pushes, StagedPass, conclude, longest_pass_s, waits_for_prefix
 from prefill_node.server.stages import StageProcess
-from prefill_node.stage import wire
-from prefill_node.stage.compute import Hooks, Outcome, Part, Result, compute
+from prefill_node.stage.compute import Hooks, PassPart, compute, stage_order
 from prefill_node.stage.process import ring_shape, ring_socket
 from prefill_node.stage.ring import Entrance, Ring
 from springtide.errors import PeerLost, SpringtideError
-from springtide.ids import AttemptId
+from springtide.ids import AttemptId, Incarnation, InstanceId
 from springtide.process import ProcessArguments
-from springtide.protocol import storage
-from springtide.protocol.wire import STORE_NOTICE
+from springtide.protocol.stages import (
+    FetchNotice,
+    ForgetAttempt,
+    GroupJoined,
+    JoinGroup,
+    LayersComputed,
+    SlotsGivenBack,
+    StageOrder,
+    StageOutcome,
+    StagePassEnded,
+)
+from springtide.protocol.wire import STAGE_ORDER, STAGE_REPORT
 from springtide.rpc import stage_pb2
 
 logger = logging.getLogger(__name__)
@@ -45,40 +52,17 @@ WATCH_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a formation computes. `arena_socket` is empty for scratch memory of each stage's own, `incarnation` then without meaning."""
+class FormationArena:
+    """The memory that a formation computes in. `arena_socket` is empty for scratch memory of each stage's own, `incarnation` then without
+    meaning."""
 
     arena_socket: str
     num_slots: int
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """`link` is None where nothing is handed over. `tell` is called in the event loop; before it tells of the pass's end, `results` is
-    called with what each stage says."""
-
-    run: RunPass
-    link: StoreLink | None
-    tell: Callable[[RunPass, PassLeft | PassEnded], None]
-    results: Callable[[Sequence[Result]], None] = lambda results: None
-
-
-@dataclass(slots=True)
-class _Flying:
-    launch: Launch
-    pushes: Sequence[Pushes]
-    """Of each stage."""
-    results: list[Result | None]
-    began: float = field(default_factory=time.perf_counter)
-
-    @property
-    def ended(self) -> bool:
-        return None not in self.results
+    incarnation: Incarnation
 
 
 class Formation:
-    """`begin`, then passes, `end`."""
+    """The formation: `begin`, then passes, `end`."""
 
     def __init__(
         self,
@@ -87,47 +71,56 @@ class Formation:
         thread: ModelThread,
         watchdog: Watchdog,
         ranges: Sequence[range],
-        place: Place,
+        arena: FormationArena,
     ) -> None:
         self._arguments = arguments
         self._watchdog = watchdog
         self._runner = runner
         self._thread = thread
         self._ranges = ranges
-        self._place = place
-        socket = ring_socket(arguments.run_dir, f"{arguments.instance_id}.stage-0")
-        self._ring = Ring(arguments.instance_id, socket, ring_shape(arguments.config, runner), lambda arrival: None)
+        self._arena = arena
+        self._ring: Ring | None = None
+        """The way to the second stage, if there is one."""
+        if len(ranges) > 1:
+            socket = ring_socket(arguments.run_dir, f"{arguments.instance_id}.stage-0")
+            self._ring = Ring(arguments.instance_id, socket, ring_shape(arguments.config, runner), lambda arrival: None)
         self._orders = [_Orders() for _ in ranges[1:]]
         self._reading: dict[StageProcess, asyncio.Task[None]] = {}
-        self._flying: dict[int, _Flying] = {}
+        self._passes: dict[int, StagedPass] = {}
         self._last_end = float("-inf")
         self.stalled = ""
-        """Which pass is under way for too long; empty: none."""
+        """Which pass is in flight for too long; empty: none. It may yet end."""
         self._broken: asyncio.Future[PeerLost] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self, stages: Sequence[StageProcess]) -> None:
-        """From the last stage to the first, so that each knows the next one's buffers. Raises OSError, SpringtideError."""
-        await self._ring.start()
-        following: stage_pb2.GroupJoined | None = None
-        for stage in reversed(stages):
-            following = await self._join(stage, following)
-        assert following is not None, "a group has several stages"
-        await self._ring.connect(Entrance(Endpoint.from_json(following.endpoint), following.device_buffers))
+        """Brings the further stages together. Raises OSError, SpringtideError."""
+        if self._ring is not None:
+            await self._connect(self._ring, stages)
         self._start(self._watch())
 
-    async def _join(self, stage: StageProcess, following: stage_pb2.GroupJoined | None) -> stage_pb2.GroupJoined:
+    async def _connect(self, ring: Ring, stages: Sequence[StageProcess]) -> None:
+        """Brings them together from the last stage to the first, so that each knows the next one's buffers."""
+        await ring.start()
+        following: GroupJoined | None = None
+        for stage in reversed(stages):
+            following = await self._join(stage, following)
+        assert following is not None, "there are further stages where there is a ring"
+        await ring.connect(Entrance(Endpoint.from_json(following.endpoint), following.device_buffers))
+
+    async def _join(self, stage: StageProcess, following: GroupJoined | None) -> GroupJoined:
         """`following`: what the stage behind it has said, if there is one."""
-        place, orders = self._place, self._orders[stage.number - 1]
-        join = stage_pb2.JoinGroup(
-            instance_id=self._arguments.instance_id,
-            incarnation=place.incarnation,
-            arena_socket=place.arena_socket,
-            num_slots=place.num_slots,
-            next_endpoint=following.endpoint if following is not None else "",
-            next_device_buffers=following.device_buffers if following is not None else b"",
+        arena, orders = self._arena, self._orders[stage.number - 1]
+        orders.put(
+            JoinGroup(
+                InstanceId(self._arguments.instance_id),
+                arena.incarnation,
+                arena.arena_socket,
+                arena.num_slots,
+                following.endpoint if following is not None else "",
+                following.device_buffers if following is not None else b"",
+            )
         )
-        orders.put(stage_pb2.StageOrder(join=join))
         call = stage.stub.Serve(orders.stream())
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
@@ -137,17 +130,19 @@ class Formation:
         except TimeoutError as error:
             await stage.kill()
             raise PeerLost(f"stage {stage.number} did not join the group within {JOIN_TIMEOUT_S:g} s and was killed") from error
-        if not isinstance(report, stage_pb2.StageReport) or not report.HasField("joined"):
+        joined = STAGE_REPORT.decode(report) if isinstance(report, stage_pb2.StageReport) else None
+        if not isinstance(joined, GroupJoined):
             raise PeerLost(f"stage {stage.number} did not join the group")
         self._reading[stage] = asyncio.create_task(self._take_in(stage.number, call))
         self._reading[stage].add_done_callback(self._ended)
-        return report.joined
+        return joined
 
     async def broken(self) -> PeerLost:
+        """Returns when no pass can be run any more."""
         return await asyncio.shield(self._broken)
 
     async def end(self) -> None:
-        """Returns when no stage is at a pass any more; what was under way has failed. A stage that does not come to rest is killed."""
+        """Returns when no stage is at a pass any more; what was in flight has failed. A stage that does not come to rest is killed."""
         if not self._broken.done():
             self._broken.set_result(PeerLost("the group was dissolved"))
         for orders in self._orders:
@@ -164,53 +159,79 @@ class Formation:
                 logger.warning("stage %d does not come to rest; killing it", stage.number)
                 await stage.kill()
         await asyncio.gather(*self._reading.values(), return_exceptions=True)
-        await self._ring.close()
-        flying, self._flying = self._flying, {}
-        for one in flying.values():
-            one.launch.tell(one.launch.run, PassFailed(one.launch.run.pass_id, self._broken.result().message))
+        if self._ring is not None:
+            await self._ring.close()
+        passes, self._passes = self._passes, {}
+        for one in passes.values():
+            one.launch.tell(one.run, PassFailed(one.run.pass_id, self._broken.result().message))
 
     # ---- passes ----
 
     def launch(self, launch: Launch) -> None:
+        """Tells of the pass as RunPass says. Its pushes go to the link as soon as their last layer is computed."""
         run, block_tokens = launch.run, self._runner.kv_spec.block_tokens
         pushes = [Pushes(push for push in run.pushes if layers.start < push.layer_end <= layers.stop) for layers in self._ranges]
-        flying = self._flying[run.pass_id] = _Flying(launch, pushes, [None] * len(self._ranges))
+        one = self._passes[run.pass_id] = StagedPass(launch, pushes, [None] * len(self._ranges))
         for number, orders in enumerate(self._orders, 1):
-            orders.put(wire.pass_order(run, pushes[number].layer_ends, number == len(self._orders), block_tokens))
-        self._start(self._first_stage(flying))
+            orders.put(stage_order(run, pushes[number].layer_ends, number == len(self._orders), block_tokens))
+        self._thread.run(self._compute, one).add_done_callback(partial(self._computed, one))
 
-    def relay(self, notice: storage.Notice) -> None:
+    def relay(self, notice: FetchNotice) -> None:
+        """The store has said this."""
         for orders in self._orders:
-            orders.put(stage_pb2.StageOrder(notice=STORE_NOTICE.encode(notice)))
+            orders.put(notice)
 
-    def forget(self, attempt_id: str) -> None:
+    def forget(self, attempt_id: AttemptId) -> None:
+        """The attempt's slots were given back."""
         for orders in self._orders:
-            orders.put(stage_pb2.StageOrder(forget=attempt_id))
+            orders.put(ForgetAttempt(attempt_id))
 
     def forget_slots(self, slots: Sequence[int]) -> None:
+        """No attempt uses them any more (ModelRunner.forget): for the further stages."""
         for orders in self._orders:
-            orders.put(stage_pb2.StageOrder(slots_given_back=stage_pb2.SlotsGivenBack(slots=slots)))
+            orders.put(SlotsGivenBack(slots))
 
-    async def _first_stage(self, flying: _Flying) -> None:
-        run, link = flying.launch.run, flying.launch.link
-        part = wire.part_of(run, flying.pushes[0].layer_ends, last=False)
+    def _compute(self, one: StagedPass) -> StagePassEnded:
+        """The first stage's part, on the model's thread. When that hangs in a group of several stages, the formation ends first, and its
+        attempts with it."""
+        run, link, pushes = one.run, one.launch.link, one.pushes[0]
+        part = PassPart.of_run(run, pushes.layer_ends, last=self._ring is None)
 
         def computed(layer_end: int) -> None:
             if link is not None:
-                flying.pushes[0].send(link, layer_end)
+                pushes.send(link, layer_end)
 
         hooks = Hooks(part, 0, link.wait_layer if link is not None else _nothing_arrives, self._arguments.config.kv.lease_s, computed)
-        outgoing = self._ring.outgoing(run.pass_id, part.num_tokens)
-        result = await self._thread.run(self._compute, run, part, outgoing, hooks)
-        sending = asyncio.ensure_future(self._ring.send(run.pass_id, part.num_tokens, void=result.outcome is not Outcome.DONE))
-        flying.launch.tell(run, PassLeft(run.pass_id))
-        await sending
-        self._take_result(0, flying, result)
+        outgoing = self._ring.outgoing(run.pass_id, run.num_tokens) if self._ring is not None else None
+        grace_s = END_TIMEOUT_S if self._ring is not None else 0.0
+        one.began = time.perf_counter()
+        with self._watchdog.during(f"pass {run.pass_id}", self._longest_s(run) + grace_s):
+            result = compute(self._runner, part, None, outgoing, hooks)
+        one.heard_at = time.perf_counter()
+        return result
 
-    def _compute(self, run: RunPass, part: Part, outgoing: torch.Tensor, hooks: Hooks) -> Result:
-        """When this stage hangs, the formation ends first, and its attempts with it."""
-        with self._watchdog.during(f"pass {run.pass_id}", self._longest_s(run) + END_TIMEOUT_S, inf):
-            return compute(self._runner, part, None, outgoing, hooks)
+    def _computed(self, one: StagedPass, computing: asyncio.Future[StagePassEnded]) -> None:
+        """Whatever has come of it, the stages behind and the core are told: they wait for every pass."""
+        if computing.cancelled():
+            return
+        run = one.run
+        if (error := computing.exception()) is None:
+            result = computing.result()
+        else:
+            logger.error("pass %d failed", run.pass_id, exc_info=error)
+            one.heard_at = time.perf_counter()
+            result = StagePassEnded(run.pass_id, StageOutcome.FAILED, f"the pass failed: {error!r}")
+        if self._broken.done():
+            return
+        if self._ring is None:
+            self._take_result(0, one, result)
+        else:
+            self._start(self._send_on(self._ring, one, result))
+            one.launch.tell(run, PassLeft(run.pass_id))
+
+    async def _send_on(self, ring: Ring, one: StagedPass, result: StagePassEnded) -> None:
+        await ring.send(one.run.pass_id, one.run.num_tokens, void=result.outcome is not StageOutcome.DONE)
+        self._take_result(0, one, result)
 
     def _longest_s(self, run: RunPass) -> float:
         return longest_pass_s(run, self._arguments.config.kv.lease_s, self._runner.kv_spec.layers)
@@ -223,58 +244,61 @@ class Formation:
             raise PeerLost(f"lost stage {number} of the group: {error.details()}") from error
         raise PeerLost(f"lost stage {number} of the group: it ended its session")
 
-    def _take_report(self, number: int, report: stage_pb2.StageReport) -> None:
-        if report.HasField("layers"):
-            flying = self._flying[report.layers.pass_id]
-            if flying.launch.link is not None:
-                flying.pushes[number].send(flying.launch.link, report.layers.layer_end)
-        elif report.HasField("ended"):
-            self._take_result(number, self._flying[report.ended.pass_id], wire.result_from(report.ended))
+    def _take_report(self, number: int, message: stage_pb2.StageReport) -> None:
+        match STAGE_REPORT.decode(message):
+            case LayersComputed(pass_id, layer_end):
+                one = self._passes[pass_id]
+                if one.launch.link is not None:
+                    one.pushes[number].send(one.launch.link, layer_end)
+            case StagePassEnded() as result:
+                one = self._passes[result.pass_id]
+                one.heard_at = time.perf_counter()
+                self._take_result(number, one, result)
 
-    def _take_result(self, number: int, flying: _Flying, result: Result) -> None:
+    def _take_result(self, number: int, one: StagedPass, result: StagePassEnded) -> None:
         """A pass has ended when no stage is at it any more and all its pushes are with the store: those of an early stage may come after
         what the last one says."""
-        flying.results[number] = result
-        for one in list(self._flying.values()):
-            if not one.ended:
+        one.results[number] = result
+        for oldest in list(self._passes.values()):
+            if not oldest.ended:
                 return
-            run, results = one.launch.run, [result for result in one.results if result is not None]
-            now = time.perf_counter()
-            ended = conclude(run, results, (now - self._front_since(one)) * 1000)
-            del self._flying[run.pass_id]
-            self._last_end = now
-            for stage, part in enumerate(results):
-                metrics.STAGE_BUSY_SECONDS.labels(str(stage)).inc(part.busy_ms / 1000)
-            one.launch.results(results)
-            one.launch.tell(run, ended)
+            self._conclude(oldest)
 
-    def _front_since(self, flying: _Flying) -> float:
-        """Since when it, the oldest pass, has had no other one before it."""
-        return max(flying.began, self._last_end)
+    def _conclude(self, one: StagedPass) -> None:
+        run, results = one.run, [result for result in one.results if result is not None]
+        # Since when it, the oldest pass, has had no other one before it, to when it was through.
+        elapsed_s = max(one.heard_at, self._last_end) - max(one.began, self._last_end)
+        ended = conclude(run, results, elapsed_s * 1000)
+        del self._passes[run.pass_id]
+        self._last_end = max(one.heard_at, self._last_end)
+        for stage, result in enumerate(results):
+            metrics.STAGE_BUSY_SECONDS.labels(str(stage)).inc(result.busy_ms / 1000)
+        one.launch.results(results)
+        one.launch.tell(run, ended)
 
     async def _watch(self) -> None:
         """A stage may hang in its pass while its process goes on talking. Raises PeerLost when it does."""
-        seen, at_work = Seen(WATCH_EVERY_S), Seen(WATCH_EVERY_S)
+        seen, at_work = ObservedSpan(WATCH_EVERY_S), ObservedSpan(WATCH_EVERY_S)
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
-            oldest = next(iter(self._flying.values()), None)
+            oldest = next(iter(self._passes.values()), None)
             taken_s = seen.look(oldest)
-            waits = oldest is not None and waits_for_prefix(oldest.launch.run, oldest.launch.link, self._runner.kv_spec.layers)
+            waits = oldest is not None and waits_for_prefix(oldest.run, oldest.launch.link, self._runner.kv_spec.layers)
             self.stalled = self._stalled(oldest, at_work.look(None if waits else oldest))
             if oldest is None:
                 continue
-            run = oldest.launch.run
+            run = oldest.run
             limit_s = self._longest_s(run)
             if taken_s > limit_s:
                 at = ", ".join(str(stage) for stage, result in enumerate(oldest.results) if result is None)
                 raise PeerLost(f"pass {run.pass_id} has not ended within {limit_s:.0f} s; it is not through stage {at}")
 
-    def _stalled(self, oldest: _Flying | None, working_s: float) -> str:
+    def _stalled(self, oldest: StagedPass | None, working_s: float) -> str:
         if oldest is None:
             return ""
-        run = oldest.launch.run
+        run = oldest.run
         limit_s = stalled_after_s(run.predicted_ms, self._arguments.config.silence_s)
-        return f"pass {run.pass_id} has not come through the stages within {limit_s:.1f} s" if working_s >= limit_s else ""
+        return f"pass {run.pass_id} has not ended within {limit_s:.1f} s" if working_s >= limit_s else ""
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -292,12 +316,12 @@ class Formation:
 
 
 class _Orders:
-    """To one stage."""
+    """What goes to one stage, in order."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[stage_pb2.StageOrder | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[StageOrder | None] = asyncio.Queue()
 
-    def put(self, order: stage_pb2.StageOrder) -> None:
+    def put(self, order: StageOrder) -> None:
         self._queue.put_nowait(order)
 
     def end(self) -> None:
@@ -305,7 +329,7 @@ class _Orders:
 
     async def stream(self) -> AsyncIterator[stage_pb2.StageOrder]:
         while (order := await self._queue.get()) is not None:
-            yield order
+            yield STAGE_ORDER.encode(order)
 
 
 def _nothing_arrives(attempt_id: AttemptId, layer: int, timeout_s: float) -> int | None:

@@ -1,4 +1,4 @@
-"""A prefill group of several stages, as its engine process, which is the first of them, runs it.
+"""A prefill group of one or several stages, as its engine process, which is the first of them, runs it.
 
 A formation is the group's time with one store: it begins when all stages have the store's arena and know the next one's buffers, and it
 ends when one of them, or the store, is lost. Then every stage comes to rest, or is killed, before the store gets the slots back; stages
@@ -13,29 +13,29 @@ from collections.abc import Sequence
 
 from engine.runner import ModelRunner
 from kvstore.link import StoreLink
-from node_runtime.model_thread import ModelThread
-from node_runtime.process import SCRATCH_TOKENS
-from node_runtime.watchdog import Watchdog
+from node_runtime.loading import SCRATCH_TOKENS
+from node_runtime.model_thread import ModelThread, Watchdog
 from prefill_node.core.actions import RunPass
-from prefill_node.server.formation import Formation, Launch, Place
-from prefill_node.server.passes import Passes
+from prefill_node.server.formation import Formation, FormationArena
+from prefill_node.server.passes import Launch, PassTeller
 from prefill_node.server.stages import StageProcess
 from springtide.blocks import blocks_for
 from springtide.errors import PeerLost, SpringtideError
-from springtide.ids import Incarnation
+from springtide.ids import AttemptId, Incarnation
 from springtide.process import ProcessArguments, end_process
 from springtide.protocol import storage
-from springtide.protocol.outputs import AttemptFailed
+from springtide.protocol.stages import FetchNotice
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 MOST_TRIES = 5
-"""Of forming the group, before the process ends with an error, so that whoever runs it hears of what does not mend itself."""
+"""The most tries to form the group, before the process ends with an error, so that whoever runs it hears of what does not mend itself."""
 
 
-class StageGroup(Passes):
-    """`start`, `load`, then formation after formation, `close`."""
+class StageGroup:
+    """The group: `start`, `load`, then formation after formation, `close`. From `attach` to `at_rest` it writes into the arena of one
+    store."""
 
     def __init__(self, arguments: ProcessArguments, thread: ModelThread) -> None:
         self._arguments = arguments
@@ -47,27 +47,28 @@ class StageGroup(Passes):
         self._formation: Formation | None = None
 
     async def start(self) -> None:
-        """The processes, which take a while until they serve: there may be something else to do meanwhile."""
+        """Starts the processes, which take a while until they serve: there may be something else to do meanwhile."""
         for stage in self._stages:
             await stage.start()
 
     async def load(self, ranges: Sequence[range], runner: ModelRunner) -> None:
-        """`runner` has the layers of the first range, the others get theirs. Raises PeerLost."""
+        """Loads the others' layers; `runner` has those of the first range. Raises PeerLost."""
         self._ranges, self._runner = ranges, runner
         await asyncio.gather(*(stage.load(layers) for stage, layers in zip(self._stages, ranges[1:], strict=True)))
 
     @property
     def scratch_slots(self) -> int:
-        """Of the memory that each stage has of its own."""
+        """How many slots the memory has that each stage has of its own."""
         return blocks_for(SCRATCH_TOKENS, self._arguments.config.kv.block_tokens)
 
-    async def form(self, place: Place) -> Formation:
-        """Starts what is not running, and brings all stages together. Raises OSError, SpringtideError when that fails time and again."""
+    async def form(self, arena: FormationArena) -> Formation:
+        """A formation in this memory: starts what is not running, and brings all stages together. Raises OSError, SpringtideError when that
+        fails time and again."""
         assert self._formation is None
         tries = 1
         while True:
             try:
-                self._formation = await self._form_once(place)
+                self._formation = await self._form_once(arena)
                 return self._formation
             except (OSError, SpringtideError) as error:
                 if tries == MOST_TRIES:
@@ -76,10 +77,10 @@ class StageGroup(Passes):
             tries += 1
             await asyncio.sleep(RETRY_S)
 
-    async def _form_once(self, place: Place) -> Formation:
+    async def _form_once(self, arena: FormationArena) -> Formation:
         """Raises OSError, SpringtideError."""
         assert self._runner is not None, "its layers are loaded first"
-        formation = Formation(self._arguments, self._runner, self._thread, self._watchdog, self._ranges, place)
+        formation = Formation(self._arguments, self._runner, self._thread, self._watchdog, self._ranges, arena)
         try:
             await self._start_missing()
             await formation.begin(self._stages)
@@ -99,45 +100,49 @@ class StageGroup(Passes):
     # ---- as the server sees it ----
 
     async def attach(self, link: StoreLink, incarnation: Incarnation) -> None:
-        """Raises OSError, SpringtideError."""
-        await self.form(Place(str(self._arguments.arena_socket), link.num_slots, incarnation))
+        """Returns when the further stages are in the link's arena. Raises OSError, SpringtideError when they cannot be."""
+        await self.form(FormationArena(str(self._arguments.arena_socket), link.num_slots, incarnation))
 
-    def launch(self, run: RunPass, link: StoreLink) -> None:
+    def launch(self, run: RunPass, link: StoreLink, tell: PassTeller) -> None:
+        """Tells of the pass as RunPass says, in the event loop. Pushes go to `link` as soon as their last layer is computed."""
         assert self._formation is not None, "the core launches nothing without a store, and there is none without a formation"
-        self._formation.launch(Launch(run, link, self.tell))
+        self._formation.launch(Launch(run, link, tell))
 
     def relay(self, notice: storage.Notice) -> None:
-        if self._formation is not None and _concerns_fetch(notice):
+        """The store has said this."""
+        if self._formation is None or not isinstance(notice, FetchNotice):
+            return
+        if not isinstance(notice, storage.Acquired) or notice.remote_blocks > 0:
             self._formation.relay(notice)
 
-    def forget(self, attempt_id: str) -> None:
+    def forget(self, attempt_id: AttemptId) -> None:
+        """The attempt's slots were given back."""
         if self._formation is not None:
             self._formation.forget(attempt_id)
 
     def forget_slots(self, slots: Sequence[int]) -> None:
+        """No attempt uses them any more (ModelRunner.forget): for runners other than the engine's own."""
         if self._formation is not None:
             self._formation.forget_slots(slots)
 
     @property
     def stalled(self) -> str:
+        """Which pass is in flight for too long; empty: none. It may yet end."""
         return self._formation.stalled if self._formation is not None else ""
 
     async def broken(self) -> PeerLost:
+        """Returns when no pass can be run any more before the next `attach`."""
         assert self._formation is not None
         return await self._formation.broken()
 
     async def at_rest(self) -> None:
+        """Returns when no pass runs any more."""
         if self._formation is not None:
             formation, self._formation = self._formation, None
             await formation.end()
 
     async def close(self) -> None:
+        """Ends the formation, and the processes."""
         await self.at_rest()
         await asyncio.gather(*(stage.close() for stage in self._stages))
         self._watchdog.close()
-
-
-def _concerns_fetch(notice: storage.Notice) -> bool:
-    if isinstance(notice, storage.Acquired):
-        return notice.remote_blocks > 0
-    return isinstance(notice, storage.FetchProgress | storage.FetchTruncated | AttemptFailed)

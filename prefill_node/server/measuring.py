@@ -9,28 +9,29 @@ from dataclasses import replace
 
 from engine.batch import SequenceChunk
 from engine.profiling import prefill_samples
-from node_runtime.process import SCRATCH_TOKENS
-from prefill_node.core.actions import Row, RunPass
+from node_runtime.loading import SCRATCH_TOKENS
+from prefill_node.core.actions import PassRow, RunPass
 from prefill_node.core.events import PassDone, PassEnded, PassLeft
-from prefill_node.server.formation import Formation, Launch, Place
+from prefill_node.server.formation import Formation, FormationArena
 from prefill_node.server.group import StageGroup
-from prefill_node.stage.compute import Result
+from prefill_node.server.passes import Launch
 from springtide.cost import PrefillCost
 from springtide.errors import PeerLost, SpringtideError
-from springtide.ids import AttemptId
+from springtide.ids import AttemptId, Incarnation
+from springtide.protocol.stages import StagePassEnded
 from springtide.supervision import first_of
 
 BUDGET_S = 4.0
-"""Of further rounds: the first is taken whatever it takes."""
+"""What further rounds may take: the first is taken whatever it takes."""
 _MOST_ROUNDS = 4
 
 
 async def measure_group(group: StageGroup, max_tokens: int, context_length: int) -> PrefillCost:
-    """From passes alone in the group, in scratch memory. Times are of the processors of the threads that run the layers, as other engines
-    may be starting on the same ones. Raises PeerLost, SpringtideError."""
+    """The cost model of a group of several stages, from passes alone in it, in scratch memory. Times are of the processors of the threads
+    that run the layers, as other engines may be starting on the same ones. Raises PeerLost, SpringtideError."""
     capacity = min(SCRATCH_TOKENS, context_length)
     num_slots = group.scratch_slots
-    formation = await group.form(Place("", num_slots, 0))
+    formation = await group.form(FormationArena("", num_slots, Incarnation(0)))
     try:
         samples = prefill_samples(capacity, max_tokens)
         best: dict[tuple[int, int], list[float]] = {}
@@ -50,13 +51,13 @@ async def measure_group(group: StageGroup, max_tokens: int, context_length: int)
     return replace(cost, slowest_share=max(longest) / sum(longest))
 
 
-def _row(sample: tuple[int, int], num_slots: int) -> Row:
+def _row(sample: tuple[int, int], num_slots: int) -> PassRow:
     new, cached = sample
-    return Row(AttemptId("measured"), SequenceChunk((0,) * new, cached, tuple(range(num_slots))), None)
+    return PassRow(AttemptId("measured"), SequenceChunk((0,) * new, cached, tuple(range(num_slots))), None)
 
 
 async def _stage_times(formation: Formation, run: RunPass) -> list[float]:
-    """Milliseconds in each stage."""
+    """What the pass takes in each stage, in milliseconds."""
     ended: asyncio.Future[PassEnded] = asyncio.get_running_loop().create_future()
     times_ms: list[float] = []
 
@@ -64,7 +65,7 @@ async def _stage_times(formation: Formation, run: RunPass) -> list[float]:
         if not isinstance(event, PassLeft):
             ended.set_result(event)
 
-    def take(results: Sequence[Result]) -> None:
+    def take(results: Sequence[StagePassEnded]) -> None:
         times_ms.extend(result.busy_ms for result in results)
 
     formation.launch(Launch(run, None, tell, take))

@@ -3,162 +3,117 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import grpc.aio
-
-from engine.profiling import measure_prefill
-from engine.runner import ModelRunner
 from kvstore.link import StoreLink
-from node_runtime.node import EngineNode
-from node_runtime.process import Kind, Parts
+from node_runtime.events import Start
+from node_runtime.loading import Parts
+from node_runtime.server import EngineServer
+from node_runtime.servicer import EngineService
 from prefill_node import metrics
 from prefill_node.core import PrefillCore
-from prefill_node.core.actions import Action, Reply, RunPass
-from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassLeft, Start
-from prefill_node.core.pushing import LayerGroups
-from prefill_node.core.schedule import Policy
-from prefill_node.server.passes import OwnPasses, Passes
-from prefill_node.server.transfers import Transfers
+from prefill_node.core.actions import RunPass
+from prefill_node.core.events import Event, PassDone, PassEnded, PassEvent, PassFailed, PassLeft
+from prefill_node.core.layer_stream import LayerGroups
+from prefill_node.core.settings import PrefillSettings
+from prefill_node.server.group import StageGroup
+from prefill_node.server.transfers import PromptTransfers
 from springtide.chunking import Chunking
 from springtide.clock import Tick
 from springtide.cost import PrefillCost
 from springtide.errors import PeerLost
-from springtide.ids import Incarnation
-from springtide.process import ProcessArguments
+from springtide.ids import AttemptId, Incarnation
 from springtide.protocol import storage, wire
-from springtide.protocol.instances import Load, Role
-from springtide.protocol.outputs import AttemptFailed, AttemptSigns, PrefillDone, PrefillUpdate
+from springtide.protocol.instances import Role
+from springtide.protocol.outputs import AttemptFailed, PrefillDone, PrefillUpdate
 from springtide.protocol.starts import PrefillStart
-from springtide.rpc import node_pb2, node_pb2_grpc
+from springtide.rpc import node_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-MEASURE_BUDGET_S = 2.0
+PREFILL_SERVICE: EngineService[PrefillStart, PrefillUpdate] = EngineService(
+    Role.PREFILL,
+    node_pb2_grpc.add_PrefillNodeServicer_to_server,
+    wire.PREFILL_COMMAND,
+    wire.PREFILL_UPDATE,
+    failed=lambda failed: failed,
+    signs=lambda signs: signs,
+)
 
 
-def kind(arguments: ProcessArguments) -> Kind[PrefillCost]:
-    config = arguments.config.prefill_node
+class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass]):
+    """The server: passes run in a group, of one stage or of several; the runner has the first one's layers."""
 
-    def measure(runner: ModelRunner, scratch: Sequence[int]) -> PrefillCost:
-        return PrefillCost.fit(measure_prefill(runner, scratch, config.chunk_tokens, MEASURE_BUDGET_S))
-
-    return Kind(Role.PREFILL, config.threads, PrefillCost, measure, PrefillServer)
-
-
-class PrefillServer(EngineNode[Action, PrefillStart, PrefillUpdate], node_pb2_grpc.PrefillNodeServicer):
-    def __init__(self, parts: Parts, cost: PrefillCost, group: Passes | None = None) -> None:
-        """Without a `group` of stages the runner has all layers."""
-        arguments, spec = parts.arguments, parts.runner.kv_spec
-        config = arguments.config
-        self._passes = group or OwnPasses(parts.runner, parts.thread, config.kv.lease_s, config.silence_s)
-        self._passes.tell = self._told
-        self.core = PrefillCore(
-            Policy(Chunking(cost, config.prefill_node.chunk_tokens, config.prefill_node.chunk_ms)),
-            LayerGroups(spec.layers, spec.bytes_per_slab, config.kv.layer_group_size),
-            spec.block_tokens,
-            arguments.model_info.eos_token_ids,
-            config.prefill_node.stages,
-            config.silence_s,
+    def __init__(self, parts: Parts, cost: PrefillCost, group: StageGroup) -> None:
+        config, spec = parts.arguments.config, parts.runner.kv_spec
+        settings = PrefillSettings(
+            chunking=Chunking(cost, config.prefill_node.chunk_tokens, config.prefill_node.chunk_ms),
+            layer_groups=LayerGroups(spec.layers, spec.bytes_per_slab, config.kv.layer_group_size),
+            block_tokens=spec.block_tokens,
+            eos_token_ids=parts.arguments.model_info.eos_token_ids,
+            num_stages=config.prefill_node.stages,
+            answer_s=config.silence_s,
         )
-        super().__init__(
-            Role.PREFILL, wire.PREFILL_COMMAND, wire.PREFILL_UPDATE, arguments, self.core, parts.runner, parts.thread, parts.clock
-        )
-        self._transfers = Transfers()
-
-    def register(self, server: grpc.aio.Server) -> None:
-        node_pb2_grpc.add_PrefillNodeServicer_to_server(self, server)
-
-    async def Session(
-        self, request_iterator: AsyncIterator[node_pb2.PrefillCommand], context: Any
-    ) -> AsyncIterator[node_pb2.PrefillUpdate]:
-        async for update in self.session(request_iterator):
-            yield update
-
-    async def WatchLoad(self, request: node_pb2.WatchLoadRequest, context: Any) -> AsyncIterator[node_pb2.LoadReport]:
-        async for report in self.watch_load():
-            yield report
-
-    async def SwitchRole(self, request: node_pb2.SwitchRoleRequest, context: Any) -> node_pb2.SwitchRoleReply:
-        return await self.switch_role(request, context)
+        self.core = PrefillCore(settings)
+        super().__init__(PREFILL_SERVICE, parts, self.core)
+        self._group = group
+        self._transfers = PromptTransfers()
 
     # ---- store ----
 
     async def attach(self, link: StoreLink, incarnation: Incarnation) -> None:
-        await self._passes.attach(link, incarnation)
+        await self._group.attach(link, incarnation)
         await super().attach(link, incarnation)
 
     def on_notice(self, notice: storage.Notice) -> None:
-        self._passes.relay(notice)
+        self._group.relay(notice)
         super().on_notice(notice)
 
     async def broken(self) -> PeerLost:
-        return await self._passes.broken()
+        return await self._group.broken()
 
     async def at_rest(self) -> None:
-        await self._passes.at_rest()
+        await self._group.at_rest()
         await super().at_rest()
 
     async def close(self) -> None:
-        await self._passes.close()
+        await self._group.close()
         await super().close()
 
     # ---- what the core decides ----
 
-    def act(self, action: Action) -> None:
-        super().act(action)
-        if isinstance(action, storage.Release):
-            self._passes.forget(action.attempt_id)
-
-    def forget(self, slots: Sequence[int]) -> None:
-        super().forget(slots)
-        self._passes.forget_slots(slots)
-
-    def perform(self, action: Action) -> None:
-        match action:
-            case RunPass():
-                self._launch(action)
-            case Reply(session, update):
-                self._count_reply(update)
-                self.sessions.send(session, update)
-
-    def _launch(self, run: RunPass) -> None:
+    def perform(self, action: RunPass) -> None:
         if self.link is None:
             # Lost already; the core will hear of it by the event that follows.
-            self.tell(PassFailed(run.pass_id, "the node's store is away"))
+            self.tell(PassFailed(action.pass_id, "the node's store is away"))
             return
-        metrics.PASS_TOKENS.observe(sum(len(row.chunk.token_ids) for row in run.rows))
-        for row in run.rows:
+        metrics.PASS_TOKENS.observe(action.num_tokens)
+        for row in action.rows:
             self.note_slots(row.attempt_id, row.chunk.slots)
-        self._passes.launch(run, self.link)
+        self._group.launch(action, self.link, self._told)
 
     def _told(self, run: RunPass, event: PassLeft | PassEnded) -> None:
         if isinstance(event, PassDone):
             metrics.PASS_SECONDS.observe(event.elapsed_ms / 1000)
             metrics.CHUNKS.inc(len(run.rows))
-            metrics.TOKENS.inc(sum(len(row.chunk.token_ids) for row in run.rows))
+            metrics.TOKENS.inc(run.num_tokens)
         self.tell(event)
 
-    def start_event(self, session: int, start: PrefillStart) -> Start:
-        return Start(session, start)
+    def released(self, attempt_id: AttemptId) -> None:
+        super().released(attempt_id)
+        self._group.forget(attempt_id)
 
-    def failed_update(self, failed: AttemptFailed) -> PrefillUpdate:
-        return failed
-
-    def signs_update(self, signs: AttemptSigns) -> PrefillUpdate:
-        return signs
+    def forget(self, slots: Sequence[int]) -> None:
+        super().forget(slots)
+        self._group.forget_slots(slots)
 
     # ---- how it is doing ----
 
     @property
     def stalled_work(self) -> str:
-        return self._passes.stalled
+        return self._group.stalled
 
-    def work(self) -> Load:
-        return self.core.load()
-
-    def handled(self, event: Any) -> None:
+    def handled(self, event: Event) -> None:
         match event:
             case Start(_, start):
                 self._transfers.started(start.request)
@@ -172,7 +127,7 @@ class PrefillServer(EngineNode[Action, PrefillStart, PrefillUpdate], node_pb2_gr
                 metrics.HAND_OVER_BYTES.inc(event.num_bytes)
                 self._transfers.handed_over(event, self._clock.now())
 
-    def _count_reply(self, update: PrefillUpdate) -> None:
+    def count_update(self, update: PrefillUpdate) -> None:
         match update:
             case AttemptFailed(attempt_id, failure):
                 logger.info("%s: %s", failure.code.name, failure.message, extra={"attempt_id": attempt_id})

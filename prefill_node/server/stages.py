@@ -14,7 +14,9 @@ from prefill_node.stage.process import stage_socket
 from springtide.config import write_config
 from springtide.errors import PeerLost
 from springtide.process import ProcessArguments
-from springtide.rpc import channels, stage_pb2, stage_pb2_grpc
+from springtide.protocol.stages import LoadLayers
+from springtide.protocol.wire import LOAD_LAYERS
+from springtide.rpc import channels, stage_pb2_grpc
 from springtide.supervision import first_of
 
 logger = logging.getLogger(__name__)
@@ -23,7 +25,7 @@ STOP_GRACE_S = 3.0
 
 
 class StageProcess:
-    """At most one process at a time. `number` counts from the group's first stage, which has none."""
+    """One further stage of a group. At most one process at a time. `number` counts from the group's first stage, which has none."""
 
     def __init__(self, arguments: ProcessArguments, number: int) -> None:
         self.number = number
@@ -53,7 +55,7 @@ class StageProcess:
         return stage_pb2_grpc.PrefillStageStub(self._channel)
 
     async def start(self) -> None:
-        """Without waiting until it serves. The process is forked on the calling thread, whose end would end it."""
+        """Starts the process, without waiting until it serves. The process is forked on the calling thread, whose end would end it."""
         await self.close()
         stage_socket(self._arguments.run_dir, self.stage_id).unlink(missing_ok=True)
         self._process = await asyncio.create_subprocess_exec(
@@ -69,7 +71,7 @@ class StageProcess:
         """Returns when it has loaded its layers: at once when it has. Raises PeerLost when it ends before."""
         process = self._process
         assert process is not None
-        order = stage_pb2.LoadLayers(layer_begin=layers.start, layer_end=layers.stop)
+        order = LOAD_LAYERS.encode(LoadLayers(layers.start, layers.stop))
         try:
             ended: object = await first_of(process.wait(), self.stub.Load(order, wait_for_ready=True))
         except grpc.aio.AioRpcError as error:
@@ -102,7 +104,7 @@ class StageProcess:
         self._process = None
 
     def _command(self) -> list[str]:
-        """What this process was told, resolved, as files: whoever started it may have had none."""
+        """The command line, with what this process was told, resolved, as files: whoever started it may have had none."""
         arguments = self._arguments
         config, info = (_beside(arguments.run_dir, self.stage_id, suffix) for suffix in ("yaml", "json"))
         write_config(arguments.config, config)

@@ -1,24 +1,24 @@
-"""From a configuration to a server that is ready to run: alone, or with the stages of its group."""
+"""From a configuration to a prefill server that is ready to run, with the stages of its group."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from engine.formats.files import read_config
 from engine.layer_costs import measure_layers
+from engine.profiling import measure_prefill
+from engine.runner import ModelRunner
 from node_runtime import process
-from node_runtime.costs import cost_model
 from node_runtime.devices import devices_of
+from node_runtime.loading import SCRATCH_TOKENS, Parts, cost_model, load_runner, measured_cost
 from node_runtime.model_thread import ModelThread
-from node_runtime.process import SCRATCH_TOKENS, Parts, load_runner
 from prefill_node.core.split import configured_split, split
 from prefill_node.server.group import StageGroup
 from prefill_node.server.measuring import measure_group
-from prefill_node.server.server import PrefillServer, kind
+from prefill_node.server.server import PrefillServer
 from springtide.clock import MonotonicClock
 from springtide.cost import PrefillCost
 from springtide.process import ProcessArguments
@@ -26,26 +26,31 @@ from springtide.protocol.instances import Role
 
 logger = logging.getLogger(__name__)
 
+MEASURE_BUDGET_S = 2.0
+
 
 async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
-    """As `node_runtime.process.serve`."""
-    config = arguments.config.prefill_node
-    if config.stages == 1:
-        await process.serve(arguments, kind(arguments), stop)
-    else:
-        await process.serve_node(arguments, Role.PREFILL, config.threads, lambda thread: _prepare(arguments, thread), stop)
+    """Runs the engine of a prefill group, as `node_runtime.process.serve` does."""
+    threads = arguments.config.prefill_node.threads
+    await process.serve(arguments, Role.PREFILL, threads, lambda thread: _prepare(arguments, thread), stop)
 
 
 async def _prepare(arguments: ProcessArguments, thread: ModelThread) -> PrefillServer:
     group = StageGroup(arguments, thread)
     try:
-        given = configured_split(arguments.config.prefill_node, read_config(Path(arguments.model_info.path)).layers)
+        ranges = configured_split(arguments.config.prefill_node, arguments.model_info.layers)
         await group.start()
-        ranges = given if given is not None else await thread.run(_measured_split, arguments)
-        logger.info("layers of the stages: %s", ", ".join(str(len(layers)) for layers in ranges))
-        runner = await thread.run(load_runner, arguments, Role.PREFILL, (ranges[0].start, ranges[0].stop))
+        if ranges is None:
+            ranges = await thread.run(_measured_split, arguments)
+        alone = len(ranges) == 1
+        if not alone:
+            logger.info("layers of the stages: %s", ", ".join(str(len(layers)) for layers in ranges))
+        runner = await thread.run(load_runner, arguments, Role.PREFILL, None if alone else (ranges[0].start, ranges[0].stop))
         await group.load(ranges, runner)
-        cost = await _cost(arguments, group)
+        if alone:
+            cost = await thread.run(_cost_alone, arguments, runner)
+        else:
+            cost = await _cost_of_group(arguments, group)
         return PrefillServer(Parts(arguments, runner, thread, MonotonicClock()), cost, group)
     except BaseException:
         await group.close()
@@ -53,7 +58,7 @@ async def _prepare(arguments: ProcessArguments, thread: ModelThread) -> PrefillS
 
 
 def _measured_split(arguments: ProcessArguments) -> tuple[range, ...]:
-    """By what layers cost in a chunk that others have gone before."""
+    """The split by what layers cost in a chunk that others have gone before."""
     config, info = arguments.config, arguments.model_info
     context = min(SCRATCH_TOKENS, info.context_length)
     new_tokens = min(config.prefill_node.chunk_tokens, context // 2)
@@ -63,8 +68,17 @@ def _measured_split(arguments: ProcessArguments) -> tuple[range, ...]:
     return split(costs.layers, config.prefill_node.stages, costs.embedding, costs.head)
 
 
-async def _cost(arguments: ProcessArguments, group: StageGroup) -> PrefillCost:
-    """What the group takes as a whole, of which `profile` has no word but of all layers in one process."""
+def _cost_alone(arguments: ProcessArguments, runner: ModelRunner) -> PrefillCost:
+    """What passes take in one stage, measured without the group's ado: it is all that there is to measure."""
+
+    def measure(scratch: Sequence[int]) -> PrefillCost:
+        return PrefillCost.fit(measure_prefill(runner, scratch, arguments.config.prefill_node.chunk_tokens, MEASURE_BUDGET_S))
+
+    return measured_cost(arguments, PrefillCost, Role.PREFILL, runner, measure)
+
+
+async def _cost_of_group(arguments: ProcessArguments, group: StageGroup) -> PrefillCost:
+    """What passes take in the group as a whole, of which `profile` has no word but of all layers in one process."""
     started = time.perf_counter()
     measured = await measure_group(group, arguments.config.prefill_node.chunk_tokens, arguments.model_info.context_length)
     profiled = cost_model(PrefillCost, Role.PREFILL, arguments.config.profile, lambda: measured)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -15,54 +14,71 @@ from engine.device.memory import put
 from engine.runner import ModelRunner
 from engine.sampling.sampler import sample
 from messenger.base import TransferTimeout
+from prefill_node.core.actions import PassRow, RunPass
+from springtide.blocks import blocks_for
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId
 from springtide.protocol.outputs import SampledToken
+from springtide.protocol.stages import StageOutcome, StagePass, StagePassEnded, StageRow, StageSampling
 
 logger = logging.getLogger(__name__)
 
 WaitLayer = Callable[[AttemptId, int, float], int | None]
-"""As `StoreLink.wait_layer`."""
-
-
-class Outcome(enum.Enum):
-    DONE = enum.auto()
-    VOID = enum.auto()
-    """A stage before has not done it."""
-    PREFIX_MISSING = enum.auto()
-    """It was truncated."""
-    PREFIX_OVERDUE = enum.auto()
-    FAILED = enum.auto()
+"""What waits for a layer of a prefix, as `StoreLink.wait_layer` does."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What came of a pass in one stage. `tokens`: at the last stage, one for each row that ends its prompt."""
-
-    outcome: Outcome
-    message: str = ""
-    tokens: Sequence[SampledToken] = ()
-    busy_ms: float = 0.0
-    """That the layers took: of the thread that ran them, or of its device. Without waiting for the prefix."""
-    waited_ms: float = 0.0
-    """For the prefix."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """`sampling` is set at the last stage, of which each row belongs to a chunk that wants logits."""
+class PassPart:
+    """A stage's part of a pass. `sampling` is set at the last stage, of which each row belongs to a chunk that wants logits."""
 
     pass_id: int
     chunks: Sequence[SequenceChunk]
     awaits: AttemptId | None
-    """Whose prefix still arrives: its slabs of a layer are waited for before the layer runs."""
+    """The attempt whose prefix still arrives: its slabs of a layer are waited for before the layer runs."""
     report_layers: Collection[int]
-    """Counted from the model's first: after these, and at most these, `computed` is called."""
+    """Ends of layers, counted from the model's first: after these, and at most these, `computed` is called."""
     sampling: Sequence[SamplingRow] | None
+
+    @classmethod
+    def of_run(cls, run: RunPass, report_layers: Collection[int], last: bool) -> PassPart:
+        """The part of the first stage, in the process whose core has decided the pass. `last`: there is no further one."""
+        return cls(
+            pass_id=run.pass_id,
+            chunks=[row.chunk for row in run.rows],
+            awaits=run.awaits,
+            report_layers=frozenset(report_layers),
+            sampling=[row.sampling for row in run.rows if row.sampling is not None] if last else None,
+        )
+
+    @classmethod
+    def of_order(cls, order: StagePass, last: bool) -> PassPart:
+        """The part of a further stage. Only the first one embeds: chunks have as many tokens here, all of them 0."""
+        sampling = [row.sampling for row in order.rows if row.sampling is not None]
+        return cls(
+            pass_id=order.pass_id,
+            chunks=[SequenceChunk((0,) * row.num_tokens, row.start, row.slots, row.sampling is not None) for row in order.rows],
+            awaits=order.awaits,
+            report_layers=order.report_layers,
+            sampling=[SamplingRow(one.params, one.prompt_ids, one.output_ids) for one in sampling] if last else None,
+        )
 
     @property
     def num_tokens(self) -> int:
+        """How many are computed."""
         return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+
+def stage_order(run: RunPass, report_layers: Collection[int], last: bool, block_tokens: int) -> StagePass:
+    """The order of a pass to a further stage."""
+    rows = tuple(_stage_row(row, last, block_tokens) for row in run.rows)
+    return StagePass(run.pass_id, rows, frozenset(report_layers), run.awaits)
+
+
+def _stage_row(row: PassRow, last: bool, block_tokens: int) -> StageRow:
+    chunk, own = row.chunk, row.sampling
+    sampling = StageSampling(own.params, own.prompt_ids, own.output_ids) if last and own is not None else None
+    slots = tuple(chunk.slots[: blocks_for(chunk.start + len(chunk.token_ids), block_tokens)])
+    return StageRow(len(chunk.token_ids), chunk.start, slots, sampling)
 
 
 class PrefixMissing(Exception):
@@ -71,18 +87,18 @@ class PrefixMissing(Exception):
 
 @dataclass(slots=True)
 class Hooks:
-    """`first_layer`: that of the stage, counted from the model's first."""
+    """What is done before and after each layer of a part. `first_layer`: the stage's first, counted from the model's."""
 
-    part: Part
+    part: PassPart
     first_layer: int
     wait_layer: WaitLayer
     prefix_timeout_s: float
     computed: Callable[[int], None]
-    """Called with the end of the layers that are computed, on the model's thread."""
+    """Is called with the end of the layers that are computed, on the model's thread."""
     waited_s: float = field(default=0.0, init=False)
 
     def before(self, layer: int) -> None:
-        """Raises PrefixMissing, TransferTimeout, PeerLost."""
+        """Waits for the prefix's slabs of the layer. Raises PrefixMissing, TransferTimeout, PeerLost."""
         if self.part.awaits is None:
             return
         began = time.perf_counter()
@@ -92,19 +108,23 @@ class Hooks:
             raise PrefixMissing
 
     def after(self, layer: int) -> None:
+        """Says where there is something to report."""
         end = self.first_layer + layer + 1
         if end in self.part.report_layers:
             self.computed(end)
 
 
-def compute(runner: ModelRunner, part: Part, incoming: torch.Tensor | None, outgoing: torch.Tensor | None, hooks: Hooks) -> Result:
-    """The runner's layers of the pass. `incoming` [tokens, hidden] is None at the first stage, `outgoing`, where the result is left for
-    the next one, at the last."""
+def compute(
+    runner: ModelRunner, part: PassPart, incoming: torch.Tensor | None, outgoing: torch.Tensor | None, hooks: Hooks
+) -> StagePassEnded:
+    """Computes the runner's layers of the pass, on the thread that calls it. `incoming` [tokens, hidden] is None at the first stage,
+    `outgoing`, where the result is left for the next one, at the last."""
     began = runner.work_clock()
 
-    def result(outcome: Outcome, message: str = "", tokens: Sequence[SampledToken] = ()) -> Result:
+    def ended(outcome: StageOutcome, message: str = "", tokens: Sequence[SampledToken] = ()) -> StagePassEnded:
         busy_s = runner.work_clock() - began - (hooks.waited_s if runner.waiting_counts else 0.0)
-        return Result(outcome, message, tokens, max(0.0, busy_s) * 1000, hooks.waited_s * 1000 + runner.copy_times().load_waited_ms)
+        waited_ms = hooks.waited_s * 1000 + runner.copy_times().load_waited_ms
+        return StagePassEnded(part.pass_id, outcome, message, tuple(tokens), max(0.0, busy_s) * 1000, waited_ms)
 
     try:
         hidden = runner.forward_layers(part.chunks, incoming, hooks)
@@ -112,12 +132,12 @@ def compute(runner: ModelRunner, part: Part, incoming: torch.Tensor | None, outg
             put(hidden, outgoing)
         tokens = sample(runner.logits(part.chunks, hidden), part.sampling) if part.sampling else []
     except PrefixMissing:
-        return result(Outcome.PREFIX_MISSING)
+        return ended(StageOutcome.PREFIX_MISSING)
     except TransferTimeout:
-        return result(Outcome.PREFIX_OVERDUE)
+        return ended(StageOutcome.PREFIX_OVERDUE)
     except PeerLost as error:
-        return result(Outcome.FAILED, error.message)
+        return ended(StageOutcome.FAILED, error.message)
     except Exception as error:
         logger.exception("pass %d failed", part.pass_id)
-        return result(Outcome.FAILED, f"the pass failed: {error!r}")
-    return result(Outcome.DONE, tokens=tokens)
+        return ended(StageOutcome.FAILED, f"the pass failed: {error!r}")
+    return ended(StageOutcome.DONE, tokens=tokens)

@@ -13,15 +13,17 @@ import grpc.aio
 import torch
 
 from engine.runner import ModelRunner
+from node_runtime.loading import load_runner
 from node_runtime.model_thread import ModelThread, default_threads
-from node_runtime.process import load_runner
-from prefill_node.core.flight import most_passes
+from prefill_node.core.in_flight import most_passes
 from prefill_node.stage.ring import RingShape
-from prefill_node.stage.session import Session
+from prefill_node.stage.session import StageSession
 from springtide.config import ClusterConfig
 from springtide.errors import SpringtideError
 from springtide.process import ProcessArguments
 from springtide.protocol.instances import Role
+from springtide.protocol.stages import JoinGroup
+from springtide.protocol.wire import LOAD_LAYERS, STAGE_ORDER
 from springtide.rpc import channels, stage_pb2, stage_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -30,21 +32,23 @@ STOP_GRACE_S = 0.5
 
 
 def stage_socket(run_dir: Path, stage_id: str) -> Path:
-    """Where the stage serves gRPC."""
+    """The Unix socket where the stage serves gRPC."""
     return run_dir / f"{stage_id}.sock"
 
 
 def ring_socket(run_dir: Path, stage_id: str) -> Path:
-    """Where the stage before gets at its buffers."""
+    """The Unix socket where the stage before gets at its buffers."""
     return run_dir / f"{stage_id}.ring.sock"
 
 
 def ring_shape(config: ClusterConfig, runner: ModelRunner) -> RingShape:
+    """The shape of every ring of the group."""
     settings = config.prefill_node
     return RingShape(most_passes(settings.stages), settings.chunk_tokens, runner.model.config.hidden_size, runner.model.dtype)
 
 
 async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
+    """Serves the stage until `stop`."""
     config = arguments.config
     thread = ModelThread(config.prefill_node.threads or default_threads(config.num_engines))
     server = channels.new_server()
@@ -63,14 +67,16 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
 
 
 class StageServer(stage_pb2_grpc.PrefillStageServicer):
+    """The service of a stage: its layers are loaded once, then session follows session."""
+
     def __init__(self, arguments: ProcessArguments, thread: ModelThread) -> None:
         self._arguments = arguments
         self._thread = thread
         self._loading: asyncio.Future[ModelRunner] | None = None
         self._turn = asyncio.Lock()
         self._buffers: torch.Tensor | None = None
-        """On the device, for all sessions: torch lets go of shared memory only when whoever opened it has said that it is done, which the
-        stage before cannot where it is killed."""
+        """The ring's buffers on the device, for all sessions: torch lets go of shared memory only when whoever opened it has said that it
+        is done, which the stage before cannot where it is killed."""
 
     async def close(self) -> None:
         if (runner := self._runner) is not None:
@@ -78,12 +84,13 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
 
     @property
     def _runner(self) -> ModelRunner | None:
-        """Once it is loaded."""
+        """The runner, once it is loaded."""
         loading = self._loading
         return loading.result() if loading is not None and loading.done() and loading.exception() is None else None
 
     async def Load(self, request: stage_pb2.LoadLayers, context: Any) -> stage_pb2.LoadLayersReply:
-        layers = (request.layer_begin, request.layer_end)
+        order = LOAD_LAYERS.decode(request)
+        layers = (order.layer_begin, order.layer_end)
         async with self._turn:
             if self._loading is None or (self._loading.done() and self._runner is None):
                 self._loading = self._thread.run(load_runner, self._arguments, Role.PREFILL, layers)
@@ -94,16 +101,16 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
 
     async def Serve(self, request_iterator: AsyncIterator[stage_pb2.StageOrder], context: Any) -> None:
         first = await anext(aiter(request_iterator), None)
-        runner = self._runner
-        if first is None or not first.HasField("join") or runner is None:
+        join, runner = STAGE_ORDER.decode(first) if first is not None else None, self._runner
+        if not isinstance(join, JoinGroup) or runner is None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stage's first order is JoinGroup, once it has loaded its layers")
             return
         async with self._turn:
             arguments, shape = self._arguments, ring_shape(self._arguments.config, runner)
             if self._buffers is None:
                 self._buffers = _buffers_on(runner.activations_device, shape)
-            session = Session(
-                join=first.join,
+            session = StageSession(
+                join=join,
                 runner=runner,
                 thread=self._thread,
                 shape=shape,

@@ -37,7 +37,7 @@ _ARRIVAL = struct.Struct("<Q??")
 
 @dataclass(frozen=True, slots=True)
 class RingShape:
-    """Of activations [rows, hidden] of `dtype`."""
+    """What a ring has room for: activations [rows, hidden] of `dtype`, of `depth` passes."""
 
     depth: int
     rows: int
@@ -75,6 +75,8 @@ class Entrance:
 
 
 class Ring:
+    """A stage's buffers, and its way to those of the next stage."""
+
     def __init__(
         self, name: str, socket: Path, shape: RingShape, on_arrival: Callable[[Arrival], None], buffers: torch.Tensor | None = None
     ) -> None:
@@ -96,11 +98,11 @@ class Ring:
         self._next_buffers: torch.Tensor | None = None
 
     async def start(self) -> Entrance:
-        """For the stage before. Raises OSError, SpringtideError."""
+        """Serves the buffers; returns what the stage before needs to get at them. Raises OSError, SpringtideError."""
         return Entrance(await self._messenger.start(), self._shared())
 
     async def connect(self, entrance: Entrance) -> None:
-        """To the next stage. Raises PeerLost."""
+        """Connects to the ring of the next stage. Raises PeerLost."""
         self._next_buffers = self._opened(entrance.buffers)
         self._next = await self._messenger.connect(entrance.endpoint)
 
@@ -136,8 +138,8 @@ class Ring:
         return self._view(self._shape.depth + buffer, num_rows)
 
     async def send(self, pass_id: int, num_rows: int, void: bool) -> None:
-        """What is in `outgoing`, to the next stage: returns when that has heard of it. Of a void pass, only that it is. Raises PeerLost,
-        TransferTimeout."""
+        """Sends what is in `outgoing` to the next stage: returns when that has heard of it. Of a void pass, only that it is. Raises
+        PeerLost, TransferTimeout."""
         assert self._next is not None, "the last stage has no next one"
         on_device = self._next_buffers is not None and not void
         slices = [] if void or on_device else [self._slice(pass_id, num_rows)]
@@ -156,7 +158,7 @@ class Ring:
         return Slice(own, buffer * shape.buffer_bytes, num_rows * shape.row_bytes, generation=0)
 
     def _view(self, buffer: int, num_rows: int) -> torch.Tensor:
-        """Of the host's."""
+        """One of the host's buffers."""
         begin = buffer * self._shape.buffer_bytes
         memory = self._memory.region.memory[begin : begin + num_rows * self._shape.row_bytes]
         return torch.from_numpy(memory).view(self._shape.dtype).view(num_rows, self._shape.hidden)

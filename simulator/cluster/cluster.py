@@ -8,7 +8,7 @@ from functools import partial
 
 from conductor.core.conductor import ConductorCore
 from conductor.core.types import events as ev
-from decode_node.core.settings import Settings
+from decode_node.core.settings import DecodeSettings
 from simulator.cluster.decode import SimDecode
 from simulator.cluster.gateway import SimGateway
 from simulator.cluster.keys import prompt_keys
@@ -28,7 +28,7 @@ from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.storage import SnapshotPart, Tier
 
 REPORT_EVERY_S = 0.05
-"""Nodes report as often where much happens, and at once after a while of nothing (node_runtime.load)."""
+"""Nodes report as often where much happens, and at once after a while of nothing (node_runtime.servicer)."""
 TICK_S = 1.0
 RENEW_S = 10.0
 
@@ -136,7 +136,7 @@ class Cluster:
 
     def _add_decode(self, instance_id: InstanceId, store: SimStore) -> None:
         options = self.options
-        settings = Settings(
+        settings = DecodeSettings(
             cost=options.hardware.decode_cost,
             block_tokens=options.conductor.block_tokens,
             max_batch=options.hardware.max_batch,

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from decode_node.core import DecodeCore
 from decode_node.core import events as ev
-from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
-from decode_node.core.settings import Settings
+from decode_node.core.actions import Action, LoadAhead, RunStep
+from decode_node.core.settings import DecodeSettings
 from node_runtime import events as node_events
 from simulator.cluster.loop import Loop, Mailbox
 from simulator.cluster.prefill import TOKEN
@@ -65,7 +65,7 @@ class SimDecode:
         instance_id: InstanceId,
         store: SimStore,
         hardware: Hardware,
-        settings: Settings,
+        settings: DecodeSettings,
         late_tbt_slo_ms: float | None,
         loop: Loop,
         compute: Compute,
@@ -85,7 +85,7 @@ class SimDecode:
         self.busy_s = 0.0
         self._step_s = 0.0
         """Of the steps that ended last, the mean."""
-        self.tell(node_events.StoreUp(store.pool.num_slots))
+        self.tell(node_events.StoreConnected(store.pool.num_slots))
 
     def tell(self, event: ev.Event) -> None:
         self._mailbox.post(event)
@@ -135,7 +135,7 @@ class SimDecode:
                 self._run(action)
             case LoadAhead():
                 raise AssertionError("the simulated engine computes in its arena")
-            case Reply(_, update):
+            case node_events.SendUpdate(_, update):
                 self._gateway.on_decode(self.instance_id, update, self._step_s)
             case _:
                 self.store.order(action)

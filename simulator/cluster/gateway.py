@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from conductor.core.types import events as conductor_events
-from decode_node.core import events as decode_events
 from gateway import events as ev
 from gateway.core import GatewayCore
 from gateway.state import Limits
-from prefill_node.core import events as prefill_events
+from node_runtime.events import Start
 from simulator.cluster.decode import SimDecode
 from simulator.cluster.keys import prompt_keys
 from simulator.cluster.loop import Loop, Mailbox, Timer
@@ -149,7 +148,7 @@ class SimGateway:
                 self._loop.after(self._rpc_s, lambda: self._schedule(action))
             case ev.StartAtDecode(instance, order):
                 order = replace(order, refusable=order.refusable and not self._checks_late)
-                self._decodes[instance.instance_id].tell(decode_events.Start(_SESSION, order))
+                self._decodes[instance.instance_id].tell(Start(_SESSION, order))
             case ev.StartAtPrefill():
                 self._start_prefill(action)
             case ev.Abort(side, instance_id, attempt_id):
@@ -174,7 +173,7 @@ class SimGateway:
             # It has left its role while the attempt waited for room at its decode node.
             self._mailbox.post(ev.SessionLost(Role.PREFILL, instance_id, (attempt_id,), connected=False))
             return
-        self._prefills[instance_id].tell(prefill_events.Start(_SESSION, action.start))
+        self._prefills[instance_id].tell(Start(_SESSION, action.start))
 
     def _end(self, index: int, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
         if isinstance(reply, ev.Finished):

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from node_runtime import events as node_events
 from prefill_node.core import PrefillCore
 from prefill_node.core import events as ev
-from prefill_node.core.actions import Action, Reply, RunPass
-from prefill_node.core.pushing import LayerGroups
-from prefill_node.core.schedule import Policy
+from prefill_node.core.actions import Action, RunPass
+from prefill_node.core.layer_stream import LayerGroups
+from prefill_node.core.settings import PrefillSettings
 from simulator.cluster.loop import Loop, Mailbox
 from simulator.cluster.processor import Compute
 from simulator.cluster.store import LAYER_GROUPS, SimStore
@@ -28,7 +28,7 @@ TOKEN = SampledToken(1)
 
 
 @dataclass(frozen=True, slots=True)
-class _PassInFlight:
+class _SimPass:
     """A pass in flight, of so many seconds in all stages together. It cannot end before `arrived`."""
 
     run: RunPass
@@ -58,15 +58,16 @@ class SimPrefill:
         bytes_per_slab = -(-hardware.kv_bytes_per_token * block_tokens // LAYER_GROUPS)
         groups = LayerGroups(LAYER_GROUPS, bytes_per_slab, unit_bytes=1)
         cost = replace(hardware.prefill_cost, slowest_share=max(stage_shares))
-        self._core = PrefillCore(Policy(Chunking(cost, chunk_tokens, chunk_ms)), groups, block_tokens, (), len(stage_shares))
+        chunking = Chunking(cost, chunk_tokens, chunk_ms)
+        self._core = PrefillCore(PrefillSettings(chunking, groups, block_tokens, eos_token_ids=(), num_stages=len(stage_shares)))
         self._shares = stage_shares
-        self._stages: list[deque[_PassInFlight]] = [deque() for _ in stage_shares]
+        self._stages: list[deque[_SimPass]] = [deque() for _ in stage_shares]
         """The passes that each stage has to do: it is at the first."""
         self._last_end = 0.0
         self._mailbox: Mailbox[ev.Event] = Mailbox(self._handle)
         store.notify = self.tell
         self.busy_s = 0.0
-        self.tell(node_events.StoreUp(store.pool.num_slots))
+        self.tell(node_events.StoreConnected(store.pool.num_slots))
 
     def tell(self, event: ev.Event) -> None:
         self._mailbox.post(event)
@@ -101,7 +102,7 @@ class SimPrefill:
         match action:
             case RunPass():
                 self._run(action)
-            case Reply(_, update):
+            case node_events.SendUpdate(_, update):
                 self._reply(self.instance_id, update)
             case storage.Push():
                 pass  # Whole passes at once, when they have ended: `_ran`.
@@ -112,36 +113,36 @@ class SimPrefill:
         """Each layer waits for the prefix's slabs of that layer: a prefix that arrives while it is read costs what is not hidden."""
         compute_s = self._hardware.pass_ms([(len(row.chunk.token_ids), row.chunk.start) for row in run.rows]) / 1000
         arrived = 0.0 if run.awaits is None else self.store.fetched_at(run.awaits) + compute_s / self._hardware.num_layers
-        self._enter(0, _PassInFlight(run, self._loop.now, compute_s, arrived))
+        self._enter(0, _SimPass(run, self._loop.now, compute_s, arrived))
 
-    def _enter(self, stage: int, flying: _PassInFlight) -> None:
+    def _enter(self, stage: int, one: _SimPass) -> None:
         """Activations take no time from stage to stage: a chunk's are some megabytes."""
-        self._stages[stage].append(flying)
+        self._stages[stage].append(one)
         if len(self._stages[stage]) == 1:
             self._work(stage)
 
     def _work(self, stage: int) -> None:
-        flying = self._stages[stage][0]
-        self._compute(self._shares[stage] * flying.compute_s, lambda: self._computed(stage, flying))
+        one = self._stages[stage][0]
+        self._compute(self._shares[stage] * one.compute_s, lambda: self._computed(stage, one))
 
-    def _computed(self, stage: int, flying: _PassInFlight) -> None:
+    def _computed(self, stage: int, one: _SimPass) -> None:
         if stage + 1 < len(self._stages):
             self._next(stage)
-            self._enter(stage + 1, flying)
+            self._enter(stage + 1, one)
             if stage == 0:
-                self.tell(ev.PassLeft(flying.run.pass_id))
-        elif flying.arrived > self._loop.now:
-            self._loop.at(flying.arrived, lambda: self._ran(flying))
+                self.tell(ev.PassLeft(one.run.pass_id))
+        elif one.arrived > self._loop.now:
+            self._loop.at(one.arrived, lambda: self._ran(one))
         else:
-            self._ran(flying)
+            self._ran(one)
 
     def _next(self, stage: int) -> None:
         self._stages[stage].popleft()
         if self._stages[stage]:
             self._work(stage)
 
-    def _ran(self, flying: _PassInFlight) -> None:
-        run, began, now = flying.run, flying.began, self._loop.now
+    def _ran(self, one: _SimPass) -> None:
+        run, began, now = one.run, one.began, self._loop.now
         self._next(len(self._stages) - 1)
         elapsed_s = now - max(began, self._last_end)
         self._last_end = now

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from springtide.cost import DecodeCost, PrefillCost
-from springtide.protocol import attempts, instances, outputs, sampling, scheduling, starts, status, storage
+from springtide.protocol import attempts, instances, outputs, sampling, scheduling, stages, starts, status, storage
 from springtide.protocol.codec import Codec, OneOf
-from springtide.rpc import common_pb2, conductor_pb2, node_pb2, store_pb2
+from springtide.rpc import common_pb2, conductor_pb2, node_pb2, stage_pb2, store_pb2
 
 # ---- attempts ----
 
@@ -86,12 +86,15 @@ ENGINE_COMMAND: OneOf[storage.EngineCommand, store_pb2.EngineCommand] = OneOf(
     seal=Codec(storage.Seal, store_pb2.Seal),
     release=Codec(storage.Release, store_pb2.Release),
 )
+ACQUIRED = Codec(storage.Acquired, store_pb2.Acquired)
+FETCH_PROGRESS = Codec(storage.FetchProgress, store_pb2.FetchProgress)
+FETCH_TRUNCATED = Codec(storage.FetchTruncated, store_pb2.FetchTruncated)
 STORE_NOTICE: OneOf[storage.StoreNotice, store_pb2.StoreNotice] = OneOf(
     store_pb2.StoreNotice,
     hello=Codec(storage.StoreHello, store_pb2.StoreHello),
-    acquired=Codec(storage.Acquired, store_pb2.Acquired),
-    fetch_progress=Codec(storage.FetchProgress, store_pb2.FetchProgress),
-    fetch_truncated=Codec(storage.FetchTruncated, store_pb2.FetchTruncated),
+    acquired=ACQUIRED,
+    fetch_progress=FETCH_PROGRESS,
+    fetch_truncated=FETCH_TRUNCATED,
     reserved=Codec(storage.Reserved, store_pb2.Reserved),
     ingested=Codec(storage.Ingested, store_pb2.Ingested),
     grown=Codec(storage.Grown, store_pb2.Grown),
@@ -127,3 +130,26 @@ INGEST_NOTICE: OneOf[storage.IngestNotice, store_pb2.IngestNotice] = OneOf(
 )
 REPLICATE_PREFIX = Codec(storage.ReplicatePrefix, store_pb2.ReplicateRequest)
 REPLICATED = Codec(storage.Replicated, store_pb2.ReplicateReply)
+
+# ---- the stages of a prefill group ----
+
+LOAD_LAYERS = Codec(stages.LoadLayers, stage_pb2.LoadLayers)
+STAGE_SAMPLING = Codec(stages.StageSampling, stage_pb2.StageSampling)
+STAGE_ROW = Codec(stages.StageRow, stage_pb2.StageRow)
+STAGE_ORDER: OneOf[stages.StageOrder, stage_pb2.StageOrder] = OneOf(
+    stage_pb2.StageOrder,
+    join=Codec(stages.JoinGroup, stage_pb2.JoinGroup),
+    run=Codec(stages.StagePass, stage_pb2.StagePass),
+    acquired=ACQUIRED,
+    fetch_progress=FETCH_PROGRESS,
+    fetch_truncated=FETCH_TRUNCATED,
+    attempt_failed=ATTEMPT_FAILED,
+    forget=Codec(stages.ForgetAttempt, stage_pb2.ForgetAttempt),
+    slots_given_back=Codec(stages.SlotsGivenBack, stage_pb2.SlotsGivenBack),
+)
+STAGE_REPORT: OneOf[stages.StageReport, stage_pb2.StageReport] = OneOf(
+    stage_pb2.StageReport,
+    joined=Codec(stages.GroupJoined, stage_pb2.GroupJoined),
+    layers=Codec(stages.LayersComputed, stage_pb2.LayersComputed),
+    ended=Codec(stages.StagePassEnded, stage_pb2.StagePassEnded),
+)

@@ -37,18 +37,30 @@ class LoadLayersReply(_message.Message):
     def __init__(self) -> None: ...
 
 class StageOrder(_message.Message):
-    __slots__ = ("join", "run", "notice", "forget", "slots_given_back")
+    __slots__ = ("join", "run", "acquired", "fetch_progress", "fetch_truncated", "attempt_failed", "forget", "slots_given_back")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
-    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    ACQUIRED_FIELD_NUMBER: _ClassVar[int]
+    FETCH_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FAILED_FIELD_NUMBER: _ClassVar[int]
     FORGET_FIELD_NUMBER: _ClassVar[int]
     SLOTS_GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
     join: JoinGroup
     run: StagePass
-    notice: _store_pb2.StoreNotice
-    forget: str
+    acquired: _store_pb2.Acquired
+    fetch_progress: _store_pb2.FetchProgress
+    fetch_truncated: _store_pb2.FetchTruncated
+    attempt_failed: _common_pb2.AttemptFailed
+    forget: ForgetAttempt
     slots_given_back: SlotsGivenBack
-    def __init__(self, join: _Optional[_Union[JoinGroup, _Mapping]] = ..., run: _Optional[_Union[StagePass, _Mapping]] = ..., notice: _Optional[_Union[_store_pb2.StoreNotice, _Mapping]] = ..., forget: _Optional[str] = ..., slots_given_back: _Optional[_Union[SlotsGivenBack, _Mapping]] = ...) -> None: ...
+    def __init__(self, join: _Optional[_Union[JoinGroup, _Mapping]] = ..., run: _Optional[_Union[StagePass, _Mapping]] = ..., acquired: _Optional[_Union[_store_pb2.Acquired, _Mapping]] = ..., fetch_progress: _Optional[_Union[_store_pb2.FetchProgress, _Mapping]] = ..., fetch_truncated: _Optional[_Union[_store_pb2.FetchTruncated, _Mapping]] = ..., attempt_failed: _Optional[_Union[_common_pb2.AttemptFailed, _Mapping]] = ..., forget: _Optional[_Union[ForgetAttempt, _Mapping]] = ..., slots_given_back: _Optional[_Union[SlotsGivenBack, _Mapping]] = ...) -> None: ...
+
+class ForgetAttempt(_message.Message):
+    __slots__ = ("attempt_id",)
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: str
+    def __init__(self, attempt_id: _Optional[str] = ...) -> None: ...
 
 class SlotsGivenBack(_message.Message):
     __slots__ = ("slots",)

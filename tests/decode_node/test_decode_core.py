@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from decode_node.core import events as ev
-from decode_node.core.actions import Action, Reply, RunStep
+from decode_node.core.actions import Action, RunStep
 from node_runtime import events
-from node_runtime.pages import within
-from node_runtime.slotqueue import HEAD_PATIENCE_S, RETRY_S
+from node_runtime.events import SendUpdate
+from node_runtime.slot_claims import HEAD_PATIENCE_S, RETRY_S, within_pages
 from springtide.blocks import block_keys
 from springtide.clock import Tick
 from springtide.protocol import storage
@@ -124,8 +124,8 @@ def test_one_message_a_step_goes_to_each_session_and_the_next_step_is_launched_b
     (run,) = only(actions, RunStep)
     assert rows_of(run) == ["a", "b", "c"]
     actions = node.step(run)
-    assert [(reply.session, len(reply.update.outputs)) for reply in only(actions, Reply)] == [(1, 2), (2, 1)]
-    assert actions.index(only(actions, RunStep)[0]) < actions.index(only(actions, Reply)[0])
+    assert [(reply.session, len(reply.update.outputs)) for reply in only(actions, SendUpdate)] == [(1, 2), (2, 1)]
+    assert actions.index(only(actions, RunStep)[0]) < actions.index(only(actions, SendUpdate)[0])
 
 
 def test_a_batch_has_at_most_its_places_and_the_oldest_have_them() -> None:
@@ -311,8 +311,8 @@ def test_a_sequence_without_a_slot_sits_out_and_stalls_nobody() -> None:
 
 def test_a_request_that_its_first_token_ends_is_released_silently() -> None:
     node = Node()
-    assert only(node.join(start("a", 10, max_tokens=1)), Reply) == [] and len(node.store.free) == NUM_SLOTS
-    assert only(node.join(start("b", 10), first_token=EOS), Reply) == [] and len(node.store.free) == NUM_SLOTS
+    assert only(node.join(start("a", 10, max_tokens=1)), SendUpdate) == [] and len(node.store.free) == NUM_SLOTS
+    assert only(node.join(start("b", 10), first_token=EOS), SendUpdate) == [] and len(node.store.free) == NUM_SLOTS
 
 
 def test_slots_of_a_running_step_are_released_only_after_it() -> None:
@@ -335,14 +335,14 @@ def test_a_lost_store_fails_everything_and_a_new_one_starts_afresh() -> None:
     assert failures(node.core.handle(events.StoreLost("gone"), 0.0)) == [("a", FailureCode.PEER_LOST)]
     assert failures(node.core.handle(start("b", 10), 0.0)) == [("b", FailureCode.PEER_LOST)]
     node.store.lost()
-    node.tell(events.StoreUp(NUM_SLOTS))
+    node.tell(events.StoreConnected(NUM_SLOTS))
     assert only(node.join(start("c", 10)), RunStep) == []
     assert [rows_of(run) for run in only(node.step(run), RunStep)] == [["c"]]
 
 
 def test_a_step_has_no_more_blocks_than_the_device_has_pages_and_the_youngest_wait() -> None:
     node = Node()
-    node.tell(events.StoreUp(NUM_SLOTS, pages=5))
+    node.tell(events.StoreConnected(NUM_SLOTS, pages=5))
     (run,) = only(node.join(start("a", 2 * BLOCK_TOKENS, max_tokens=3)), RunStep)
     node.join(start("b", 2 * BLOCK_TOKENS, max_tokens=2))
     assert rows_of(run) == ["a"]
@@ -353,6 +353,6 @@ def test_a_step_has_no_more_blocks_than_the_device_has_pages_and_the_youngest_wa
 
 
 def test_blocks_that_sequences_share_are_counted_once() -> None:
-    assert within([(1, 2, 3), (1, 2, 4), (1, 2, 5)], lambda slots: slots, 4) == [(1, 2, 3), (1, 2, 4)]
-    assert within([(1, 2, 3), (1, 2, 4)], lambda slots: slots, 2) == [(1, 2, 3)]
-    assert within([(1, 2, 3), (4, 5, 6)], lambda slots: slots, None) == [(1, 2, 3), (4, 5, 6)]
+    assert within_pages([(1, 2, 3), (1, 2, 4), (1, 2, 5)], lambda slots: slots, 4) == [(1, 2, 3), (1, 2, 4)]
+    assert within_pages([(1, 2, 3), (1, 2, 4)], lambda slots: slots, 2) == [(1, 2, 3)]
+    assert within_pages([(1, 2, 3), (4, 5, 6)], lambda slots: slots, None) == [(1, 2, 3), (4, 5, 6)]

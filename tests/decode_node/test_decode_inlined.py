@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from decode_node.core import events as ev
-from decode_node.core.actions import Reply, RunStep
-from decode_node.core.batching import LEAST_PROMPT_TOKENS
-from node_runtime.slotqueue import HEAD_PATIENCE_S
+from decode_node.core.actions import RunStep
+from decode_node.core.scheduling import LEAST_PROMPT_TOKENS
+from node_runtime.events import SendUpdate
+from node_runtime.slot_claims import HEAD_PATIENCE_S
 from springtide.clock import Tick
 from springtide.protocol.outputs import FailureCode, Finish
 from springtide.protocol.starts import AbortAttempt
@@ -88,7 +89,7 @@ def test_the_first_token_goes_in_one_message_with_what_else_the_step_has_for_the
     node.join(start("other", 5, session=2))
     node.tell(start("new", 10, inlined=True))
     (run,) = only(node.step(run), RunStep)
-    replies = [(reply.session, len(reply.update.outputs), len(reply.update.prefilled)) for reply in only(node.step(run), Reply)]
+    replies = [(reply.session, len(reply.update.outputs), len(reply.update.prefilled)) for reply in only(node.step(run), SendUpdate)]
     assert replies == [(1, 1, 1), (2, 1, 0)]
 
 

@@ -17,7 +17,7 @@ def loading(actions: list[Action]) -> list[str]:
     return [load.attempt_id for load in only(actions, LoadAhead)]
 
 
-def joined(node: Node, begin: ev.Start) -> RunStep:
+def joined(node: Node, begin: events.Start) -> RunStep:
     """It is handed over, loaded, and in a step."""
     node.join(begin)
     (run, *_) = only(node.tell(ev.Loaded(begin.start.request.attempt_id)), RunStep)
@@ -89,14 +89,14 @@ def test_a_lost_store_fails_who_is_loaded_and_the_late_end_of_that_changes_nothi
     node.tell(AbortAttempt("b"))
     assert failures(node.core.handle(events.StoreLost("gone"), 0.0)) == [("a", FailureCode.PEER_LOST)]
     node.store.lost()
-    node.tell(events.StoreUp(NUM_SLOTS))
+    node.tell(events.StoreConnected(NUM_SLOTS))
     assert node.tell(ev.Loaded("a")) == node.tell(ev.Loaded("b")) == []
 
 
 def test_as_much_is_loaded_as_there_are_pages_for_beside_who_runs_and_the_oldest_first() -> None:
     """What were loaded beyond that would take pages that the next step needs."""
     node = Node(40, loads_ahead=True)
-    node.tell(events.StoreUp(40, pages=10))
+    node.tell(events.StoreConnected(40, pages=10))
     run = joined(node, start("a", 4 * BLOCK_TOKENS, max_tokens=3))
     for name, blocks in (("b", 6), ("c", 1)):
         assert loading(node.join(start(name, blocks * BLOCK_TOKENS, max_tokens=2))) == []
@@ -108,7 +108,7 @@ def test_as_much_is_loaded_as_there_are_pages_for_beside_who_runs_and_the_oldest
 def test_a_prompt_is_loaded_when_it_alone_has_more_slots_than_there_are_pages() -> None:
     """It is refused in its step, if at all."""
     node = Node(loads_ahead=True)
-    node.tell(events.StoreUp(NUM_SLOTS, pages=2))
+    node.tell(events.StoreConnected(NUM_SLOTS, pages=2))
     assert loading(node.join(start("a", 2 * BLOCK_TOKENS))) == ["a"]
 
 
@@ -138,7 +138,7 @@ def test_who_is_loaded_counts_at_the_door_and_in_the_load() -> None:
 
 def test_late_and_unknown_ends_of_loads_change_nothing() -> None:
     node = Node(40, loads_ahead=True)
-    node.tell(events.StoreUp(40, pages=4))
+    node.tell(events.StoreConnected(40, pages=4))
     assert node.tell(ev.Loaded("nobody")) == []
     run = joined(node, start("a", 10))
     assert node.tell(ev.Loaded("a")) == []
@@ -153,7 +153,7 @@ def test_late_and_unknown_ends_of_loads_change_nothing() -> None:
 def test_an_older_prompt_is_loaded_though_younger_ones_have_the_pages() -> None:
     """Its step comes before theirs."""
     node = Node(40, loads_ahead=True)
-    node.tell(events.StoreUp(40, pages=4))
+    node.tell(events.StoreConnected(40, pages=4))
     node.tell(start("old", 10))
     run = joined(node, start("young", 10))
     assert loading(node.tell(Ingested("old", 100))) == ["old"]
@@ -164,7 +164,7 @@ def test_an_older_prompt_is_loaded_though_younger_ones_have_the_pages() -> None:
 
 def test_prompts_that_are_computed_here_and_keep_coming_keep_nobody_waiting_who_came_before() -> None:
     node = Node(40, loads_ahead=True)
-    node.tell(events.StoreUp(40, pages=10))
+    node.tell(events.StoreConnected(40, pages=10))
     node.tell(start("old", 9 * BLOCK_TOKENS - 1))
     (run,) = only(node.tell(start("young-0", 6, inlined=True, max_tokens=20)), RunStep)
     actions = node.tell(Ingested("old", 100))

@@ -23,8 +23,8 @@ from engine.kv_cache import device_cache
 from engine.loader import load_model
 from engine.runner import ModelRunner
 from node_runtime import devices
+from node_runtime.loading import Parts
 from node_runtime.model_thread import ModelThread
-from node_runtime.process import Parts
 from springtide.clock import MonotonicClock
 from springtide.config import load_config
 from springtide.cost import DecodeCost

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from decode_node.core import events as ev
-from decode_node.core.actions import Reply, RunStep
+from decode_node.core.actions import RunStep
+from node_runtime import events
+from node_runtime.events import SendUpdate
 from springtide.blocks import block_keys
 from springtide.protocol.outputs import FailureCode, Finish, SampledToken
 from springtide.protocol.starts import AbortAttempt
@@ -12,7 +14,7 @@ from tests.support.decode_core import NUM_SLOTS, Node, failures, only, outputs, 
 from tests.support.node_core import BLOCK_TOKENS, EOS, NAMESPACE
 
 
-def two_under_way(node: Node, begin: ev.Start) -> tuple[RunStep, RunStep]:
+def two_under_way(node: Node, begin: events.Start) -> tuple[RunStep, RunStep]:
     first, second = only(node.join(begin), RunStep)
     return first, second
 
@@ -23,7 +25,7 @@ def test_a_step_is_launched_while_one_runs_and_not_a_third() -> None:
     assert (first.rows[0].start, second.rows[0].start) == (10, 11)
     actions = node.step(first)
     (third,) = only(actions, RunStep)
-    assert third.rows[0].start == 12 and isinstance(actions[0], RunStep) and isinstance(actions[-1], Reply)
+    assert third.rows[0].start == 12 and isinstance(actions[0], RunStep) and isinstance(actions[-1], SendUpdate)
 
 
 def test_what_a_step_samples_is_what_the_next_one_feeds() -> None:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deploy.cli import app
-from node_runtime.costs import cost_model
+from node_runtime.loading import cost_model
 from springtide.cost import DecodeCost, PrefillCost
 from tests.support.models import make_tiny_llama
 

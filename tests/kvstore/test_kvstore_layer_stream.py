@@ -12,7 +12,7 @@ from kvstore_cluster import Site
 from kvstore_support import SPEC, until
 
 from kvstore.server.transfer.hand_over import HandOverWriter
-from prefill_node.core.pushing import LayerGroups
+from prefill_node.core.layer_stream import LayerGroups
 from prefill_node.server.passes import Pushes
 from springtide.ids import AttemptId
 from springtide.protocol.outputs import FailureCode

@@ -1,4 +1,4 @@
-"""Sessions, the queue for slots, the store's port, requests and cost models."""
+"""Sessions, claims on slots, the store's port, requests and cost models."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from node_runtime.costs import cost_model
-from node_runtime.requests import check_request
-from node_runtime.sessions import Sessions
-from node_runtime.slotqueue import HEAD_PATIENCE_S, RETRY_S, SlotQueue
+from node_runtime.loading import cost_model
+from node_runtime.servicer import GatewaySessions, check_request
+from node_runtime.slot_claims import HEAD_PATIENCE_S, RETRY_S, SlotClaims
 from springtide.cost import PrefillCost
 from springtide.errors import ConfigError, InvalidRequest
 from springtide.ids import AttemptId, BlockKey, Incarnation, InstanceId, NodeId, Slot
@@ -66,46 +65,65 @@ def test_a_request_knows_its_blocks_and_whether_it_continues() -> None:
     assert (decoded.num_blocks, len(decoded.keys), decoded.first_position, decoded.continues) == (3, 2, 2, True)
 
 
+def asked(claims: SlotClaims, available: int, now: float) -> str | None:
+    """Who asks when the store has told that so many are available."""
+    claims.available = available
+    return claims.next_to_ask(now)
+
+
 def test_only_the_oldest_asks_for_slots_and_only_when_there_may_be_some() -> None:
-    queue = SlotQueue()
-    queue.refused("old", 5, requested_at=-9.0, deadline=60.0, now=0.0)
-    queue.wait("young", 1, requested_at=0.0, deadline=60.0)
-    assert queue.next_to_ask(4, 0.1) is None
-    assert queue.next_to_ask(5, 0.2) == "old"
-    assert queue.next_to_ask(5, 0.3) is None, "it is asking already"
-    queue.refused("old", 5, requested_at=-9.0, deadline=60.0, now=0.4)
-    assert queue.next_to_ask(0, 0.5 + RETRY_S) == "old", "reused blocks may save it slots"
-    queue.leave("old")
-    assert queue.next_to_ask(1, 1.6) == "young"
-    queue.wait("younger", 1, requested_at=1.0, deadline=60.0)
-    assert queue.expired(59.9) == [] and queue.expired(60.0) == ["younger"]
-    assert queue.expired(60.0 + HEAD_PATIENCE_S) == ["young", "younger"]
+    claims = SlotClaims()
+    claims.refused("old", 5, requested_at=-9.0, deadline=60.0, now=0.0)
+    claims.wait("young", 1, requested_at=0.0, deadline=60.0)
+    assert asked(claims, 4, 0.1) is None
+    assert asked(claims, 5, 0.2) == "old"
+    assert asked(claims, 5, 0.3) is None, "it is asking already"
+    claims.refused("old", 5, requested_at=-9.0, deadline=60.0, now=0.4)
+    assert asked(claims, 0, 0.5 + RETRY_S) == "old", "reused blocks may save it slots"
+    claims.leave("old")
+    assert asked(claims, 1, 1.6) == "young"
+    claims.wait("younger", 1, requested_at=1.0, deadline=60.0)
+    assert claims.expired(59.9) == [] and claims.expired(60.0) == ["younger"]
+    assert claims.expired(60.0 + HEAD_PATIENCE_S) == ["young", "younger"]
 
 
 def test_whoever_came_to_its_gateway_first_is_asked_for_first() -> None:
-    queue = SlotQueue()
+    claims = SlotClaims()
     for name, requested_at in (("second", 2.0), ("third", 3.0), ("first", 1.0)):
-        queue.wait(name, 1, requested_at, deadline=60.0)
-    assert list(queue) == ["first", "second", "third"] and queue.next_to_ask(1, 4.0) == "first"
+        claims.wait(name, 1, requested_at, deadline=60.0)
+    assert list(claims) == ["first", "second", "third"] and asked(claims, 1, 4.0) == "first"
 
 
 def test_who_waits_for_a_quota_asks_now_and_then_and_holds_only_its_own_tenant_up() -> None:
-    queue = SlotQueue()
-    queue.refused("over-quota", 1, requested_at=0.0, deadline=60.0, now=1.0, tenant="small", quota_used=True)
-    assert queue.goes_before("small") and not queue.goes_before("other") and queue.wanted_blocks == 0
-    queue.wait("younger", 1, requested_at=0.4, deadline=60.0, tenant="small")
-    queue.wait("other", 1, requested_at=0.5, deadline=60.0, tenant="other")
-    assert queue.goes_before("other") and queue.wanted_blocks == 2
-    assert queue.next_to_ask(1, 1.1) == "other"
-    assert queue.next_to_ask(1, 1.0 + RETRY_S) == "over-quota"
-    assert queue.next_to_ask(1, 1.1 + RETRY_S) is None, "the younger one does not take what the older of its tenant waits for"
+    claims = SlotClaims()
+    claims.refused("over-quota", 1, requested_at=0.0, deadline=60.0, now=1.0, tenant="small", quota_used=True)
+    assert claims.goes_before("small") and not claims.goes_before("other") and claims.wanted_blocks == 0
+    claims.wait("younger", 1, requested_at=0.4, deadline=60.0, tenant="small")
+    claims.wait("other", 1, requested_at=0.5, deadline=60.0, tenant="other")
+    assert claims.goes_before("other") and claims.wanted_blocks == 2
+    assert asked(claims, 1, 1.1) == "other"
+    assert asked(claims, 1, 1.0 + RETRY_S) == "over-quota"
+    assert asked(claims, 1, 1.1 + RETRY_S) is None, "the younger one does not take what the older of its tenant waits for"
 
 
 def test_what_piles_up_for_a_large_one_is_not_taken_by_those_behind_it() -> None:
-    queue = SlotQueue()
-    queue.refused("large", 80, requested_at=0.0, deadline=10.0, now=0.0)
-    queue.wait("small", 10, requested_at=5.0, deadline=90.0)
-    assert queue.expired(30.0) == [] and queue.next_to_ask(50, 0.5) is None
+    claims = SlotClaims()
+    claims.refused("large", 80, requested_at=0.0, deadline=10.0, now=0.0)
+    claims.wait("small", 10, requested_at=5.0, deadline=90.0)
+    assert claims.expired(30.0) == [] and asked(claims, 50, 0.5) is None
+
+
+def test_a_refusal_tells_how_few_slots_there_can_be_and_one_for_a_quota_does_not() -> None:
+    claims = SlotClaims()
+    claims.store_connected(20, pages=None)
+    claims.refused("over-quota", 5, requested_at=0.0, deadline=10.0, now=0.0, tenant="small", quota_used=True)
+    assert (claims.num_slots, claims.available) == (20, 20)
+    claims.refused("a", 10, requested_at=0.0, deadline=10.0, now=0.0, kept_blocks=3)
+    assert claims.available == 12
+    claims.refused("b", 15, requested_at=0.0, deadline=10.0, now=0.0)
+    assert claims.available == 12
+    claims.store_lost()
+    assert (claims.num_slots, claims.available, claims.wanted_blocks, list(claims)) == (None, 0, 0, [])
 
 
 def test_orders_and_notices_come_through_the_wire_as_they_are() -> None:
@@ -152,7 +170,7 @@ async def test_a_session_takes_commands_yields_updates_and_tells_its_end() -> No
     commands: list[tuple[int, str]] = []
     ended: list[int] = []
     go_on = asyncio.Event()
-    sessions: Sessions[str, str] = Sessions(lambda session, command: commands.append((session, command)), ended.append)
+    sessions: GatewaySessions[str, str] = GatewaySessions(lambda session, command: commands.append((session, command)), ended.append)
 
     async def incoming() -> AsyncIterator[str]:
         yield "start"

@@ -2,14 +2,14 @@
 
 import pytest
 
-from node_runtime.calibration import FORGET_SLOW_AFTER_S, Calibration
+from node_runtime.calibration import FORGET_SLOW_AFTER_S, CostCalibration
 from springtide.cost import DecodeCost, PrefillCost
 
 MEASURED = PrefillCost(fixed_ms=10.0, per_token_ms=1.0, per_pair_ms=1e-3)
 
 
-def observed(factor: float, count: int = 16) -> Calibration[PrefillCost]:
-    calibration = Calibration(MEASURED)
+def observed(factor: float, count: int = 16) -> CostCalibration[PrefillCost]:
+    calibration = CostCalibration(MEASURED)
     for i in range(count):
         calibration.observe(64 + i, 100, factor * MEASURED.predict_ms(64 + i, 100), now=float(i))
     return calibration
@@ -46,7 +46,7 @@ def test_no_spell_however_slow_closes_the_door_for_good() -> None:
 
 def test_decode_steps_are_corrected_alike() -> None:
     measured = DecodeCost(fixed_ms=8.0, per_sequence_ms=1.0, per_context_token_ms=1e-3)
-    calibration = Calibration(measured)
+    calibration = CostCalibration(measured)
     for _ in range(4):
         calibration.observe(8, 4096, 2 * measured.predict_ms(8, 4096), now=0.0)
     assert calibration.cost.predict_ms(16, 100) == pytest.approx(2 * measured.predict_ms(16, 100))

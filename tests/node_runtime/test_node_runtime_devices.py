@@ -14,7 +14,7 @@ from engine.device.base import Device
 from engine.kv_cache.device_cache import DeviceCache
 from node_runtime import devices
 from node_runtime.devices import devices_of
-from node_runtime.slotuse import SlotUse
+from node_runtime.slot_claims import SlotUse
 from springtide.config import load_config
 from springtide.errors import ConfigError
 from springtide.modelinfo import ModelInfo

@@ -14,11 +14,12 @@ import pytest
 from decode_node.server.server import DecodeServer
 from decode_node.server.steps import StepRunner
 from messenger.tcp.transport import TcpTransport
+from node_runtime.loading import Parts
 from node_runtime.model_thread import ModelThread
-from node_runtime.process import Parts
 from prefill_node.core.actions import RunPass
 from prefill_node.core.events import PassFailed
-from prefill_node.server import passes
+from prefill_node.server import formation
+from prefill_node.server.group import StageGroup
 from prefill_node.server.server import PrefillServer
 from springtide.clock import MonotonicClock
 from springtide.cost import DecodeCost, PrefillCost
@@ -149,7 +150,7 @@ async def test_an_attempt_that_cannot_be_is_refused_with_the_field(nodes: Engine
     assert outcome.failures[0].code == FailureCode.INVALID and "token_ids" in outcome.failures[0].message
 
 
-async def test_the_door_is_closed_to_an_objective_that_cannot_be_met(nodes: EngineNodes) -> None:
+async def test_the_admission_check_refuses_an_objective_that_cannot_be_met(nodes: EngineNodes) -> None:
     attempt_id = await nodes.gateway.start(prompt(20), greedy(4), tbt_slo_ms=1e-6)
     outcome = await nodes.gateway.end_of(attempt_id)
     assert outcome.failures[0].code == FailureCode.OVERLOADED
@@ -196,9 +197,11 @@ async def test_a_pass_that_is_decided_just_when_the_store_is_lost_fails(nodes: E
         def tell(self, event: Any) -> None:
             heard.append(event)
 
-    runner, thread = DirectEngine(nodes).runner, ModelThread(1)
-    server = Server(Parts(nodes.arguments("prefill-0"), runner, thread, MonotonicClock()), PrefillCost(1.0, 1.0, 0.0))
+    runner, thread, arguments = DirectEngine(nodes).runner, ModelThread(1), nodes.arguments("prefill-0")
+    group = StageGroup(arguments, thread)
+    server = Server(Parts(arguments, runner, thread, MonotonicClock()), PrefillCost(1.0, 1.0, 0.0), group)
     server.perform(RunPass(7, (), ()))
+    await group.close()
     await thread.close()
     assert heard == [PassFailed(7, "the node's store is away")]
 
@@ -296,7 +299,7 @@ async def test_an_engine_whose_model_thread_is_stuck_says_so_and_that_it_goes_on
     nodes: EngineNodes, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token_ids, goes_on = prompt(100), threading.Event()
-    where, what = (passes, "compute") if name == "prefill-0" else (StepRunner, "run")
+    where, what = (formation, "compute") if name == "prefill-0" else (StepRunner, "run")
     computes = getattr(where, what)
 
     def stuck(*arguments: Any) -> Any:

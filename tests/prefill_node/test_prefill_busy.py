@@ -11,8 +11,9 @@ import torch
 from engine.batch import SequenceChunk
 from engine.device.streams import CopyTimes
 from prefill_node.stage import compute as stage
-from prefill_node.stage.compute import Hooks, Outcome, Part
+from prefill_node.stage.compute import Hooks, PassPart
 from springtide.ids import AttemptId
+from springtide.protocol.stages import StageOutcome
 
 COMPUTING_S, WAITING_S = 3.0, 2.0
 
@@ -53,8 +54,8 @@ def test_waiting_for_a_prefix_is_no_work_whatever_the_runner_s_clock_counts(monk
     def wait(attempt_id: AttemptId, layer: int, timeout_s: float) -> None:
         clock.now += WAITING_S
 
-    part = Part(0, [SequenceChunk([1], 0, (0,))], AttemptId("a"), (), None)
+    part = PassPart(0, [SequenceChunk([1], 0, (0,))], AttemptId("a"), (), None)
     runner: Any = Runner(clock, waiting_counts)
     result = stage.compute(runner, part, None, None, Hooks(part, 0, wait, 60.0, lambda end: None))
-    assert result.outcome is Outcome.DONE
+    assert result.outcome is StageOutcome.DONE
     assert (result.busy_ms, result.waited_ms) == (2000 * COMPUTING_S, 2000 * WAITING_S + 7.0)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from prefill_node.core.attempt import Attempt
-from prefill_node.core.schedule import Policy
+from prefill_node.core.attempt import PrefillAttempt
+from prefill_node.core.scheduling import ChunkPolicy
 from springtide.chunking import LEAST_PART, ROUND_TO, Chunking
 from springtide.cost import PrefillCost
 from springtide.protocol.starts import PrefillStart
@@ -16,23 +16,27 @@ from tests.support.node_core import make_request
 CHUNK = 512
 COST = PrefillCost(fixed_ms=5.0, per_token_ms=0.3, per_pair_ms=2e-5)
 """Of a small model on two cores: at 50,000 tokens a token's attention costs more than three times all the rest."""
-POLICY = Policy(Chunking(COST, CHUNK))
-FIXED_SIZES = Policy(Chunking(COST, CHUNK, chunk_ms=1e9))
+POLICY = ChunkPolicy(Chunking(COST, CHUNK))
+FIXED_SIZES = ChunkPolicy(Chunking(COST, CHUNK, chunk_ms=1e9))
 
 
-def accepted(policy: Policy, name: str, num_tokens: int, *, arrived_at: float = 0.0, computed: int = 0, budget_ms: float = 0.0) -> Attempt:
-    attempt = Attempt(0, PrefillStart(make_request(name, num_tokens), "decode:1", "decode-0", budget_ms), arrived_at, phase="running")
+def accepted(
+    policy: ChunkPolicy, name: str, num_tokens: int, *, arrived_at: float = 0.0, computed: int = 0, budget_ms: float = 0.0
+) -> PrefillAttempt:
+    attempt = PrefillAttempt(
+        0, PrefillStart(make_request(name, num_tokens), "decode:1", "decode-0", budget_ms), arrived_at, phase="running"
+    )
     attempt.computed = attempt.launched = computed
     attempt.work_ms = policy.work_ms(num_tokens, computed)
     attempt.due_at = policy.due_at(arrived_at, attempt.work_ms, budget_ms)
     return attempt
 
 
-def sizes(policy: Policy, *attempts: Attempt, now: float = 0.0) -> list[tuple[str, int]]:
+def sizes(policy: ChunkPolicy, *attempts: PrefillAttempt, now: float = 0.0) -> list[tuple[str, int]]:
     return [(attempt.attempt_id, num_tokens) for attempt, num_tokens in policy.choose(attempts, now)]
 
 
-def pass_ms(policy: Policy, chosen: list[tuple[Attempt, int]]) -> float:
+def pass_ms(policy: ChunkPolicy, chosen: list[tuple[PrefillAttempt, int]]) -> float:
     cost = policy.chunking.cost
     return cost.fixed_ms + sum(cost.predict_ms(num_tokens, attempt.computed) - cost.fixed_ms for attempt, num_tokens in chosen)
 
@@ -41,15 +45,15 @@ def pass_ms(policy: Policy, chosen: list[tuple[Attempt, int]]) -> float:
 class Engine:
     """Passes of a policy that take what its cost model says."""
 
-    policy: Policy
-    arrivals: list[Attempt]
+    policy: ChunkPolicy
+    arrivals: list[PrefillAttempt]
     """By the time."""
     now: float = 0.0
     pass_times_ms: list[float] = field(default_factory=list)
     finished_at: dict[str, float] = field(default_factory=dict)
 
     def run(self) -> None:
-        here: list[Attempt] = []
+        here: list[PrefillAttempt] = []
         while here or self.arrivals:
             while self.arrivals and self.arrivals[0].arrived_at <= self.now:
                 here.append(self.arrivals.pop(0))
@@ -81,7 +85,7 @@ def test_chunks_shrink_with_what_is_before_them_to_even_sizes_and_not_below_an_e
 
 
 def test_chunks_do_not_shrink_where_small_ones_would_cost_more_than_a_twentieth() -> None:
-    dear = Policy(Chunking(PrefillCost(20.0, 0.1, 2e-6), CHUNK))
+    dear = ChunkPolicy(Chunking(PrefillCost(20.0, 0.1, 2e-6), CHUNK))
     ((_, chunk),) = sizes(dear, accepted(dear, "long", 200_000, computed=150_000))
     assert chunk == CHUNK and dear.chunking.cost.predict_ms(CHUNK, 150_000) > 2 * dear.chunking.cost.predict_ms(CHUNK)
     ((_, chunk),) = sizes(dear, accepted(dear, "very long", 2_000_000, computed=1_000_000))
@@ -89,19 +93,21 @@ def test_chunks_do_not_shrink_where_small_ones_would_cost_more_than_a_twentieth(
 
 
 def test_the_longest_pass_can_be_configured() -> None:
-    policy = Policy(Chunking(COST, CHUNK, chunk_ms=50.0))
+    policy = ChunkPolicy(Chunking(COST, CHUNK, chunk_ms=50.0))
     ((_, chunk),) = sizes(policy, accepted(policy, "long", 30_000))
     assert COST.predict_ms(chunk) <= 50.0 < COST.predict_ms(chunk + ROUND_TO)
 
 
 def test_a_time_that_no_pass_can_keep_still_computes_something() -> None:
-    policy = Policy(Chunking(COST, CHUNK, chunk_ms=1.0))
+    policy = ChunkPolicy(Chunking(COST, CHUNK, chunk_ms=1.0))
     assert sizes(policy, accepted(policy, "long", 30_000)) == [("long", CHUNK // LEAST_PART)]
 
 
-@pytest.mark.parametrize("policy", [POLICY, FIXED_SIZES, Policy(Chunking(COST, CHUNK, chunk_ms=50.0))], ids=["default", "fixed", "50 ms"])
+@pytest.mark.parametrize(
+    "policy", [POLICY, FIXED_SIZES, ChunkPolicy(Chunking(COST, CHUNK, chunk_ms=50.0))], ids=["default", "fixed", "50 ms"]
+)
 @pytest.mark.parametrize("num_tokens", [300, 5_000, 60_000])
-def test_predicted_work_is_what_the_passes_of_a_prompt_alone_take(policy: Policy, num_tokens: int) -> None:
+def test_predicted_work_is_what_the_passes_of_a_prompt_alone_take(policy: ChunkPolicy, num_tokens: int) -> None:
     engine = Engine(policy, [accepted(policy, "alone", num_tokens)])
     engine.run()
     assert policy.work_ms(num_tokens, 0) == pytest.approx(1000 * engine.now, rel=0.02)
@@ -134,7 +140,7 @@ def test_a_prompt_that_would_end_in_this_pass_is_not_cut_for_another() -> None:
     assert sizes(POLICY, first, second) == [("first", 400)]
 
 
-def times_to_first_token_ms(policy: Policy, arrivals_s: list[float]) -> list[float]:
+def times_to_first_token_ms(policy: ChunkPolicy, arrivals_s: list[float]) -> list[float]:
     """Of 100-token prompts that arrive while a 100,000-token one is computed."""
     shorts = [accepted(policy, f"short-{i}", 100, arrived_at=arrived_at) for i, arrived_at in enumerate(arrivals_s)]
     engine = Engine(policy, [accepted(policy, "long", 100_000), *shorts])
@@ -150,7 +156,7 @@ def test_a_short_prompt_in_the_middle_of_a_very_long_one_waits_for_a_small_multi
     waited = times_to_first_token_ms(POLICY, arrivals_s)
     assert max(waited) <= COST.predict_ms(CHUNK) + own_ms + 1e-6, "the pass under way, and its own"
     assert max(waited) < 6.5 * own_ms
-    assert max(times_to_first_token_ms(Policy(Chunking(COST, CHUNK, chunk_ms=2 * own_ms)), arrivals_s)) < 5 * own_ms
+    assert max(times_to_first_token_ms(ChunkPolicy(Chunking(COST, CHUNK, chunk_ms=2 * own_ms)), arrivals_s)) < 5 * own_ms
     fixed_sizes = times_to_first_token_ms(FIXED_SIZES, arrivals_s)
     assert max(fixed_sizes) > 3 * max(waited) and sum(fixed_sizes) > 2 * sum(waited)
 

@@ -8,23 +8,24 @@ from math import inf
 import pytest
 
 from engine.batch import SamplingRow, SequenceChunk
-from node_runtime.model_thread import ModelThread
-from prefill_node.core.actions import Row, RunPass
-from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassInterrupted, PassLeft
-from prefill_node.server.passes import OwnPasses, Pushes, conclude, longest_pass_s
-from prefill_node.stage.compute import Outcome, Result
-from prefill_node.stage.wire import ended_report, part_from, part_of, pass_order, result_from
-from springtide.protocol.outputs import SampledToken, TokenLogprob
+from prefill_node.core.actions import PassRow, RunPass
+from prefill_node.core.events import PassDone, PassFailed, PassInterrupted
+from prefill_node.server.passes import Pushes, conclude, longest_pass_s
+from prefill_node.stage.compute import PassPart, stage_order
+from springtide.ids import AttemptId
+from springtide.protocol import storage
+from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode, SampledToken, TokenLogprob
 from springtide.protocol.sampling import LogitBias, SamplingParams
-from tests.support.engine_nodes import until
+from springtide.protocol.stages import ForgetAttempt, SlotsGivenBack, StageOrder, StageOutcome, StagePass, StagePassEnded
+from springtide.protocol.wire import STAGE_ORDER, STAGE_REPORT
 
-DONE, VOID = Result(Outcome.DONE, busy_ms=3.0, waited_ms=2.0), Result(Outcome.VOID)
+DONE, VOID = StagePassEnded(4, StageOutcome.DONE, busy_ms=3.0, waited_ms=2.0), StagePassEnded(4, StageOutcome.VOID)
 SAMPLING = SamplingRow(SamplingParams(temperature=0.5, seed=3, logit_bias=LogitBias.of({7: 1.0})), (1, 2, 3, 4, 5, 6, 7, 8, 9), (10,))
 RUN = RunPass(
     4,
     (
-        Row("a", SequenceChunk((5, 6, 7), 16, (3, 1, 2, 9), wants_logits=False), None),
-        Row("b", SequenceChunk((8, 9), 0, (4,), wants_logits=True), SAMPLING),
+        PassRow("a", SequenceChunk((5, 6, 7), 16, (3, 1, 2, 9), wants_logits=False), None),
+        PassRow("b", SequenceChunk((8, 9), 0, (4,), wants_logits=True), SAMPLING),
     ),
     (),
 )
@@ -32,35 +33,24 @@ RUN = RunPass(
 
 def test_a_pass_is_done_when_it_is_in_all_stages() -> None:
     token = SampledToken(7, -0.5, (TokenLogprob(7, -0.5), TokenLogprob(1, -2.0)))
-    last = Result(Outcome.DONE, tokens=(token,), waited_ms=1.0)
+    last = StagePassEnded(4, StageOutcome.DONE, tokens=(token,), waited_ms=1.0)
     assert conclude(RUN, (DONE, last), 9.0) == PassDone(4, [None, token], 9.0, waited_ms=3.0)
 
 
 @pytest.mark.parametrize(
     ("why", "event"),
     [
-        (Result(Outcome.PREFIX_MISSING, waited_ms=7.0), PassInterrupted(4, overdue=False, waited_ms=9.0)),
-        (Result(Outcome.PREFIX_OVERDUE, waited_ms=7.0), PassInterrupted(4, overdue=True, waited_ms=9.0)),
-        (Result(Outcome.FAILED, "out of memory"), PassFailed(4, "out of memory")),
+        (StagePassEnded(4, StageOutcome.PREFIX_MISSING, waited_ms=7.0), PassInterrupted(4, overdue=False, waited_ms=9.0)),
+        (StagePassEnded(4, StageOutcome.PREFIX_OVERDUE, waited_ms=7.0), PassInterrupted(4, overdue=True, waited_ms=9.0)),
+        (StagePassEnded(4, StageOutcome.FAILED, "out of memory"), PassFailed(4, "out of memory")),
     ],
 )
-def test_it_comes_to_what_the_first_stage_says_that_did_not_do_it(why: Result, event: PassInterrupted | PassFailed) -> None:
+def test_it_comes_to_what_the_first_stage_says_that_did_not_do_it(why: StagePassEnded, event: PassInterrupted | PassFailed) -> None:
     assert conclude(RUN, (DONE, why, VOID), 9.0) == event
 
 
 def test_a_last_stage_with_too_few_tokens_fails_the_pass() -> None:
     assert conclude(RUN, (DONE, DONE), 9.0) == PassFailed(4, "0 tokens were sampled for 1 prompts that end in the pass")
-
-
-async def test_a_pass_that_cannot_even_begin_fails() -> None:
-    thread, told = ModelThread(1), list[PassLeft | PassEnded]()
-    passes = OwnPasses(None, thread, prefix_timeout_s=1.0, silence_s=2.5)  # type: ignore[arg-type]
-    passes.tell = lambda run, event: told.append(event)
-    passes.launch(RunPass(4, (None,), ()), None)  # type: ignore[arg-type]
-    await until(lambda: told)
-    await passes.close()
-    await thread.close()
-    assert isinstance(told[0], PassFailed) and told[0].pass_id == 4
 
 
 def test_a_pass_has_many_times_what_was_predicted_and_what_its_layers_may_wait() -> None:
@@ -71,25 +61,41 @@ def test_a_pass_has_many_times_what_was_predicted_and_what_its_layers_may_wait()
 
 
 def test_a_pass_reaches_the_last_stage_as_it_is_but_for_its_tokens() -> None:
-    order = pass_order(RUN, (8, 12), last=True, block_tokens=8)
-    part, own = part_from(order.run, last=True), part_of(RUN, (8, 12), last=True)
+    order = STAGE_ORDER.decode(STAGE_ORDER.encode(stage_order(RUN, (8, 12), last=True, block_tokens=8)))
+    assert isinstance(order, StagePass)
+    part, own = PassPart.of_order(order, last=True), PassPart.of_run(RUN, (8, 12), last=True)
     assert (part.pass_id, part.num_tokens, part.awaits, part.report_layers) == (4, 5, None, {8, 12})
     assert part.sampling == own.sampling == [SAMPLING]
     assert [(chunk.start, len(chunk.token_ids), chunk.slots, chunk.wants_logits) for chunk in part.chunks] == [
         (16, 3, (3, 1, 2), False),
         (0, 2, (4,), True),
     ]
-    assert part_from(pass_order(RUN, (), last=False, block_tokens=8).run, last=False).sampling is None
+    assert PassPart.of_order(stage_order(RUN, (), last=False, block_tokens=8), last=False).sampling is None
+
+
+def test_what_else_a_stage_is_told_reaches_it_as_it_is() -> None:
+    attempt = AttemptId("a")
+    orders: list[StageOrder] = [
+        StagePass(4, (), frozenset({3}), attempt),
+        storage.Acquired(attempt, (4, 5), 1, 1),
+        storage.FetchProgress(attempt, 3),
+        storage.FetchTruncated(attempt, 1),
+        AttemptFailed(attempt, Failure(FailureCode.PEER_LOST, "why")),
+        ForgetAttempt(attempt),
+        SlotsGivenBack((7, 8)),
+    ]
+    for order in orders:
+        assert STAGE_ORDER.decode(STAGE_ORDER.encode(order)) == order
 
 
 def test_results_come_back_as_they_were() -> None:
+    tokens = (SampledToken(7), SampledToken(8, -0.5, (TokenLogprob(8, -0.5),)))
     for result in (
-        Result(Outcome.DONE, tokens=(SampledToken(7), SampledToken(8, -0.5, (TokenLogprob(8, -0.5),))), busy_ms=1.5, waited_ms=0.25),
-        Result(Outcome.FAILED, "why"),
+        StagePassEnded(4, StageOutcome.DONE, tokens=tokens, busy_ms=1.5, waited_ms=0.25),
+        StagePassEnded(4, StageOutcome.FAILED, "why"),
         VOID,
     ):
-        report = ended_report(4, result)
-        assert report.ended.pass_id == 4 and result_from(report.ended) == result
+        assert STAGE_REPORT.decode(STAGE_REPORT.encode(result)) == result
 
 
 def test_a_stage_reports_only_where_there_is_something_to_push() -> None:

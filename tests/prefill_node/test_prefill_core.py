@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node_runtime import events
-from node_runtime.slotqueue import HEAD_PATIENCE_S
+from node_runtime.events import SendUpdate
+from node_runtime.slot_claims import HEAD_PATIENCE_S
 from prefill_node.core import PrefillCore
 from prefill_node.core import events as ev
-from prefill_node.core.actions import Action, Reply, RunPass
-from prefill_node.core.flight import most_passes
-from prefill_node.core.pushing import LayerGroups
-from prefill_node.core.schedule import Policy
+from prefill_node.core.actions import Action, RunPass
+from prefill_node.core.in_flight import most_passes
+from prefill_node.core.layer_stream import LayerGroups
+from prefill_node.core.settings import PrefillSettings
 from springtide.chunking import Chunking
 from springtide.clock import Tick
 from springtide.cost import PrefillCost
@@ -33,14 +34,16 @@ NUM_SLOTS = 24
 
 def new_core(unit_bytes: int = 150, stages: int = 1) -> PrefillCore:
     """Blocks of 8 tokens, 4 layers, slabs of 100 bytes."""
-    policy = Policy(Chunking(PrefillCost(1.0, 0.1, 0.0, 1 / stages), CHUNK_TOKENS))
-    return PrefillCore(policy, LayerGroups(INFO.layers, 100, unit_bytes), BLOCK_TOKENS, {EOS}, stages)
+    chunking = Chunking(PrefillCost(1.0, 0.1, 0.0, 1 / stages), CHUNK_TOKENS)
+    return PrefillCore(PrefillSettings(chunking, LayerGroups(INFO.layers, 100, unit_bytes), BLOCK_TOKENS, {EOS}, stages))
 
 
-def start(name: str, num_tokens: int, *, session: int = 1, source_blocks: int = 0, max_tokens: int = 8, budget_ms: float = 0.0) -> ev.Start:
+def start(
+    name: str, num_tokens: int, *, session: int = 1, source_blocks: int = 0, max_tokens: int = 8, budget_ms: float = 0.0
+) -> events.Start:
     request = make_request(name, num_tokens, max_tokens=max_tokens)
     source = PrefixSource(NodeId("prefill-1"), "source:1", source_blocks)
-    return ev.Start(session, PrefillStart(request, "decode:1", NodeId("decode-0"), budget_ms, (source,) if source_blocks else ()))
+    return events.Start(session, PrefillStart(request, "decode:1", NodeId("decode-0"), budget_ms, (source,) if source_blocks else ()))
 
 
 class Node:
@@ -49,7 +52,7 @@ class Node:
     def __init__(self, core: PrefillCore | None = None) -> None:
         self.core = core or new_core()
         self.now = 0.0
-        self.tell(events.StoreUp(NUM_SLOTS))
+        self.tell(events.StoreConnected(NUM_SLOTS))
 
     def tell(self, event: ev.Event) -> list[Action]:
         actions = self.core.handle(event, self.now)
@@ -84,7 +87,7 @@ def test_a_prompt_is_acquired_computed_committed_pushed_sealed_and_released() ->
         tuple(Push("a", layer, layer + 1, begin, end) for layer in range(4)) for begin, end in ((0, 2), (2, 4))
     ] + [(Push("a", 0, 2, 4, 5), Push("a", 2, 4, 4, 5))]
     assert [(commit.first_block, len(commit.keys)) for commit in only(actions, Commit)] == [(0, 2), (2, 2)]
-    done = only(actions, Reply)[0].update
+    done = only(actions, SendUpdate)[0].update
     assert done.output.tokens == (SampledToken(7),) and done.output.position == 0 and done.cached_tokens == 0 and done.compute_ms == 15.0
     assert actions[-2:] == [Seal("a", 7), Release("a", finish_hand_over=True)]
     assert node.tell(storage.HandedOver("a", 1)) == [] and node.core.load().attempt_ids == frozenset()
@@ -98,7 +101,7 @@ def test_the_cached_prefix_is_pushed_at_once_and_reported() -> None:
     assert only(actions, Push) == [Push("a", layer, layer + 1, 0, 3) for layer in range(4)]
     run = only(actions, RunPass)[0]
     assert run.rows[0].chunk.start == 24 and len(run.rows[0].chunk.token_ids) == 9
-    done = only(node.run_passes(actions), Reply)[0].update
+    done = only(node.run_passes(actions), SendUpdate)[0].update
     assert (done.cached_tokens, done.remote_tokens, done.fetch_ms) == (24, 0, 0.0)
 
 
@@ -117,7 +120,7 @@ def test_a_store_that_does_not_answer_is_taken_for_hung(source_blocks: int, answ
     node.tell(start("a", 37, source_blocks=source_blocks))
     assert ticks(node, answer_s - 0.25) == []
     (failed, release) = ticks(node, 0.25)
-    assert isinstance(failed, Reply) and failed.update.failure.code == FailureCode.PEER_LOST
+    assert isinstance(failed, SendUpdate) and failed.update.failure.code == FailureCode.PEER_LOST
     assert release == Release("a")
     assert node.tell(Acquired("a", slots(5), 0, 0)) == [], "it is too late"
 
@@ -173,7 +176,7 @@ def test_a_prefix_that_arrives_is_waited_for_layer_by_layer_and_pushed_on() -> N
     assert run.awaits == "a" and run.rows[0].chunk.start == 32
     node.now = 0.25
     assert only(node.tell(FetchProgress("a", 4)), Push) == [Push("a", 2, 3, 1, 4), Push("a", 3, 4, 1, 4)]
-    done = only(node.run_passes([run]), Reply)[0].update
+    done = only(node.run_passes([run]), SendUpdate)[0].update
     assert (done.cached_tokens, done.remote_tokens, done.fetch_ms) == (32, 24, 250.0)
 
 
@@ -190,7 +193,7 @@ def test_a_fetch_is_waited_for_in_its_pass_and_while_nothing_else_is_computed() 
     run = only(node.tell(FetchProgress("a", 2)), RunPass)[0]
     node.now = 0.45
     node.tell(FetchProgress("a", 4))
-    (reply,) = only(node.tell(ev.PassDone(run.pass_id, [SampledToken(7)], 105.0, waited_ms=80.0)), Reply)
+    (reply,) = only(node.tell(ev.PassDone(run.pass_id, [SampledToken(7)], 105.0, waited_ms=80.0)), SendUpdate)
     done = reply.update
     assert (done.fetch_ms, done.fetch_wait_ms) == (pytest.approx(450.0), pytest.approx(100.0 + 50.0 + 80.0))
 
@@ -203,7 +206,7 @@ def test_what_a_fetch_of_which_nothing_comes_is_waited_for_is_reported() -> None
     run = only(node.tell(FetchProgress("a", 1)), RunPass)[0]
     node.now = 0.2
     node.tell(FetchTruncated("a", 0))
-    done = only(node.run_passes(node.tell(ev.PassInterrupted(run.pass_id, overdue=False, waited_ms=95.0))), Reply)[0].update
+    done = only(node.run_passes(node.tell(ev.PassInterrupted(run.pass_id, overdue=False, waited_ms=95.0))), SendUpdate)[0].update
     assert (done.cached_tokens, done.fetch_ms, done.fetch_wait_ms) == (0, 0.0, pytest.approx(195.0))
 
 
@@ -223,7 +226,7 @@ def test_a_truncated_fetch_is_recomputed_from_the_valid_prefix() -> None:
         for block in range(push.block_begin, push.block_end)
     }
     assert {(layer, block) for layer in range(4) for block in range(1, 5)} <= pushed
-    done = only(actions, Reply)[0].update
+    done = only(actions, SendUpdate)[0].update
     assert (done.cached_tokens, done.remote_tokens) == (16, 8)
 
 
@@ -234,7 +237,7 @@ def test_a_pass_that_ran_on_a_prefix_found_truncated_counts_for_nothing() -> Non
     run = only(node.tell(FetchProgress("a", 2)), RunPass)[0]
     node.tell(FetchTruncated("a", 1))
     actions = node.tell(ev.PassDone(run.pass_id, [SampledToken(9)], 1.0))
-    assert only(actions, Reply) == [] and only(actions, RunPass)[0].rows[0].chunk.start == 8
+    assert only(actions, SendUpdate) == [] and only(actions, RunPass)[0].rows[0].chunk.start == 8
 
 
 def test_a_full_pool_is_asked_again_when_slots_come_free_and_given_up_at_the_budget() -> None:
@@ -248,7 +251,7 @@ def test_a_full_pool_is_asked_again_when_slots_come_free_and_given_up_at_the_bud
     node.tell(storage.StoreLoad(0, 0))
     node.now = 10.0 + HEAD_PATIENCE_S
     (reply,) = node.tell(Tick())
-    assert isinstance(reply, Reply) and reply.update.failure.code == FailureCode.POOL_FULL
+    assert isinstance(reply, SendUpdate) and reply.update.failure.code == FailureCode.POOL_FULL
 
 
 def test_newcomers_do_not_overtake_what_waits_for_slots() -> None:
@@ -263,7 +266,7 @@ def test_newcomers_do_not_overtake_what_waits_for_slots() -> None:
 
 def test_a_prompt_larger_than_the_arena_is_refused_with_both_numbers() -> None:
     (reply,) = Node().tell(start("a", 8 * NUM_SLOTS + 1))
-    assert isinstance(reply, Reply)
+    assert isinstance(reply, SendUpdate)
     assert reply.update.failure.code == FailureCode.INVALID
     assert "25 blocks" in reply.update.failure.message and "24 slots" in reply.update.failure.message
 
@@ -281,14 +284,14 @@ def test_a_hand_over_that_fails_after_the_first_token_is_reported() -> None:
     node.tell(start("a", 9))
     node.run_passes(node.tell(Acquired("a", slots(2), 0, 0)))
     (reply,) = node.tell(storage.HandOverFailed("a", failure(FailureCode.PEER_LOST)))
-    assert isinstance(reply, Reply) and reply.update.failure.code == FailureCode.PEER_LOST
+    assert isinstance(reply, SendUpdate) and reply.update.failure.code == FailureCode.PEER_LOST
 
 
 def test_a_request_that_its_first_token_ends_is_not_handed_over() -> None:
     node = Node()
     node.tell(start("a", 9, max_tokens=1))
     actions = node.run_passes(node.tell(Acquired("a", slots(2), 0, 0)))
-    assert only(actions, Reply)[0].update.output.finish == Finish.LENGTH
+    assert only(actions, SendUpdate)[0].update.output.finish == Finish.LENGTH
     assert only(actions, Seal) == [] and actions[-1] == Release("a")
 
 
@@ -297,10 +300,10 @@ def test_a_lost_store_fails_everything_and_a_new_one_starts_afresh() -> None:
     node.tell(start("a", 33))
     run = only(node.tell(Acquired("a", slots(5), 0, 0)), RunPass)[0]
     (reply,) = node.tell(events.StoreLost("the store is gone"))
-    assert isinstance(reply, Reply) and reply.update.failure.code == FailureCode.PEER_LOST
+    assert isinstance(reply, SendUpdate) and reply.update.failure.code == FailureCode.PEER_LOST
     (reply,) = node.tell(start("b", 9))
-    assert isinstance(reply, Reply) and reply.update.failure.code == FailureCode.PEER_LOST
-    node.tell(events.StoreUp(NUM_SLOTS))
+    assert isinstance(reply, SendUpdate) and reply.update.failure.code == FailureCode.PEER_LOST
+    node.tell(events.StoreConnected(NUM_SLOTS))
     node.tell(start("c", 9))
     assert only(node.tell(Acquired("c", slots(2), 0, 0)), RunPass) == []
     assert len(only(node.tell(ev.PassDone(run.pass_id, [None], 1.0)), RunPass)) == 1
@@ -365,7 +368,7 @@ def test_a_pass_that_fails_when_its_attempt_has_begun_anew_fails_nothing() -> No
     run = only(node.tell(FetchProgress("a", 2)), RunPass)[0]
     node.tell(FetchTruncated("a", 1))
     actions = node.tell(ev.PassFailed(run.pass_id, "by the test"))
-    assert only(actions, Reply) == [] and only(actions, RunPass)[0].rows[0].chunk.start == 8
+    assert only(actions, SendUpdate) == [] and only(actions, RunPass)[0].rows[0].chunk.start == 8
 
 
 def test_what_has_left_the_first_stage_is_in_nobodys_way() -> None:
@@ -448,13 +451,13 @@ class World:
         """Attempt -> layers ready, local blocks, reused blocks."""
         self.handing_over: list[str] = []
         self.started: dict[str, int] = {}
-        self.requests: dict[str, ev.Start] = {}
+        self.requests: dict[str, events.Start] = {}
         self.ended: Counter[str] = Counter()
         self.done: Counter[str] = Counter()
         self.excused: set[str] = set()
         self.pushed: defaultdict[str, dict[tuple[int, int], bool]] = defaultdict(dict)
         """(layer, block) -> whether what was pushed last is right."""
-        self.tell(events.StoreUp(NUM_SLOTS))
+        self.tell(events.StoreConnected(NUM_SLOTS))
 
     def tell(self, event: ev.Event) -> None:
         self.now += 0.01
@@ -472,7 +475,7 @@ class World:
                     assert row.attempt_id == action.awaits or row.attempt_id not in self.fetching
                 assert [push.layer_end for push in action.pushes] == sorted(push.layer_end for push in action.pushes)
                 self.runs.append(action)
-            case Reply(session, update):
+            case SendUpdate(session, update):
                 assert isinstance(update, PrefillDone | AttemptFailed)
                 name = update.output.attempt_id if isinstance(update, PrefillDone) else update.attempt_id
                 assert self.started[name] == session
@@ -547,7 +550,7 @@ class World:
         self.pushed.clear()
         self.right.clear()
         self.tell(events.StoreLost("lost"))
-        self.tell(events.StoreUp(NUM_SLOTS))
+        self.tell(events.StoreConnected(NUM_SLOTS))
 
     def tick(self) -> None:
         self.tell(Tick())
@@ -666,7 +669,7 @@ def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots
 def test_prompts_share_a_pass_as_far_as_the_device_has_pages() -> None:
     def rows(pages: int | None) -> list[str]:
         node = Node()
-        node.tell(events.StoreUp(NUM_SLOTS, pages))
+        node.tell(events.StoreConnected(NUM_SLOTS, pages))
         actions: list[Action] = []
         for slot, name in enumerate("xab"):
             node.tell(start(name, 6))

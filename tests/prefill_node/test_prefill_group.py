@@ -8,7 +8,8 @@ import os
 import random
 import re
 import signal
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,20 @@ from engine.batch import SequenceChunk
 from engine.formats.files import describe
 from engine.runner import ModelRunner
 from messenger.tcp.transport import TcpTransport
+from node_runtime.loading import load_runner
 from node_runtime.model_thread import ModelThread
-from node_runtime.process import load_runner
-from prefill_node.core.actions import Row, RunPass
-from prefill_node.core.events import PassEnded, PassFailed, PassLeft
+from prefill_node.core.actions import PassRow, RunPass
+from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassLeft
 from prefill_node.server import formation
-from prefill_node.server.formation import Launch, Place
+from prefill_node.server.formation import FormationArena
 from prefill_node.server.group import StageGroup
+from prefill_node.server.passes import Launch
 from prefill_node.server.starting import serve
 from prefill_node.stage.process import StageServer
 from prefill_node.stage.ring import Entrance, Ring
 from springtide.config import load_config
 from springtide.errors import ConfigError, SpringtideError
-from springtide.ids import AttemptId
+from springtide.ids import AttemptId, Incarnation
 from springtide.process import ProcessArguments
 from springtide.protocol import storage
 from springtide.protocol.outputs import FailureCode
@@ -81,13 +83,13 @@ async def lose_blocks(nodes: EngineNodes) -> None:
 
 
 @asynccontextmanager
-async def two_stages(run_dir: Path, model: Path) -> AsyncIterator[StageGroup]:
+async def a_group(run_dir: Path, model: Path, ranges: Sequence[range] = (range(2), range(2, 4))) -> AsyncIterator[StageGroup]:
     """A group without a node around it, its layers loaded."""
-    arguments, thread, ranges = _arguments(run_dir, model, stages=2), ModelThread(1), (range(2), range(2, 4))
+    arguments, thread = _arguments(run_dir, model, stages=len(ranges)), ModelThread(1)
     group = StageGroup(arguments, thread)
     try:
         await group.start()
-        runner = await thread.run(load_runner, arguments, "prefill", (0, 2))
+        runner = await thread.run(load_runner, arguments, "prefill", (ranges[0].start, ranges[0].stop))
         await group.load(ranges, runner)
         yield group
     finally:
@@ -95,8 +97,8 @@ async def two_stages(run_dir: Path, model: Path) -> AsyncIterator[StageGroup]:
         await thread.close()
 
 
-def scratch(group: StageGroup) -> Place:
-    return Place("", group.scratch_slots, 0)
+def scratch(group: StageGroup) -> FormationArena:
+    return FormationArena("", group.scratch_slots, Incarnation(0))
 
 
 @pytest.mark.parametrize(("stages", "chunk_tokens"), [(1, 40), (2, 64), (3, 7)])
@@ -218,11 +220,11 @@ async def test_a_pass_that_hangs_in_a_stage_which_still_talks_ends_the_formation
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(formation, "WATCH_EVERY_S", 0.05)
-    async with two_stages(tmp_path, model) as group:
+    async with a_group(tmp_path, model) as group:
         formed, told = await group.form(scratch(group)), list[PassLeft | PassEnded]()
         # Its prefix, the second stage hears, is under way, and then nothing more of it.
         formed.relay(storage.Acquired(AttemptId("a"), (), 0, 1))
-        run = RunPass(0, (Row("a", SequenceChunk((1,) * 8, 0, (0,)), None),), (), awaits="a")
+        run = RunPass(0, (PassRow("a", SequenceChunk((1,) * 8, 0, (0,)), None),), (), awaits="a")
         formed.launch(Launch(run, None, lambda _, event: told.append(event)))
         await until(lambda: told == [PassLeft(0)])
         monkeypatch.setattr(formation, "longest_pass_s", lambda *_: 0.2)
@@ -234,11 +236,55 @@ async def test_a_pass_that_hangs_in_a_stage_which_still_talks_ends_the_formation
         await group.form(scratch(group))
 
 
+async def test_a_pass_that_cannot_even_begin_fails_and_the_next_one_runs(tmp_path: Path, model: Path) -> None:
+    async with a_group(tmp_path, model, (range(4),)) as group:
+        formed, told = await group.form(scratch(group)), list[PassLeft | PassEnded]()
+        row = PassRow("a", SequenceChunk((1,) * 8, 0, (0,), wants_logits=False), None)
+        for run in (RunPass(4, (None,), ()), RunPass(5, (row,), ())):  # type: ignore[arg-type]
+            formed.launch(Launch(run, None, lambda _, event: told.append(event)))
+        await until(lambda: len(told) == 2)
+    assert isinstance(told[0], PassFailed) and told[0].pass_id == 4
+    assert isinstance(told[1], PassDone) and told[1].pass_id == 5 and told[1].elapsed_ms > 0
+
+
+async def test_a_pass_that_waits_for_its_prefix_does_not_stall_and_one_that_computes_for_as_long_does(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formation, "WATCH_EVERY_S", 0.01)
+    monkeypatch.setattr(formation, "stalled_after_s", lambda *_: 0.05)
+    arriving, looked, goes_on = threading.Event(), threading.Semaphore(0), threading.Event()
+    arriving.set()
+
+    class Link:
+        """A store whose word of a prefix a test gives."""
+
+        def waits(self, attempt_id: AttemptId, num_layers: int) -> bool:
+            looked.release()
+            return arriving.is_set()
+
+        def wait_layer(self, attempt_id: AttemptId, layer: int, timeout_s: float) -> int | None:
+            goes_on.wait(WAIT_S)
+            return None
+
+    async with a_group(tmp_path, model, (range(4),)) as group:
+        formed, told, link = await group.form(scratch(group)), list[PassLeft | PassEnded](), Link()
+        run = RunPass(0, (PassRow("a", SequenceChunk((1,) * 8, 0, (0,), wants_logits=False), None),), (), awaits="a", predicted_ms=1.0)
+        formed.launch(Launch(run, link, lambda _, event: told.append(event)))  # type: ignore[arg-type]
+        for _ in range(20):
+            await until(lambda: looked.acquire(blocking=False))
+            assert not formed.stalled, "who waits for others is not at work"
+        arriving.clear()
+        await until(lambda: formed.stalled)
+        assert formed.stalled == "pass 0 has not ended within 0.1 s"
+        goes_on.set()
+        await until(lambda: told and not formed.stalled)
+
+
 async def test_a_stage_whose_loading_was_called_off_loads_when_the_group_forms_again(
     tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "prefill_node.server.stages")
-    async with two_stages(tmp_path, model) as group:
+    async with a_group(tmp_path, model) as group:
         (stage,) = running_stages().values()
         stage.kill()
         forming = asyncio.create_task(group.form(scratch(group)))
@@ -280,7 +326,7 @@ async def test_a_group_that_cannot_form_for_whatever_reason_tries_again(
 
     monkeypatch.setattr(Ring, "start", fail_first)
     monkeypatch.setattr("prefill_node.server.group.RETRY_S", 0.0)
-    async with two_stages(tmp_path, model) as group:
+    async with a_group(tmp_path, model) as group:
         await group.form(scratch(group))
         assert not failures
 

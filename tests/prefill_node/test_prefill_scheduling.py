@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from prefill_node.core.attempt import Attempt
-from prefill_node.core.pushing import LayerGroups
-from prefill_node.core.schedule import Policy
+from prefill_node.core.attempt import PrefillAttempt
+from prefill_node.core.layer_stream import LayerGroups
+from prefill_node.core.scheduling import ChunkPolicy
 from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
 from springtide.protocol.starts import PrefillStart
 from springtide.protocol.storage import Push
 from tests.support.node_core import make_request
 
-POLICY = Policy(Chunking(PrefillCost(fixed_ms=1.0, per_token_ms=1.0, per_pair_ms=0.0), chunk_tokens=100))
+POLICY = ChunkPolicy(Chunking(PrefillCost(fixed_ms=1.0, per_token_ms=1.0, per_pair_ms=0.0), chunk_tokens=100))
 
 
 def running(
     name: str, num_tokens: int, *, arrived_at: float = 0.0, computed: int = 0, fetching: bool = False, budget_ms: float = 0.0
-) -> Attempt:
-    attempt = Attempt(0, PrefillStart(make_request(name, num_tokens), "decode:1", "decode-0", budget_ms), arrived_at, phase="running")
+) -> PrefillAttempt:
+    attempt = PrefillAttempt(
+        0, PrefillStart(make_request(name, num_tokens), "decode:1", "decode-0", budget_ms), arrived_at, phase="running"
+    )
     attempt.computed = attempt.launched = computed
     attempt.fetching = fetching
     attempt.work_ms = POLICY.work_ms(num_tokens, computed)
@@ -27,7 +29,7 @@ def running(
     return attempt
 
 
-def chosen(*attempts: Attempt, now: float = 0.0) -> list[tuple[str, int]]:
+def chosen(*attempts: PrefillAttempt, now: float = 0.0) -> list[tuple[str, int]]:
     return [(attempt.attempt_id, num_tokens) for attempt, num_tokens in POLICY.choose(attempts, now)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from messenger.tcp.transport import TcpTransport
-from prefill_node.server.transfers import Transfers
+from prefill_node.server.transfers import PromptTransfers
 from springtide.ids import AttemptId
 from springtide.protocol.outputs import Finish, PrefillDone, SampledToken, TokenOutput
 from springtide.protocol.sampling import SamplingParams
@@ -52,7 +52,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[logging.LogRecord]]
 
 
 def test_the_line_of_a_prompt_says_what_of_each_transfer_was_waited_for(lines: list[logging.LogRecord]) -> None:
-    transfers = Transfers()
+    transfers = PromptTransfers()
     transfers.started(make_request("a", 200))
     transfers.computed(done("a", fetch_ms=80.0, fetch_wait_ms=20.0), 5.0)
     assert lines == [], "it is said when all of it is known"
@@ -69,7 +69,7 @@ def test_the_line_of_a_prompt_says_what_of_each_transfer_was_waited_for(lines: l
 
 
 def test_a_transfer_that_was_waited_for_longer_than_it_took_was_not_hidden(lines: list[logging.LogRecord]) -> None:
-    transfers = Transfers()
+    transfers = PromptTransfers()
     transfers.started(make_request("a", 200))
     transfers.computed(done("a"), 5.0)
     transfers.handed_over(HandedOver("a", 1000, span_ms=1.0, write_ms=1.0), 5.004)
@@ -77,7 +77,7 @@ def test_a_transfer_that_was_waited_for_longer_than_it_took_was_not_hidden(lines
 
 
 def test_prompts_without_a_transfer_say_so(lines: list[logging.LogRecord]) -> None:
-    transfers = Transfers()
+    transfers = PromptTransfers()
     for name in ("one token", "had it", "broken off", "in vain", "never computed"):
         transfers.started(make_request(name, 200))
     transfers.computed(done("one token", finish=Finish.STOP), 5.0)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from decode_node.core import DecodeCore
 from decode_node.core import events as ev
-from decode_node.core.actions import Action, LoadAhead, Reply, RunStep
-from decode_node.core.settings import Settings
+from decode_node.core.actions import Action, LoadAhead, RunStep
+from decode_node.core.settings import DecodeSettings
 from node_runtime import events
+from node_runtime.events import SendUpdate
 from springtide.blocks import block_keys
 from springtide.clock import Tick
 from springtide.cost import DecodeCost
@@ -33,7 +34,7 @@ ActionT = TypeVar("ActionT")
 
 
 def new_core(overlap: bool, loads_ahead: bool = False) -> DecodeCore:
-    settings = Settings(
+    settings = DecodeSettings(
         cost=DecodeCost(1.0, 1.0, 0.01),
         block_tokens=BLOCK_TOKENS,
         max_batch=MAX_BATCH,
@@ -60,11 +61,11 @@ def start(
     age_s: float = 0.0,
     tenant: str = "",
     expected_tokens: float = 0.0,
-) -> ev.Start:
-    """A continuation, with tokens already `sent`, is not refused at the door."""
+) -> events.Start:
+    """A continuation, with tokens already `sent`, is not refused by the admission check."""
     request = make_request(name, num_tokens, num_prompt_tokens=num_tokens - sent, max_tokens=max_tokens)
     request = replace(request, age_s=age_s, tenant=tenant)
-    return ev.Start(session, DecodeStart(request, tbt_slo_ms, inlined, waits, refusable=not sent, expected_tokens=expected_tokens))
+    return events.Start(session, DecodeStart(request, tbt_slo_ms, inlined, waits, refusable=not sent, expected_tokens=expected_tokens))
 
 
 def only(actions: list[Action], kind: type[ActionT]) -> list[ActionT]:
@@ -72,15 +73,15 @@ def only(actions: list[Action], kind: type[ActionT]) -> list[ActionT]:
 
 
 def outputs(actions: list[Action]) -> list[TokenOutput]:
-    return [output for reply in only(actions, Reply) for output in reply.update.outputs]
+    return [output for reply in only(actions, SendUpdate) for output in reply.update.outputs]
 
 
 def prefilled(actions: list[Action]) -> list[PrefillDone]:
-    return [done for reply in only(actions, Reply) for done in reply.update.prefilled]
+    return [done for reply in only(actions, SendUpdate) for done in reply.update.prefilled]
 
 
 def failed(actions: list[Action]) -> list[AttemptFailed]:
-    return [failed for reply in only(actions, Reply) for failed in reply.update.failed]
+    return [failed for reply in only(actions, SendUpdate) for failed in reply.update.failed]
 
 
 def failures(actions: list[Action]) -> list[tuple[str, FailureCode]]:
@@ -88,7 +89,7 @@ def failures(actions: list[Action]) -> list[tuple[str, FailureCode]]:
 
 
 def reserved(actions: list[Action]) -> list[str]:
-    return [attempt_id for reply in only(actions, Reply) for attempt_id in reply.update.reserved]
+    return [attempt_id for reply in only(actions, SendUpdate) for attempt_id in reply.update.reserved]
 
 
 def rows_of(run: RunStep) -> list[str]:
@@ -104,7 +105,7 @@ class Node:
         self.core = new_core(overlap, loads_ahead)
         self.store = StoreLedger(num_slots)
         self.now = 0.0
-        self.tell(events.StoreUp(num_slots))
+        self.tell(events.StoreConnected(num_slots))
 
     def tell(self, event: ev.Event) -> list[Action]:
         """Returns what followed, the store's answers and what they caused included."""
@@ -115,7 +116,7 @@ class Node:
             self.core.validate()
             seen += actions
             for action in actions:
-                if not isinstance(action, RunStep | LoadAhead | Reply):
+                if not isinstance(action, RunStep | LoadAhead | SendUpdate):
                     self.store.order(action)
                     pending += self.answers(action)
         return seen
@@ -141,7 +142,7 @@ class Node:
             return [Grown(name, (slot,))]
         return []
 
-    def join(self, begin: ev.Start, first_token: int = 100) -> list[Action]:
+    def join(self, begin: events.Start, first_token: int = 100) -> list[Action]:
         return self.tell(begin) + self.tell(Ingested(begin.start.request.attempt_id, first_token))
 
     def step(self, run: RunStep, token: int = 5) -> list[Action]:
@@ -176,13 +177,13 @@ class World:
         self.reserved: Counter[str] = Counter()
         self.positions: dict[str, int] = {}
         self.sampled: defaultdict[str, list[int]] = defaultdict(list)
-        self.begun: dict[str, ev.Start] = {}
+        self.begun: dict[str, events.Start] = {}
         self.excused: set[str] = set()
         """Aborted, or over with their first token: no terminal message is due."""
         self.store_up()
 
     def store_up(self) -> None:
-        self.tell(events.StoreUp(min(NUM_SLOTS, self.pages or NUM_SLOTS), self.pages))
+        self.tell(events.StoreConnected(min(NUM_SLOTS, self.pages or NUM_SLOTS), self.pages))
 
     def tell(self, event: ev.Event) -> None:
         self.now += 0.01
@@ -197,7 +198,7 @@ class World:
                     assert name not in self.loading and name not in self.loaded
                     assert self.store.may_use(name, slots) and len(slots) == self.begun[name].start.request.num_blocks
                     self.loading[name] = slots
-                case Reply(session, update):
+                case SendUpdate(session, update):
                     for output in (*(of.output for of in update.prefilled), *update.outputs):
                         self.receive(session, output)
                     for one in update.failed:

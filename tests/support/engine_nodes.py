@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-import decode_node.server.server as decode
+import decode_node.server.starting as decode
 import prefill_node.server.starting as prefill
 from engine.batch import SamplingRow, SequenceChunk
 from engine.formats.files import describe
@@ -22,7 +22,6 @@ from engine.runner import ModelRunner
 from engine.sampling.sampler import sample
 from kvstore.server.process import options_of
 from kvstore.server.store import MakeTransport, Store
-from node_runtime.process import serve
 from springtide.blocks import block_keys, namespace_root, packed
 from springtide.config import load_config
 from springtide.ids import new_id
@@ -118,9 +117,9 @@ class EngineNodes:
 
     def _start_engine(self, name: str) -> None:
         arguments, stop = self.arguments(name), asyncio.Event()
-        running = prefill.serve(arguments, stop) if name.startswith("prefill") else serve(arguments, decode.kind(arguments), stop)
+        serve = prefill.serve if name.startswith("prefill") else decode.serve
         self._stops.append(stop)
-        self._engines.append(asyncio.create_task(running, name=name))
+        self._engines.append(asyncio.create_task(serve(arguments, stop), name=name))
 
 
 @dataclass

@@ -17,13 +17,14 @@ from decode_node.__main__ import main as decode_main
 from decode_node.core.actions import RunStep
 from decode_node.server import server as decode_server
 from decode_node.server.steps import StepRunner
-from node_runtime import watchdog
+from node_runtime import model_thread
 from prefill_node.__main__ import main as prefill_main
 from prefill_node.core.actions import RunPass
-from prefill_node.server import formation, passes
-from prefill_node.stage.compute import Part, Result, compute
+from prefill_node.server import formation
+from prefill_node.stage.compute import PassPart, compute
 from springtide.config import write_config
 from springtide.protocol.sampling import SamplingParams
+from springtide.protocol.stages import StagePassEnded
 from tests.support.engine_nodes import DirectEngine, EngineNodes
 
 HANGING = 251
@@ -64,7 +65,7 @@ async def serves_after_hanging(
         assert outcome.token_ids == DirectEngine(nodes).generate(prompt, params)
 
 
-def computing(runner: Any, part: Part, *rest: Any) -> Result:
+def computing(runner: Any, part: PassPart, *rest: Any) -> StagePassEnded:
     if any(HANGING in chunk.token_ids for chunk in part.chunks):
         threading.Event().wait()
     return compute(runner, part, *rest)
@@ -82,11 +83,10 @@ class HangingSteps(StepRunner):
 
 
 def main() -> None:
-    watchdog.LOOK_EVERY_S = formation.WATCH_EVERY_S = 0.05
+    model_thread.LOOK_EVERY_S = formation.WATCH_EVERY_S = 0.05
     formation.END_TIMEOUT_S = 1.0
-    for module in (formation, passes):
-        module.compute = computing  # type: ignore[attr-defined]
-        module.longest_pass_s = longest_pass_s
+    formation.compute = computing
+    formation.longest_pass_s = longest_pass_s
     decode_server.StepRunner = HangingSteps  # type: ignore[misc]
     decode_server.longest_s = lambda *_: 1.0
     (decode_main if sys.argv[sys.argv.index("--node-id") + 1].startswith("decode") else prefill_main)()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from decode_node.core.attempt import Attempt
-from node_runtime.pages import within
+from decode_node.core.attempt import DecodeAttempt
+from node_runtime.slot_claims import within_pages
 from springtide.cost import DecodeCost
 
 LEAST_PROMPT_TOKENS = 8
@@ -13,18 +13,18 @@ LEAST_PROMPT_TOKENS = 8
 
 
 def most_missing(inline_tokens: int) -> int:
-    """Most tokens of an inlined prompt that are computed here. The Conductor finds that at most `inline_tokens` are missing; of more than
-    twice as many, blocks it counted on have gone since, and steps would be long for too long."""
+    """The most tokens of an inlined prompt that are computed here. The Conductor finds that at most `inline_tokens` are missing; of more
+    than twice as many, blocks it counted on have gone since, and steps would be long for too long."""
     return 2 * max(inline_tokens, LEAST_PROMPT_TOKENS)
 
 
 def choose(
-    attempts: Iterable[Attempt], cost: DecodeCost, max_batch: int, block_tokens: int, inline_tokens: int, pages: int | None = None
-) -> list[tuple[Attempt, int]]:
+    attempts: Iterable[DecodeAttempt], cost: DecodeCost, max_batch: int, block_tokens: int, inline_tokens: int, pages: int | None = None
+) -> list[tuple[DecodeAttempt, int]]:
     """The attempts of the next step, the oldest first as far as the batch has places, and the device `pages` for the slots of all of them,
     with the tokens of their prompts: 0 for those that run, which need a slot for the token. One prompt at a time is computed, of which no
-    step is under way: the oldest."""
-    chosen: list[Attempt] = []
+    step is in flight: the oldest."""
+    chosen: list[DecodeAttempt] = []
     prompt: int | None = None
     for attempt in attempts:
         if attempt.phase == "running" and attempt.continues and not attempt.lacks_slot(block_tokens):
@@ -34,7 +34,7 @@ def choose(
             chosen.append(attempt)
         if len(chosen) == max_batch:
             break
-    batch = within(chosen, lambda attempt: attempt.slots, pages)
+    batch = within_pages(chosen, lambda attempt: attempt.slots, pages)
     prompt_tokens = 0
     if prompt is not None and prompt < len(batch):
         first = batch[prompt]
@@ -42,21 +42,21 @@ def choose(
     return [(attempt, prompt_tokens if place == prompt else 0) for place, attempt in enumerate(batch)]
 
 
-def to_load(attempts: Collection[Attempt], under_way: Collection[str], pages: int | None = None) -> Sequence[Attempt]:
-    """Whose prompts are to be loaded now, those under way excepted: as in `choose` the oldest, as far as there are device `pages` for all
-    of them, whether they compute, are being loaded or wait for that. An older one's step comes first even where younger ones have the
-    pages yet."""
+def to_load(attempts: Collection[DecodeAttempt], in_flight: Collection[str], pages: int | None = None) -> Sequence[DecodeAttempt]:
+    """The attempts whose prompts are to be loaded now, those in flight excepted: as in `choose` the oldest, as far as there are device
+    `pages` for all of them, whether they compute, are being loaded or wait for that. An older one's step comes first even where younger
+    ones have the pages yet."""
 
-    def waits(attempt: Attempt) -> bool:
-        return attempt.phase == "loading" and attempt.attempt_id not in under_way
+    def waits(attempt: DecodeAttempt) -> bool:
+        return attempt.phase == "loading" and attempt.attempt_id not in in_flight
 
     if not any(waits(attempt) for attempt in attempts):
         return ()
     here = [attempt for attempt in attempts if attempt.has_begun or attempt.phase == "prefilling"]
-    return [attempt for attempt in within(here, lambda attempt: attempt.slots, pages) if waits(attempt)]
+    return [attempt for attempt in within_pages(here, lambda attempt: attempt.slots, pages) if waits(attempt)]
 
 
-def _room(cost: DecodeCost, batch: Sequence[Attempt], prompt: Attempt, inline_tokens: int) -> int:
+def _room(cost: DecodeCost, batch: Sequence[DecodeAttempt], prompt: DecodeAttempt, inline_tokens: int) -> int:
     """How many tokens of the prompt, which is in the batch, the step may compute within the objectives of all who are in it, each taking as
     long as a sequence more of the same context, which is no less than it does."""
     most = max(LEAST_PROMPT_TOKENS, inline_tokens)

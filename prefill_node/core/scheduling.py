@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from prefill_node.core.attempt import Attempt
+from prefill_node.core.attempt import PrefillAttempt
 from springtide.chunking import EPSILON, Chunking
 
 STRETCH = 3.0
@@ -19,8 +19,8 @@ objective for all lengths, the longest prompt would otherwise always be the most
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """`chunking`, by what passes lately took."""
+class ChunkPolicy:
+    """Chooses by least relative slack. `chunking`: by what passes lately took."""
 
     chunking: Chunking
 
@@ -33,17 +33,19 @@ class Policy:
         return self.chunking.occupied_ms(num_tokens - computed, computed) if num_tokens > computed else 0.0
 
     def due_at(self, arrived_at: float, work_ms: float, ttft_budget_ms: float) -> float:
+        """When an attempt of so much work is to be computed."""
         allowed_ms = STRETCH * work_ms
         if ttft_budget_ms > 0:
             allowed_ms = min(allowed_ms, ttft_budget_ms)
         return arrived_at + allowed_ms / 1000
 
-    def relative_slack(self, attempt: Attempt, now: float) -> float:
+    def relative_slack(self, attempt: PrefillAttempt, now: float) -> float:
+        """The time that it can still lose, in multiples of its work."""
         left_ms = (attempt.due_at - now) * 1000 - self.work_ms(attempt.request.num_tokens, attempt.launched)
         return left_ms / max(attempt.work_ms, 1e-3)
 
-    def choose(self, attempts: Iterable[Attempt], now: float) -> Sequence[tuple[Attempt, int]]:
-        """The attempts of the next pass with their numbers of tokens, at most `chunk_tokens` in all; empty when nothing can run.
+    def choose(self, attempts: Iterable[PrefillAttempt], now: float) -> Sequence[tuple[PrefillAttempt, int]]:
+        """Returns the attempts of the next pass with their numbers of tokens, at most `chunk_tokens` in all; empty when nothing can run.
 
         The most urgent one comes first; others join with their whole rest. When the first one's ends in this pass, they have what it
         leaves; when it does not, they may have up to half, for which its chunk shrinks. An attempt whose prefix still arrives runs
@@ -65,12 +67,12 @@ class Policy:
         taken_ms = sum(self.chunking.own_ms(num_tokens, attempt.launched) for attempt, num_tokens in joining)
         return [(first, self._chunk(first, most_tokens - taken, most_ms - taken_ms)), *joining]
 
-    def pass_ms(self, chosen: Iterable[tuple[Attempt, int]]) -> float:
-        """Predicted time of a pass of these, through all stages, which have not been launched yet."""
+    def pass_ms(self, chosen: Iterable[tuple[PrefillAttempt, int]]) -> float:
+        """Predicted time of a pass of these, which have not been launched yet, through all stages."""
         return self.chunking.cost.fixed_ms + sum(self.chunking.own_ms(num_tokens, attempt.launched) for attempt, num_tokens in chosen)
 
-    def _joining(self, attempts: Iterable[Attempt], tokens: int, budget_ms: float) -> list[tuple[Attempt, int]]:
-        """Those whose whole rest fits, one after another."""
+    def _joining(self, attempts: Iterable[PrefillAttempt], tokens: int, budget_ms: float) -> list[tuple[PrefillAttempt, int]]:
+        """The ones of these whose whole rest fits, one after another."""
         joining = []
         for attempt in attempts:
             rest = attempt.unlaunched_tokens
@@ -80,11 +82,12 @@ class Policy:
                 tokens, budget_ms = tokens - rest, budget_ms - rest_ms
         return joining
 
-    def _gains(self, attempt: Attempt, first: Attempt, alone_ms: float) -> bool:
-        """More slack by joining, relative to its work, than `first` loses by it, which would otherwise have a pass of so long alone."""
+    def _gains(self, attempt: PrefillAttempt, first: PrefillAttempt, alone_ms: float) -> bool:
+        """Whether it gains more slack by joining, relative to its work, than `first` loses, which would otherwise have a pass of so long
+        alone."""
         rest_ms = self.chunking.own_ms(attempt.unlaunched_tokens, attempt.launched)
         return alone_ms * first.work_ms >= rest_ms * attempt.work_ms
 
-    def _chunk(self, attempt: Attempt, tokens: int, budget_ms: float) -> int:
-        """As many of its tokens as `tokens` and the time allow, though not too few."""
+    def _chunk(self, attempt: PrefillAttempt, tokens: int, budget_ms: float) -> int:
+        """How many of its tokens the next chunk has: as many as `tokens` and the time allow, though not too few."""
         return min(attempt.unlaunched_tokens, self.chunking.next_chunk(attempt.launched, tokens, budget_ms))

@@ -1,4 +1,4 @@
-"""The steps and the loads that have been launched and have not ended, and what waits for their end."""
+"""The steps and the loads in flight: launched, and not ended yet; and the releases that wait for their end."""
 
 from __future__ import annotations
 
@@ -7,46 +7,47 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from decode_node.core.actions import LoadAhead, RunStep
-from decode_node.core.attempt import Attempt
+from decode_node.core.attempt import DecodeAttempt
 from springtide.ids import AttemptId
 from springtide.protocol.storage import Release
 
 
 @dataclass(slots=True)
-class Step:
-    """`attempts[i]` is row i's; it may have ended since. `releases`: of those whose slots no later step uses."""
+class StepInFlight:
+    """A step that has been launched. `attempts[i]` is row i's; it may have ended since. `releases`: of those whose slots no later step
+    uses."""
 
     run: RunStep
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[DecodeAttempt, ...]
     releases: dict[AttemptId, Release] = field(default_factory=dict)
 
 
-class StepsUnderWay:
-    """They run one after another in the order in which they were launched: the first runs now."""
+class StepsInFlight:
+    """Steps run one after another in the order in which they were launched: the first runs now."""
 
     def __init__(self) -> None:
-        self._steps: deque[Step] = deque()
+        self._steps: deque[StepInFlight] = deque()
         self._next_id = 0
 
     def __len__(self) -> int:
         return len(self._steps)
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[StepInFlight]:
         return iter(self._steps)
 
-    def launch(self, batch: Iterable[tuple[Attempt, int]]) -> RunStep:
-        """Of attempts with the numbers of tokens of their prompts that the step computes."""
+    def launch(self, batch: Iterable[tuple[DecodeAttempt, int]]) -> RunStep:
+        """Begins a step of these attempts, with the numbers of tokens of their prompts that it computes."""
         chosen = tuple(batch)
         attempts = tuple(attempt for attempt, _ in chosen)
         run = RunStep(self._next_id, tuple(attempt.row(prompt_tokens) for attempt, prompt_tokens in chosen))
         self._next_id += 1
         for attempt in attempts:
             attempt.ahead += 1
-        self._steps.append(Step(run, attempts))
+        self._steps.append(StepInFlight(run, attempts))
         return run
 
-    def end(self, step_id: int) -> Step | None:
-        """Takes the first one off, when it is that one."""
+    def end(self, step_id: int) -> StepInFlight | None:
+        """Takes off the first one, when it is that one."""
         if not self._steps or self._steps[0].run.step_id != step_id:
             return None
         step = self._steps.popleft()
@@ -54,7 +55,7 @@ class StepsUnderWay:
             attempt.ahead -= 1
         return step
 
-    def hold_back(self, attempt: Attempt) -> bool:
+    def hold_back(self, attempt: DecodeAttempt) -> bool:
         """Keeps its release until the last step that uses its slots has ended; False when none does."""
         for step in reversed(self._steps):
             if attempt in step.attempts:
@@ -72,27 +73,28 @@ class StepsUnderWay:
             step.releases.clear()
 
 
-class LoadsUnderWay:
-    """Whose slots are being read, beside the steps."""
+class LoadsInFlight:
+    """Loads read the slots of their attempts, beside the steps."""
 
     def __init__(self) -> None:
         self._releases: dict[AttemptId, Release | None] = {}
-        """By attempt: what waits for the end."""
+        """What waits for the end, by attempt."""
 
     @property
     def attempt_ids(self) -> Collection[AttemptId]:
         return self._releases.keys()
 
-    def launch(self, attempt: Attempt) -> LoadAhead:
+    def launch(self, attempt: DecodeAttempt) -> LoadAhead:
+        """Begins to load the attempt's prompt."""
         self._releases[attempt.attempt_id] = None
         return LoadAhead(attempt.attempt_id, attempt.slots[: attempt.request.num_blocks])
 
     def end(self, attempt_id: AttemptId) -> Release | None:
-        """What waited for it."""
+        """Takes off the attempt's; returns what waited for it."""
         return self._releases.pop(attempt_id, None)
 
-    def hold_back(self, attempt: Attempt) -> bool:
-        """Keeps its release until it is loaded; False when it is not under way."""
+    def hold_back(self, attempt: DecodeAttempt) -> bool:
+        """Keeps its release until it is loaded; False when it is not in flight."""
         if attempt.attempt_id not in self._releases:
             return False
         self._releases[attempt.attempt_id] = Release(attempt.attempt_id)

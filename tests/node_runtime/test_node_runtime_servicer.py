@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from node_runtime import load
+from node_runtime import servicer
 from springtide.clock import MonotonicClock
 from springtide.ids import Incarnation, InstanceId
 from springtide.protocol.instances import Load, LoadReport
@@ -16,7 +16,7 @@ class Engine:
     """Whose load a test sets. `looks` counts how often it was asked."""
 
     def __init__(self) -> None:
-        self.changes = load.Changes()
+        self.changes = servicer.Changes()
         self.running: int | None = 0
         self.looks = 0
 
@@ -25,7 +25,7 @@ class Engine:
         self.changes.note()
 
     def watch(self) -> AsyncIterator[int]:
-        return _running(load.watch(self._report, self.changes, MonotonicClock()))
+        return _running(servicer.watch(self._report, self.changes, MonotonicClock()))
 
     def _report(self) -> LoadReport | None:
         self.looks += 1
@@ -56,7 +56,7 @@ async def test_every_watcher_hears_of_a_change_and_of_the_last_of_several_at_onc
 
 @pytest.mark.parametrize("change", [lambda engine: None, lambda engine: engine.becomes(0)], ids=["nothing happens", "nothing is different"])
 async def test_who_has_nothing_new_says_so_every_second(change: Callable[[Engine], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "SAY_EVERY_S", 0.2)
+    monkeypatch.setattr(servicer, "SAY_EVERY_S", 0.2)
     engine, loop = Engine(), asyncio.get_running_loop()
     reports = engine.watch()
     began = loop.time()
@@ -67,7 +67,7 @@ async def test_who_has_nothing_new_says_so_every_second(change: Callable[[Engine
 
 
 async def test_nobody_looks_while_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "REST_S", 0.001)
+    monkeypatch.setattr(servicer, "REST_S", 0.001)
     engine = Engine()
     reports = engine.watch()
     await anext(reports)

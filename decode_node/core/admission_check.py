@@ -1,6 +1,6 @@
-"""The double check at the door: would the batch still meet its objective with one more sequence in it? (Mooncake, section 7.)
+"""The admission check, the second one: would the batch still meet its objective with one more sequence in it? (Mooncake, section 7.)
 
-The Conductor looks ahead; the door knows exactly what runs now, or is about to. Who is accepted but still in prefill is not counted: by
+The Conductor looks ahead; the node knows exactly what runs now, or is about to. Who is accepted but still in prefill is not counted: by
 when such an attempt joins, others will have left, and counting both would leave a part of the node unused.
 """
 
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from decode_node.core.attempt import Attempt
+from decode_node.core.attempt import DecodeAttempt
 from springtide.cost import DecodeCost
 
 
-def predict_step_ms(cost: DecodeCost, running: Collection[Attempt], joining: Attempt, max_batch: int) -> float:
-    """Of a step with everything that runs in the batch, as far as it has places, and `joining`."""
+def predict_step_ms(cost: DecodeCost, running: Collection[DecodeAttempt], joining: DecodeAttempt, max_batch: int) -> float:
+    """The predicted time of a step with everything that runs in the batch, as far as it has places, and `joining`."""
     sequences = len(running) + 1
     context = sum(attempt.context_tokens for attempt in running) + joining.context_tokens
     batch = min(sequences, max_batch)
     return cost.predict_ms(batch, round(context * batch / sequences))
 
 
-def refusal(cost: DecodeCost, accepted: Collection[Attempt], joining: Attempt, max_batch: int) -> str | None:
+def refusal(cost: DecodeCost, accepted: Collection[DecodeAttempt], joining: DecodeAttempt, max_batch: int) -> str | None:
     """Why the attempt may not come in; None when it may."""
     running = [attempt for attempt in accepted if attempt.has_begun]
     objectives = [attempt.tbt_slo_ms for attempt in (*running, joining) if attempt.tbt_slo_ms > 0]

@@ -1,0 +1,234 @@
+"""The server of an engine: receive, decide, act. What a prefill and a decode server do alike."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+import grpc.aio
+
+from engine.batch import Int32Array
+from kvstore.link import StoreLink
+from node_runtime.events import EngineEvent, SendUpdate, StartT, StoreConnected, StoreLost, UpdateT
+from node_runtime.loading import Parts, shared_arena
+from node_runtime.model_thread import ObservedSpan
+from node_runtime.role_switch import PendingSwitch
+from node_runtime.servicer import EngineService, EngineServicer, check_request
+from node_runtime.slot_claims import SlotUse
+from springtide.clock import Tick
+from springtide.errors import PeerLost
+from springtide.ids import AttemptId, Incarnation, InstanceId
+from springtide.protocol import storage
+from springtide.protocol.instances import Load, LoadReport
+from springtide.protocol.outputs import AttemptSign, AttemptSigns
+from springtide.supervision import supervised
+
+TICK_S = 0.25
+TICKS_A_SIGN = 2
+OFFERS_UNTIL = 0.5
+"""An engine whose store is silent offers nothing after this share of what makes it stalled: the Conductor sends it no new work."""
+
+EventT = TypeVar("EventT")
+EventT_contra = TypeVar("EventT_contra", contravariant=True)
+ActionT = TypeVar("ActionT")
+"""The kind's own events and actions: those of what it computes."""
+
+
+class Core(Protocol[StartT, UpdateT, EventT_contra, ActionT]):
+    """What decides, free of I/O and clock."""
+
+    def handle(self, event: EngineEvent[StartT] | EventT_contra, now: float) -> list[storage.Order | SendUpdate[UpdateT] | ActionT]: ...
+
+    def load(self) -> Load:
+        """How the engine is doing, without what only the store knows."""
+        ...
+
+    def signs(self) -> Iterable[tuple[int, AttemptSign]]:
+        """Signs of the attempts that are here, each with its session."""
+        ...
+
+
+class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
+    """Everything here runs in one event loop; the model runs on `thread`. `link` is None while there is no store."""
+
+    def __init__(self, service: EngineService[StartT, UpdateT], parts: Parts, core: Core[StartT, UpdateT, EventT, ActionT]) -> None:
+        arguments = parts.arguments
+        self.runner = parts.runner
+        self.thread = parts.thread
+        self.link: StoreLink | None = None
+        self.incarnation = Incarnation(0)
+        self.store_load = storage.StoreLoad(0, 0)
+        check = partial(check_request, info=arguments.model_info, block_tokens=parts.runner.kv_spec.block_tokens)
+        self.servicer = EngineServicer(service, check, self.tell, self.load_report, parts.clock)
+        self._service = service
+        self._core = core
+        self._arguments = arguments
+        self._clock = parts.clock
+        self._inbox: asyncio.Queue[EngineEvent[StartT] | EventT] = asyncio.Queue()
+        self._slot_use = SlotUse()
+        self._silence_s = arguments.config.silence_s
+        self._store_seen = ObservedSpan(TICK_S)
+        self._store_silent_s = 0.0
+        self._ticks = 0
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the kind's service to the server."""
+        self.servicer.register(server)
+
+    async def run(self) -> None:
+        """Runs until cancelled. What the core decides wrongly is an error of this process: it ends, and is started afresh."""
+        ticking = supervised(self._tick, "tick")
+        try:
+            while True:
+                event = await self._inbox.get()
+                for action in self._core.handle(event, self._clock.now()):
+                    self.act(action)
+                self.handled(event)
+                if isinstance(event, Tick):
+                    self._ticked()
+                self.servicer.note_change()
+        finally:
+            ticking.cancel()
+
+    def tell(self, event: EngineEvent[StartT] | EventT) -> None:
+        """Hands the event to the core, after those before it."""
+        self._inbox.put_nowait(event)
+
+    def act(self, action: storage.Order | SendUpdate[UpdateT] | ActionT) -> None:
+        """Does what the core decided. Must not block."""
+        if isinstance(action, storage.Order):
+            if self.link is not None:
+                self.link.send(action)
+            if isinstance(action, storage.Release):
+                self.released(action.attempt_id)
+        elif isinstance(action, SendUpdate):
+            self.count_update(action.update)
+            self.servicer.send(action.session, action.update)
+        else:
+            self.perform(action)
+
+    def released(self, attempt_id: AttemptId) -> None:
+        """The attempt's slots have been given back to the store."""
+        if gone := self._slot_use.give_back(attempt_id):
+            # The model's thread hears of it before any pass in which there is something else in them.
+            self.forget(gone)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """No attempt of this engine uses them any more."""
+        self.thread.run(self.runner.forget, slots)
+
+    def note_slots(self, attempt_id: AttemptId, slots: Sequence[int] | Int32Array) -> None:
+        """A pass of the attempt over these is about to be launched, or they are loaded for one. Where the store is gone its slots are those
+        of no attempt, of which the core has yet to hear."""
+        if self.runner.keeps_pages and self.link is not None:
+            self._slot_use.note(attempt_id, slots)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tell(Tick())
+
+    def _ticked(self) -> None:
+        self._store_silent_s = self._store_seen.look(self.link.heard) if self.link is not None else 0.0
+        self._ticks += 1
+        if self._ticks % TICKS_A_SIGN:
+            return
+        signs: defaultdict[int, list[AttemptSign]] = defaultdict(list)
+        for session, sign in self._core.signs():
+            signs[session].append(sign)
+        for session, its in signs.items():
+            self.servicer.send(session, self._service.signs(AttemptSigns(tuple(its))))
+
+    # ---- the kind's own ----
+
+    @property
+    @abstractmethod
+    def stalled_work(self) -> str:
+        """What the model's thread, or whoever computes with it, is at for too long; empty: nothing."""
+
+    @abstractmethod
+    def perform(self, action: ActionT) -> None:
+        """Does what is the kind's own. Must not block."""
+
+    @abstractmethod
+    def handled(self, event: EngineEvent[StartT] | EventT) -> None:
+        """Counts for the metrics: the core has taken this in, and its actions are under way."""
+
+    @abstractmethod
+    def count_update(self, update: UpdateT) -> None:
+        """Counts for the metrics: this is about to be sent to a gateway."""
+
+    # ---- how it is doing ----
+
+    @property
+    def pending_switch(self) -> PendingSwitch:
+        return self.servicer.pending_switch
+
+    @property
+    def stalled(self) -> str:
+        """Why there is no headway here just now; empty: there is, or nothing to do."""
+        return "its store is silent" if self._store_silent_s >= self._silence_s else self.stalled_work
+
+    @property
+    def has_work(self) -> bool:
+        """Attempts are here, or what they computed is still on its way elsewhere."""
+        return len(self._core.load().attempt_ids) > 0
+
+    def load_report(self) -> LoadReport:
+        """What watchers are told."""
+        offers = self.link is not None and self._store_silent_s < OFFERS_UNTIL * self._silence_s
+        doing = replace(
+            self._core.load(),
+            slots_total=self.link.num_slots if self.link is not None and offers else 0,
+            slots_available=self.store_load.slots_available,
+            ssd_read_us_per_block=self.store_load.ssd_read_us_per_block,
+        )
+        return LoadReport(InstanceId(self._arguments.instance_id), self.incarnation, doing, self.stalled)
+
+    # ---- store ----
+
+    def on_notice(self, notice: storage.Notice) -> None:
+        """The store has said this."""
+        match notice:
+            case storage.StoreLoad():
+                self.store_load = notice
+            case storage.Acquired(slots=slots) | storage.Reserved(slots=slots) | storage.Grown(slots=slots):
+                # Promised until now; the store tells its load a moment later.
+                left = max(0, self.store_load.slots_available - len(slots))
+                self.store_load = replace(self.store_load, slots_available=left)
+        self.tell(notice)
+
+    async def attach(self, link: StoreLink, incarnation: Incarnation) -> None:
+        """The engine computes in the link's arena from now on: once the model's thread has left the one before."""
+        await self.thread.run(self.runner.set_arena, shared_arena(link.memory, link.attachment), link.num_slots)
+        await self.thread.run(self.runner.warm_up)
+        self.link, self.incarnation = link, incarnation
+        self.store_load = storage.StoreLoad(link.num_slots, link.num_slots)
+        # What is computed on a device must have room there, too.
+        pages = self.runner.most_blocks if self.runner.keeps_pages else None
+        self.tell(StoreConnected(min(link.num_slots, self.runner.most_blocks), pages))
+
+    async def broken(self) -> PeerLost:
+        """Returns when the engine can go on only from the beginning, as after the loss of its store, for another reason than that."""
+        never: asyncio.Future[PeerLost] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def at_rest(self) -> None:
+        """Returns when nothing of the engine writes into the arena of the store that it was detached from."""
+        await self.thread.run(self.runner.leave_arena)
+
+    async def close(self) -> None:
+        """Ends what belongs to it beside its thread."""
+        await self.thread.run(self.runner.close)
+
+    def detach(self, error: PeerLost) -> None:
+        """The store is gone, and every slot with it. A pass under way ends on memory that stays mapped until then."""
+        self.link = None
+        self._slot_use.clear()
+        self.store_load = storage.StoreLoad(0, 0)
+        self.tell(StoreLost(error.message))

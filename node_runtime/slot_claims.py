@@ -1,0 +1,195 @@
+"""Attempts' claims on slots: who waits for those of the store, who uses which, and how many the device has pages for. Pure: no I/O, no
+clock."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from engine.batch import Int32Array
+from springtide.ids import AttemptId
+
+T = TypeVar("T")
+
+RETRY_S = 1.0
+"""A pool that looks too full is asked again after so long: how many slots the reused blocks save, only the store knows."""
+HEAD_PATIENCE_S = 50.0
+"""The first waits so much longer than its deadline: slots pile up for it, which whoever is behind would take if it left."""
+
+
+@dataclass(slots=True)
+class _Claim:
+    """What one attempt waits for."""
+
+    num_blocks: int
+    growth_blocks: int
+    requested_at: float
+    deadline: float
+    asked_at: float
+    tenant: str = ""
+    asking: bool = False
+    quota_used: bool = False
+    """Its tenant's quota had no room: other tenants need not wait for that."""
+
+    @property
+    def wanted_blocks(self) -> int:
+        """How many it waits for of the pool, which has them."""
+        return 0 if self.quota_used else self.num_blocks + self.growth_blocks
+
+
+class SlotClaims:
+    """The slots that the store has, as far as is known, and the attempts that wait for some because the pool, or their tenant's part of it,
+    was full: in the order in which the requests arrived at their gateways. Only the first asks again, so that a large attempt is not
+    overtaken for ever by small ones."""
+
+    def __init__(self) -> None:
+        self.num_slots: int | None = None
+        """The most that one attempt can have; None: there is no store."""
+        self.pages: int | None = None
+        """So many blocks a step or a pass may have at once; None: as many as there are."""
+        self.available = 0
+        """Free or evictable slots: what the store has last told, or less where it has refused some since."""
+        self.wanted_blocks = 0
+        """Slots that all who wait for the pool want, with what they are expected to grow by."""
+        self._claims: dict[AttemptId, _Claim] = {}
+        self._order: list[tuple[float, AttemptId]] = []
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def __contains__(self, attempt_id: AttemptId) -> bool:
+        return attempt_id in self._claims
+
+    def __iter__(self) -> Iterator[AttemptId]:
+        return (attempt_id for _, attempt_id in self._order)
+
+    def store_connected(self, num_slots: int, pages: int | None) -> None:
+        """There is a store, all of whose slots are available."""
+        self.num_slots = self.available = num_slots
+        self.pages = pages
+
+    def store_lost(self) -> None:
+        """There is nothing to wait for any more."""
+        self.num_slots, self.available, self.wanted_blocks = None, 0, 0
+        self._claims.clear()
+        self._order.clear()
+
+    def wait(
+        self, attempt_id: AttemptId, num_blocks: int, requested_at: float, deadline: float, *, tenant: str = "", growth_blocks: int = 0
+    ) -> None:
+        """Takes a place without having asked: others already wait, or there is no place to compute it. `growth_blocks`: how many more it is
+        expected to want later."""
+        self._enter(attempt_id, _Claim(num_blocks, growth_blocks, requested_at, deadline, asked_at=float("-inf"), tenant=tenant))
+
+    def refused(
+        self,
+        attempt_id: AttemptId,
+        num_blocks: int,
+        requested_at: float,
+        deadline: float,
+        now: float,
+        *,
+        tenant: str = "",
+        growth_blocks: int = 0,
+        quota_used: bool = False,
+        kept_blocks: int = 0,
+    ) -> None:
+        """The store had no room: the attempt keeps its place, or takes it. `kept_blocks`: how many slots had to be available still once it
+        had its own."""
+        if not quota_used:
+            self.available = min(self.available, num_blocks - 1 + kept_blocks)
+        if attempt_id not in self._claims:
+            self._enter(attempt_id, _Claim(num_blocks, growth_blocks, requested_at, deadline, asked_at=now, tenant=tenant))
+        claim = self._claims[attempt_id]
+        self.wanted_blocks -= claim.wanted_blocks
+        claim.asked_at, claim.asking, claim.quota_used = now, False, quota_used
+        self.wanted_blocks += claim.wanted_blocks
+
+    def leave(self, attempt_id: AttemptId) -> None:
+        """The attempt waits no more; one that did not: nothing."""
+        claim = self._claims.pop(attempt_id, None)
+        if claim is not None:
+            self.wanted_blocks -= claim.wanted_blocks
+            del self._order[bisect_left(self._order, (claim.requested_at, attempt_id))]
+
+    def goes_before(self, tenant: str) -> bool:
+        """Whether somebody waits here whom a newcomer of the tenant may not overtake."""
+        return any(not claim.quota_used or claim.tenant == tenant for claim in self._claims.values())
+
+    def expired(self, now: float) -> list[AttemptId]:
+        """The attempts whose deadline has passed, by HEAD_PATIENCE_S for the first that waits for the pool. They stay until they
+        `leave`."""
+        head = next((attempt_id for attempt_id in self if not self._claims[attempt_id].quota_used), None)
+        patience_s = {head: HEAD_PATIENCE_S}
+        return [name for name, claim in self._claims.items() if now >= claim.deadline + patience_s.get(name, 0.0)]
+
+    def next_to_ask(self, now: float, *, kept_blocks: int = 0, alone: bool = True, held_back: Collection[str] = ()) -> AttemptId | None:
+        """The first that has no reason to wait but the pool, when the store may now have slots for it beside `kept_blocks`, or one whose
+        tenant may have room by now: nobody overtakes an older one of the own tenant. It then counts as asking until `refused` or `leave`.
+        Unless it would be `alone`, it waits for what it is to grow by, too. `held_back`: tenants that are to have no more."""
+        over_quota = set(held_back)
+        for _, attempt_id in self._order:
+            claim = self._claims[attempt_id]
+            if claim.tenant in over_quota:
+                continue
+            if claim.quota_used and (claim.asking or now - claim.asked_at < RETRY_S):
+                over_quota.add(claim.tenant)
+                continue
+            wanted = claim.num_blocks + (0 if alone else claim.growth_blocks)
+            if claim.asking or (wanted > self.available - kept_blocks and now - claim.asked_at < RETRY_S):
+                return None
+            claim.asking = True
+            return attempt_id
+        return None
+
+    def _enter(self, attempt_id: AttemptId, claim: _Claim) -> None:
+        self._claims[attempt_id] = claim
+        self.wanted_blocks += claim.wanted_blocks
+        insort(self._order, (claim.requested_at, attempt_id))
+
+
+class SlotUse:
+    """The slots that the passes of each attempt have used, for a runner that keeps copies of them. An attempt's slots hold the same blocks
+    until it gives them back; a slot that several share does until the last one does."""
+
+    def __init__(self) -> None:
+        self._slots: dict[AttemptId, Sequence[int] | Int32Array] = {}
+        self._users: Counter[int] = Counter()
+
+    def note(self, attempt_id: AttemptId, slots: Sequence[int] | Int32Array) -> None:
+        """A pass of the attempt is launched, or a load for one. Its slots are those of its last one, or these and more, or the first of
+        them."""
+        known = self._slots.get(attempt_id, ())
+        if len(slots) > len(known):
+            self._slots[attempt_id] = slots
+            self._users.update(slots[len(known) :])
+
+    def give_back(self, attempt_id: AttemptId) -> list[int]:
+        """The attempt's slots, but for those that others still use."""
+        slots = self._slots.pop(attempt_id, ())
+        self._users.subtract(slots)
+        gone = [slot for slot in slots if not self._users[slot]]
+        for slot in gone:
+            del self._users[slot]
+        return gone
+
+    def clear(self) -> None:
+        """The store is gone, and every slot with it."""
+        self._slots.clear()
+        self._users.clear()
+
+
+def within_pages(chosen: Sequence[T], slots_of: Callable[[T], Sequence[int]], pages: int | None) -> Sequence[T]:
+    """The first of `chosen` whose slots, those that several have counted once, are at most as many as an engine's device has `pages` (None:
+    no matter how many); one of them in any case."""
+    if pages is None or sum(len(slots_of(one)) for one in chosen) <= pages:
+        return chosen
+    held: set[int] = set()
+    for count, one in enumerate(chosen):
+        held.update(slots_of(one))
+        if len(held) > pages:
+            return chosen[: max(count, 1)]
+    return chosen
