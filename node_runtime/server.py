@@ -64,9 +64,9 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         self.incarnation = Incarnation(0)
         self.store_load = storage.StoreLoad(0, 0)
         check = partial(check_request, info=arguments.model_info, block_tokens=parts.runner.kv_spec.block_tokens)
-        self.servicer = EngineServicer(service, check, self.tell, self.load_report, parts.clock)
-        self._service = service
-        self._core = core
+        self.servicer: EngineServicer[StartT, UpdateT] = EngineServicer(service, check, self.tell, self.load_report, parts.clock)
+        self._service: EngineService[StartT, UpdateT] = service
+        self._core: Core[StartT, UpdateT, EventT, ActionT] = core
         self._arguments = arguments
         self._clock = parts.clock
         self._inbox: asyncio.Queue[EngineEvent[StartT] | EventT] = asyncio.Queue()

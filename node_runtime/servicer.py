@@ -61,9 +61,9 @@ class EngineServicer(Generic[StartT, UpdateT]):
     ) -> None:
         """`check` raises InvalidRequest for what can never succeed. All are called in the event loop."""
         self.pending_switch = PendingSwitch(service.role)
-        self._service = service
+        self._service: EngineService[StartT, UpdateT] = service
         self._check = check
-        self._tell = tell
+        self._tell: Callable[[Start[StartT] | AbortAttempt | SessionEnded], None] = tell
         self._report = report
         self._clock = clock
         self._changes = Changes()

@@ -65,7 +65,6 @@ class StoreDown:
 
 
 @dataclass(frozen=True, slots=True)
-@dataclass(frozen=True, slots=True)
 class ReplicationEnded:
     """A Replicate was done, in part or in full, or it failed."""
 
