@@ -77,26 +77,29 @@ def measure(live: LiveCluster, num_tokens: int) -> Figures:
         clocked.handle("learnt", renewal, 0.0)
     renewing = itertools.cycle(renewals)
     renewed, ticked = 0.0, 0.0
-    for number in range(WARM_UP + DECISIONS):
-        if number == WARM_UP:
-            clocked.seconds.clear()
-            # As the Conductor's process does once the members are there.
-            gc.collect()
-            gc.freeze()
-        now = number / PER_S
-        for event in next(coming):
-            clocked.handle("report", event, now)
-        while renewed <= now:
-            clocked.handle("renewal", next(renewing), now)
-            renewed += RENEW_EVERY_S / len(renewals)
-        if ticked <= now:
-            clocked.handle("tick", Tick(), now)
-            ticked += TICK_S
-        attempt_id = AttemptId(f"asked-{number}")
-        asked = Schedule(attempt_id, RequestId(attempt_id), GatewayId("asker"), next(prompts), num_tokens + 1, 100)
-        (reply,) = clocked.handle("decision", asked, now)
-        assert isinstance(reply, Decided) and reply.assignment is not None
-        clocked.handle("end", Progress(attempt_id, Phase.FAILED), now)
+    try:
+        for number in range(WARM_UP + DECISIONS):
+            if number == WARM_UP:
+                clocked.seconds.clear()
+                # As the Conductor's process does once the members are there.
+                gc.collect()
+                gc.freeze()
+            now = number / PER_S
+            for event in next(coming):
+                clocked.handle("report", event, now)
+            while renewed <= now:
+                clocked.handle("renewal", next(renewing), now)
+                renewed += RENEW_EVERY_S / len(renewals)
+            if ticked <= now:
+                clocked.handle("tick", Tick(), now)
+                ticked += TICK_S
+            attempt_id = AttemptId(f"asked-{number}")
+            asked = Schedule(attempt_id, RequestId(attempt_id), GatewayId("asker"), next(prompts), num_tokens + 1, 100)
+            (reply,) = clocked.handle("decision", asked, now)
+            assert isinstance(reply, Decided) and reply.assignment is not None
+            clocked.handle("end", Progress(attempt_id, Phase.FAILED), now)
+    finally:
+        gc.unfreeze()
     assert len(clocked.core.state.attempts) == live.live
     seconds = clocked.seconds
     return Figures(

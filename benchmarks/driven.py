@@ -237,6 +237,11 @@ def microseconds(pieces: int = 1) -> Scale:
     return Scale("us", 0.0, 1e6 / pieces)
 
 
+def _spread(figures: Sequence[float]) -> tuple[float, float] | None:
+    """The least and the greatest of several."""
+    return (min(figures), max(figures)) if len(figures) > 1 else None
+
+
 def compared(row: str, scale: Scale, ours: Sequence[float], peer: Sequence[float], peer_name: str, wanted: float | None) -> Row:
     """A row from the seconds of both, round by round; the ratio is the median of the rounds' own."""
     figures, theirs = ([scale.figure(seconds) for seconds in side] for side in (ours, peer))
@@ -245,13 +250,13 @@ def compared(row: str, scale: Scale, ours: Sequence[float], peer: Sequence[float
         row=row,
         unit=scale.unit,
         ours=statistics.median(figures),
-        spread=(min(figures), max(figures)),
+        spread=_spread(figures),
         peer=statistics.median(theirs),
         peer_name=peer_name,
         ratio=ratio,
         wanted=wanted,
         met=None if wanted is None else ratio >= wanted,
-        peer_spread=(min(theirs), max(theirs)),
+        peer_spread=_spread(theirs),
         rounds=len(ours),
     )
 
@@ -259,11 +264,9 @@ def compared(row: str, scale: Scale, ours: Sequence[float], peer: Sequence[float
 def within(row: str, unit: str, figures: Sequence[float], limit: float, limit_name: str = LIMIT, case: str = "") -> Row:
     """The median of `figures`, of which less is better, beside what it must not exceed."""
     median = statistics.median(figures)
-    spread = (min(figures), max(figures)) if len(figures) > 1 else None
-    return Row(row, unit, median, spread, limit, limit_name, limit / median, 1.0, median <= limit, case, rounds=len(figures))
+    return Row(row, unit, median, _spread(figures), limit, limit_name, limit / median, 1.0, median <= limit, case, rounds=len(figures))
 
 
 def plain(row: str, unit: str, figures: Sequence[float], case: str = "") -> Row:
     """The median of `figures`, compared with nothing."""
-    spread = (min(figures), max(figures)) if len(figures) > 1 else None
-    return Row(row, unit, statistics.median(figures), spread, case=case, rounds=len(figures))
+    return Row(row, unit, statistics.median(figures), _spread(figures), case=case, rounds=len(figures))

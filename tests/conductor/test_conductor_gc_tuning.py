@@ -30,6 +30,7 @@ class _Watcher:
 
 @pytest.fixture(autouse=True)
 def _thaw() -> Iterator[None]:
+    gc.unfreeze()
     yield
     gc.unfreeze()
 
