@@ -270,6 +270,7 @@ class Formation:
         elapsed_s = max(one.heard_at, self._last_end) - max(one.began, self._last_end)
         ended = conclude(run, results, elapsed_s * 1000)
         del self._passes[run.pass_id]
+        self.stalled = ""
         self._last_end = max(one.heard_at, self._last_end)
         for stage, result in enumerate(results):
             metrics.STAGE_BUSY_SECONDS.labels(str(stage)).inc(result.busy_ms / 1000)
@@ -277,7 +278,8 @@ class Formation:
         one.launch.tell(run, ended)
 
     async def _watch(self) -> None:
-        """A stage may hang in its pass while its process goes on talking. Raises PeerLost when it does."""
+        """A stage may hang in its pass while its process goes on talking. Raises PeerLost when a further one does: in a group of one it is
+        the watchdog that ends what hangs, and the process with it."""
         seen, at_work = ObservedSpan(WATCH_EVERY_S), ObservedSpan(WATCH_EVERY_S)
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
@@ -285,7 +287,7 @@ class Formation:
             taken_s = seen.look(oldest)
             waits = oldest is not None and waits_for_prefix(oldest.run, oldest.launch.link, self._runner.kv_spec.layers)
             self.stalled = self._stalled(oldest, at_work.look(None if waits else oldest))
-            if oldest is None:
+            if oldest is None or self._ring is None:
                 continue
             run = oldest.run
             limit_s = self._longest_s(run)

@@ -247,37 +247,68 @@ async def test_a_pass_that_cannot_even_begin_fails_and_the_next_one_runs(tmp_pat
     assert isinstance(told[1], PassDone) and told[1].pass_id == 5 and told[1].elapsed_ms > 0
 
 
+class SlowLink:
+    """A store whose word of a prefix a test gives."""
+
+    def __init__(self) -> None:
+        self.arriving, self.waited_for, self.goes_on = threading.Event(), threading.Event(), threading.Event()
+        self.arriving.set()
+        self._looks = threading.Semaphore(0)
+
+    def waits(self, attempt_id: AttemptId, num_layers: int) -> bool:
+        self._looks.release()
+        return self.arriving.is_set()
+
+    def wait_layer(self, attempt_id: AttemptId, layer: int, timeout_s: float) -> int | None:
+        self.waited_for.set()
+        self.goes_on.wait(WAIT_S)
+        return None
+
+    async def looked(self, times: int) -> None:
+        """Returns when the formation has been watched so many times more."""
+        for _ in range(times):
+            await until(lambda: self._looks.acquire(blocking=False))
+
+
+WAITING_PASS = RunPass(0, (PassRow("a", SequenceChunk((1,) * 8, 0, (0,), wants_logits=False), None),), (), awaits="a", predicted_ms=1.0)
+
+
 async def test_a_pass_that_waits_for_its_prefix_does_not_stall_and_one_that_computes_for_as_long_does(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(formation, "WATCH_EVERY_S", 0.01)
     monkeypatch.setattr(formation, "stalled_after_s", lambda *_: 0.05)
-    arriving, looked, goes_on = threading.Event(), threading.Semaphore(0), threading.Event()
-    arriving.set()
-
-    class Link:
-        """A store whose word of a prefix a test gives."""
-
-        def waits(self, attempt_id: AttemptId, num_layers: int) -> bool:
-            looked.release()
-            return arriving.is_set()
-
-        def wait_layer(self, attempt_id: AttemptId, layer: int, timeout_s: float) -> int | None:
-            goes_on.wait(WAIT_S)
-            return None
-
     async with a_group(tmp_path, model, (range(4),)) as group:
-        formed, told, link = await group.form(scratch(group)), list[PassLeft | PassEnded](), Link()
-        run = RunPass(0, (PassRow("a", SequenceChunk((1,) * 8, 0, (0,), wants_logits=False), None),), (), awaits="a", predicted_ms=1.0)
-        formed.launch(Launch(run, link, lambda _, event: told.append(event)))  # type: ignore[arg-type]
+        formed, stalled_at_end, link = await group.form(scratch(group)), list[str](), SlowLink()
+        formed.launch(Launch(WAITING_PASS, link, lambda *_: stalled_at_end.append(formed.stalled)))  # type: ignore[arg-type]
         for _ in range(20):
-            await until(lambda: looked.acquire(blocking=False))
+            await link.looked(1)
             assert not formed.stalled, "who waits for others is not at work"
-        arriving.clear()
+        link.arriving.clear()
         await until(lambda: formed.stalled)
         assert formed.stalled == "pass 0 has not ended within 0.1 s"
-        goes_on.set()
-        await until(lambda: told and not formed.stalled)
+        link.goes_on.set()
+        await until(lambda: stalled_at_end)
+        assert stalled_at_end == [""]
+
+
+async def test_a_pass_that_hangs_in_a_group_of_one_is_left_to_the_watchdog(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which ends the process: a formation that broke at the same time would have the attempts scheduled anew here."""
+    monkeypatch.setattr(formation, "WATCH_EVERY_S", 0.01)
+    async with a_group(tmp_path, model, (range(4),)) as group:
+        formed, told, link = await group.form(scratch(group)), list[PassLeft | PassEnded](), SlowLink()
+        formed.launch(Launch(WAITING_PASS, link, lambda _, event: told.append(event)))  # type: ignore[arg-type]
+        await until(link.waited_for.is_set)
+        monkeypatch.setattr(formation, "longest_pass_s", lambda *_: 0.05)
+        looking, breaking = asyncio.create_task(link.looked(20)), asyncio.create_task(formed.broken())
+        await asyncio.wait({looking, breaking}, return_when=asyncio.FIRST_COMPLETED)
+        link.goes_on.set()
+        assert not breaking.done()
+        breaking.cancel()
+        await until(lambda: told)
+        assert isinstance(told[0], PassDone)
 
 
 async def test_a_stage_whose_loading_was_called_off_loads_when_the_group_forms_again(
