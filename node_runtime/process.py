@@ -9,15 +9,14 @@ import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-import grpc.aio
 from grpc_health.v1 import health_pb2
 
-from engine.runner import ModelRunner
 from kvstore.link import StoreLink
 from node_runtime.model_thread import ModelThread, default_threads
-from node_runtime.role_switch import PendingSwitch, become, drained
+from node_runtime.role_switch import become, drained
+from node_runtime.server import EngineServer
 from springtide.clock import Clock, MonotonicClock
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError, NoMemory, PeerLost
@@ -25,7 +24,7 @@ from springtide.ids import Incarnation, InstanceId, new_incarnation
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments
 from springtide.protocol.instances import Role
-from springtide.protocol.storage import EngineHello, Notice
+from springtide.protocol.storage import EngineHello
 from springtide.rpc import channels
 from springtide.rpc.health import add_health
 from springtide.supervision import first_of
@@ -38,37 +37,9 @@ SAY_EVERY_S = 5.0
 STOP_GRACE_S = 0.5
 
 
-class ServedEngine(Protocol):
-    """What an engine process runs: the server of a prefill group or of a decode node, ready to be connected to its node's store
-    (node_runtime.server.EngineServer)."""
-
-    @property
-    def runner(self) -> ModelRunner: ...
-
-    @property
-    def pending_switch(self) -> PendingSwitch: ...
-
-    @property
-    def has_work(self) -> bool: ...
-
-    def register(self, server: grpc.aio.Server) -> None: ...
-
-    async def run(self) -> None: ...
-
-    def on_notice(self, notice: Notice) -> None: ...
-
-    async def attach(self, link: StoreLink, incarnation: Incarnation) -> None: ...
-
-    async def broken(self) -> PeerLost: ...
-
-    def detach(self, error: PeerLost) -> None: ...
-
-    async def at_rest(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-
-Prepare: TypeAlias = "Callable[[ModelThread], Coroutine[Any, Any, ServedEngine]]"
+Engine: TypeAlias = EngineServer[Any, Any, Any, Any]
+"""The server of an engine of either kind."""
+Prepare: TypeAlias = Callable[[ModelThread], Coroutine[Any, Any, Engine]]
 """Loads, warms up and measures; returns an engine that is ready to run. Cancelled when the process is to stop before that."""
 
 
@@ -77,7 +48,7 @@ async def serve(arguments: ProcessArguments, role: Role, threads: int | None, pr
     the configured number; None shares the machine's cores."""
     credentials = credentials_of(arguments.config)
     thread = ModelThread(threads or default_threads(arguments.config.num_engines))
-    engine: ServedEngine | None = None
+    engine: Engine | None = None
     try:
         engine = await first_of(prepare(thread), _told(stop))
         if engine is None:
@@ -163,7 +134,7 @@ class _Announcement:
             self.membership = None
 
 
-async def _leave(engine: ServedEngine, announcement: _Announcement, clock: Clock) -> None:
+async def _leave(engine: Engine, announcement: _Announcement, clock: Clock) -> None:
     """Waits for an order to switch the role; returns when nothing is left to do here, or no time for it."""
     order = await engine.pending_switch.ordered()
     logger.info("is to become a %s engine: takes no more work, and ends what it has within %.1f s", order.to, order.drain_s)
@@ -173,7 +144,7 @@ async def _leave(engine: ServedEngine, announcement: _Announcement, clock: Clock
         logger.warning("has not ended all its work: gateways will schedule it anew")
 
 
-async def _stay_connected(arguments: ProcessArguments, engine: ServedEngine, announcement: _Announcement) -> None:
+async def _stay_connected(arguments: ProcessArguments, engine: Engine, announcement: _Announcement) -> None:
     """Connects to the node's store, takes requests as long as it is there, and begins anew when it is lost."""
     while True:
         incarnation = new_incarnation()
@@ -192,9 +163,7 @@ async def _stay_connected(arguments: ProcessArguments, engine: ServedEngine, ann
             await link.close(engine.at_rest)
 
 
-async def _connect(
-    arguments: ProcessArguments, engine: ServedEngine, incarnation: Incarnation, lost: asyncio.Future[PeerLost]
-) -> StoreLink:
+async def _connect(arguments: ProcessArguments, engine: Engine, incarnation: Incarnation, lost: asyncio.Future[PeerLost]) -> StoreLink:
     """Tries until there is a store. `lost` is set when it goes. Raises ConfigError when its arena has no room in this process."""
 
     def on_lost(error: PeerLost) -> None:
