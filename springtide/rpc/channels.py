@@ -28,6 +28,8 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.so_reuseport", 0),
+    # The processes of a cluster reach each other at their own addresses, whatever the environment says of proxies.
+    ("grpc.enable_http_proxy", 0),
 ]
 
 _PUBLIC_STREAMS = 1024

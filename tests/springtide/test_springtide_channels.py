@@ -14,7 +14,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from springtide.rpc.channels import KEEPALIVE_MS, PING_TIMEOUT_MS, connect
+from springtide.rpc.channels import KEEPALIVE_MS, PING_TIMEOUT_MS, connect, new_server
+from springtide.rpc.health import add_health
 from tests.support.netns import Namespace
 
 SERVER = """
@@ -69,3 +70,17 @@ async def test_a_stream_over_a_network_that_is_cut_fails_soon(namespace: Namespa
     async with quiet_stream(namespace.there, namespace.prefix) as (reading, _):
         namespace.cut()
         await is_lost(reading)
+
+
+async def test_no_proxy_is_asked_for_what_is_within_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    server = new_server()
+    add_health(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with connect(f"127.0.0.1:{port}") as channel:
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=SLACK_S)
+    await server.stop(None)

@@ -128,6 +128,9 @@ class ScatteredCluster:
 
     def _start(self, spec: ProcessSpec, part: str, *arguments: str) -> None:
         command = [*self.networks[part].prefix, *spec.command, *arguments]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SPRINGTIDE_")} | spec.environment
+        # No proxy of this machine's is reached from there.
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("SPRINGTIDE_") and not name.lower().endswith("_proxy")
+        }
         with self._paths.log(spec.name).open("wb") as log:
-            self._running[spec.name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            self._running[spec.name] = subprocess.Popen(command, stdout=log, stderr=log, env=inherited | spec.environment)
