@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from deploy.options import SettingsOption, names_of, parse_settings
-from springtide.choices import AdmissionName, PolicyName
+from springtide.choices import AdmissionName, MachineName, PolicyName, WorkloadName
 
 
 def simulate(
     trace: Annotated[Path | None, typer.Option(help="JSONL of the Mooncake project or CSV; without one, --workload")] = None,
-    workload: Annotated[str, typer.Option(help="generated when there is no trace: poisson, bursts, chat, documents or agents")] = "chat",
+    workload: Annotated[str, typer.Option(help=f"generated when there is no trace: {names_of(WorkloadName)}")] = "chat",
     rate: Annotated[float, typer.Option(min=0.0001, help="requests a second of a generated workload")] = 3.0,
     duration: Annotated[float, typer.Option(min=1.0, help="seconds of a generated workload")] = 600.0,
     seed: Annotated[int, typer.Option(min=0, help="of a generated workload")] = 0,
@@ -24,9 +24,7 @@ def simulate(
     coupled: Annotated[int, typer.Option(min=0, help="instead, so many instances that do both (continuous batching, chunked prefill)")] = 0,
     policy: Annotated[str, typer.Option(help=names_of(PolicyName))] = "kvcache-centric",
     admission: Annotated[str, typer.Option(help=names_of(AdmissionName))] = "early-rejection-predicted",
-    hardware: Annotated[
-        str, typer.Option(help="a100-llama2-70b, h100-llama2-70b, a100-llama3-8b, or a file of `springtide profile`")
-    ] = "a100-llama2-70b",
+    hardware: Annotated[str, typer.Option(help=f"{names_of(MachineName)}, or a file of `springtide profile`")] = "a100-llama2-70b",
     ttft_slo: Annotated[float, typer.Option(min=0.001, help="seconds; the paper's by default")] = 30.0,
     tbt_slo: Annotated[float, typer.Option(min=0.001, help="seconds a token; the paper's by default")] = 0.1,
     block_tokens: Annotated[int, typer.Option(min=8, max=1024, help="tokens of a KV block; 512 in JSONL traces")] = 512,

@@ -1,4 +1,4 @@
-"""The names that settings choose among, in the order in which pages and messages show them.
+"""The names that settings and options choose among, in the order in which pages and messages show them.
 
 What a name stands for is registered where it is made, above this package, which imports nothing from there: `tests/test_registries.py`
 holds each registry to the names. Without pydantic, so that `springtide --help` is quick.
@@ -25,3 +25,9 @@ DtypeName = Literal["bfloat16", "float32"]
 
 KernelsName = Literal["auto", "plain"]
 """`kernels`: engine/backends/choice.py. Which backends `auto` is the best of is not for a setting to say."""
+
+WorkloadName = Literal["poisson", "bursts", "chat", "documents", "agents"]
+"""`springtide simulate --workload`: simulator/workload/generate.py."""
+
+MachineName = Literal["a100-llama2-70b", "h100-llama2-70b", "a100-llama3-8b"]
+"""`springtide simulate --hardware`: simulator/hardware/catalog.py."""

@@ -91,9 +91,7 @@ class KVConfig(Section):
         description="DRAM that each node lends to the pool. All nodes of a machine together must have it, and a prompt and its output may "
         "not have more tokens than it holds",
     )
-    transports: tuple[TransportName, ...] | None = Field(
-        None, min_length=1, description="best first; default: shm, rdma on machines that have it, tcp"
-    )
+    transports: tuple[TransportName, ...] | None = Field(None, min_length=1, description="best first; default: all that the machine has")
     rdma_devices: tuple[str, ...] = Field((), description="such as `mlx5_0`, or `mlx5_0:1` for one of its ports; default: all active ones")
     rdma_traffic_class: int = Field(0, ge=0, le=255, description="of RoCE packets: the DSCP of the fabric's lossless class, times 4")
     eviction: EvictionName = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -20,6 +21,8 @@ from engine.formats.registry import ARCHITECTURES
 from engine.loader import DTYPES
 from kvstore.core.eviction import EVICTION_POLICIES
 from messenger.registry import TRANSPORTS
+from simulator.hardware.catalog import MACHINES
+from simulator.workload.generate import GENERATORS
 from springtide import choices
 from springtide.config import ClusterConfig, ConductorConfig, KVConfig, Section, load_config
 from springtide.errors import ConfigError
@@ -32,12 +35,20 @@ SETTINGS: dict[str, tuple[type[Section], Any, Iterable[str]]] = {
     "conductor.admission": (ConductorConfig, choices.AdmissionName, ADMISSIONS),
     "dtype": (ClusterConfig, choices.DtypeName, DTYPES),
 }
+OPTIONS: dict[str, tuple[Any, Iterable[str]]] = {
+    "--policy": (choices.PolicyName, POLICIES),
+    "--admission": (choices.AdmissionName, ADMISSIONS),
+    "--workload": (choices.WorkloadName, GENERATORS),
+    "--hardware": (choices.MachineName, MACHINES),
+}
+"""Those of `springtide simulate`."""
 PAGES = {
     "packages/messenger.md": TRANSPORTS,
     "packages/kvstore.md": EVICTION_POLICIES,
     "packages/conductor.md": [*POLICIES, *ADMISSIONS],
     "packages/engine.md": BACKENDS,
     "packages/models.md": [architecture.name for architecture in ARCHITECTURES],
+    "packages/simulator.md": [*GENERATORS, *MACHINES],
 }
 
 
@@ -54,16 +65,23 @@ def test_a_setting_knows_what_is_registered_and_nothing_else(setting: str) -> No
         load_config(overrides={setting: ["pigeon"] if several else "pigeon"}, environ={})
 
 
+def test_kernels_are_backends() -> None:
+    """Not all of them: which ones are tried before the last is for `auto` to say."""
+    assert set(get_args(choices.KernelsName)) - {"auto"} <= BACKENDS.keys()
+
+
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_has_whatever_is_registered(page: str) -> None:
-    text = (DOCS / page).read_text()
-    assert [name for name in PAGES[page] if f"`{name}`" not in text] == []
+def test_a_table_of_the_page_has_whatever_is_registered(page: str) -> None:
+    rows = "\n".join(line for line in (DOCS / page).read_text().splitlines() if line.startswith("|"))
+    assert [name for name in PAGES[page] if f"`{name}`" not in rows] == []
 
 
-@pytest.mark.parametrize(("option", "registry"), [("--policy", POLICIES), ("--admission", ADMISSIONS)])
-def test_help_has_whatever_is_registered(option: str, registry: Iterable[str]) -> None:
+@pytest.mark.parametrize("option", OPTIONS)
+def test_help_has_whatever_is_registered_and_nothing_else(option: str) -> None:
+    names, registry = OPTIONS[option]
+    assert list(get_args(names)) == list(registry)
     shown = CliRunner().invoke(app, ["simulate", "--help"], env={"COLUMNS": "400", "TERM": "dumb"}).output
-    (line,) = [line for line in shown.splitlines() if f" {option} " in line]
+    (line,) = [line for line in shown.splitlines() if re.match(rf"\W*{option} ", line)]
     assert [name for name in registry if name not in line] == []
 
 

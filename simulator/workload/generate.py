@@ -60,7 +60,7 @@ def generate(
     deadline_ms: float = 0.0,
     **overrides: float,
 ) -> Workload:
-    """A workload of the kind `poisson`, `bursts`, `chat`, `documents` or `agents`, with `rate_per_s` requests a second on average over
+    """A workload of one of the kinds in GENERATORS, with `rate_per_s` requests a second on average over
     `duration_s`; the same arguments make the same requests. `overrides` are that kind's options, described where it is defined.
 
     `tenants` maps names to shares of the rate. Each tenant has sessions and documents of its own, since KV is not shared between

@@ -16,6 +16,7 @@ from simulator.coupled import CoupledOptions, run_coupled
 from simulator.hardware import load
 from simulator.run import Plan, options_of, simulate
 from simulator.workload import SimRequest, Workload, generate
+from simulator.workload.generate import GENERATORS
 
 BLOCK = 512
 HARDWARE = load("a100-llama2-70b")
@@ -83,7 +84,7 @@ def test_many_steps_at_a_time_come_to_the_same_as_one_at_a_time(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["poisson", "bursts", "chat", "documents", "agents"])
+@pytest.mark.parametrize("name", GENERATORS)
 def test_every_request_ends_exactly_once_and_nothing_leaks(name: str, policy: str) -> None:
     workload = generate(name, 4.0, 60.0, seed=1, block_tokens=BLOCK)
     cluster = run(workload.requests, conductor__policy=policy)
