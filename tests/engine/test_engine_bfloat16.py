@@ -115,7 +115,7 @@ def test_stages_change_no_bit(tmp_path: Path) -> None:
 
 def test_the_demo_model_goes_on_with_the_same_tokens_in_any_chunks(demo_bf16: Harness) -> None:
     prompt = random_prompt(4, 700)
-    slots = demo_bf16.slots(720)
-    wanted = demo_bf16.greedy(prompt, 16, slots=slots)
+    wanted = demo_bf16.greedy(prompt, 16)
     for chunk in (64, 200, 333):
-        assert demo_bf16.greedy(prompt, 16, chunk=chunk, slots=slots) == wanted
+        demo_bf16.foul()
+        assert demo_bf16.greedy(prompt, 16, chunk=chunk) == wanted

@@ -101,7 +101,7 @@ def test_logits_are_those_of_transformers(made: Made, kind: str) -> None:
     torch.testing.assert_close(logits, reference.logits(prompt)[-1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["Mistral with a window", "Qwen3 with windows in some layers", "Qwen3-MoE", "Gemma"])
+@pytest.mark.parametrize("kind", MODELS)
 def test_prefills_and_decodes_of_many_sequences_share_a_pass(made: Made, kind: str) -> None:
     harness, reference = made(kind)
     prompts = [random_prompt(20 + length, length, 10, 250) for length in (1, 5, 31, 33, 90, 130, 400)]
@@ -123,7 +123,7 @@ def test_prefills_and_decodes_of_many_sequences_share_a_pass(made: Made, kind: s
     assert outputs == wanted
 
 
-@pytest.mark.parametrize("kind", ["Qwen2 with a window in its later layers", "Qwen3-MoE with a dense layer", "Gemma"])
+@pytest.mark.parametrize("kind", MODELS)
 def test_a_cached_prefix_changes_nothing(made: Made, kind: str) -> None:
     harness, reference = made(kind)
     prompt = random_prompt(1, 300, 10, 250)
@@ -140,7 +140,7 @@ def test_a_row_of_a_sparse_layer_does_not_depend_on_the_others(made: Made) -> No
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["Qwen2 with a window in its later layers", "Qwen3-MoE with a dense layer", "Gemma"])
+@pytest.mark.parametrize("kind", MODELS)
 def test_stages_of_a_pipeline_together_are_the_model(tmp_path: Path, made: Made, kind: str) -> None:
     _, reference = made(kind)
     family, config = MODELS[kind]
@@ -158,7 +158,7 @@ def test_stages_of_a_pipeline_together_are_the_model(tmp_path: Path, made: Made,
     torch.testing.assert_close(logits[0], reference.logits(prompt)[-1], rtol=1e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("kind", ["Qwen2", "Qwen3", "Qwen3-MoE, normalised", "Gemma"])
+@pytest.mark.parametrize("kind", MODELS)
 def test_bf16_stays_close(tmp_path: Path, made: Made, kind: str) -> None:
     _, reference = made(kind)
     family, config = MODELS[kind]
