@@ -20,7 +20,8 @@ from tests.support.streams import StreamEnd, stream
 GATEWAYS = ("gateway-0", "gateway-1")
 STORES = ("prefill-0-store", "decode-0-store")
 STREAMS_EACH = 3
-OUTPUT_TOKENS = 240
+OUTPUT_TOKENS, KILLED_TOKENS = 60, 400
+"""Where one is killed, enough that no stream has ended when the last one begins."""
 BROKEN = "broken"
 
 
@@ -54,9 +55,9 @@ class TwoGateways:
         except httpx.HTTPError:
             return False
 
-    def stream(self, name: str, seed: int, begun: Event) -> StreamEnd | str:
+    def stream(self, name: str, seed: int, output_tokens: int, begun: Event) -> StreamEnd | str:
         try:
-            return stream(self.cluster, random_prompt(seed, 100), OUTPUT_TOKENS, begun.set, self.url(name))
+            return stream(self.cluster, random_prompt(seed, 100), output_tokens, begun.set, self.url(name))
         except httpx.HTTPError:
             return BROKEN
 
@@ -90,7 +91,7 @@ def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoGateways]:
 def test_both_serve_at_once(gateways: TwoGateways) -> None:
     names = GATEWAYS * STREAMS_EACH
     with ThreadPoolExecutor(len(names)) as threads:
-        ends = list(threads.map(lambda number: gateways.stream(names[number], number, Event()), range(len(names))))
+        ends = list(threads.map(lambda number: gateways.stream(names[number], number, OUTPUT_TOKENS, Event()), range(len(names))))
     assert ends == [StreamEnd(OUTPUT_TOKENS, ("length",), ())] * len(names)
     gateways.wait_nothing_held()
 
@@ -100,12 +101,12 @@ def test_one_is_killed_and_the_other_goes_on(gateways: TwoGateways, victim: str)
     names = GATEWAYS * STREAMS_EACH
     begun = [Event() for _ in names]
     with ThreadPoolExecutor(len(names)) as threads:
-        streams = [threads.submit(gateways.stream, name, 100 + number, begun[number]) for number, name in enumerate(names)]
+        streams = [threads.submit(gateways.stream, name, 100 + number, KILLED_TOKENS, begun[number]) for number, name in enumerate(names)]
         assert all(event.wait(60) for event in begun)
         gateways.kill(victim)
         ends = {name: [stream.result() for stream, of in zip(streams, names, strict=True) if of == name] for name in GATEWAYS}
     (survivor,) = set(GATEWAYS) - {victim}
-    assert ends[survivor] == [StreamEnd(OUTPUT_TOKENS, ("length",), ())] * STREAMS_EACH
+    assert ends[survivor] == [StreamEnd(KILLED_TOKENS, ("length",), ())] * STREAMS_EACH
     assert ends[victim] == [BROKEN] * STREAMS_EACH, "they ended before the kill"
     assert len(gateways.complete(survivor, random_prompt(200, 50), 4)["choices"]) == 1
     gateways.wait_nothing_held()
