@@ -34,6 +34,7 @@ from conductor.core.types.events import (
     RequestSnapshot,
     Scored,
     StoreDown,
+    StoreStillHere,
     StoreWatched,
     SwitchFailed,
 )
@@ -123,6 +124,8 @@ class ConductorCore:
                 self.index.snapshot(node_id, incarnation, sequence, keys, tier, complete)
                 if complete:
                     self._snapshots_asked.discard(node_id)
+            case StoreStillHere(node_id, sequence):
+                return self._in_order(node_id, self.index.still_at(node_id, sequence))
             case StoreWatched(node_id, address):
                 self._store_addresses[node_id] = address
             case StoreDown(node_id):

@@ -127,8 +127,9 @@ class Store:
 
     async def run(self) -> None:
         """Goes on until it is cancelled. What breaks of what a store does all the time (leases and pins that end, writers that are watched)
-        is raised: a store without it would leak slots."""
-        await asyncio.gather(*self._tasks)
+        is raised: a store without it would leak slots. What is cancelled is the watching of it, which ends at once; the work itself goes on
+        until `close`, which waits for a disk that takes its time."""
+        await asyncio.gather(*map(asyncio.shield, self._tasks))
 
     async def close(self) -> None:
         if self._session is not None:

@@ -23,6 +23,7 @@ from conductor.core.types.events import (
     LoadReported,
     Placed,
     StoreDown,
+    StoreStillHere,
     StoreWatched,
     SwitchFailed,
 )
@@ -113,6 +114,7 @@ EVENTS = st.one_of(
     st.builds(BlocksRemoved, NAMES.map(NodeId), st.just(1), st.integers(1, 3), KEYS, st.sampled_from(Tier)),
     st.builds(SnapshotPart, NAMES.map(NodeId), st.just(1), st.integers(0, 3), KEYS, st.just(Tier.DRAM), st.booleans()),
     st.builds(StoreWatched, NAMES.map(NodeId), st.just("store:2")),
+    st.builds(StoreStillHere, NAMES.map(NodeId), st.integers(0, 3)),
     st.builds(StoreDown, NAMES.map(NodeId)),
     st.just(Tick()),
 )

@@ -65,6 +65,14 @@ class StoreDown:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreStillHere:
+    """A store has had nothing to tell for a while. `sequence` is the number of its last event."""
+
+    node_id: NodeId
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicationEnded:
     """A Replicate was done, in part or in full, or it failed."""
 
@@ -95,6 +103,7 @@ Event = (
     | SnapshotPart
     | BlocksStored
     | BlocksRemoved
+    | StoreStillHere
     | ReplicationEnded
     | SwitchFailed
     | Tick
