@@ -190,7 +190,7 @@ class ApiBackend:
     tokenizer: Tokenizer
     runner: Runner
     conductor: ConductorLink
-    tenants: ApiKeys
+    api_keys: ApiKeys
     bodies: Bodies
     side_thread: SideThread
     clock: Clock

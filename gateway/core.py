@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gateway import events as ev
+from gateway.hashing import Hashing
 from gateway.state import STEPS_AT_A_STANDSTILL, AttemptState, Limits, Pulse, RequestState
 from springtide.clock import ObservedTime, Tick
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
@@ -35,7 +36,7 @@ _MOST_BETWEEN_TICKS_S = 1.0
 
 
 class GatewayCore:
-    def __init__(self, limits: Limits, gateway_id: GatewayId, hashing: ev.Hashing) -> None:
+    def __init__(self, limits: Limits, gateway_id: GatewayId, hashing: Hashing) -> None:
         self._limits = limits
         self._gateway_id = gateway_id
         self._hashing = hashing

@@ -54,7 +54,7 @@ class InferenceService:
 
     async def list_models(self, request: inference_pb2.ListModelsRequest, context: Context) -> inference_pb2.ListModelsReply:
         try:
-            self._backend.tenants.of(_metadata(context, "authorization"), "")
+            self._backend.api_keys.of(_metadata(context, "authorization"), "")
         except SpringtideError as error:
             await abort(context, error)
         preparer = self._backend.preparer
@@ -93,7 +93,7 @@ class InferenceService:
     async def _ordered(self, context: Context, request_id: str) -> PreparedRequest:
         authorization = _metadata(context, "authorization")
         # Nothing of a stranger's message is read.
-        tenant = self._backend.tenants.of(authorization, "")
+        tenant = self._backend.api_keys.of(authorization, "")
         origin = Origin(request_id, self._backend.clock.now(), tenant, _metadata(context, "traceparent"))
         async with self._messages.received(context) as raw:
             if raw is None:
@@ -102,7 +102,7 @@ class InferenceService:
 
     def _parsed(self, raw: bytes, authorization: str, origin: Origin) -> PreparedRequest:
         request = parse_request(raw, self._backend.preparer.bounds.max_values)
-        return self._prepare(request, replace(origin, tenant=self._backend.tenants.of(authorization, request.tenant)))
+        return self._prepare(request, replace(origin, tenant=self._backend.api_keys.of(authorization, request.tenant)))
 
     def _prepare(self, request: inference_pb2.GenerateRequest, origin: Origin) -> PreparedRequest:
         preparer = self._backend.preparer

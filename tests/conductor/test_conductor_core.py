@@ -246,9 +246,9 @@ class RandomEvents(RuleBasedStateMachine):
         actions = self.core.handle(event, self.now)
         replies = [action for action in actions if isinstance(action, Decided)]
         self.replies += len(replies)
-        for reply in replies:
-            assert (reply.assignment is not None) == isinstance(reply.outcome, Placement)
-            assert (reply.assignment is not None) == (reply.attempt_id in self.core.state.attempts)
+        for decided in replies:
+            assert (decided.assignment is not None) == isinstance(decided.decision, Placement)
+            assert (decided.assignment is not None) == (decided.attempt_id in self.core.state.attempts)
 
     @rule(attempt=attempts, num_tokens=st.integers(1, 60), accepted=st.booleans(), avoid=st.sets(names))
     def schedule(self, attempt: AttemptId, num_tokens: int, accepted: bool, avoid: set[str]) -> None:

@@ -131,7 +131,7 @@ def brought_up() -> Iterator[Event]:
 def decisions(actions: list[Action]) -> list[object]:
     """What can be compared: the estimates as the line that is logged of them."""
     return [
-        (action.attempt_id, action.outcome, action.assignment, action.alternatives.to_json()) if isinstance(action, Decided) else action
+        (action.attempt_id, action.decision, action.assignment, action.alternatives.to_json()) if isinstance(action, Decided) else action
         for action in actions
     ]
 
@@ -170,9 +170,9 @@ def test_a_replay_decides_as_the_run_did() -> None:
     for event in [*brought_up(), request("a")]:
         recorder.event(event, 0.0)
     *_, (_, _, actions) = replay(lines)
-    (reply,) = actions
-    assert isinstance(reply, Decided)
-    assert isinstance(reply.outcome, Placement)
+    (decided,) = actions
+    assert isinstance(decided, Decided)
+    assert isinstance(decided.decision, Placement)
 
 
 @pytest.mark.parametrize(

@@ -394,7 +394,7 @@ async def test_health_is_served(cluster: Cluster) -> None:
         assert member.metrics_address
 
 
-async def test_a_logged_decision_replays_to_the_same_outcome(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_logged_decision_replays_to_the_same_decision(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     await cluster.add("prefill-0", "prefill")
     await cluster.add("decode-0", "decode")
     async with cluster.conductor() as conductor:
@@ -402,6 +402,6 @@ async def test_a_logged_decision_replays_to_the_same_outcome(cluster: Cluster, c
         with caplog.at_level(logging.DEBUG, logger="conductor.decisions"):
             assignment = (await place(conductor, "a")).assignment
     (line,) = [record.getMessage() for record in caplog.records if record.name == "conductor.decisions"]
-    outcome = decide(Alternatives.from_json(line))
-    assert isinstance(outcome, Placement)
-    assert outcome.prefill.instance_id == assignment.prefill.instance_id
+    decision = decide(Alternatives.from_json(line))
+    assert isinstance(decision, Placement)
+    assert decision.prefill.instance_id == assignment.prefill.instance_id

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from gateway import http_server
-from gateway.http_server import MAX_HEADERS, MOST_S, ConnectionPhase, ConnectionTable, HttpServer, bind
+from gateway.http_connections import MOST_S, ConnectionPhase, ConnectionTable
+from gateway.http_server import MAX_HEADERS, HttpServer, bind
 from springtide.process import raise_file_limit
 
 # ---- the table ----

@@ -17,8 +17,8 @@ import pytest
 from kvstore_support import SPEC, WAIT_S, Engine, Starter, StoreProcess, contents, keys_of, until
 from prometheus_client import REGISTRY
 
-from kvstore.server.node.node import NodeOptions
-from kvstore.server.node.ssd import SsdOptions
+from kvstore.server.shared.context import StoreOptions
+from kvstore.server.shared.ssd import SsdOptions
 from kvstore.server.store import Store
 from kvstore.server.transfer import fetch, promotion
 from kvstore.server.transfer.demotion import Demotion
@@ -238,7 +238,7 @@ async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
         disks.append(SlowDisk())
         ssd = SsdOptions(tmp_path / f"{node_id}-ssd", 64 << 20, "f", demote_below=demote_below, demote_until=demote_until)
         sockets = tmp_path / f"{node_id}.store.sock", tmp_path / f"{node_id}.arena.sock"
-        store_options = NodeOptions(NodeId(node_id), SPEC, NUM_SLOTS, "127.0.0.1", *sockets, transports=("shm",), ssd=ssd, **options)
+        store_options = StoreOptions(NodeId(node_id), SPEC, NUM_SLOTS, "127.0.0.1", *sockets, transports=("shm",), ssd=ssd, **options)
         stores.append(Store(store_options, disk=disks[-1]))
         await stores[-1].start()
         engines.append(await Engine.connect(store_options))
@@ -319,7 +319,7 @@ async def test_who_stops_a_store_does_not_wait_for_its_disk_before_it_withdraws_
     monkeypatch.setattr(Demotion, "_step", step)
     ssd = SsdOptions(tmp_path / "ssd", 64 << 20, "f", demote_below=1.0, demote_until=1.0)
     sockets = tmp_path / "store.sock", tmp_path / "arena.sock"
-    store = Store(NodeOptions(NodeId("prefill-0"), SPEC, NUM_SLOTS, "127.0.0.1", *sockets, transports=("shm",), ssd=ssd))
+    store = Store(StoreOptions(NodeId("prefill-0"), SPEC, NUM_SLOTS, "127.0.0.1", *sockets, transports=("shm",), ssd=ssd))
     await store.start()
     running = asyncio.create_task(store.run())
     await began.wait()

@@ -115,10 +115,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The answer to a Schedule: exactly one each. `assignment` is absent when `outcome` is a Rejection."""
+    """The answer to a Schedule: exactly one each. `assignment` is absent when `decision` is a Rejection."""
 
     attempt_id: AttemptId
-    outcome: Decision
+    decision: Decision
     alternatives: Alternatives
     assignment: Assignment | None
 
