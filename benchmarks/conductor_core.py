@@ -95,8 +95,8 @@ def measure(live: LiveCluster, num_tokens: int) -> Figures:
                 ticked += TICK_S
             attempt_id = AttemptId(f"asked-{number}")
             asked = Schedule(attempt_id, RequestId(attempt_id), GatewayId("asker"), next(prompts), num_tokens + 1, 100)
-            (reply,) = clocked.handle("decision", asked, now)
-            assert isinstance(reply, Decided) and reply.assignment is not None
+            (decided,) = clocked.handle("decision", asked, now)
+            assert isinstance(decided, Decided) and decided.assignment is not None
             clocked.handle("end", Progress(attempt_id, Phase.FAILED), now)
     finally:
         gc.unfreeze()

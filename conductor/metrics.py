@@ -57,13 +57,13 @@ def forget_node(node_id: str) -> None:
         SNAPSHOTS_REQUESTED.remove(node_id)
 
 
-def observe_reply(reply: Decided, seconds: float, block_tokens: int, num_tokens: int) -> None:
+def observe_decided(decided: Decided, seconds: float, block_tokens: int, num_tokens: int) -> None:
     DECISION_SECONDS.observe(seconds)
-    if isinstance(reply.outcome, Rejection):
+    if isinstance(decided.decision, Rejection):
         DECISIONS.labels("rejected").inc()
-        REJECTIONS.labels(reply.outcome.reason.value).inc()
+        REJECTIONS.labels(decided.decision.reason.value).inc()
         return
-    prefill = reply.outcome.prefill
+    prefill = decided.decision.prefill
     DECISIONS.labels("scheduled").inc()
     PLACEMENTS.labels(prefill.branch).inc()
     PROMPT_TOKENS.inc(num_tokens)

@@ -20,7 +20,8 @@ from gateway.text import PlacedToken, StopStrings, TextAssembler
 from springtide.clock import Clock
 from springtide.errors import SpringtideError
 from springtide.ids import RequestId
-from springtide.protocol.outputs import Finish, SampledToken, Usage
+from springtide.protocol.outputs import Finish, SampledToken
+from springtide.protocol.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ class ApiBackend:
     tokenizer: Tokenizer
     runner: Runner
     conductor: ConductorLink
-    tenants: ApiKeys
+    api_keys: ApiKeys
     bodies: Bodies
     side_thread: SideThread
     clock: Clock

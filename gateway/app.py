@@ -14,8 +14,9 @@ from gateway.answer import ApiBackend
 from gateway.bodies import Bodies
 from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
-from gateway.events import InstancesHung, TenantHashing
+from gateway.events import InstancesHung
 from gateway.grpc_service import new_server
+from gateway.hashing import TenantHashing
 from gateway.http_app import create_app
 from gateway.http_server import HttpServer, bind
 from gateway.prepare import Preparer
@@ -144,8 +145,8 @@ class GatewayServer:
         tokenizer = await asyncio.to_thread(load_tokenizer, info)
         context_length, quotas = context_tokens(config, info), quota_tokens(config, info)
         preparer = Preparer(config.served_model_name or info.name, context_length, info.vocab_size, tokenizer, quotas)
-        bodies, tenants = Bodies(preparer.bounds.max_body_bytes), ApiKeys(config.server.api_keys)
-        return ApiBackend(preparer, tokenizer, self._runner, self._conductor, tenants, bodies, self._side_thread, self._clock)
+        bodies, api_keys = Bodies(preparer.bounds.max_body_bytes), ApiKeys(config.server.api_keys)
+        return ApiBackend(preparer, tokenizer, self._runner, self._conductor, api_keys, bodies, self._side_thread, self._clock)
 
     async def _announce(self) -> None:
         member = Member(

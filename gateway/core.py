@@ -7,9 +7,9 @@ already received, until it has its one terminal reply. Whatever is late, duplica
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from gateway import events as ev
+from gateway.hashing import Hashing
 from gateway.state import STEPS_AT_A_STANDSTILL, AttemptState, Limits, Pulse, RequestState
 from springtide.clock import ObservedTime, Tick
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
@@ -17,7 +17,7 @@ from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Phase, Progress
 from springtide.protocol.instances import Role
 from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, PrefillDone, TokenOutput
-from springtide.protocol.scheduling import Assignment, Reason, Schedule
+from springtide.protocol.scheduling import Assignment, Reason, Schedule, Terms
 from springtide.protocol.starts import DecodeStart, PrefillStart, Request
 
 _NOBODY_THERE = (Reason.NO_PREFILL, Reason.NO_DECODE)
@@ -36,7 +36,7 @@ _MOST_BETWEEN_TICKS_S = 1.0
 
 
 class GatewayCore:
-    def __init__(self, limits: Limits, gateway_id: GatewayId, hashing: ev.Hashing) -> None:
+    def __init__(self, limits: Limits, gateway_id: GatewayId, hashing: Hashing) -> None:
         self._limits = limits
         self._gateway_id = gateway_id
         self._hashing = hashing
@@ -141,11 +141,9 @@ class GatewayCore:
     def _schedule(self, state: RequestState, now: float) -> list[ev.Action]:
         """Asks for a new attempt, or for the same again when the Conductor may have placed it without our learning of it. When the
         request's deadline has passed, there is no further attempt."""
-        left_ms = 0.0
-        if state.generation.terms.deadline_ms:
-            left_ms = self._left_ms(state, now)
-            if left_ms <= 0:
-                return self._miss_deadline(state)
+        terms = self._terms_left(state, now)
+        if terms is None:
+            return self._miss_deadline(state)
         if not state.unanswered:
             state.tries += 1
         state.unanswered = False
@@ -167,13 +165,13 @@ class GatewayCore:
                 accepted=state.accepted,
                 avoid=frozenset(state.avoid),
                 tenant=generation.tenant,
-                terms=replace(generation.terms, deadline_ms=left_ms),
+                terms=terms,
             )
         ]
 
-    def _left_ms(self, state: RequestState, now: float) -> float:
-        """Until its deadline."""
-        return state.generation.terms.deadline_ms - self._age_ms(state, now)
+    def _terms_left(self, state: RequestState, now: float) -> Terms | None:
+        """None: its deadline has passed."""
+        return state.generation.terms.after(self._age_ms(state, now))
 
     def _miss_deadline(self, state: RequestState) -> list[ev.Action]:
         message = f"the deadline of {state.generation.terms.deadline_ms:.0f} ms has passed with {len(state.tokens)} tokens of output"
@@ -463,7 +461,7 @@ class GatewayCore:
         if now - self._looked_at < _LOOK_EVERY_S:
             return actions
         self._looked_at = now
-        for state in [state for state in self._requests.values() if state.generation.terms.deadline_ms and self._left_ms(state, now) <= 0]:
+        for state in [state for state in self._requests.values() if self._terms_left(state, now) is None]:
             actions += self._miss_deadline(state)
         self._observed.look(now)
         for state in list(self._by_attempt.values()):

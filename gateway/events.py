@@ -1,17 +1,13 @@
-"""What the gateway's core schedules (generations, whose blocks' keys are hashed here, once, and sent along), what it is told (events) and
-what it wants done (actions)."""
+"""What the gateway's core schedules (generations), what it is told (events) and what it wants done (actions)."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from springtide.blocks import block_keys, namespace_root
 from springtide.clock import Tick
 from springtide.errors import SpringtideError
-from springtide.ids import AttemptId, BlockKey, InstanceId, RequestId
+from springtide.ids import AttemptId, InstanceId, RequestId
 from springtide.protocol.attempts import Progress
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.outputs import AttemptFailed, AttemptSign, Finish, PrefillDone, SampledToken, TokenOutput
@@ -41,35 +37,6 @@ class Generation:
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise ValueError("Generation.prompt_ids must hold at least one token")
-
-
-class Hashing(Protocol):
-    """How the tokens of a generation become block keys."""
-
-    block_tokens: int
-
-    def namespace(self, generation: Generation) -> BlockKey:
-        """The root of its keys."""
-        ...
-
-    def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
-        """The keys of every full block of so many tokens of its prompt and output."""
-        ...
-
-
-class TenantHashing:
-    """Hashing by tenant. Each has a namespace of its own: nobody's blocks match another's."""
-
-    def __init__(self, model_fingerprint: str, kv_dtype: str, block_tokens: int) -> None:
-        self.block_tokens = block_tokens
-        root = functools.partial(namespace_root, model_fingerprint, kv_dtype, block_tokens)
-        self._root = functools.lru_cache(maxsize=4096)(root)
-
-    def namespace(self, generation: Generation) -> BlockKey:
-        return self._root(generation.tenant)
-
-    def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
-        return tuple(block_keys(self.namespace(generation), token_ids, self.block_tokens))
 
 
 # ---- events ----

@@ -17,9 +17,10 @@ from gateway.prepare import COMPLETION_MAX_TOKENS, SAMPLING_FIELDS, Origin, Prep
 from gateway.schema import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from springtide.errors import InvalidRequest, SpringtideError
 from springtide.ids import new_id
-from springtide.protocol.outputs import Finish, SampledToken, Usage
+from springtide.protocol.outputs import Finish, SampledToken
 from springtide.protocol.sampling import LogitBias
-from springtide.protocol.wire import TERMS, TOKEN_LOGPROB
+from springtide.protocol.usage import Usage
+from springtide.protocol.wire import TERMS, TOKEN_LOGPROB, USAGE
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import inference_pb2
 from springtide.rpc.channels import new_public_server
@@ -53,7 +54,7 @@ class InferenceService:
 
     async def list_models(self, request: inference_pb2.ListModelsRequest, context: Context) -> inference_pb2.ListModelsReply:
         try:
-            self._backend.tenants.of(_metadata(context, "authorization"), "")
+            self._backend.api_keys.of(_metadata(context, "authorization"), "")
         except SpringtideError as error:
             await abort(context, error)
         preparer = self._backend.preparer
@@ -92,7 +93,7 @@ class InferenceService:
     async def _ordered(self, context: Context, request_id: str) -> PreparedRequest:
         authorization = _metadata(context, "authorization")
         # Nothing of a stranger's message is read.
-        tenant = self._backend.tenants.of(authorization, "")
+        tenant = self._backend.api_keys.of(authorization, "")
         origin = Origin(request_id, self._backend.clock.now(), tenant, _metadata(context, "traceparent"))
         async with self._messages.received(context) as raw:
             if raw is None:
@@ -101,7 +102,7 @@ class InferenceService:
 
     def _parsed(self, raw: bytes, authorization: str, origin: Origin) -> PreparedRequest:
         request = parse_request(raw, self._backend.preparer.bounds.max_values)
-        return self._prepare(request, replace(origin, tenant=self._backend.tenants.of(authorization, request.tenant)))
+        return self._prepare(request, replace(origin, tenant=self._backend.api_keys.of(authorization, request.tenant)))
 
     def _prepare(self, request: inference_pb2.GenerateRequest, origin: Origin) -> PreparedRequest:
         preparer = self._backend.preparer
@@ -177,13 +178,10 @@ def _chunk(request_id: str, delta: Delta, usage: Usage | None) -> inference_pb2.
         text=delta.text,
         token_ids=[placed.token.token_id for placed in delta.tokens],
         logprobs=[logprobs for placed in delta.tokens if (logprobs := _logprobs(placed.token)) is not None],
+        usage=None if usage is None else USAGE.encode(usage),
     )
     if delta.finish is not None:
         chunk.finish_reason = _FINISHES[delta.finish]
-    if usage is not None:
-        chunk.usage.prompt_tokens = usage.prompt_tokens
-        chunk.usage.completion_tokens = usage.completion_tokens
-        chunk.usage.cached_tokens = usage.cached_tokens
     return chunk
 
 

@@ -36,7 +36,7 @@ _SCHEMAS = "#/components/schemas/{model}"
 def create_app(backend: ApiBackend) -> FastAPI:
     app = FastAPI(title="Springtide", docs_url=None, redoc_url=None, redirect_slashes=False)
     http_errors.install(app)
-    app.add_middleware(TenantGuard, tenants=backend.tenants)
+    app.add_middleware(TenantGuard, api_keys=backend.api_keys)
     created = int(time.time())
     preparer = backend.preparer
 

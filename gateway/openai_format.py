@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.answer import Delta
 from gateway.text import PlacedToken
-from springtide.protocol.outputs import Finish, Usage
+from springtide.protocol.outputs import Finish
+from springtide.protocol.usage import Usage
 
 Json = dict[str, Any]
 

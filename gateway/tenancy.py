@@ -46,15 +46,15 @@ class ApiKeys:
 class TenantGuard:
     """ASGI middleware. Refuses API requests before their bodies are read; the others find their tenant in `request.state.tenant`."""
 
-    def __init__(self, app: ASGIApp, tenants: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, api_keys: ApiKeys) -> None:
         self._app = app
-        self._tenants = tenants
+        self._api_keys = api_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(_GUARDED):
             headers = Headers(scope=scope)
             try:
-                tenant = self._tenants.of(headers.get("authorization", ""), headers.get(TENANT_HEADER, ""))
+                tenant = self._api_keys.of(headers.get("authorization", ""), headers.get(TENANT_HEADER, ""))
             except SpringtideError as error:
                 await error_response(error)(scope, receive, send)
                 return

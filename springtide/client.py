@@ -21,7 +21,7 @@ from typing import Any, Self
 import httpx
 
 from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unauthenticated, Unavailable
-from springtide.protocol.outputs import Usage
+from springtide.protocol.usage import Usage
 
 CONNECT_TIMEOUT_S = 5.0
 Message = Mapping[str, Any]

@@ -33,7 +33,7 @@ async def _supervise(work: Callable[[], Coroutine[Any, Any, None]], name: str) -
 
 async def first_of(*works: Awaitable[T]) -> T:
     """Runs `works` side by side until one of them ends; returns what that returns or raises what it raises. The others are cancelled, and
-    have ended when this returns: a work that is to go on is given as `asyncio.shield(work)`.
+    have ended when this returns: a work that is to go on is given as `asyncio.shield(work)`, by who awaits the work itself later.
 
     Of several that end at the same moment one with an error counts before one without, and then who is named first: name what is to be
     done before what ends it. Where any result could be that of either, give what is to be done as a task, and see whether it was cancelled.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
@@ -80,6 +82,13 @@ def circles(graph: Mapping[str, Set[str]]) -> list[list[str]]:
 def test_circles_are_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "c"}}) == [["b", "c"]]
     assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_a_client_loads_little() -> None:
+    heavy = ["numpy", "grpc", "google.protobuf", "torch"]
+    code = f"import sys, springtide.client; print([name for name in {heavy} if name in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "[]"
 
 
 def test_no_module_imports_itself_by_a_detour() -> None:

@@ -69,10 +69,10 @@ class SpringtideSelect:
         keys, attempt_id, now = self._keys[number % len(self._keys)], AttemptId(str(number)), number / 1000
         tokens = len(keys) * BLOCK_TOKENS + 1
         started = time.perf_counter()
-        (reply,) = self._core.handle(Schedule(attempt_id, RequestId(attempt_id), GatewayId("g"), keys, tokens, 100), now)
+        (decided,) = self._core.handle(Schedule(attempt_id, RequestId(attempt_id), GatewayId("g"), keys, tokens, 100), now)
         seconds = time.perf_counter() - started
-        assert isinstance(reply, Decided)
-        assert reply.assignment is not None
+        assert isinstance(decided, Decided)
+        assert decided.assignment is not None
         self._core.handle(Progress(attempt_id, Phase.FAILED), now)
         return seconds
 

@@ -34,6 +34,7 @@ from conductor.core.types.events import (
     RequestSnapshot,
     Scored,
     StoreDown,
+    StoreStillHere,
     StoreWatched,
     SwitchFailed,
 )
@@ -123,6 +124,8 @@ class ConductorCore:
                 self.index.snapshot(node_id, incarnation, sequence, keys, tier, complete)
                 if complete:
                     self._snapshots_asked.discard(node_id)
+            case StoreStillHere(node_id, sequence):
+                return self._in_order(node_id, self.index.still_at(node_id, sequence))
             case StoreWatched(node_id, address):
                 self._store_addresses[node_id] = address
             case StoreDown(node_id):
@@ -168,32 +171,32 @@ class ConductorCore:
         self.state.remove(request.attempt_id)
         self.transfers.end(request.attempt_id)
         alternatives = self.scheduler.estimate(request, self.totals.decided, now)
-        outcome = self._for_those_away(request, alternatives, place(alternatives))
+        decision = self._for_those_away(request, alternatives, place(alternatives))
         self.replication.ask(request, alternatives, now)
-        self.demand.ask(request, alternatives, outcome, now)
-        if isinstance(outcome, Placement) and not request.accepted:
-            outlook = self.overload.outlook(request, alternatives, outcome, now)
+        self.demand.ask(request, alternatives, decision, now)
+        if isinstance(decision, Placement) and not request.accepted:
+            outlook = self.overload.outlook(request, alternatives, decision, now)
             alternatives = replace(alternatives, outlook=outlook)
-            outcome = admit(alternatives, outcome)
-            if isinstance(outcome, Placement):
-                self.overload.admitted(request, outcome, outlook, now)
-        self._count(outcome)
+            decision = admit(alternatives, decision)
+            if isinstance(decision, Placement):
+                self.overload.admitted(request, decision, outlook, now)
+        self._count(decision)
         assignment = None
-        if isinstance(outcome, Placement):
-            sources = self._sources(outcome, alternatives)
-            prediction = self._prediction(request, outcome, alternatives.outlook, now)
+        if isinstance(decision, Placement):
+            sources = self._sources(decision, alternatives)
+            prediction = self._prediction(request, decision, alternatives.outlook, now)
             assignment = Assignment(
                 attempt_id=request.attempt_id,
-                prefill=self.state.instances[outcome.prefill.instance_id].ref,
-                decode=self.state.instances[outcome.decode.instance_id].ref,
-                local_blocks=outcome.prefill.local_blocks,
+                prefill=self.state.instances[decision.prefill.instance_id].ref,
+                decode=self.state.instances[decision.decode.instance_id].ref,
+                local_blocks=decision.prefill.local_blocks,
                 sources=sources,
-                predicted_ttft_ms=outcome.ttft_ms,
-                predicted_tbt_ms=outcome.decode.tbt_ms,
+                predicted_ttft_ms=decision.ttft_ms,
+                predicted_tbt_ms=decision.decode.tbt_ms,
                 ttft_slo_ms=alternatives.ttft_slo_ms,
                 tbt_slo_ms=alternatives.tbt_slo_ms,
                 prediction=prediction,
-                waits=outcome.waits,
+                waits=decision.waits,
                 refusable=not request.accepted and ADMISSIONS[self.settings.admission].foresight is not Foresight.NONE,
             )
             self.state.place(
@@ -201,13 +204,13 @@ class ConductorCore:
                     attempt_id=request.attempt_id,
                     request_id=request.request_id,
                     gateway_id=request.gateway_id,
-                    prefill_id=outcome.prefill.instance_id,
-                    decode_id=outcome.decode.instance_id,
+                    prefill_id=decision.prefill.instance_id,
+                    decode_id=decision.decode.instance_id,
                     phase=Phase.PREFILL,
                     num_tokens=request.num_tokens,
                     num_blocks=alternatives.expected_blocks,
-                    prefill_ms=outcome.prefill.prefill_ms,
-                    joins_at=now + outcome.ttft_ms / 1000.0,
+                    prefill_ms=decision.prefill.prefill_ms,
+                    joins_at=now + decision.ttft_ms / 1000.0,
                     renewed_at=now,
                     tenant=request.tenant,
                     most_tokens=request.max_new_tokens or math.inf,
@@ -216,23 +219,23 @@ class ConductorCore:
             )
             if sources:
                 self.transfers.begin(
-                    request.attempt_id, self.scheduler.fetch(outcome.prefill, sources[0].node_id, assignment.prefill.node_id)
+                    request.attempt_id, self.scheduler.fetch(decision.prefill, sources[0].node_id, assignment.prefill.node_id)
                 )
-        return Decided(request.attempt_id, outcome, alternatives, assignment)
+        return Decided(request.attempt_id, decision, alternatives, assignment)
 
-    def _for_those_away(self, request: Schedule, alternatives: Alternatives, outcome: Decision) -> Decision:
+    def _for_those_away(self, request: Schedule, alternatives: Alternatives, decision: Decision) -> Decision:
         """What is too large for the nodes that are ready may fit one that is away for a moment; what was accepted once did fit."""
-        if not isinstance(outcome, Rejection) or outcome.reason is not Reason.TOO_LARGE:
-            return outcome
+        if not isinstance(decision, Rejection) or decision.reason is not Reason.TOO_LARGE:
+            return decision
         need = {Role.PREFILL: alternatives.num_blocks, Role.DECODE: alternatives.most_blocks}
         largest = {Role.PREFILL: alternatives.prefills.slots_total.max(), Role.DECODE: alternatives.decodes.slots_total.max()}
         short = [role for role in Role if largest[role] < need[role]]
         away = [instance for instance in self.state.instances.values() if not self.scheduler.ready(instance)]
         roomy = {instance.ref.role for instance in away if instance.most_slots >= need[instance.ref.role]}
         if not request.accepted and not roomy.issuperset(short):
-            return outcome
+            return decision
         reason = Reason.NO_PREFILL if Role.PREFILL in short else Reason.NO_DECODE
-        return Rejection(reason, f"{outcome.message}; a larger one is away", alternatives.rejoin_s)
+        return Rejection(reason, f"{decision.message}; a larger one is away", alternatives.rejoin_s)
 
     def _prediction(self, request: Schedule, placement: Placement, outlook: Outlook | None, now: float) -> Prediction:
         prefill = placement.prefill
@@ -262,9 +265,9 @@ class ConductorCore:
         up = [(node_id, self._store_addresses[node_id], blocks) for node_id, blocks in chosen if node_id in self._store_addresses]
         return tuple(PrefixSource(*source) for source in up[:_MOST_SOURCES])
 
-    def _count(self, outcome: Decision) -> None:
-        if isinstance(outcome, Rejection):
-            self.totals.rejected[outcome.reason] += 1
+    def _count(self, decision: Decision) -> None:
+        if isinstance(decision, Rejection):
+            self.totals.rejected[decision.reason] += 1
         else:
             self.totals.scheduled += 1
 

@@ -17,10 +17,10 @@ def not_leader(standing: Standing) -> ScheduleReply:
     return ScheduleReply(not_leader=NotLeader(standing.leader_address, standing.epoch))
 
 
-def schedule_reply(reply: Decided, debug: bool, epoch: int) -> ScheduleReply:
+def schedule_reply(decided: Decided, debug: bool, epoch: int) -> ScheduleReply:
     """The answer to a gateway; with every alternative's estimate for `debug`."""
-    rejection = reply.outcome if isinstance(reply.outcome, Rejection) else None
-    return ScheduleReply(reply.assignment, rejection, estimates=_estimates(reply.alternatives) if debug else (), epoch=epoch)
+    rejection = decided.decision if isinstance(decided.decision, Rejection) else None
+    return ScheduleReply(decided.assignment, rejection, estimates=_estimates(decided.alternatives) if debug else (), epoch=epoch)
 
 
 def _estimates(alternatives: Alternatives) -> tuple[Estimate, ...]:

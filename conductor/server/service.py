@@ -43,7 +43,7 @@ M = TypeVar("M")
 logger = logging.getLogger(__name__)
 decisions = logging.getLogger("conductor.decisions")
 """One line a decision at debug level, every so many (`log.decisions_every`) at info level: `Alternatives` as JSON, from which
-`conductor.core.placement.scheduler.decide` comes to the same outcome."""
+`conductor.core.placement.scheduler.decide` comes to the same decision."""
 
 predictions = logging.getLogger("conductor.predictions")
 """One line an attempt that ended well, at debug level: of each quantity, what was predicted and what came."""
@@ -118,11 +118,11 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         if not standing.leads:
             return wire.SCHEDULE_REPLY.encode(answers.not_leader(standing))
         started = time.perf_counter()
-        (reply,) = self._runner.feed(asked)
-        assert isinstance(reply, Decided)
-        metrics.observe_reply(reply, time.perf_counter() - started, block_tokens, asked.num_tokens)
-        _log(asked, reply, self._log_decisions_every)
-        return wire.SCHEDULE_REPLY.encode(answers.schedule_reply(reply, asked.debug, standing.epoch))
+        (decided,) = self._runner.feed(asked)
+        assert isinstance(decided, Decided)
+        metrics.observe_decided(decided, time.perf_counter() - started, block_tokens, asked.num_tokens)
+        _log(asked, decided, self._log_decisions_every)
+        return wire.SCHEDULE_REPLY.encode(answers.schedule_reply(decided, asked.debug, standing.epoch))
 
     async def Advance(
         self,
@@ -170,9 +170,9 @@ async def _decoded(codec: Decoder[M, T], message: M, context: grpc.aio.ServicerC
         raise
 
 
-def _log(event: Schedule, reply: Decided, every: int) -> None:
+def _log(event: Schedule, decided: Decided, every: int) -> None:
     """The line is made only when somebody wants it: it is as long as the cluster is large."""
-    level = logging.INFO if every and reply.alternatives.turn % every == 0 else logging.DEBUG
+    level = logging.INFO if every and decided.alternatives.turn % every == 0 else logging.DEBUG
     if decisions.isEnabledFor(level):
         ids = {"request_id": event.request_id, "attempt_id": event.attempt_id}
-        decisions.log(level, "%s", reply.alternatives.to_json(), extra=ids)
+        decisions.log(level, "%s", decided.alternatives.to_json(), extra=ids)

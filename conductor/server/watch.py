@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 import grpc
 import grpc.aio
 
-from conductor.core.types.events import InstanceDown, InstanceUp, LoadReported, RequestSnapshot, StoreDown, StoreWatched
+from conductor.core.types.events import InstanceDown, InstanceUp, LoadReported, RequestSnapshot, StoreDown, StoreStillHere, StoreWatched
 from conductor.server.service import CoreRunner
 from springtide.clock import Silence
 from springtide.credentials import OPEN, Credentials
@@ -118,9 +118,8 @@ class StoreWatcher(Watcher):
                     if not self.connected:
                         self._runner.feed(StoreWatched(self._node_id, self.member.address))
                         self._connect()
-                    event = wire.STORE_EVENT.decode(message)
-                    if isinstance(event, StillHere):
-                        continue
+                    told = wire.STORE_EVENT.decode(message)
+                    event = StoreStillHere(self._node_id, told.sequence) if isinstance(told, StillHere) else told
                     if any(isinstance(action, RequestSnapshot) for action in self._runner.feed(event)):
                         return
         except grpc.aio.AioRpcError as error:

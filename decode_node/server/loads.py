@@ -25,19 +25,19 @@ class LoadsAhead:
     def __init__(self, runner: ModelRunner, thread: ModelThread) -> None:
         self._runner = runner
         self._thread = thread
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._in_flight: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
 
     def start(self, attempt_id: AttemptId, slots: Sequence[int], still_there: Callable[[], bool], ended: Callable[[], None]) -> None:
         """Begins one. Calls `ended` when the slots are not read any more, whatever has become of it: a step loads what it lacks.
         `still_there`: the engine computes in the arena that they are in."""
         task = asyncio.create_task(self._run(attempt_id, slots, still_there, ended), name=f"load {attempt_id}")
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
 
     def close(self) -> None:
         """Begins and tells of none any more; what has been launched the runner waits for."""
-        for task in self._under_way:
+        for task in self._in_flight:
             task.cancel()
 
     async def _run(self, attempt_id: AttemptId, slots: Sequence[int], still_there: Callable[[], bool], ended: Callable[[], None]) -> None:

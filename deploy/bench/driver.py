@@ -11,7 +11,7 @@ from deploy.bench.statistics import RequestRecord
 from deploy.bench.workload import BenchWorkload
 from springtide.client import AsyncClient
 from springtide.errors import SpringtideError
-from springtide.protocol.outputs import Usage
+from springtide.protocol.usage import Usage
 
 REFUSED = "429 gate"
 """Error of a request that a gate refused: it was not sent."""

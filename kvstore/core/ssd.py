@@ -176,7 +176,7 @@ class SsdBlocks:
 
 
 def _dirty_line(leaf: Block, chosen: Collection[BlockKey], in_flight: Collection[BlockKey]) -> list[Block]:
-    """The block and its ancestors, up to the first that is on the SSD, under way to it or chosen. The ancestors of those are, too."""
+    """The block and its ancestors, up to the first that is on the SSD, in flight to it or chosen. The ancestors of those are, too."""
     line: list[Block] = []
     block: Block | None = leaf
     while block is not None and not block.clean and block.key not in chosen and block.key not in in_flight:

@@ -3,5 +3,5 @@
 process.py, store.py    the process of a node; the parts put together
 service/                what is asked of a store, by its engine, other stores, Conductors and operators
 transfer/               every way on which blocks come and go
-node/                   what the parts share: the pool, the peers, the SSD, who watches
+shared/                 what the parts share: the pool, the peers, the SSD, who watches
 """

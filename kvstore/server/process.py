@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 
-from kvstore.server.node.node import NodeOptions
-from kvstore.server.node.ssd import SsdOptions
+from kvstore.server.shared.context import StoreOptions
+from kvstore.server.shared.ssd import SsdOptions
 from kvstore.server.store import Store
 from kvstore.ssd.errors import SsdUnavailable
 from messenger.registry import choose_transports, transport_options_of
@@ -57,7 +57,7 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
         await store.close()
 
 
-def options_of(arguments: ProcessArguments) -> NodeOptions:
+def options_of(arguments: ProcessArguments) -> StoreOptions:
     """The options that the configuration comes to. Raises ConfigError when the arena has no room for blocks, the machine none for the
     arena, or not the transports that are named; and without a secret."""
     config = arguments.config
@@ -65,7 +65,7 @@ def options_of(arguments: ProcessArguments) -> NodeOptions:
     transport_options = transport_options_of(config)
     transports, optional = choose_transports(config.kv.transports, transport_options)
     spec = arguments.model_info.kv_spec(config.dtype, config.kv.block_tokens)
-    return NodeOptions(
+    return StoreOptions(
         node_id=NodeId(arguments.node_id),
         spec=spec,
         num_slots=arena_slots(config.kv, spec),

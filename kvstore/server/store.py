@@ -13,12 +13,12 @@ from kvstore.core.eviction import new_policy
 from kvstore.core.pool import Pool
 from kvstore.core.results import PoolCounts
 from kvstore.core.tenants import EVERY_OTHER
-from kvstore.server.node.node import Node, NodeOptions
-from kvstore.server.node.peers import Peers
-from kvstore.server.node.ssd import Ssd, SsdOptions
 from kvstore.server.service.engine_session import EngineSession, LocalStoreService
 from kvstore.server.service.fencing import Attachments, EngineFencing
 from kvstore.server.service.store_service import StoreService
+from kvstore.server.shared.context import StoreContext, StoreOptions
+from kvstore.server.shared.peers import Peers
+from kvstore.server.shared.ssd import Ssd, SsdOptions
 from kvstore.server.transfer.attempt_transfers import AttemptTransfers
 from kvstore.server.transfer.demotion import Demotion
 from kvstore.server.transfer.ingests import Ingests
@@ -50,7 +50,7 @@ MakeTransport = Callable[[str, SharedMemory], Transport]
 class Store:
     """The store of a node. It owns everything that it makes; `close` leaves neither process, socket nor memory behind."""
 
-    def __init__(self, options: NodeOptions, make_transport: MakeTransport | None = None, disk: Disk | None = None) -> None:
+    def __init__(self, options: StoreOptions, make_transport: MakeTransport | None = None, disk: Disk | None = None) -> None:
         """Takes the arena's memory (address space; pages come at their first touch). Raises NoMemory when it cannot be had.
         `make_transport` makes what `options.transports` names, and `disk` is the SSD's, where
         it is to be something else than usual."""
@@ -83,12 +83,12 @@ class Store:
             self._on_notify,
             optional=options.optional_transports,
         )
-        self.node = Node(options, self.incarnation, self.pool, Peers(self._messenger, options.credentials, self._clock))
+        self.shared = StoreContext(options, self.incarnation, self.pool, Peers(self._messenger, options.credentials, self._clock))
         self._transfers = AttemptTransfers()
-        self._replicator = Replicator(self.node)
-        self._promotion = Promotion(self.node)
-        self._ingests = Ingests(self.node, self._notify_engine)
-        self._fencing = EngineFencing(self.node, self._is_fenced)
+        self._replicator = Replicator(self.shared)
+        self._promotion = Promotion(self.shared)
+        self._ingests = Ingests(self.shared, self._notify_engine)
+        self._fencing = EngineFencing(self.shared, self._is_fenced)
         self._demotion: Demotion | None = None
         self._session: EngineSession | None = None
         self._server = channels.new_server(options.credentials)
@@ -99,7 +99,7 @@ class Store:
     @property
     def address(self) -> str:
         """gRPC host:port."""
-        return self.node.address
+        return self.shared.address
 
     async def start(self) -> Endpoint:
         """Serves peers and the engine once it has passed a transfer to itself. Raises OSError, ValueError or SpringtideError."""
@@ -109,13 +109,13 @@ class Store:
         await self._self_test(endpoint)
         if self.options.ssd is not None:
             await self._open_ssd(self.options.ssd)
-        service = StoreService(self.node, self._transfers, self._ingests, self._replicator, self._promotion, endpoint, self._clock)
+        service = StoreService(self.shared, self._transfers, self._ingests, self._replicator, self._promotion, endpoint, self._clock)
         add_StoreServicer_to_server(service, self._server)
-        local = LocalStoreService(self.node, self._transfers, self._ingests, self._fencing, self._set_session)
+        local = LocalStoreService(self.shared, self._transfers, self._ingests, self._fencing, self._set_session)
         add_LocalStoreServicer_to_server(local, self._local_server)
         # Whoever reaches the Unix socket is of this user, and may do there what peers and operators may.
         add_StoreServicer_to_server(service, self._local_server)
-        self.node.address = self._listen()
+        self.shared.address = self._listen()
         await self._server.start()
         await self._local_server.start()
         self._tasks += [
@@ -127,8 +127,9 @@ class Store:
 
     async def run(self) -> None:
         """Goes on until it is cancelled. What breaks of what a store does all the time (leases and pins that end, writers that are watched)
-        is raised: a store without it would leak slots."""
-        await asyncio.gather(*self._tasks)
+        is raised: a store without it would leak slots. What is cancelled is the watching of it, which ends at once; the work itself goes on
+        until `close`, which waits for a disk that takes its time."""
+        await asyncio.gather(*map(asyncio.shield, self._tasks))
 
     async def close(self) -> None:
         if self._session is not None:
@@ -141,14 +142,14 @@ class Store:
         await self._replicator.close()
         await self._promotion.close()
         await asyncio.gather(self._server.stop(STOP_GRACE_S), self._local_server.stop(STOP_GRACE_S))
-        await self.node.peers.close()
+        await self.shared.peers.close()
         await self._messenger.close()
         if self._arena_server is not None:
             await self._arena_server.close()
         if self._demotion is not None:
             await self._demotion.flush()
-        if self.node.ssd is not None:
-            await self.node.ssd.close()
+        if self.shared.ssd is not None:
+            await self.shared.ssd.close()
         self._arena.close()
         self.options.store_socket.unlink(missing_ok=True)
 
@@ -164,8 +165,8 @@ class Store:
         assert self.pool.ssd is not None, "a store with SSD options has a pool that knows of it"
         spec = self.options.spec
         tier = await SsdTier.open(options.directory, options.capacity_bytes, spec.bytes_per_slot, options.fingerprint, self._disk)
-        self.node.ssd = Ssd(tier, self.pool.ssd, self._arena.region.memory, spec.bytes_per_slot)
-        self._demotion = Demotion(self.node, self.node.ssd, options)
+        self.shared.ssd = Ssd(tier, self.pool.ssd, self._arena.region.memory, spec.bytes_per_slot)
+        self._demotion = Demotion(self.shared, self.shared.ssd, options)
         self._tasks.append(asyncio.create_task(self._demotion.run(), name="demotion"))
 
     def _transport(self, name: str, arena: SharedMemory) -> Transport:
@@ -180,7 +181,7 @@ class Store:
             self._session.notify(notice)
 
     async def _is_fenced(self, engine: Identity) -> bool:
-        return await self._messenger.fence(engine.name, engine.incarnation) and await self._attachments.fence(engine)
+        return await self._messenger.fence(engine.name, engine.incarnation) and await self._attachments.has_let_go(engine)
 
     def _set_session(self, session: EngineSession | None) -> None:
         self._session = session
@@ -212,7 +213,7 @@ class Store:
         while True:
             metrics.LEASES_EXPIRED.inc(self.pool.expire_leases(self._clock.now()))
             self.pool.pins.expire(self._clock.now())
-            await self.node.peers.hang_up_idle()
+            await self.shared.peers.hang_up_idle()
             counts = self.pool.counts()
             self._show(counts)
             self._count_lookups(self.pool.looked_up_blocks - looked_up, self.pool.hit_blocks - hit)
@@ -223,7 +224,7 @@ class Store:
             load = StoreLoad(
                 slots_free=counts.free,
                 slots_available=counts.available,
-                ssd_read_us_per_block=0 if self.node.ssd is None else self.node.ssd.read_us_per_block,
+                ssd_read_us_per_block=0 if self.shared.ssd is None else self.shared.ssd.read_us_per_block,
             )
             ticks += 1
             if load != self._last_load or ticks % TICKS_A_SIGN == 0:

@@ -97,7 +97,7 @@ class SegmentFiles:
         return {place: error for part, error in zip(by_segment.values(), done, strict=True) if error is not None for place in part}
 
     async def close(self) -> None:
-        """Closes them, once nothing is under way."""
+        """Closes them, once nothing is in flight."""
         await asyncio.to_thread(self._close)
 
     @property

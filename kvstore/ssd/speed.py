@@ -16,14 +16,14 @@ _DECAY = 0.8
 
 class ReadSpeed:
     """The reading speed of a disk with a queue. A read that ends counts with the time since it began or since the one before it ended,
-    whichever is less: the sum of these is the time that the disk was busy, however many reads are under way at once. Safe for threads."""
+    whichever is less: the sum of these is the time that the disk was busy, however many reads are in flight at once. Safe for threads."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._pending_bytes = 0
         self._running: dict[int, float] = {}
-        """Beginning of each read under way, by ticket."""
+        """Beginning of each read in flight, by ticket."""
         self._tickets = 0
         self._last_end = float("-inf")
         self._busy_s = self._moved_bytes = 0.0
@@ -52,14 +52,14 @@ class ReadSpeed:
             self._last_end = max(self._last_end, now)
 
     def hanging_s(self) -> float:
-        """How long the oldest read under way has taken."""
+        """How long the oldest read in flight has taken."""
         now = self._clock.now()
         with self._lock:
             return now - min(self._running.values(), default=now)
 
     def estimate_s(self, num_bytes: int) -> float:
         """The time until a read of `num_bytes` that begins now is done: what is queued before it included, and no less than a read takes
-        that is under way."""
+        that is in flight."""
         now = self._clock.now()
         with self._lock:
             trust = 0.5 ** (max(0.0, now - self._last_end) / RELAX_HALF_LIFE_S) if self._moved_bytes else 0.0

@@ -156,7 +156,7 @@ class SsdTier:
         return self._files.read_speed.estimate_s(num_blocks * self._layout.bytes_per_slot)
 
     def hanging_s(self) -> float:
-        """How long the oldest read under way has not come back: a system call, which moves one block or 2 MiB."""
+        """How long the oldest read in flight has not come back: a system call, which moves one block or 2 MiB."""
         return self._files.read_speed.hanging_s()
 
     async def put(self, blocks: Sequence[PutBlock]) -> list[bool]:
@@ -181,7 +181,7 @@ class SsdTier:
         await self._to_the_end(self._free([record.place for record in removed]))
 
     async def close(self) -> None:
-        """Closes it when what is under way has ended. Idempotent."""
+        """Closes it when what is in flight has ended. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -163,9 +163,9 @@ class SimGateway:
 
     def _schedule(self, action: Schedule) -> None:
         max_new_tokens = max(1, min(MAX_NEW_TOKENS, self._context_tokens - action.num_tokens))
-        for reply in self._conductor(replace(action, max_new_tokens=max_new_tokens, min_new_tokens=1)):
-            if isinstance(reply, conductor_events.Decided):
-                self._mailbox.post(_answer(reply))
+        for decided in self._conductor(replace(action, max_new_tokens=max_new_tokens, min_new_tokens=1)):
+            if isinstance(decided, conductor_events.Decided):
+                self._mailbox.post(_answer(decided))
 
     def _start_prefill(self, action: ev.StartAtPrefill) -> None:
         instance_id, attempt_id = action.instance.instance_id, action.start.request.attempt_id
@@ -187,11 +187,11 @@ def _index(attempt_id: str) -> int:
     return int(attempt_id.partition(".")[0])
 
 
-def _answer(reply: conductor_events.Decided) -> ev.Event:
-    if reply.assignment is not None:
-        return ev.Assigned(reply.assignment)
-    assert isinstance(reply.outcome, Rejection)
-    return ev.Rejected(reply.attempt_id, reply.outcome)
+def _answer(decided: conductor_events.Decided) -> ev.Event:
+    if decided.assignment is not None:
+        return ev.Assigned(decided.assignment)
+    assert isinstance(decided.decision, Rejection)
+    return ev.Rejected(decided.attempt_id, decided.decision)
 
 
 class SimHashing:

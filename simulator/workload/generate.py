@@ -14,6 +14,7 @@ from simulator.workload.independent import Bursts, Poisson
 from simulator.workload.request import Workload
 from simulator.workload.sessions import Agents, Chat
 from springtide.errors import ConfigError
+from springtide.protocol.scheduling import MAX_DEADLINE_MS
 
 _Key = TypeVar("_Key")
 
@@ -70,8 +71,10 @@ def generate(
     for argument, value in (("rate_per_s", rate_per_s), ("duration_s", duration_s), ("block_tokens", block_tokens)):
         if not 0 < value < float("inf"):
             raise ConfigError(f"{argument} of a workload should be above 0, not {value}", param=argument)
-    if not 0.0 <= deadline_ms < float("inf"):
-        raise ConfigError(f"deadline_ms of a workload should be 0 or more, not {deadline_ms}", param="deadline_ms")
+    if not 0.0 <= deadline_ms <= MAX_DEADLINE_MS:
+        raise ConfigError(
+            f"deadline_ms of a workload should be 0 or more, and at most {MAX_DEADLINE_MS:.0f}, not {deadline_ms}", param="deadline_ms"
+        )
     known = generator_options(name)
     for option in overrides:
         if option not in known:

@@ -15,6 +15,7 @@ from typing import Any
 from simulator.workload.records import are_ids, field, is_integer, is_number, read_records
 from simulator.workload.request import ID_TYPE, SimRequest, Workload, block_count, filled_by_output
 from springtide.errors import ConfigError
+from springtide.protocol.scheduling import MAX_DEADLINE_MS
 
 TRACE_BLOCK_TOKENS = 512
 
@@ -83,5 +84,5 @@ def _output_blocks(record: dict[str, Any], where: str, filled: int) -> Sequence[
 def _deadline_ms(record: dict[str, Any], where: str) -> float:
     if "deadline_ms" not in record:
         return 0.0
-    meaning = "a number of milliseconds, 0 or more"
-    return float(field(record, "deadline_ms", where, meaning, lambda value: is_number(value) and 0 <= value < float("inf")))
+    meaning = f"a number of milliseconds, 0 to {MAX_DEADLINE_MS:.0f}"
+    return float(field(record, "deadline_ms", where, meaning, lambda value: is_number(value) and 0 <= value <= MAX_DEADLINE_MS))

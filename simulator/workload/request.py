@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from springtide.protocol.scheduling import MAX_DEADLINE_MS
+
 ID_TYPE = "I"
 """Of arrays of block ids: four bytes each, which is what the format of traces has room for."""
 
@@ -49,8 +51,10 @@ class SimRequest:
             raise ValueError(
                 f"request {self.request_id}: {self.input_tokens} input and {self.output_tokens} output tokens, 1 or more of each"
             )
-        if not self.arrival_s >= 0.0 or not self.deadline_ms >= 0.0:
-            raise ValueError(f"request {self.request_id}: arrival {self.arrival_s} s and deadline {self.deadline_ms} ms, neither below 0")
+        if not self.arrival_s >= 0.0:
+            raise ValueError(f"request {self.request_id}: arrival {self.arrival_s} s, not below 0")
+        if not 0.0 <= self.deadline_ms <= MAX_DEADLINE_MS:
+            raise ValueError(f"request {self.request_id}: deadline {self.deadline_ms} ms, 0 to {MAX_DEADLINE_MS:.0f}")
 
 
 @dataclass(frozen=True, slots=True)

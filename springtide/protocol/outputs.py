@@ -36,16 +36,6 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What an answer took, in tokens, all its choices together."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    """Of the prompt, those that were found in the pool."""
-
-
-@dataclass(frozen=True, slots=True)
 class TokenOutput:
     """New tokens of one attempt."""
 

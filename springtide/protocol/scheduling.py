@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Annotated
 
@@ -30,12 +30,20 @@ class Terms:
     priority: int = 0
     """The higher, the more important."""
     deadline_ms: float = 0.0
-    """Until when the whole output is wanted; 0 for whenever. It counts from the request's arrival at the gateway, and from now where a
-    gateway asks the Conductor."""
+    """Until when the whole output is wanted, counted from where the terms are: from the request's arrival as the client sends them, from
+    now as a gateway asks the Conductor (`after`). 0: whenever."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.deadline_ms <= MAX_DEADLINE_MS:
             raise InvalidRequest(f"deadline_ms must be between 0 and {MAX_DEADLINE_MS:.0f}, not {self.deadline_ms}", param="deadline_ms")
+
+    def after(self, elapsed_ms: float) -> Terms | None:
+        """What is left of them when so much time has passed: of the deadline, what is to come; of what is no time span, all. None: the
+        deadline has passed."""
+        if not self.deadline_ms:
+            return self
+        left_ms = self.deadline_ms - elapsed_ms
+        return replace(self, deadline_ms=left_ms) if left_ms > 0 else None
 
 
 NO_TERMS = Terms()

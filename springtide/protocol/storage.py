@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Annotated
 
 from springtide.blocks import checked_keys
+from springtide.errors import InvalidRequest
 from springtide.ids import AttemptId, BlockKey, Incarnation, InstanceId, NodeId, Slot
 from springtide.protocol.codec import As
 from springtide.protocol.outputs import AttemptFailed, Failure
@@ -306,7 +307,7 @@ class LeasePrefix:
 @dataclass(frozen=True, slots=True)
 class LeasedPrefix:
     """The longest prefix of the keys asked for that is in the arena, referenced for `ttl_ms` and for as long again at each renewal. Where
-    nothing is held there is no lease: its id is 0."""
+    nothing is held there is no lease: its id is 0. Raises InvalidRequest, naming the field."""
 
     lease_id: int
     incarnation: Incarnation
@@ -317,6 +318,9 @@ class LeasedPrefix:
     ttl_ms: int
     tenant: str
     """Whose blocks they are, if there are any."""
+
+    def __post_init__(self) -> None:
+        _check_handles(self.slots, self.generations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +344,7 @@ class OpenIngest:
 @dataclass(frozen=True, slots=True)
 class IngestTargets:
     """The slots into which a prompt's blocks are to be written, the last possibly partial. None: nothing has been reserved yet, ask
-    again."""
+    again. Raises InvalidRequest, naming the field."""
 
     incarnation: Incarnation
     slots: tuple[Slot, ...] = ()
@@ -348,6 +352,11 @@ class IngestTargets:
     """The generation of each slot, as in LeasedPrefix."""
     present_blocks: int = 0
     """The number of first blocks that are there already: they are not to be written."""
+
+    def __post_init__(self) -> None:
+        _check_handles(self.slots, self.generations)
+        if self.present_blocks > len(self.slots):
+            raise InvalidRequest(f"present_blocks must be at most {len(self.slots)}, not {self.present_blocks}", param="present_blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +385,12 @@ class IngestSeal:
 
 IngestNotice = IngestUnit | IngestSeal
 """The payload of a Messenger notification."""
+
+
+def _check_handles(slots: tuple[Slot, ...], generations: tuple[int, ...]) -> None:
+    if len(slots) != len(generations):
+        raise InvalidRequest(f"generations must be one for each of {len(slots)} slots, not {len(generations)}", param="generations")
+
 
 # ---- by order of whoever places replicas ----
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from springtide.cost import DecodeCost, PrefillCost
-from springtide.protocol import attempts, instances, outputs, sampling, scheduling, stages, starts, status, storage
+from springtide.protocol import attempts, instances, outputs, sampling, scheduling, stages, starts, status, storage, usage
 from springtide.protocol.codec import Codec, OneOf
-from springtide.rpc import common_pb2, conductor_pb2, node_pb2, stage_pb2, store_pb2
+from springtide.rpc import common_pb2, conductor_pb2, inference_pb2, node_pb2, stage_pb2, store_pb2
 
 # ---- attempts ----
 
@@ -58,6 +58,7 @@ PREFILL_UPDATE: OneOf[outputs.PrefillUpdate, node_pb2.PrefillUpdate] = OneOf(
     node_pb2.PrefillUpdate, done=PREFILL_DONE, failed=ATTEMPT_FAILED, signs=ATTEMPT_SIGNS
 )
 DECODE_UPDATE = Codec(outputs.DecodeUpdate, node_pb2.DecodeUpdate)
+USAGE = Codec(usage.Usage, inference_pb2.Usage)
 
 # ---- starts ----
 

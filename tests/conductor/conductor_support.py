@@ -95,6 +95,6 @@ def ask(core: ConductorCore, event: Schedule, now: float = 0.0) -> Decided:
 
 
 def assigned(core: ConductorCore, event: Schedule, now: float = 0.0) -> Assignment:
-    reply = ask(core, event, now)
-    assert reply.assignment is not None, reply.outcome
-    return reply.assignment
+    decided = ask(core, event, now)
+    assert decided.assignment is not None, decided.decision
+    return decided.assignment

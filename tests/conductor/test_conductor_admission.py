@@ -18,9 +18,9 @@ from springtide.protocol.scheduling import Reason, Rejection, Schedule, Terms
 
 
 def refused(core: ConductorCore, event: Schedule, now: float = 0.0) -> Rejection:
-    outcome = ask(core, event, now).outcome
-    assert isinstance(outcome, Rejection), outcome
-    return outcome
+    decision = ask(core, event, now).decision
+    assert isinstance(decision, Rejection), decision
+    return decision
 
 
 def test_a_queue_that_would_miss_the_ttft_objective_is_refused_until_it_has_drained() -> None:
@@ -60,14 +60,14 @@ def test_a_request_waits_for_slots_while_its_objective_allows() -> None:
     core = make_core(decodes=["d0", "d1"])
     report(core, "d0", Role.DECODE, slots_available=0, running=10, tokens=1000)
     report(core, "d1", Role.DECODE, slots_available=90, running=10, tokens=1000)
-    reply = ask(core, request("a"))
-    assert reply.assignment is not None and reply.assignment.waits and reply.assignment.decode.instance_id == "d1"
+    decided = ask(core, request("a"))
+    assert decided.assignment is not None and decided.assignment.waits and decided.assignment.decode.instance_id == "d1"
     # 104 slots are wanted, 14 more than there are: that share of the node is free again in so much of the time of a mean output.
     own_ms = 10 + 11 + 0.01 * 1401
     wait_ms = 14 / 10_000 * core.state.mean_output_tokens * own_ms
-    assert isinstance(reply.outcome, Placement) and reply.outcome.decode.wait_ms == pytest.approx(wait_ms)
-    assert reply.assignment.predicted_ttft_ms == pytest.approx(wait_ms + 401)
-    assert reply.assignment.prediction.ahead_ms == 0, "what it waits for is not the queue"
+    assert isinstance(decided.decision, Placement) and decided.decision.decode.wait_ms == pytest.approx(wait_ms)
+    assert decided.assignment.predicted_ttft_ms == pytest.approx(wait_ms + 401)
+    assert decided.assignment.prediction.ahead_ms == 0, "what it waits for is not the queue"
     assert not ask(make_core(), request("a")).assignment.waits  # type: ignore[union-attr]
 
 
@@ -82,9 +82,9 @@ def test_a_request_waits_for_a_place_in_a_batch_and_tokens_come_no_slower_for_it
     core = make_core(tbt_slo_ms=80.0)
     report(core, "d0", Role.DECODE, running=64, tokens=64)
     first, second = ask(core, request("a", num_tokens=4)), ask(core, request("b", num_tokens=4))
-    assert isinstance(first.outcome, Placement) and isinstance(second.outcome, Placement) and first.outcome.waits
-    assert second.outcome.wait_ms > first.outcome.wait_ms
-    assert first.outcome.decode.tbt_ms < 80.0
+    assert isinstance(first.decision, Placement) and isinstance(second.decision, Placement) and first.decision.waits
+    assert second.decision.wait_ms > first.decision.wait_ms
+    assert first.decision.decode.tbt_ms < 80.0
 
 
 def test_a_node_with_room_is_chosen_before_one_without_however_fast() -> None:

@@ -95,31 +95,31 @@ def busy_core(num_instances: int, policy: str, seed: int) -> ConductorCore:
 def test_any_policys_decision_among_many_is_replayed_from_its_log_line(policy: str, num_instances: int) -> None:
     core = busy_core(num_instances, policy, seed=num_instances)
     for number in range(30):
-        reply = ask(core, request(f"a{number}", avoid=frozenset({InstanceId("d0"), InstanceId("p1")})))
-        line = reply.alternatives.to_json()
-        assert isinstance(reply.outcome, Placement)
-        assert decide(Alternatives.from_json(line)) == reply.outcome
+        decided = ask(core, request(f"a{number}", avoid=frozenset({InstanceId("d0"), InstanceId("p1")})))
+        line = decided.alternatives.to_json()
+        assert isinstance(decided.decision, Placement)
+        assert decide(Alternatives.from_json(line)) == decided.decision
         assert Alternatives.from_json(line).to_json() == line
 
 
 def test_what_a_decision_rested_on_stays_as_it_was() -> None:
     core = busy_core(4, "kvcache-centric", seed=1)
-    reply = ask(core, request("a"))
-    before = reply.alternatives.to_json()
+    decided = ask(core, request("a"))
+    before = decided.alternatives.to_json()
     for number in range(10):
         ask(core, request(f"b{number}"))
     report(core, "p0", Role.PREFILL, queue_ms=5000.0, slots_total=77)
     ask(core, request("c"))
-    assert reply.alternatives.to_json() == before
+    assert decided.alternatives.to_json() == before
 
 
 def test_random_spreads_over_all_and_depends_on_the_attempt_alone() -> None:
     core = busy_core(20, "random", seed=2)
     replies = {name: ask(core, request(name)) for name in (f"a{number}" for number in range(200))}
-    places = {name: (reply.outcome.prefill.instance_id, reply.outcome.decode.instance_id) for name, reply in replies.items()}
+    places = {name: (decided.decision.prefill.instance_id, decided.decision.decode.instance_id) for name, decided in replies.items()}
     assert len(set(places.values())) > 60
     again = busy_core(20, "random", seed=3)
-    assert all(ask(again, request(name)).outcome.prefill.instance_id == prefill for name, (prefill, _) in places.items())
+    assert all(ask(again, request(name)).decision.prefill.instance_id == prefill for name, (prefill, _) in places.items())
 
 
 def test_a_log_line_has_every_instance_in_columns() -> None:
@@ -132,6 +132,6 @@ def test_a_million_tokens_are_scheduled_like_any_other_prompt() -> None:
     for name, role in (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE)):
         report(core, name, role, slots_total=300_000, slots_available=300_000)
     hold(core, "p1", keys_of(200_000), sequence=1)
-    reply = ask(core, request("a", num_tokens=1_000_001))
-    assert isinstance(reply.outcome, Placement)
-    assert (reply.outcome.prefill.instance_id, reply.outcome.prefill.local_blocks) == ("p1", 200_000)
+    decided = ask(core, request("a", num_tokens=1_000_001))
+    assert isinstance(decided.decision, Placement)
+    assert (decided.decision.prefill.instance_id, decided.decision.prefill.local_blocks) == ("p1", 200_000)

@@ -24,6 +24,7 @@ from conductor.core.types.events import (
     PrefillFinished,
     RequestSnapshot,
     StoreDown,
+    StoreStillHere,
     StoreWatched,
 )
 from springtide.clock import Tick
@@ -211,6 +212,18 @@ def test_missed_store_events_ask_for_one_snapshot() -> None:
     assert core.handle(removed(9), 0.0) == [RequestSnapshot(NodeId("p0"))]
 
 
+def test_a_store_whose_last_event_was_missed_is_asked_for_a_snapshot_though_nothing_follows() -> None:
+    core, here = make_core(), StoreStillHere
+    hold(core, "p0", keys_of(3), sequence=5)
+    assert core.handle(here(NodeId("p0"), 5), 0.0) == []
+    assert core.handle(here(NodeId("p0"), 6), 0.0) == [RequestSnapshot(NodeId("p0"))]
+    assert core.handle(here(NodeId("p0"), 6), 0.0) == [], "it has been asked"
+    hold(core, "p0", keys_of(3), sequence=6)
+    assert core.handle(here(NodeId("p0"), 6), 0.0) == []
+    core.handle(SnapshotPart(NodeId("p0"), Incarnation(2), 40, tuple(keys_of(3)), Tier.DRAM, complete=False), 0.0)
+    assert core.handle(here(NodeId("p0"), 40), 0.0) == [], "the rest of its snapshot is to come"
+
+
 INSTANCES = {"p0": Role.PREFILL, "p1": Role.PREFILL, "d0": Role.DECODE, "d1": Role.DECODE}
 
 
@@ -233,9 +246,9 @@ class RandomEvents(RuleBasedStateMachine):
         actions = self.core.handle(event, self.now)
         replies = [action for action in actions if isinstance(action, Decided)]
         self.replies += len(replies)
-        for reply in replies:
-            assert (reply.assignment is not None) == isinstance(reply.outcome, Placement)
-            assert (reply.assignment is not None) == (reply.attempt_id in self.core.state.attempts)
+        for decided in replies:
+            assert (decided.assignment is not None) == isinstance(decided.decision, Placement)
+            assert (decided.assignment is not None) == (decided.attempt_id in self.core.state.attempts)
 
     @rule(attempt=attempts, num_tokens=st.integers(1, 60), accepted=st.booleans(), avoid=st.sets(names))
     def schedule(self, attempt: AttemptId, num_tokens: int, accepted: bool, avoid: set[str]) -> None:
@@ -282,6 +295,10 @@ class RandomEvents(RuleBasedStateMachine):
     def store_event(self, name: str, incarnation: int, sequence: int, blocks: int, stored: bool) -> None:
         kind = BlocksStored if stored else BlocksRemoved
         self.feed(kind(NodeId(name), Incarnation(incarnation), sequence, tuple(keys_of(blocks)), Tier.DRAM))
+
+    @rule(name=names, sequence=st.integers(0, 6))
+    def store_still_here(self, name: str, sequence: int) -> None:
+        self.feed(StoreStillHere(NodeId(name), sequence))
 
     @rule(name=names)
     def store_down(self, name: str) -> None:

@@ -43,9 +43,9 @@ def place(core: ConductorCore, name: str = "a", **fields: Any) -> Assignment:
 
 
 def placement(core: ConductorCore, name: str) -> Placement:
-    outcome = ask(core, request(name, num_tokens=NUM_TOKENS)).outcome
-    assert isinstance(outcome, Placement)
-    return outcome
+    decision = ask(core, request(name, num_tokens=NUM_TOKENS)).decision
+    assert isinstance(decision, Placement)
+    return decision
 
 
 def inlined(assignment: Assignment) -> bool:
@@ -147,9 +147,9 @@ def test_its_work_counts_once_and_is_gone_when_it_ends() -> None:
 
 
 def test_a_decision_to_inline_is_replayed_from_its_log_line_and_explained_to_who_asks() -> None:
-    reply = ask(cluster(), request("a", num_tokens=NUM_TOKENS))
-    assert decide(Alternatives.from_json(reply.alternatives.to_json())) == reply.outcome
-    message = answers.schedule_reply(reply, debug=True, epoch=0)
+    decided = ask(cluster(), request("a", num_tokens=NUM_TOKENS))
+    assert decide(Alternatives.from_json(decided.alternatives.to_json())) == decided.decision
+    message = answers.schedule_reply(decided, debug=True, epoch=0)
     (estimate,) = [estimate for estimate in message.estimates if "inlined" in estimate.note]
     assert (estimate.instance_id, estimate.note) == ("d0", "inlined: 15 tokens in a step")
     assert message.assignment.prefill == message.assignment.decode

@@ -25,16 +25,16 @@ REJECTING = [name for name in ADMISSIONS if name != "baseline"]
 
 
 def refused(core: ConductorCore, event: Schedule, now: float = 0.0) -> Rejection:
-    reply = ask(core, event, now)
-    assert isinstance(reply.outcome, Rejection), reply.outcome
-    assert decide(Alternatives.from_json(reply.alternatives.to_json())) == reply.outcome, "the log line says otherwise"
-    return reply.outcome
+    decided = ask(core, event, now)
+    assert isinstance(decided.decision, Rejection), decided.decision
+    assert decide(Alternatives.from_json(decided.alternatives.to_json())) == decided.decision, "the log line says otherwise"
+    return decided.decision
 
 
 def admitted(core: ConductorCore, event: Schedule, now: float = 0.0) -> bool:
-    reply = ask(core, event, now)
-    assert decide(Alternatives.from_json(reply.alternatives.to_json())) == reply.outcome, "the log line says otherwise"
-    return isinstance(reply.outcome, Placement)
+    decided = ask(core, event, now)
+    assert decide(Alternatives.from_json(decided.alternatives.to_json())) == decided.decision, "the log line says otherwise"
+    return isinstance(decided.decision, Placement)
 
 
 def learn_outputs(core: ConductorCore, output_tokens: int, tenant: str = "") -> None:

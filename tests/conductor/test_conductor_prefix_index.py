@@ -58,6 +58,15 @@ def test_a_missed_event_asks_for_a_snapshot_and_keeps_serving_what_is_known() ->
     assert index.stored(A, 1, 8, keys_of(2), Tier.DRAM)
 
 
+def test_a_missed_event_shows_though_nothing_follows_it() -> None:
+    index = holding(a=3)
+    assert index.stored(A, 1, 1, keys_of(4), Tier.DRAM)
+    assert index.still_at(A, 1)
+    assert not index.still_at(A, 2)
+    assert not index.stored(A, 1, 2, keys_of(5), Tier.DRAM), "another may have been missed before"
+    assert index.match(keys_of(5)) == {A: 4}
+
+
 def test_an_event_seen_before_changes_nothing() -> None:
     index = holding(a=0)
     assert index.stored(A, 1, 1, keys_of(2), Tier.DRAM)
@@ -219,6 +228,13 @@ class IndexAgainstSets(RuleBasedStateMachine):
         incarnation, sequence = self.sequences.pop(node)
         assert not self.index.stored(node, incarnation, sequence + 2, keys, Tier.DRAM)
         assert not self.index.removed(node, incarnation, sequence + 1, keys, Tier.DRAM)
+
+    @rule(node=nodes, missed=st.booleans())
+    def still_here(self, node: NodeId, missed: bool) -> None:
+        if node in self.sequences and node not in self.index._gathering:
+            assert self.index.still_at(node, self.sequences[node][1] + missed) is not missed
+            if missed:
+                del self.sequences[node]
 
     @rule(node=nodes)
     def forget(self, node: NodeId) -> None:

@@ -23,6 +23,7 @@ from conductor.core.types.events import (
     LoadReported,
     Placed,
     StoreDown,
+    StoreStillHere,
     StoreWatched,
     SwitchFailed,
 )
@@ -113,6 +114,7 @@ EVENTS = st.one_of(
     st.builds(BlocksRemoved, NAMES.map(NodeId), st.just(1), st.integers(1, 3), KEYS, st.sampled_from(Tier)),
     st.builds(SnapshotPart, NAMES.map(NodeId), st.just(1), st.integers(0, 3), KEYS, st.just(Tier.DRAM), st.booleans()),
     st.builds(StoreWatched, NAMES.map(NodeId), st.just("store:2")),
+    st.builds(StoreStillHere, NAMES.map(NodeId), st.integers(0, 3)),
     st.builds(StoreDown, NAMES.map(NodeId)),
     st.just(Tick()),
 )
@@ -129,7 +131,7 @@ def brought_up() -> Iterator[Event]:
 def decisions(actions: list[Action]) -> list[object]:
     """What can be compared: the estimates as the line that is logged of them."""
     return [
-        (action.attempt_id, action.outcome, action.assignment, action.alternatives.to_json()) if isinstance(action, Decided) else action
+        (action.attempt_id, action.decision, action.assignment, action.alternatives.to_json()) if isinstance(action, Decided) else action
         for action in actions
     ]
 
@@ -168,9 +170,9 @@ def test_a_replay_decides_as_the_run_did() -> None:
     for event in [*brought_up(), request("a")]:
         recorder.event(event, 0.0)
     *_, (_, _, actions) = replay(lines)
-    (reply,) = actions
-    assert isinstance(reply, Decided)
-    assert isinstance(reply.outcome, Placement)
+    (decided,) = actions
+    assert isinstance(decided, Decided)
+    assert isinstance(decided.decision, Placement)
 
 
 @pytest.mark.parametrize(

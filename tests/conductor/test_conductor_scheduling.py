@@ -234,14 +234,14 @@ def test_a_decision_is_replayed_from_its_log_line(policy: str) -> None:
     core = make_core(policy=policy, decodes=["d0", "d1"])
     hold(core, "p0", keys_of(50))
     for number in range(40):
-        reply = ask(core, request(f"a{number}", avoid=frozenset({InstanceId("d0")})))
-        assert decide(Alternatives.from_json(reply.alternatives.to_json())) == reply.outcome
+        decided = ask(core, request(f"a{number}", avoid=frozenset({InstanceId("d0")})))
+        assert decide(Alternatives.from_json(decided.alternatives.to_json())) == decided.decision
 
 
 def test_every_alternative_is_estimated() -> None:
-    reply = ask(make_core(prefills=["p0", "p1", "p2"], decodes=["d0", "d1"]), request("a"))
-    assert isinstance(reply.outcome, Placement)
-    assert [len(reply.alternatives.prefills), len(reply.alternatives.decodes)] == [3, 2]
+    decided = ask(make_core(prefills=["p0", "p1", "p2"], decodes=["d0", "d1"]), request("a"))
+    assert isinstance(decided.decision, Placement)
+    assert [len(decided.alternatives.prefills), len(decided.alternatives.decodes)] == [3, 2]
 
 
 def test_a_store_that_is_lost_is_no_source_any_more() -> None:

@@ -140,7 +140,7 @@ def test_a_batch_has_at_most_its_places_and_the_oldest_have_them() -> None:
     assert [reserve.attempt_id for reserve in only(node.tell(AbortAttempt("b")), Reserve)] == ["young"]
 
 
-def test_the_door_is_closed_when_the_step_would_miss_an_objective() -> None:
+def test_nobody_is_admitted_when_the_step_would_miss_an_objective() -> None:
     node = Node(100)
     node.join(start("a", 50, tbt_slo_ms=4.0))
     refused = node.tell(start("b", 200, tbt_slo_ms=100.0))
@@ -148,7 +148,7 @@ def test_the_door_is_closed_when_the_step_would_miss_an_objective() -> None:
     assert failures(node.tell(start("c", 204, sent=4, tbt_slo_ms=4.0))) == []
 
 
-def test_who_is_still_in_prefill_does_not_close_the_door() -> None:
+def test_who_is_still_in_prefill_keeps_nobody_from_admission() -> None:
     """When such an attempt joins, who runs now may have left: the Conductor weighs that."""
     node = Node(100)
     node.tell(start("a", 200, tbt_slo_ms=4.0))

@@ -129,7 +129,7 @@ def test_a_full_pool_preempts_who_is_still_loaded_and_only_it() -> None:
     assert only(actions, Release) == [Release("young")] and [rows_of(run) for run in only(actions, RunStep)] == [["old"]]
 
 
-def test_who_is_loaded_counts_at_the_door_and_in_the_load() -> None:
+def test_who_is_loaded_counts_at_admission_and_in_the_load() -> None:
     node = Node(100, loads_ahead=True)
     node.join(start("a", 50, tbt_slo_ms=4.0))
     assert (node.core.load().running, node.core.load().waiting, node.core.load().tokens) == (1, 0, 51)

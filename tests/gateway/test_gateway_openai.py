@@ -13,8 +13,9 @@ from gateway.answer import Delta
 from gateway.openai_format import ChatFormat, CompletionFormat
 from gateway.text import PlacedToken
 from springtide.protocol import wire
-from springtide.protocol.outputs import SampledToken, Usage
+from springtide.protocol.outputs import SampledToken
 from springtide.protocol.sampling import LogitBias
+from springtide.protocol.usage import Usage
 from springtide.rpc import conductor_pb2
 
 TEXT = "Hello, wörld! One two three four."

@@ -15,7 +15,7 @@ import numpy as np
 from kvstore_support import SPEC, WAIT_S, contents, keys_of, kind_of
 
 from kvstore.link import StoreLink
-from kvstore.server.node.node import NodeOptions
+from kvstore.server.shared.context import StoreOptions
 from kvstore.server.store import Store
 from messenger.arena_memory import SharedMemory
 from messenger.base import Transport
@@ -201,7 +201,7 @@ class Site:
     ) -> None:
         self.plan = plan
         self._hub = hub
-        self._options = NodeOptions(
+        self._options = StoreOptions(
             node_id=NodeId(name),
             spec=SPEC,
             num_slots=num_slots,

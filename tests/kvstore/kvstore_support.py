@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 from kvstore.link import StoreLink
-from kvstore.server.node.node import NodeOptions
+from kvstore.server.shared.context import StoreOptions
 from springtide.blocks import block_keys, namespace_root
 from springtide.errors import PeerLost
 from springtide.ids import BlockKey, InstanceId, new_id, new_incarnation
@@ -119,7 +119,7 @@ class Engine:
         self.link: StoreLink
 
     @classmethod
-    async def connect(cls, store: StoreProcess | NodeOptions) -> Engine:
+    async def connect(cls, store: StoreProcess | StoreOptions) -> Engine:
         engine = cls()
         hello = EngineHello(InstanceId(store.node_id), new_incarnation())
         engine.link = await StoreLink.connect(store.store_socket, store.arena_socket, hello, engine._take, engine.lost.append)

@@ -117,7 +117,7 @@ async def test_over_a_slow_link_units_are_joined_and_the_engine_is_through_long_
         assert in_flight is None or in_flight.num_waiting <= 3
     stream.seal()
     await until(lambda: (in_flight := hand_over(prefill)) is not None and in_flight.sealed)
-    assert prefill.store.node.bytes_written < NUM_BLOCKS * SPEC.bytes_per_slot / 2
+    assert prefill.store.shared.bytes_written < NUM_BLOCKS * SPEC.bytes_per_slot / 2
     await stream.everything_has_arrived()
     assert stream.num_pushes == NUM_CHUNKS * SPEC.layers
     assert stream.num_writes <= stream.num_pushes / 2

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from kvstore.server.node.peers import IDLE_S, Peers
+from kvstore.server.shared.peers import IDLE_S, Peers
 from messenger.base import Connection, Region
 from messenger.router import Messenger
 from springtide.clock import ManualClock

@@ -14,8 +14,8 @@ import pytest
 from kvstore_cluster import ControlProxy
 from kvstore_support import SPEC, WAIT_S, contents, keys_of, until
 
-from kvstore.server.node.hedging import Hedging
-from kvstore.server.node.node import NodeOptions
+from kvstore.server.shared.context import StoreOptions
+from kvstore.server.shared.hedging import Hedging
 from kvstore.server.store import Store
 from kvstore.server.transfer.prefix_read import PrefixRead
 from messenger.arena_memory import SharedMemory
@@ -33,7 +33,7 @@ KEYS = keys_of(*range(NUM_BLOCKS))
 
 
 class ReadersAsserted(Connection):
-    """Fails when two reads that are under way at the same time share a byte of own memory."""
+    """Fails when two reads that are in flight at the same time share a byte of own memory."""
 
     def __init__(self, inner: Connection, in_flight: set[tuple[int, int]]) -> None:
         self._inner = inner
@@ -115,7 +115,7 @@ class World:
         self._stores.append(self.reader)
         await self.reader.start()
         for _ in range(32):  # what is late is known
-            self.reader.node.hedging.observe(1 << 20, 0.001)
+            self.reader.shared.hedging.observe(1 << 20, 0.001)
 
     async def holder(self, num_blocks: int = NUM_BLOCKS, *faults: TransferFault, tenant: str = "") -> Holder:
         """A store that holds the prompt's first blocks; `faults` befall the reader's reads from it."""
@@ -134,7 +134,7 @@ class World:
         """As a fetch does it: how many blocks could be had, how many are valid, and which layers were told. What is valid is right."""
         pool, attempt = self.reader.pool, AttemptId(new_id("attempt"))
         slots = pool.acquire(attempt, KEYS, NUM_BLOCKS, local).slots
-        read = PrefixRead(self.reader.node, KEYS, sources, tenant)
+        read = PrefixRead(self.reader.shared, KEYS, sources, tenant)
         told: list[int] = []
         valid = local
         try:
@@ -163,8 +163,8 @@ class World:
         for store in self._stores:
             await store.close()
 
-    def _options(self, node_id: str) -> NodeOptions:
-        return NodeOptions(
+    def _options(self, node_id: str) -> StoreOptions:
+        return StoreOptions(
             node_id=NodeId(node_id),
             spec=SPEC,
             num_slots=NUM_SLOTS,
@@ -209,7 +209,7 @@ class NeverLate(Hedging):
 
 
 async def test_one_source_that_works_gives_everything_layer_by_layer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.reader.node.hedging = NeverLate()  # a busy machine's pauses are not the source's
+    world.reader.shared.hedging = NeverLate()  # a busy machine's pauses are not the source's
     monkeypatch.setattr("kvstore.server.transfer.prefix_read.OPEN_PATIENCE_S", WAIT_S)
     only, unused = await world.holder(), await world.holder()
     assert await world.fetch(only.source, unused.source) == (NUM_BLOCKS, NUM_BLOCKS, LAYERS_TOLD)
@@ -296,7 +296,7 @@ async def test_a_source_that_holds_it_for_another_tenant_is_left_out(world: Worl
 
 async def test_without_any_source_there_is_a_reason(world: World) -> None:
     away = PrefixSource(store_address="127.0.0.1:1", node_id="away", num_blocks=5)
-    read = PrefixRead(world.reader.node, KEYS, [away])
+    read = PrefixRead(world.reader.shared, KEYS, [away])
     assert await read.open(0) == 0
     assert isinstance(read.failure, PeerLost)
     await read.close()
@@ -306,7 +306,7 @@ async def test_a_read_that_nobody_wants_any_more_ends_soon_and_at_rest(world: Wo
     slow = await world.holder(NUM_BLOCKS, TransferFault("slow", "read", bytes_per_s=2e6))
     pool, attempt = world.reader.pool, AttemptId("a")
     pool.acquire(attempt, KEYS, NUM_BLOCKS, 0)
-    read = PrefixRead(world.reader.node, KEYS, [slow.source], "")
+    read = PrefixRead(world.reader.shared, KEYS, [slow.source], "")
     assert await read.open(0) == NUM_BLOCKS
     slots = pool.begin_fetch(attempt, range(NUM_BLOCKS))
     running = asyncio.create_task(read.run(0, slots, lambda layers: None))

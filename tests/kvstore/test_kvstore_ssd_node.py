@@ -11,7 +11,7 @@ import pytest
 from ssd_support import BLOCK_BYTES, ManualDisk, key, open_tier
 
 from kvstore.core.pool import Pool
-from kvstore.server.node.ssd import Ssd
+from kvstore.server.shared.ssd import Ssd
 from kvstore.ssd.disk import aligned_memory
 from springtide.clock import ManualClock
 from springtide.ids import AttemptId, Slot

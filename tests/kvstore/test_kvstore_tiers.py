@@ -17,10 +17,11 @@ import pytest
 from kvstore_support import SPEC, WAIT_S, Engine, Starter, StoreProcess, contents, keys_of, until
 from prometheus_client import REGISTRY
 
-from kvstore.server.node.node import NodeOptions
-from kvstore.server.node.ssd import SsdOptions
+from kvstore.server.shared.context import StoreOptions
+from kvstore.server.shared.ssd import SsdOptions
 from kvstore.server.store import Store
 from kvstore.server.transfer import fetch, promotion
+from kvstore.server.transfer.demotion import Demotion
 from kvstore.ssd.disk import Disk
 from springtide.ids import BlockKey, NodeId
 from springtide.protocol.outputs import AttemptFailed, FailureCode
@@ -237,7 +238,7 @@ async def start_here(tmp_path: Path) -> AsyncIterator[StartHere]:
         disks.append(SlowDisk())
         ssd = SsdOptions(tmp_path / f"{node_id}-ssd", 64 << 20, "f", demote_below=demote_below, demote_until=demote_until)
         sockets = tmp_path / f"{node_id}.store.sock", tmp_path / f"{node_id}.arena.sock"
-        store_options = NodeOptions(NodeId(node_id), SPEC, NUM_SLOTS, "127.0.0.1", *sockets, transports=("shm",), ssd=ssd, **options)
+        store_options = StoreOptions(NodeId(node_id), SPEC, NUM_SLOTS, "127.0.0.1", *sockets, transports=("shm",), ssd=ssd, **options)
         stores.append(Store(store_options, disk=disks[-1]))
         await stores[-1].start()
         engines.append(await Engine.connect(store_options))
@@ -301,6 +302,34 @@ async def test_a_commit_of_what_was_computed_without_late_blocks_is_refused(star
     await until(lambda: any(isinstance(each, AttemptFailed) for each in engine.notices))
     engine.release(acquired.attempt_id)
     assert (await fetched(engine, longer))[1] == CHAIN
+
+
+async def test_who_stops_a_store_does_not_wait_for_its_disk_before_it_withdraws_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, answer = asyncio.Event(), asyncio.Event()
+
+    async def step(demotion: Demotion, to_the_last: bool = False) -> bool:
+        """Ends, cancelled or not, when the disk has answered."""
+        began.set()
+        try:
+            await answer.wait()
+        finally:
+            await answer.wait()
+        return False
+
+    monkeypatch.setattr(Demotion, "_step", step)
+    ssd = SsdOptions(tmp_path / "ssd", 64 << 20, "f", demote_below=1.0, demote_until=1.0)
+    sockets = tmp_path / "store.sock", tmp_path / "arena.sock"
+    store = Store(StoreOptions(NodeId("prefill-0"), SPEC, NUM_SLOTS, "127.0.0.1", *sockets, transports=("shm",), ssd=ssd))
+    await store.start()
+    running = asyncio.create_task(store.run())
+    await began.wait()
+    running.cancel()
+    assert await asyncio.wait({running}, timeout=WAIT_S) == ({running}, set())
+    assert running.cancelled()
+    closing = asyncio.create_task(store.close())
+    assert not (await asyncio.wait({closing}, timeout=0.1))[0], "it is at rest when it is closed"
+    answer.set()
+    await closing
 
 
 async def test_a_peer_does_not_wait_for_a_disk_that_stalls(start_here: StartHere, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from kvstore_support import Starter, keys_of
 
 from kvstore.core.journal import MAX_EVENT_KEYS
 from kvstore.core.pool import Pool
-from kvstore.server.node.watchers import MAX_LAG_KEYS, SNAPSHOT_PART_KEYS, WatcherLags, Watchers
+from kvstore.server.shared.watchers import MAX_LAG_KEYS, SNAPSHOT_PART_KEYS, WatcherLags, Watchers
 from springtide.ids import AttemptId, BlockKey, Incarnation, NodeId
 from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPart, Tier
 

@@ -96,6 +96,22 @@ def test_what_follows_written_bytes_comes_through_the_wire_as_it_is(notice: Inge
     assert wire.INGEST_NOTICE.decode(pb.IngestNotice.FromString(payload)) == notice
 
 
+@pytest.mark.parametrize(
+    ("codec", "message", "field"),
+    [
+        (wire.LEASED_PREFIX, pb.LeaseReply(lease_id=3, slots=[4, 9], generations=[1]), "generations"),
+        (wire.LEASED_PREFIX, pb.LeaseReply(lease_id=3, slots=[4], generations=[1, 2]), "generations"),
+        (wire.INGEST_TARGETS, pb.OpenIngestReply(slots=[4, 9], generations=[1]), "generations"),
+        (wire.INGEST_TARGETS, pb.OpenIngestReply(slots=[4, 9], generations=[1, 2], present_blocks=3), "present_blocks"),
+        (wire.INGEST_TARGETS, pb.OpenIngestReply(present_blocks=1), "present_blocks"),
+    ],
+)
+def test_an_answer_whose_columns_do_not_fit_is_refused_by_the_field(codec: Codec[Any, Any], message: Any, field: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field} must be") as refused:
+        codec.decode(message)
+    assert refused.value.param == field
+
+
 def test_a_key_that_is_none_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         wire.LEASE_PREFIX.decode(pb.LeaseRequest(reader="r", keys=[b"short"]))

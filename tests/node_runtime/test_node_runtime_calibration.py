@@ -40,7 +40,7 @@ def test_a_slow_spell_is_forgotten_and_a_correction_downwards_is_not() -> None:
     assert fast.cost.predict_ms(100) == pytest.approx(0.5 * MEASURED.predict_ms(100))
 
 
-def test_no_spell_however_slow_closes_the_door_for_good() -> None:
+def test_no_spell_however_slow_ends_admission_for_good() -> None:
     assert observed(1000.0).cost.predict_ms(100) == pytest.approx(4 * MEASURED.predict_ms(100))
 
 

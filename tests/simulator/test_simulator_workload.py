@@ -64,6 +64,7 @@ def test_what_cannot_be_is_refused() -> None:
         Workload("w", 4, [request(0, 2.0, 5, [1])])
     with pytest.raises(ValueError, match="block_tokens is 0"):
         Workload("w", 0, [])
-    for wrong in ({"input_tokens": 0}, {"output_tokens": 0}, {"arrival_s": -1.0}, {"deadline_ms": -1.0}, {"arrival_s": float("nan")}):
+    times = [{"arrival_s": -1.0}, {"arrival_s": float("nan")}, {"deadline_ms": -1.0}, {"deadline_ms": float("inf")}]
+    for wrong in ({"input_tokens": 0}, {"output_tokens": 0}, *times):
         with pytest.raises(ValueError, match="request 7"):
             SimRequest(**{"request_id": 7, "arrival_s": 0.0, "input_tokens": 1, "output_tokens": 1, "blocks": (1,), **wrong})

@@ -61,7 +61,8 @@ def test_a_workload_that_is_written_is_read_back(tmp_path: Path, name: str) -> N
         ({"output_hash_ids": [7]}, "output_hash_ids should be a list of 0 ids, the blocks that the output fills, not [7]"),
         ({"tenant": 4}, "tenant should be a string, not 4"),
         ({"priority": "high"}, 'priority should be an integer, not "high"'),
-        ({"deadline_ms": -1}, "deadline_ms should be a number of milliseconds, 0 or more, not -1"),
+        ({"deadline_ms": -1}, "deadline_ms should be a number of milliseconds, 0 to 86400000, not -1"),
+        ({"deadline_ms": 86400001}, "deadline_ms should be a number of milliseconds, 0 to 86400000, not 86400001"),
     ],
 )
 def test_a_record_that_is_no_request_is_named(tmp_path: Path, change: dict[str, object], said: str) -> None:

@@ -60,6 +60,12 @@ def test_a_deadline_that_is_none_is_refused_by_name(deadline_ms: float) -> None:
     assert caught.value.param == "deadline_ms"
 
 
+def test_what_is_left_of_the_terms_after_a_while() -> None:
+    assert Terms(priority=2, deadline_ms=500.0).after(100.0) == Terms(priority=2, deadline_ms=400.0)
+    assert Terms(priority=2, deadline_ms=500.0).after(500.0) is None
+    assert Terms(priority=2).after(1e9) == Terms(priority=2)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 @pytest.mark.parametrize("name", ["ttft_ms", "fetch_ms", "queue_ms", "compute_ms"])
 def test_a_measurement_that_is_no_length_of_time_counts_as_not_told(name: str, value: float) -> None:

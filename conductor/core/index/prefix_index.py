@@ -87,6 +87,14 @@ class PrefixIndex:
             self._discard(view, keys, tier)
         return in_order
 
+    def still_at(self, node_id: NodeId, sequence: int) -> bool:
+        """False when the store's last event, which this is, was missed, so that a new snapshot is needed."""
+        view = self._live.get(node_id)
+        if view is None or node_id in self._gathering:
+            return node_id in self._gathering
+        view.gap |= sequence > view.sequence
+        return not view.gap
+
     def forget(self, node_id: NodeId) -> None:
         """Forgets a store: nothing that it holds is found any more."""
         self.version += 1

@@ -185,8 +185,8 @@ class Scheduler:
 
 def decide(alternatives: Alternatives) -> Decision:
     """Where the request runs, or why it does not."""
-    outcome = place(alternatives)
-    return admit(alternatives, outcome) if isinstance(outcome, Placement) else outcome
+    decision = place(alternatives)
+    return admit(alternatives, decision) if isinstance(decision, Placement) else decision
 
 
 def place(alternatives: Alternatives) -> Decision:

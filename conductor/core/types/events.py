@@ -65,6 +65,14 @@ class StoreDown:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreStillHere:
+    """A store has had nothing to tell for a while. `sequence` is the number of its last event."""
+
+    node_id: NodeId
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicationEnded:
     """A Replicate was done, in part or in full, or it failed."""
 
@@ -95,6 +103,7 @@ Event = (
     | SnapshotPart
     | BlocksStored
     | BlocksRemoved
+    | StoreStillHere
     | ReplicationEnded
     | SwitchFailed
     | Tick
@@ -106,10 +115,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The answer to a Schedule: exactly one each. `assignment` is absent when `outcome` is a Rejection."""
+    """The answer to a Schedule: exactly one each. `assignment` is absent when `decision` is a Rejection."""
 
     attempt_id: AttemptId
-    outcome: Decision
+    decision: Decision
     alternatives: Alternatives
     assignment: Assignment | None
 

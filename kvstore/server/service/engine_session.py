@@ -13,10 +13,10 @@ import grpc.aio
 
 from kvstore.core.results import UnknownAttempt
 from kvstore.link import engine_identity
-from kvstore.server.node.failures import failure_of
-from kvstore.server.node.node import Node
 from kvstore.server.service.fencing import EngineFencing
 from kvstore.server.service.operations import Context
+from kvstore.server.shared.context import StoreContext
+from kvstore.server.shared.failures import failure_of
 from kvstore.server.transfer.attempt_transfers import AttemptTransfers
 from kvstore.server.transfer.fetch import PrefixFetch
 from kvstore.server.transfer.hand_over import HandOverWriter
@@ -51,8 +51,10 @@ logger = logging.getLogger(__name__)
 class EngineSession:
     """The session of one engine: its stream. `notify` queues a notice for it; after `close` it goes nowhere."""
 
-    def __init__(self, node: Node, transfers: AttemptTransfers, ingests: Ingests, fencing: EngineFencing, engine: Identity) -> None:
-        self._node = node
+    def __init__(
+        self, shared: StoreContext, transfers: AttemptTransfers, ingests: Ingests, fencing: EngineFencing, engine: Identity
+    ) -> None:
+        self._shared = shared
         self._transfers = transfers
         self._ingests = ingests
         self._fencing = fencing
@@ -103,7 +105,7 @@ class EngineSession:
                 self._fail(command.attempt_id, error)
         except SpringtideError as error:
             self._fail(command.attempt_id, error)
-        self._node.changed()
+        self._shared.changed()
 
     def close(self) -> None:
         """Ends it, as the stream has ended or another engine has come: its attempts are over and its transfers cancelled."""
@@ -111,15 +113,15 @@ class EngineSession:
             return
         self._closed = True
         self.notices.put_nowait(None)
-        unfenced = self._node.pool.engine_ended()
+        unfenced = self._shared.pool.engine_ended()
         for attempt_id in unfenced:
             self._end_transfers(attempt_id, finish_hand_over=False)
         self._fencing.fence(self.engine, unfenced)
-        self._node.changed()
+        self._shared.changed()
 
     def _acquire(self, command: Acquire) -> None:
         attempt_id, keys = command.attempt_id, command.keys
-        acquired = self._node.pool.acquire(
+        acquired = self._shared.pool.acquire(
             attempt_id,
             keys,
             command.num_blocks,
@@ -128,41 +130,41 @@ class EngineSession:
             command.leave_available,
             command.leave_in_quota,
         )
-        elsewhere = [source for source in command.sources if source.node_id != self._node.options.node_id]
+        elsewhere = [source for source in command.sources if source.node_id != self._shared.options.node_id]
         most = min(command.max_reused_blocks, len(keys))
         ssd_blocks = self._on_ssd(keys[:most], acquired.local_blocks, command)
         wanted = max(min(max((source.num_blocks for source in elsewhere), default=0), most), ssd_blocks)
         if wanted > acquired.local_blocks:
-            fetch = PrefixFetch(self._node, self.notify, attempt_id, command.tenant, acquired, keys[:wanted], elsewhere, ssd_blocks)
+            fetch = PrefixFetch(self._shared, self.notify, attempt_id, command.tenant, acquired, keys[:wanted], elsewhere, ssd_blocks)
             self._transfers.start_fetch(attempt_id, fetch, lambda error: self._broken(attempt_id, error))
             return
         self.notify(acquired)
 
     def _on_ssd(self, keys: Sequence[BlockKey], local_blocks: int, command: Acquire) -> int:
         """The block up to which the prompt is to be read from the SSD."""
-        if self._node.ssd is None:
+        if self._shared.ssd is None:
             return local_blocks
-        return self._node.ssd.worth_reading(keys, local_blocks, command.recompute_us_per_block)
+        return self._shared.ssd.worth_reading(keys, local_blocks, command.recompute_us_per_block)
 
     def _reserve(self, command: Reserve) -> None:
         attempt_id = command.attempt_id
-        reserved = self._node.pool.reserve(
+        reserved = self._shared.pool.reserve(
             attempt_id, command.keys, command.num_blocks, command.tenant, command.leave_available, command.leave_in_quota
         )
         self.notify(reserved)
         self._ingests.reserved(attempt_id)
 
     def _grow(self, command: Grow) -> None:
-        slots: list[Slot] = self._node.pool.grow(command.attempt_id, command.num_blocks)
+        slots: list[Slot] = self._shared.pool.grow(command.attempt_id, command.num_blocks)
         self.notify(Grown(command.attempt_id, tuple(slots)))
 
     def _commit(self, command: Commit) -> None:
-        self._node.pool.commit(command.attempt_id, command.first_block, command.keys)
+        self._shared.pool.commit(command.attempt_id, command.first_block, command.keys)
 
     def _open_hand_over(self, command: OpenHandOver) -> None:
         attempt_id = command.attempt_id
-        slots = self._node.pool.begin_hand_over(attempt_id)
-        hand_over = HandOverWriter(self._node, self.notify, attempt_id, slots, command.address)
+        slots = self._shared.pool.begin_hand_over(attempt_id)
+        hand_over = HandOverWriter(self._shared, self.notify, attempt_id, slots, command.address)
         self._transfers.start_hand_over(attempt_id, hand_over, lambda error: self._broken(attempt_id, error))
 
     def _push(self, command: Push) -> None:
@@ -177,7 +179,7 @@ class EngineSession:
 
     def _release(self, command: Release) -> None:
         attempt_id = command.attempt_id
-        self._node.pool.release(attempt_id)
+        self._shared.pool.release(attempt_id)
         self._end_transfers(attempt_id, command.finish_hand_over)
 
     def _end_transfers(self, attempt_id: AttemptId, finish_hand_over: bool) -> None:
@@ -203,13 +205,13 @@ class LocalStoreService(LocalStoreServicer):
 
     def __init__(
         self,
-        node: Node,
+        shared: StoreContext,
         transfers: AttemptTransfers,
         ingests: Ingests,
         fencing: EngineFencing,
         on_engine: Callable[[EngineSession | None], None],
     ) -> None:
-        self._node = node
+        self._shared = shared
         self._transfers = transfers
         self._ingests = ingests
         self._fencing = fencing
@@ -236,7 +238,7 @@ class LocalStoreService(LocalStoreServicer):
             logger.warning("%s takes the place of %s", engine.name, self._session.engine.name)
             self._session.close()
         logger.info("%s connected", engine.name)
-        self._session = EngineSession(self._node, self._transfers, self._ingests, self._fencing, engine)
+        self._session = EngineSession(self._shared, self._transfers, self._ingests, self._fencing, engine)
         self._on_engine(self._session)
         return self._session
 
@@ -248,8 +250,8 @@ class LocalStoreService(LocalStoreServicer):
             self._on_engine(None)
 
     def _hello(self) -> pb.StoreNotice:
-        options = self._node.options
-        return wire.STORE_NOTICE.encode(StoreHello(options.node_id, self._node.incarnation, options.num_slots, self._node.address))
+        options = self._shared.options
+        return wire.STORE_NOTICE.encode(StoreHello(options.node_id, self._shared.incarnation, options.num_slots, self._shared.address))
 
 
 async def _take_in(requests: AsyncIterator[pb.EngineCommand], session: EngineSession) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from kvstore.server.node.node import Node
+from kvstore.server.shared.context import StoreContext
 from messenger.base import Identity
 from messenger.notices import receive_identity
 from messenger.stream import PeerClosed, SocketStream
@@ -27,13 +27,13 @@ SAY_AFTER_S = 5.0
 class EngineFencing:
     """The engines that are being fenced. `fenced` says whether nothing of an engine's can land any more, as `Transport.fence`."""
 
-    def __init__(self, node: Node, fenced: Callable[[Identity], Awaitable[bool]]) -> None:
-        self._node = node
+    def __init__(self, shared: StoreContext, fenced: Callable[[Identity], Awaitable[bool]]) -> None:
+        self._shared = shared
         self._fenced = fenced
         self._tasks: set[asyncio.Task[None]] = set()
 
     def fence(self, engine: Identity, attempts: Sequence[AttemptId]) -> None:
-        """Gives up the slots of its attempts (Pool.engine_ended) once it is fenced."""
+        """Gives up the slots of its attempts (Pool.engine_fenced) once it is fenced."""
         if attempts:
             task = supervised(lambda: self._wait_for(engine, attempts), f"fence {engine.name}")
             self._tasks.add(task)
@@ -52,8 +52,8 @@ class EngineFencing:
                 logger.warning("%s has ended its stream but not let go of the arena; slots of %d attempts wait", engine.name, len(attempts))
                 said_at = float("inf")
             await asyncio.sleep(LOOK_EVERY_S)
-        self._node.pool.engine_fenced(attempts)
-        self._node.changed()
+        self._shared.pool.engine_fenced(attempts)
+        self._shared.changed()
 
 
 class Attachments:
@@ -74,6 +74,6 @@ class Attachments:
         finally:
             del self._attached[stream]
 
-    async def fence(self, peer: Identity) -> bool:
+    async def has_let_go(self, peer: Identity) -> bool:
         """Whether it has let go, and nobody is here who may be it."""
         return not any(attached in (None, peer) for attached in self._attached.values())

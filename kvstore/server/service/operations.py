@@ -12,9 +12,9 @@ import grpc.aio
 
 from kvstore.core.listing import Chain
 from kvstore.core.pins import Pin, PinKind
-from kvstore.server.node.failures import status_of
-from kvstore.server.node.node import Node
-from kvstore.server.node.ssd import Ssd
+from kvstore.server.shared.context import StoreContext
+from kvstore.server.shared.failures import status_of
+from kvstore.server.shared.ssd import Ssd
 from kvstore.server.transfer.replication import Replicator
 from springtide.blocks import checked_keys
 from springtide.clock import Clock
@@ -35,8 +35,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Operations(StoreServicer):
     """The orders and questions of operators."""
 
-    def __init__(self, node: Node, replicator: Replicator, clock: Clock) -> None:
-        self._node = node
+    def __init__(self, shared: StoreContext, replicator: Replicator, clock: Clock) -> None:
+        self._shared = shared
         self._replicator = replicator
         self._clock = clock
 
@@ -49,26 +49,26 @@ class Operations(StoreServicer):
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinReply:
         now = self._clock.now()
         keys, kind = await or_abort(context, checked_keys, request.keys), await or_abort(context, _pin_kind, request.kind)
-        pin = await or_abort(context, self._node.pool.pins.pin, request.pin_id, keys, kind, request.ttl_ms / 1000, now)
+        pin = await or_abort(context, self._shared.pool.pins.pin, request.pin_id, keys, kind, request.ttl_ms / 1000, now)
         return pb.PinReply(pin=_pin_info(pin, now))
 
     async def RenewPin(self, request: pb.RenewPinRequest, context: Context) -> pb.PinReply:
         now = self._clock.now()
-        pin = await or_abort(context, self._node.pool.pins.renew, request.pin_id, request.ttl_ms / 1000, now)
+        pin = await or_abort(context, self._shared.pool.pins.renew, request.pin_id, request.ttl_ms / 1000, now)
         return pb.PinReply(pin=_pin_info(pin, now))
 
     async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.PinReply:
-        pin = await or_abort(context, self._node.pool.pins.unpin, request.pin_id)
+        pin = await or_abort(context, self._shared.pool.pins.unpin, request.pin_id)
         return pb.PinReply(pin=_pin_info(pin, self._clock.now()))
 
     async def ListPins(self, request: pb.ListPinsRequest, context: Context) -> pb.ListPinsReply:
         now = self._clock.now()
-        return pb.ListPinsReply(pins=[_pin_info(pin, now) for pin in self._node.pool.pins])
+        return pb.ListPinsReply(pins=[_pin_info(pin, now) for pin in self._shared.pool.pins])
 
     # ---- what is held ----
 
     async def ListBlocks(self, request: pb.ListBlocksRequest, context: Context) -> pb.ListBlocksReply:
-        spec, pool = self._node.options.spec, self._node.pool
+        spec, pool = self._shared.options.spec, self._shared.pool
         if request.keys:
             part = pool.listing.held_part(await or_abort(context, checked_keys, request.keys))
             chains, total = ([part], 1) if part is not None else ([], 0)
@@ -79,24 +79,24 @@ class Operations(StoreServicer):
         )
 
     async def Evict(self, request: pb.EvictRequest, context: Context) -> pb.EvictReply:
-        evicted = self._node.pool.evict(None if request.all else await or_abort(context, checked_keys, request.keys))
-        self._node.changed()
-        if self._node.ssd is not None:
-            await self._node.ssd.tier.remove(evicted.copies)
+        evicted = self._shared.pool.evict(None if request.all else await or_abort(context, checked_keys, request.keys))
+        self._shared.changed()
+        if self._shared.ssd is not None:
+            await self._shared.ssd.tier.remove(evicted.copies)
         return pb.EvictReply(blocks=evicted.blocks, kept_blocks=evicted.kept, ssd_blocks=len(evicted.copies))
 
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyReply:
-        start, pool = time.perf_counter(), self._node.pool
+        start, pool = time.perf_counter(), self._shared.pool
         problem = ""
         try:
             pool.validate()
         except AssertionError as error:
             problem = str(error) or "an invariant does not hold"
-        ssd, num_read = self._node.ssd, 0
+        ssd, num_read = self._shared.ssd, 0
         if request.ssd and ssd is not None and not problem:
             num_read = len(ssd.blocks)
             bad = await ssd.verify()
-            self._node.changed()
+            self._shared.changed()
             if bad:
                 problem = f"{len(bad)} blocks on the SSD were not what they had been and are dropped, that of {bad[0].hex()} first"
         elapsed_ms = (time.perf_counter() - start) * 1000
@@ -105,10 +105,10 @@ class Operations(StoreServicer):
         )
 
     async def Stat(self, request: pb.StatRequest, context: Context) -> pb.StatReply:
-        counts, pool = self._node.pool.counts(), self._node.pool
+        counts, pool = self._shared.pool.counts(), self._shared.pool
         return pb.StatReply(
-            node_id=self._node.options.node_id,
-            incarnation=self._node.incarnation,
+            node_id=self._shared.options.node_id,
+            incarnation=self._shared.incarnation,
             slots_total=counts.total,
             slots_free=counts.free,
             slots_cached=counts.cached,
@@ -116,9 +116,9 @@ class Operations(StoreServicer):
             slots_quarantined=counts.quarantined,
             lookups_blocks=pool.looked_up_blocks,
             hits_blocks=pool.hit_blocks,
-            bytes_read=self._node.bytes_read,
-            bytes_written=self._node.bytes_written,
-            bytes_per_slot=self._node.options.spec.bytes_per_slot,
+            bytes_read=self._shared.bytes_read,
+            bytes_written=self._shared.bytes_written,
+            bytes_per_slot=self._shared.options.spec.bytes_per_slot,
             leases=counts.leases,
             pins=len(pool.pins),
             blocks_hard_pinned=pool.pins.num_hard,
@@ -129,9 +129,9 @@ class Operations(StoreServicer):
                 pb.TenantUsage(tenant=tenant.name, slots=tenant.slots, slots_cached=tenant.unreferenced, quota_slots=tenant.quota)
                 for tenant in heapq.nlargest(_MAX_TENANTS, pool.tenants, key=lambda tenant: tenant.slots)
             ],
-            watchers=len(self._node.watchers),
-            watchers_cut_off=self._node.watchers.num_cut_off,
-            ssd=None if self._node.ssd is None else _ssd_stat(self._node.ssd),
+            watchers=len(self._shared.watchers),
+            watchers_cut_off=self._shared.watchers.num_cut_off,
+            ssd=None if self._shared.ssd is None else _ssd_stat(self._shared.ssd),
             slots_free_or_spare=pool.num_free_or_spare,
         )
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from kvstore.server.node.node import Node
-from kvstore.server.node.watchers import WatcherLags
 from kvstore.server.service.operations import Context, Operations, await_or_abort, or_abort
+from kvstore.server.shared.context import StoreContext
+from kvstore.server.shared.watchers import WatcherLags
 from kvstore.server.transfer.attempt_transfers import AttemptTransfers
 from kvstore.server.transfer.ingests import Ingests
 from kvstore.server.transfer.promotion import Promotion
@@ -32,7 +32,7 @@ class StoreService(Operations):
 
     def __init__(
         self,
-        node: Node,
+        shared: StoreContext,
         transfers: AttemptTransfers,
         ingests: Ingests,
         replicator: Replicator,
@@ -40,18 +40,20 @@ class StoreService(Operations):
         endpoint: Endpoint,
         clock: Clock,
     ) -> None:
-        super().__init__(node, replicator, clock)
+        super().__init__(shared, replicator, clock)
         self._transfers = transfers
         self._ingests = ingests
         self._promotion = promotion
         self._endpoint = endpoint
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:
-        return pb.DescribeReply(node_id=self._node.options.node_id, incarnation=self._node.incarnation, endpoint=self._endpoint.to_json())
+        return pb.DescribeReply(
+            node_id=self._shared.options.node_id, incarnation=self._shared.incarnation, endpoint=self._endpoint.to_json()
+        )
 
     async def Watch(self, request: pb.WatchStoreRequest, context: Context) -> AsyncIterator[pb.StoreEvent]:
-        self._node.publish()
-        subscription = self._node.watchers.subscribe()
+        self._shared.publish()
+        subscription = self._shared.watchers.subscribe()
         logger.info("%s watches from event %d on", request.watcher, subscription.sequence)
         sequence = subscription.sequence
         try:
@@ -67,18 +69,18 @@ class StoreService(Operations):
         except WatcherLags as error:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, error.message)
         finally:
-            self._node.watchers.unsubscribe(subscription)
+            self._shared.watchers.unsubscribe(subscription)
 
     async def Lease(self, request: pb.LeaseRequest, context: Context) -> pb.LeaseReply:
         asked = await or_abort(context, wire.LEASE_PREFIX.decode, request)
         await self._promotion.promote(asked.keys, asked.tenant)
-        return wire.LEASED_PREFIX.encode(self._node.pool.lease(asked.reader, asked.keys, self._clock.now(), asked.tenant))
+        return wire.LEASED_PREFIX.encode(self._shared.pool.lease(asked.reader, asked.keys, self._clock.now(), asked.tenant))
 
     async def RenewLease(self, request: pb.RenewLeaseRequest, context: Context) -> pb.RenewLeaseReply:
-        return pb.RenewLeaseReply(lost=self._node.pool.renew_leases(request.lease_ids, self._clock.now()))
+        return pb.RenewLeaseReply(lost=self._shared.pool.renew_leases(request.lease_ids, self._clock.now()))
 
     async def ReleaseLease(self, request: pb.ReleaseLeaseRequest, context: Context) -> pb.ReleaseLeaseReply:
-        self._node.pool.release_lease(request.lease_id)
+        self._shared.pool.release_lease(request.lease_id)
         return pb.ReleaseLeaseReply()
 
     async def OpenIngest(self, request: pb.OpenIngestRequest, context: Context) -> pb.OpenIngestReply:
@@ -92,4 +94,4 @@ class StoreService(Operations):
 
     async def CancelHandOver(self, request: pb.CancelHandOverRequest, context: Context) -> pb.CancelHandOverReply:
         await self._transfers.cancel_hand_over(AttemptId(request.attempt_id))
-        return pb.CancelHandOverReply(incarnation=self._node.incarnation)
+        return pb.CancelHandOverReply(incarnation=self._shared.incarnation)

@@ -12,7 +12,7 @@ from springtide.ids import AttemptId
 
 
 class AttemptTransfers:
-    """The fetches and hand-overs that are under way, by attempt. They outlive the engine that asked for them until they are at rest."""
+    """The fetches and hand-overs that are in flight, by attempt. They outlive the engine that asked for them until they are at rest."""
 
     def __init__(self) -> None:
         self.fetches: dict[AttemptId, PrefixFetch] = {}

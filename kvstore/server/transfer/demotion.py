@@ -17,8 +17,8 @@ from typing import NamedTuple
 from kvstore import metrics
 from kvstore.core.ssd import BlockCopy
 from kvstore.core.tenants import Tenant
-from kvstore.server.node.node import Node
-from kvstore.server.node.ssd import Ssd, SsdOptions
+from kvstore.server.shared.context import StoreContext
+from kvstore.server.shared.ssd import Ssd, SsdOptions
 from kvstore.ssd.disk import aligned_memory
 from kvstore.ssd.health import TierState
 from springtide.ids import BlockKey
@@ -50,10 +50,10 @@ class Demotion:
     """The copying of blocks to the SSD. When fewer than `demote_below` of the arena's slots are free or spare, blocks are copied until
     `demote_until` are; and likewise of a tenant's quota, for what goes first there is its own."""
 
-    def __init__(self, node: Node, ssd: Ssd, options: SsdOptions) -> None:
-        self._node, self._ssd, self._options = node, ssd, options
-        self._batch = max(1, STAGED_BYTES // node.options.spec.bytes_per_slot)
-        self._stagings = [aligned_memory(self._batch * node.options.spec.bytes_per_slot) for _ in range(BATCHES_IN_FLIGHT)]
+    def __init__(self, shared: StoreContext, ssd: Ssd, options: SsdOptions) -> None:
+        self._shared, self._ssd, self._options = shared, ssd, options
+        self._batch = max(1, STAGED_BYTES // shared.options.spec.bytes_per_slot)
+        self._stagings = [aligned_memory(self._batch * shared.options.spec.bytes_per_slot) for _ in range(BATCHES_IN_FLIGHT)]
         """The memory not in use."""
         self._in_flight: deque[Batch] = deque()
         self._wanting: list[Tenant | None] = []
@@ -116,12 +116,12 @@ class Demotion:
         self._stagings.append(oldest.staging)
         written = oldest.writing.result()
         metrics.SSD_DEMOTED.inc(written)
-        self._node.changed()
+        self._shared.changed()
         return written
 
     def _short(self, room: int) -> list[Tenant | None]:
         """Who has too little that can go without a loss. `room`: blocks that the SSD can hold as things are."""
-        pool, most = self._node.pool, int(SSD_SHARE * room)
+        pool, most = self._shared.pool, int(SSD_SHARE * room)
         short: list[Tenant | None] = []
         if pool.num_free_or_spare < self._enough(None, pool.num_slots, most):
             short.append(None)
@@ -138,12 +138,12 @@ class Demotion:
         return until if tenant in self._wanting else min(int(self._options.demote_below * num_slots), until)
 
     def _stage(self, copies: list[BlockCopy], staging: memoryview) -> None:
-        size = self._node.options.spec.bytes_per_slot
+        size = self._shared.options.spec.bytes_per_slot
         for i, copy in enumerate(copies):
             staging[i * size : (i + 1) * size] = self._ssd.slot(copy.slot)
 
     async def _make_room(self, missing: int) -> None:
         if missing > 0:
             victims = self._ssd.blocks.make_room(missing)
-            self._node.changed()
+            self._shared.changed()
             await self._ssd.tier.remove(victims)

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from kvstore import metrics
 from kvstore.core.results import UnknownAttempt
-from kvstore.server.node.failures import failure_of
-from kvstore.server.node.node import Node
-from kvstore.server.node.ssd import Ssd
+from kvstore.server.shared.context import StoreContext
+from kvstore.server.shared.failures import failure_of
+from kvstore.server.shared.ssd import Ssd
 from kvstore.server.transfer.prefix_read import PrefixRead
 from kvstore.ssd.tier import SsdTier
 from messenger.base import TransferTimeout
@@ -38,7 +38,7 @@ class PrefixFetch:
 
     def __init__(
         self,
-        node: Node,
+        shared: StoreContext,
         notify: Notify,
         attempt_id: AttemptId,
         tenant: str,
@@ -47,7 +47,7 @@ class PrefixFetch:
         sources: Sequence[PrefixSource],
         ssd_blocks: int,
     ) -> None:
-        self._node = node
+        self._shared = shared
         self._notify = notify
         self._attempt_id = attempt_id
         self._tenant = tenant
@@ -58,10 +58,10 @@ class PrefixFetch:
         self._cancelled = asyncio.Event()
         self._late = False
         """The engine has been told that the attempt failed, as the SSD did not give its blocks in time."""
-        self._read = PrefixRead(node, keys, sources, tenant)
+        self._read = PrefixRead(shared, keys, sources, tenant)
 
     def cancel(self) -> None:
-        """Ends it, as the engine does not want it any more. Reading stops after what is under way; the slots are held until then."""
+        """Ends it, as the engine does not want it any more. Reading stops after what is in flight; the slots are held until then."""
         self._cancelled.set()
         self._read.cancel()
 
@@ -75,7 +75,7 @@ class PrefixFetch:
                 self._answer(0)
                 return
             try:
-                slots = self._node.pool.begin_fetch(self._attempt_id, range(local, local + remote))
+                slots = self._shared.pool.begin_fetch(self._attempt_id, range(local, local + remote))
             except UnknownAttempt:  # released meanwhile
                 return
             self._answer(remote)
@@ -91,15 +91,15 @@ class PrefixFetch:
             if self._late:  # until it lets go, the engine may commit what it computed without these blocks: held here, that is refused
                 await self._cancelled.wait()
         finally:
-            self._node.pool.end_fetch(self._attempt_id, max(valid, local))
-            self._node.changed()
+            self._shared.pool.end_fetch(self._attempt_id, max(valid, local))
+            self._shared.changed()
         if self._late:
             metrics.FETCH_SECONDS.labels("late").observe(time.perf_counter() - start)
             return
         complete = valid == local + len(slots)
         metrics.FETCH_SECONDS.labels("complete" if complete else "truncated").observe(time.perf_counter() - start)
         if complete:
-            self._progress(self._node.options.spec.layers)
+            self._progress(self._shared.options.spec.layers)
         else:
             logger.warning("a fetch broke off after %d of %d blocks", valid - local, len(slots), extra={"attempt_id": self._attempt_id})
             self._notify(FetchTruncated(self._attempt_id, valid))
@@ -107,8 +107,8 @@ class PrefixFetch:
     async def _fill(self, first: int, slots: Sequence[Slot]) -> int:
         """Blocks from `first` on into `slots`. Returns how many of the prompt's are valid then."""
         valid, end = first, first + len(slots)
-        if self._node.ssd is not None and self._ssd_blocks > first:
-            valid = await self._read_ssd(self._node.ssd, first, slots[: self._ssd_blocks - first])
+        if self._shared.ssd is not None and self._ssd_blocks > first:
+            valid = await self._read_ssd(self._shared.ssd, first, slots[: self._ssd_blocks - first])
             if valid < self._ssd_blocks and not self._cancelled.is_set() and not self._late:
                 end = min(await self._open_anew(valid), end)
         if valid < end and not self._late:
@@ -124,7 +124,7 @@ class PrefixFetch:
             return await ssd.read(self._keys[: self._ssd_blocks], first, slots)
         finally:
             watching.cancel()
-            self._node.changed()
+            self._shared.changed()
 
     async def _fail_when_late(self, tier: SsdTier, limit_s: float) -> None:
         """Truncating the fetch would not do: the engine would compute into slots that the read may yet write."""
@@ -143,11 +143,11 @@ class PrefixFetch:
     async def _open_anew(self, more_than: int) -> int:
         """The SSD gave less than it had promised: sources may have the rest, which were passed over for that promise."""
         await self._read.close()
-        self._read = PrefixRead(self._node, self._keys, self._sources, self._tenant)
+        self._read = PrefixRead(self._shared, self._keys, self._sources, self._tenant)
         return await self._read.open(more_than)
 
     def _arrived(self, layers: int) -> None:
-        if layers < self._node.options.spec.layers:
+        if layers < self._shared.options.spec.layers:
             self._progress(layers)
 
     def _progress(self, layers_ready: int) -> None:

@@ -13,9 +13,9 @@ import grpc.aio
 
 from kvstore import metrics
 from kvstore.core.results import UnknownAttempt
-from kvstore.server.node.failures import TransferCancelled, error_of, failure_of
-from kvstore.server.node.node import Node
-from kvstore.server.node.peers import CALL_TIMEOUT_S
+from kvstore.server.shared.context import StoreContext
+from kvstore.server.shared.failures import TransferCancelled, error_of, failure_of
+from kvstore.server.shared.peers import CALL_TIMEOUT_S
 from kvstore.server.transfer.pacing import Pace, batches, block_slice
 from messenger.base import Connection, TransferTimeout
 from springtide.errors import PeerLost, SpringtideError
@@ -49,8 +49,8 @@ class HandOverWriter:
     takes is joined to larger units, so that few are kept whatever the network does. Order is kept, and the seal is the last. The slots are
     held by the hand-over until it has read them for good."""
 
-    def __init__(self, node: Node, notify: Notify, attempt_id: AttemptId, slots: Sequence[Slot], address: str) -> None:
-        self._node = node
+    def __init__(self, shared: StoreContext, notify: Notify, attempt_id: AttemptId, slots: Sequence[Slot], address: str) -> None:
+        self._shared = shared
         self._notify = notify
         self._attempt_id = attempt_id
         self._slots = slots
@@ -89,7 +89,7 @@ class HandOverWriter:
         self._wake.set()
 
     def cancel(self) -> None:
-        """Gives it up: writing stops after the batch under way."""
+        """Gives it up: writing stops after the batch in flight."""
         self._cancelled.set()
         self._wake.set()
 
@@ -102,7 +102,7 @@ class HandOverWriter:
             self.ended.set()
             closed = await self._close()
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._node.options.lease_s
+        until = loop.time() + self._shared.options.lease_s
         while not closed and loop.time() < until:
             await asyncio.sleep(_REPEAT_S)
             closed = await self._close()
@@ -113,8 +113,8 @@ class HandOverWriter:
             try:
                 await self._transfer()
             finally:
-                self._node.pool.end_hand_over(self._attempt_id)
-                self._node.changed()
+                self._shared.pool.end_hand_over(self._attempt_id)
+                self._shared.changed()
         except SpringtideError as error:
             metrics.HAND_OVER_SECONDS.labels("failed").observe(time.perf_counter() - start)
             self._failed(error)
@@ -147,17 +147,17 @@ class HandOverWriter:
 
     async def _transfer(self) -> None:
         targets = await self._open()
-        self._connection = await self._unless_cancelled(self._node.peers.connect(self._address, targets.incarnation))
+        self._connection = await self._unless_cancelled(self._shared.peers.connect(self._address, targets.incarnation))
         await self._write_all(self._connection, targets)
 
     async def _open(self) -> IngestTargets:
         """Waits until the receiving engine has reserved slots, for a lease's time at most. The question is repeated, so that a store that
         has gone silent is noticed."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._node.options.lease_s
+        until = loop.time() + self._shared.options.lease_s
         while not (targets := await self._ask_for_targets()).slots:
             if loop.time() >= until:
-                raise TransferTimeout(f"{self._address} reserved nothing for the prompt within {self._node.options.lease_s:g} s")
+                raise TransferTimeout(f"{self._address} reserved nothing for the prompt within {self._shared.options.lease_s:g} s")
         if len(targets.slots) != len(self._slots):
             raise SpringtideError(f"{self._address} reserved {len(targets.slots)} blocks for a prompt of {len(self._slots)}")
         return targets
@@ -166,20 +166,20 @@ class HandOverWriter:
         """Has no slots while nothing has been reserved; the receiving store takes its time to say so."""
         request = wire.OPEN_INGEST.encode(OpenIngest(self._attempt_id, self._writer()))
         try:
-            call = self._node.peers.stub(self._address).OpenIngest(request, timeout=CALL_TIMEOUT_S)
+            call = self._shared.peers.stub(self._address).OpenIngest(request, timeout=CALL_TIMEOUT_S)
             return wire.INGEST_TARGETS.decode(await self._unless_cancelled(call))
         except grpc.aio.AioRpcError as error:
             raise error_of(error, f"opening the ingest at {self._address}") from error
 
     def _writer(self) -> Writer:
-        return Writer(self._node.options.node_id, self._node.incarnation, self._node.address)
+        return Writer(self._shared.options.node_id, self._shared.incarnation, self._shared.address)
 
     async def _write_all(self, connection: Connection, targets: IngestTargets) -> None:
         while (unit := await self._next()) is not None:
             await self._write(connection, targets, unit)
         assert self._first_token is not None
         seal = wire.INGEST_NOTICE.encode(IngestSeal(self._attempt_id, self._first_token))
-        await self._while_it_answers(connection.write([], self._node.options.batch_timeout_s, seal.SerializeToString()))
+        await self._while_it_answers(connection.write([], self._shared.options.batch_timeout_s, seal.SerializeToString()))
         self._written_at = time.perf_counter()
 
     async def _next(self) -> Unit | None:
@@ -195,7 +195,7 @@ class HandOverWriter:
             await self._wake.wait()
 
     async def _write(self, connection: Connection, targets: IngestTargets, unit: Unit) -> None:
-        spec, layers = self._node.options.spec, range(unit.layer_begin, unit.layer_end)
+        spec, layers = self._shared.options.spec, range(unit.layer_begin, unit.layer_end)
         absent = range(max(unit.block_begin, targets.present_blocks), min(unit.block_end, len(targets.slots)))
         pieces = [block_slice(spec, self._slots[i], targets.slots[i], targets.generations[i], layers) for i in absent]
         notice = wire.INGEST_NOTICE.encode(IngestUnit(self._attempt_id, unit)).SerializeToString()
@@ -207,10 +207,10 @@ class HandOverWriter:
             last = notice if written == len(pieces) else None
             began = time.perf_counter()
             self._first_write_at = began if self._first_write_at is None else self._first_write_at
-            completion = await self._pace.move(self._while_it_answers(connection.write(batch, self._node.options.batch_timeout_s, last)))
+            completion = await self._pace.move(self._while_it_answers(connection.write(batch, self._shared.options.batch_timeout_s, last)))
             self._writing_s += time.perf_counter() - began
             self._num_bytes += completion.num_bytes
-            self._node.bytes_written += completion.num_bytes
+            self._shared.bytes_written += completion.num_bytes
             metrics.HANDED_OVER_BYTES.inc(completion.num_bytes)
             if completion.failed:
                 raise next(iter(completion.failed.values()))
@@ -219,7 +219,7 @@ class HandOverWriter:
         """Whether the receiving store has heard it. When it has not, it asks (CancelHandOver) before it gives the slots to others."""
         request = wire.CLOSE_INGEST.encode(CloseIngest(self._attempt_id, self._writer()))
         try:
-            await self._node.peers.stub(self._address).CloseIngest(request, timeout=CALL_TIMEOUT_S)
+            await self._shared.peers.stub(self._address).CloseIngest(request, timeout=CALL_TIMEOUT_S)
             return True
         except grpc.aio.AioRpcError as error:
             logger.info("ingest at %s not closed: %s", self._address, error.details(), extra={"attempt_id": self._attempt_id})
@@ -231,7 +231,7 @@ class HandOverWriter:
         task = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({task}, timeout=LATE_S))[0]:
-                if not await self._node.peers.answers(self._address) and not task.done():
+                if not await self._shared.peers.answers(self._address) and not task.done():
                     raise PeerLost(f"{self._address} does not answer")
             return task.result()
         finally:

@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 
 from kvstore import metrics
 from kvstore.core.results import IngestFailed
-from kvstore.server.node.failures import failure_of
-from kvstore.server.node.node import Node
+from kvstore.server.shared.context import StoreContext
+from kvstore.server.shared.failures import failure_of
 from messenger.router import Messenger
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId, Incarnation, NodeId
@@ -35,8 +35,8 @@ OPEN_WAIT_S = 0.7
 class Ingests:
     """The ingests of a store. `notify` reaches its engine."""
 
-    def __init__(self, node: Node, notify: Callable[[Notice], None]) -> None:
-        self._node = node
+    def __init__(self, shared: StoreContext, notify: Callable[[Notice], None]) -> None:
+        self._shared = shared
         self._notify = notify
         self._waiting: dict[AttemptId, set[asyncio.Future[None]]] = {}
         """The writers that asked before the reservation was made."""
@@ -52,14 +52,14 @@ class Ingests:
         and PeerLost when there is no engine that could."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OPEN_WAIT_S):
-                while (targets := self._node.pool.open_ingest(attempt_id, writer)) is None:
+                while (targets := self._shared.pool.open_ingest(attempt_id, writer)) is None:
                     if not self.has_engine:
-                        raise PeerLost(f"{self._node.options.node_id} has no engine that could reserve slots for attempt {attempt_id}")
+                        raise PeerLost(f"{self._shared.options.node_id} has no engine that could reserve slots for attempt {attempt_id}")
                     await self._reservation(attempt_id)
                 if self._idle:
                     self._kick.set()
                 return targets
-        return IngestTargets(self._node.incarnation)
+        return IngestTargets(self._shared.incarnation)
 
     async def _reservation(self, attempt_id: AttemptId) -> None:
         """Returns when it is worth asking the pool again."""
@@ -87,7 +87,7 @@ class Ingests:
 
     def released(self) -> None:
         """Takes note that the engine has let go of attempts: where they are being written, the writer is asked to stop."""
-        if self._node.pool.quarantined_ingests():
+        if self._shared.pool.quarantined_ingests():
             self._kick.set()
 
     def on_notify(self, peer: str, payload: bytes) -> None:
@@ -102,21 +102,21 @@ class Ingests:
             return
         match notice:
             case IngestUnit(attempt_id, unit):
-                self._tell(self._node.pool.cover(attempt_id, NodeId(peer), unit))
+                self._tell(self._shared.pool.cover(attempt_id, NodeId(peer), unit))
             case IngestSeal(attempt_id, first_token):
-                self._tell(self._node.pool.seal(attempt_id, NodeId(peer), first_token))
+                self._tell(self._shared.pool.seal(attempt_id, NodeId(peer), first_token))
 
     def close(self, attempt_id: AttemptId, writer: NodeId, incarnation: Incarnation) -> None:
         """Ends the ingest by this writer, which will not write again."""
-        self._tell(self._node.pool.close_ingest(attempt_id, writer, incarnation))
+        self._tell(self._shared.pool.close_ingest(attempt_id, writer, incarnation))
 
     async def watch_writers(self, messenger: Messenger) -> None:
         """Watches them for ever: asks whoever may write here whether it lives, and to stop where nobody waits for it any more."""
         while True:
-            writers = self._node.pool.writers()
+            writers = self._shared.pool.writers()
             await asyncio.gather(*(self._probe(writer, messenger) for writer in writers))
             self._heard_at = {writer: when for writer, when in self._heard_at.items() if writer in writers}
-            self._idle = not self._node.pool.writers()
+            self._idle = not self._shared.pool.writers()
             with contextlib.suppress(TimeoutError):
                 # Not wait_for: until Python 3.12 it swallows a cancellation that comes together with the kick.
                 async with asyncio.timeout(None if self._idle else PROBE_INTERVAL_S):
@@ -124,7 +124,7 @@ class Ingests:
             self._kick.clear()
 
     async def _probe(self, writer: Writer, messenger: Messenger) -> None:
-        stub, loop = self._node.peers.stub(writer.address), asyncio.get_running_loop()
+        stub, loop = self._shared.peers.stub(writer.address), asyncio.get_running_loop()
         heard_at = self._heard_at.setdefault(writer, loop.time())
         try:
             description = await stub.Describe(pb.DescribeRequest(), timeout=PROBE_TIMEOUT_S)
@@ -136,7 +136,7 @@ class Ingests:
         if description.incarnation != writer.incarnation:
             await self._lose(writer, f"{writer.node_id} has restarted", messenger)
             return
-        for attempt_id in [attempt_id for attempt_id, by in self._node.pool.quarantined_ingests() if by == writer]:
+        for attempt_id in [attempt_id for attempt_id, by in self._shared.pool.quarantined_ingests() if by == writer]:
             with contextlib.suppress(grpc.aio.AioRpcError):  # asked again in the next round
                 reply = await stub.CancelHandOver(pb.CancelHandOverRequest(attempt_id=attempt_id), timeout=PROBE_TIMEOUT_S)
                 if reply.incarnation == writer.incarnation:
@@ -145,17 +145,17 @@ class Ingests:
     async def _lose(self, writer: Writer, why: str, messenger: Messenger) -> None:
         """Tells the engine now. The slots leave quarantine once nothing of the writer can land any more; it may take more rounds."""
         error = PeerLost(why)
-        failures = [self._node.pool.fail_ingest(attempt_id, error) for attempt_id in self._node.pool.ingests_of(writer)]
+        failures = [self._shared.pool.fail_ingest(attempt_id, error) for attempt_id in self._shared.pool.ingests_of(writer)]
         for failure in failures:
             self._tell(failure)
         if await messenger.fence(writer.node_id, writer.incarnation):
             logger.warning("fenced %s", why)
             metrics.WRITERS_LOST.inc()
-            self._node.pool.fence(writer)
-            self._node.changed()
+            self._shared.pool.fence(writer)
+            self._shared.changed()
 
     def _tell(self, outcome: Ingested | IngestFailed | None) -> None:
-        self._node.changed()
+        self._shared.changed()
         if isinstance(outcome, Ingested):
             metrics.INGESTED_PROMPTS.labels("complete").inc()
             self._notify(outcome)

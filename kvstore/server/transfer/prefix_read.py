@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstore import metrics
-from kvstore.server.node.node import Node
+from kvstore.server.shared.context import StoreContext
 from kvstore.server.transfer.pacing import RateLimit, block_slice, layer_groups
 from kvstore.server.transfer.source import Source
 from messenger.base import Completion
@@ -65,19 +65,19 @@ class PrefixRead:
 
     def __init__(
         self,
-        node: Node,
+        shared: StoreContext,
         keys: Sequence[BlockKey],
         sources: Sequence[PrefixSource],
         tenant: str | None = None,
         rate: RateLimit | None = None,
     ) -> None:
-        self._node = node
+        self._shared = shared
         self._keys = keys
         self.tenant = tenant
         self.failure: SpringtideError | None = None
         """The error of the source that failed last."""
         self._rate = rate
-        self._unopened = deque(source.store_address for source in sources if source.node_id != node.options.node_id)
+        self._unopened = deque(source.store_address for source in sources if source.node_id != shared.options.node_id)
         self._opening: set[asyncio.Task[Source]] = set()
         self._sources: list[Source] = []
         self._reads: dict[asyncio.Task[Completion], _Read] = {}
@@ -92,7 +92,7 @@ class PrefixRead:
         """The number of blocks of each layer group that have not arrived."""
 
     def cancel(self) -> None:
-        """Ends it, as nobody wants it any more: `run` starts no more reads, and ends when those under way have."""
+        """Ends it, as nobody wants it any more: `run` starts no more reads, and ends when those in flight have."""
         self._cancelled = True
 
     # ---- opening ----
@@ -116,7 +116,7 @@ class PrefixRead:
         if not self._unopened:
             return False
         address = self._unopened.popleft()
-        self._opening.add(asyncio.create_task(Source.open(self._node, address, self._keys, self.tenant), name=f"open {address}"))
+        self._opening.add(asyncio.create_task(Source.open(self._shared, address, self._keys, self.tenant), name=f"open {address}"))
         return True
 
     def _take_in(self, opening: asyncio.Task[Source]) -> None:
@@ -142,7 +142,7 @@ class PrefixRead:
         """Reads blocks [first, first + len(slots)) into `slots`, all layers of them, and tells `on_layers` up to which layer all are here.
         Returns how many of the prompt's blocks are then valid: those before the first that no source could give. When it ends, however it
         ends, nothing is written to the slots any more."""
-        options, end = self._node.options, first + len(slots)
+        options, end = self._shared.options, first + len(slots)
         self._first, self._slots = first, slots
         self._groups = list(layer_groups(options.spec, len(slots), options.layer_group_bytes))
         self._missing = [len(slots)] * len(self._groups)
@@ -169,7 +169,7 @@ class PrefixRead:
         self._sources.clear()
 
     async def _rest(self) -> None:
-        """Ends what is under way."""
+        """Ends what is in flight."""
         for task in (*self._probes, *self._reads):
             task.cancel()
         self._probes.clear()
@@ -200,7 +200,7 @@ class PrefixRead:
         if source.given_up:
             return None
         for position, part in enumerate(self._parts):
-            block_bytes = len(self._groups[part.group]) * self._node.options.spec.bytes_per_slab
+            block_bytes = len(self._groups[part.group]) * self._shared.options.spec.bytes_per_slab
             at_most = max(1, min(source.pace.batch_bytes, MAX_PART_BYTES) // block_bytes)
             there = sum(block < source.num_blocks for block in part.blocks[:at_most])
             if there == 0:
@@ -212,22 +212,22 @@ class PrefixRead:
         return None
 
     def _start(self, source: Source, part: ReadPart) -> None:
-        num_bytes = len(part.blocks) * len(self._groups[part.group]) * self._node.options.spec.bytes_per_slab
+        num_bytes = len(part.blocks) * len(self._groups[part.group]) * self._shared.options.spec.bytes_per_slab
         now = _now()
         read = _Read(source, part, num_bytes, now if self._rate is None else self._rate.take(num_bytes, now))
         source.in_flight += 1
         self._reads[asyncio.create_task(self._read(read), name=f"read from {source.address}")] = read
 
     async def _read(self, read: _Read) -> Completion:
-        spec, source, connection = self._node.options.spec, read.source, read.source.connection
+        spec, source, connection = self._shared.options.spec, read.source, read.source.connection
         assert connection is not None, "a source without blocks is asked for none"
         await asyncio.sleep(max(0.0, read.begins_at - _now()))
         layers, theirs, generations = self._groups[read.part.group], source.lease.slots, source.lease.generations
         slices = [
             block_slice(spec, self._slots[block - self._first], theirs[block], generations[block], layers) for block in read.part.blocks
         ]
-        completion = await source.pace.move(connection.read(slices, self._node.options.batch_timeout_s))
-        self._node.hedging.observe(read.num_bytes, _now() - read.begins_at)
+        completion = await source.pace.move(connection.read(slices, self._shared.options.batch_timeout_s))
+        self._shared.hedging.observe(read.num_bytes, _now() - read.begins_at)
         return completion
 
     async def _step(self) -> None:
@@ -257,7 +257,7 @@ class PrefixRead:
             self._give_up(read.source, error)
             return
         read.source.heard_at = _now()
-        self._node.bytes_read += completion.num_bytes
+        self._shared.bytes_read += completion.num_bytes
         metrics.FETCHED_BYTES.inc(completion.num_bytes)
         self._missing[read.part.group] -= len(read.part.blocks) - len(completion.failed)
         if completion.failed:
@@ -283,7 +283,7 @@ class PrefixRead:
         """The time until the next read is late, or late for as long again, or its source is to be asked whether it lives."""
         now = _now()
         reads = [read for read in self._reads.values() if not read.recalled]
-        waiting = [read.begins_at + self._node.hedging.delay_s(read.num_bytes) * (2 if read.late else 1) - now for read in reads]
+        waiting = [read.begins_at + self._shared.hedging.delay_s(read.num_bytes) * (2 if read.late else 1) - now for read in reads]
         waiting += [read.source.heard_at + PROBE_EVERY_S - now for read in reads if read.late]
         return min((left for left in waiting if left > 0), default=None)
 
@@ -294,7 +294,7 @@ class PrefixRead:
         for task, read in self._reads.items():
             if read.recalled:
                 continue
-            limit, taken = self._node.hedging.delay_s(read.num_bytes), now - read.begins_at
+            limit, taken = self._shared.hedging.delay_s(read.num_bytes), now - read.begins_at
             if not read.late and taken >= limit:
                 read.late = True
                 metrics.LATE_READS.inc()
@@ -311,7 +311,7 @@ class PrefixRead:
     def _probe(self, source: Source, now: float) -> None:
         if source.given_up or source in self._probes.values() or now - source.heard_at < PROBE_EVERY_S:
             return
-        self._probes[asyncio.create_task(self._node.peers.answers(source.address), name=f"probe {source.address}")] = source
+        self._probes[asyncio.create_task(self._shared.peers.answers(source.address), name=f"probe {source.address}")] = source
 
     def _probed(self, source: Source, lives: bool) -> None:
         if lives:

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Sequence
 
 from kvstore.core.tenants import QuotaExceeded
-from kvstore.server.node.node import Node
-from kvstore.server.node.ssd import Ssd
+from kvstore.server.shared.context import StoreContext
+from kvstore.server.shared.ssd import Ssd
 from springtide.errors import InvalidRequest, PoolFull
 from springtide.ids import AttemptId, BlockKey, new_id
 
@@ -22,8 +22,8 @@ waits for the answer."""
 class Promotion:
     """The blocks on their way into the arena."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, shared: StoreContext) -> None:
+        self._shared = shared
         self._in_flight: dict[BlockKey, asyncio.Task[None]] = {}
         """Each by its last key, which stands for all of them: several readers of the same blocks wait for one reading."""
 
@@ -31,7 +31,7 @@ class Promotion:
         """Brings the blocks of this prefix that are on the SSD, as far as that can be done soon; what is late is there for the next reader.
         `tenant` says whose they are; None: whose those in the arena are, and where there are none it is not known (a restart forgets it),
         so nothing is brought."""
-        pool, ssd = self._node.pool, self._node.ssd
+        pool, ssd = self._shared.pool, self._shared.ssd
         owner = pool.tenant_of(keys)
         tenant = owner if tenant is None else tenant
         if ssd is None or tenant is None or (owner is not None and owner != tenant):
@@ -54,7 +54,7 @@ class Promotion:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _promote(self, ssd: Ssd, keys: Sequence[BlockKey], tenant: str) -> None:
-        pool, attempt_id = self._node.pool, AttemptId(new_id("promotion"))
+        pool, attempt_id = self._shared.pool, AttemptId(new_id("promotion"))
         try:
             acquired = pool.admit_replica(attempt_id, keys, tenant)
         except (PoolFull, QuotaExceeded, InvalidRequest) as error:
@@ -70,7 +70,7 @@ class Promotion:
                     pool.end_fetch(attempt_id, valid)
         finally:
             pool.end_replica(attempt_id)
-            self._node.changed()
+            self._shared.changed()
 
 
 def _within_patience(ssd: Ssd, first: int, end: int) -> int:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from kvstore import metrics
-from kvstore.server.node.node import Node
+from kvstore.server.shared.context import StoreContext
 from kvstore.server.transfer.pacing import RateLimit
 from kvstore.server.transfer.prefix_read import PrefixRead
 from springtide.errors import InvalidRequest
@@ -25,9 +25,9 @@ MAX_AT_ONCE = 2
 class Replicator:
     """The replicas of a node. Serving comes first: few orders at a time, all of them together at no more than `kv.replication_rate`."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._rate = RateLimit(node.options.replication_bytes_per_s)
+    def __init__(self, shared: StoreContext) -> None:
+        self._shared = shared
+        self._rate = RateLimit(shared.options.replication_bytes_per_s)
         self._places = asyncio.Semaphore(MAX_AT_ONCE)
         self._in_flight: dict[BlockKey, asyncio.Task[Replicated]] = {}
         """Each by the order's last key, which stands for all of them."""
@@ -57,11 +57,11 @@ class Replicator:
 
     async def _replicate(self, keys: Sequence[BlockKey], sources: Sequence[PrefixSource]) -> Replicated:
         async with self._places:
-            held = self._node.pool.num_held(keys)
+            held = self._shared.pool.num_held(keys)
             if held == len(keys):
                 return Replicated(held, 0)
             start = time.perf_counter()
-            read = PrefixRead(self._node, keys, sources, rate=self._rate)
+            read = PrefixRead(self._shared, keys, sources, rate=self._rate)
             try:
                 available = await read.open(held)
                 if available > held:
@@ -73,12 +73,12 @@ class Replicator:
             finally:
                 await read.close()
             metrics.REPLICATED_BLOCKS.inc(fetched)
-            held = self._node.pool.num_held(keys)
+            held = self._shared.pool.num_held(keys)
             logger.info("replicated %d blocks in %.3f s; %d of %d are here", fetched, time.perf_counter() - start, held, len(keys))
             return Replicated(held, fetched)
 
     async def _fetch(self, read: PrefixRead, keys: Sequence[BlockKey]) -> int:
-        pool, attempt_id = self._node.pool, AttemptId(new_id("replica"))
+        pool, attempt_id = self._shared.pool, AttemptId(new_id("replica"))
         acquired = pool.admit_replica(attempt_id, keys, read.tenant or "")
         local = valid = acquired.local_blocks
         try:
@@ -90,7 +90,7 @@ class Replicator:
                     pool.end_fetch(attempt_id, valid)
         finally:
             pool.end_replica(attempt_id)
-            self._node.changed()
+            self._shared.changed()
         return valid - local
 
 

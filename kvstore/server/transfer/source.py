@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import grpc.aio
 
-from kvstore.server.node.failures import error_of
-from kvstore.server.node.node import Node
-from kvstore.server.node.peers import CALL_TIMEOUT_S
+from kvstore.server.shared.context import StoreContext
+from kvstore.server.shared.failures import error_of
+from kvstore.server.shared.peers import CALL_TIMEOUT_S
 from kvstore.server.transfer.pacing import Pace
 from messenger.base import Connection
 from springtide.ids import BlockKey
@@ -23,27 +23,27 @@ from springtide.supervision import supervised
 class Source:
     """A store that is read from: made by `open`, to be closed."""
 
-    def __init__(self, node: Node, address: str, lease: LeasedPrefix) -> None:
-        self._node = node
+    def __init__(self, shared: StoreContext, address: str, lease: LeasedPrefix) -> None:
+        self._shared = shared
         self.lease = lease
         self._renewing = supervised(self._renew, f"renew lease {lease.lease_id}")
         self.address = address
         self.connection: Connection | None = None
         self.pace = Pace()
         self.in_flight = 0
-        """The reads that are under way."""
+        """The reads that are in flight."""
         self.heard_at = asyncio.get_running_loop().time()
         """The time when it last did what it was asked for, or said that it lives."""
         self.given_up = False
         """Whether it failed, or was far too slow: it is asked for nothing more."""
 
     @classmethod
-    async def open(cls, node: Node, address: str, keys: Sequence[BlockKey], tenant: str | None) -> Source:
+    async def open(cls, shared: StoreContext, address: str, keys: Sequence[BlockKey], tenant: str | None) -> Source:
         """Leases the longest prefix of `keys` that is held there. Raises SpringtideError when the store cannot be reached."""
-        source = cls(node, address, await _lease(node, address, keys, tenant))
+        source = cls(shared, address, await _lease(shared, address, keys, tenant))
         try:
             if source.num_blocks:
-                source.connection = await node.peers.connect(address, source.lease.incarnation)
+                source.connection = await shared.peers.connect(address, source.lease.incarnation)
         except BaseException:
             await source.close()
             raise
@@ -60,19 +60,19 @@ class Source:
         if self.lease.lease_id:
             with contextlib.suppress(grpc.aio.AioRpcError):  # it expires
                 request = pb.ReleaseLeaseRequest(lease_id=self.lease.lease_id)
-                await self._node.peers.stub(self.address).ReleaseLease(request, timeout=CALL_TIMEOUT_S)
+                await self._shared.peers.stub(self.address).ReleaseLease(request, timeout=CALL_TIMEOUT_S)
 
     async def _renew(self) -> None:
         request = pb.RenewLeaseRequest(lease_ids=[self.lease.lease_id])
         while self.lease.lease_id:
             await asyncio.sleep(self.lease.ttl_ms / 3000)
             with contextlib.suppress(grpc.aio.AioRpcError):  # a block that is lost by it is refused when it is read
-                await self._node.peers.stub(self.address).RenewLease(request, timeout=CALL_TIMEOUT_S)
+                await self._shared.peers.stub(self.address).RenewLease(request, timeout=CALL_TIMEOUT_S)
 
 
-async def _lease(node: Node, address: str, keys: Sequence[BlockKey], tenant: str | None) -> LeasedPrefix:
-    request = wire.LEASE_PREFIX.encode(LeasePrefix(node.options.node_id, tuple(keys), tenant))
+async def _lease(shared: StoreContext, address: str, keys: Sequence[BlockKey], tenant: str | None) -> LeasedPrefix:
+    request = wire.LEASE_PREFIX.encode(LeasePrefix(shared.options.node_id, tuple(keys), tenant))
     try:
-        return wire.LEASED_PREFIX.decode(await node.peers.stub(address).Lease(request, timeout=CALL_TIMEOUT_S))
+        return wire.LEASED_PREFIX.decode(await shared.peers.stub(address).Lease(request, timeout=CALL_TIMEOUT_S))
     except grpc.aio.AioRpcError as error:
         raise error_of(error, f"leasing at {address}") from error

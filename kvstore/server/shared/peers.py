@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from kvstore.server.node.failures import error_of
+from kvstore.server.shared.failures import error_of
 from messenger.base import Connection, Endpoint
 from messenger.router import Messenger
 from springtide.clock import Clock

@@ -39,8 +39,8 @@ class SsdOptions:
 
 
 class Ssd:
-    """The tier and the blocks that it holds. Who calls what changes the blocks calls `Node.changed` too. `arena` is all of its memory,
-    uint8 [slots * bytes_per_slot]."""
+    """The tier and the blocks that it holds. Who calls what changes the blocks calls `StoreContext.changed` too. `arena` is all of its
+    memory, uint8 [slots * bytes_per_slot]."""
 
     def __init__(self, tier: SsdTier, blocks: SsdBlocks, arena: np.ndarray, bytes_per_slot: int) -> None:
         self.tier = tier

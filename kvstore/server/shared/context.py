@@ -1,4 +1,4 @@
-"""The node: what the parts of a store process share, and the options that it was started with."""
+"""What the parts of a store process share, and the options that it was started with."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from kvstore import metrics
 from kvstore.core.pool import Pool
-from kvstore.server.node.hedging import Hedging
-from kvstore.server.node.peers import Peers
-from kvstore.server.node.ssd import Ssd, SsdOptions
-from kvstore.server.node.watchers import Watchers
+from kvstore.server.shared.hedging import Hedging
+from kvstore.server.shared.peers import Peers
+from kvstore.server.shared.ssd import Ssd, SsdOptions
+from kvstore.server.shared.watchers import Watchers
 from messenger.registry import TransportOptions
 from springtide.choices import EvictionName
 from springtide.credentials import OPEN, Credentials
@@ -22,7 +22,7 @@ from springtide.protocol.storage import BlocksStored
 
 
 @dataclass(frozen=True, slots=True)
-class NodeOptions:
+class StoreOptions:
     """The options of a node's store."""
 
     node_id: NodeId
@@ -50,15 +50,15 @@ class NodeOptions:
     hard_pin_share: float = 0.5
     """The share of the slots that may be under hard pins."""
     tenant_quotas: Mapping[str, int] = field(default_factory=dict)
-    """Slots by tenant (kvstore.core.tenants.Tenants)."""
+    """Slots by tenant (kvstore.core.tenants.TenantAccounts)."""
     ssd: SsdOptions | None = None
     """None: there is no SSD tier."""
 
 
-class Node:
+class StoreContext:
     """The shared parts. Everything runs in one event loop, so whoever changes the pool changes it at once and calls `changed`."""
 
-    def __init__(self, options: NodeOptions, incarnation: Incarnation, pool: Pool, peers: Peers) -> None:
+    def __init__(self, options: StoreOptions, incarnation: Incarnation, pool: Pool, peers: Peers) -> None:
         self.options = options
         self.incarnation = incarnation
         self.pool = pool

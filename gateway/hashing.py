@@ -1,0 +1,40 @@
+"""The keys of a generation's blocks, hashed here, once, and sent along."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Protocol
+
+from gateway.events import Generation
+from springtide.blocks import block_keys, namespace_root
+from springtide.ids import BlockKey
+
+
+class Hashing(Protocol):
+    """How the tokens of a generation become block keys."""
+
+    block_tokens: int
+
+    def namespace(self, generation: Generation) -> BlockKey:
+        """The root of its keys."""
+        ...
+
+    def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
+        """The keys of every full block of so many tokens of its prompt and output."""
+        ...
+
+
+class TenantHashing:
+    """Hashing by tenant. Each has a namespace of its own: nobody's blocks match another's."""
+
+    def __init__(self, model_fingerprint: str, kv_dtype: str, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        root = functools.partial(namespace_root, model_fingerprint, kv_dtype, block_tokens)
+        self._root = functools.lru_cache(maxsize=4096)(root)
+
+    def namespace(self, generation: Generation) -> BlockKey:
+        return self._root(generation.tenant)
+
+    def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
+        return tuple(block_keys(self.namespace(generation), token_ids, self.block_tokens))
