@@ -97,10 +97,10 @@ async def test_the_model_does_not_wait_for_a_link_that_stands_still(tmp_path: Pa
         outcome = nodes.gateway.outcomes[attempt_id]
         await until(lambda: outcome.done is not None or outcome.failures)
         assert outcome.done is not None
-        assert nodes.stores["prefill-0"].node.bytes_written == 0
+        assert nodes.stores["prefill-0"].shared.bytes_written == 0
         await nodes.gateway.end_of(attempt_id)
         assert outcome.token_ids == DirectEngine(nodes).generate(token_ids, greedy(8))
-        assert nodes.stores["prefill-0"].node.bytes_written == 40 * spec.bytes_per_slot
+        assert nodes.stores["prefill-0"].shared.bytes_written == 40 * spec.bytes_per_slot
         assert plan.struck["slow"] <= 5, "the unit that was under way, those that had piled up behind it, and the seal"
         await nodes.all_slots_given_back()
 
