@@ -365,9 +365,10 @@ def unexcused_s(gap: Interval, excused: Sequence[Interval]) -> float:
 
 
 def excuses(history: History) -> dict[str, list[Interval]]:
-    """By gateway: when no node of a role could serve, or the gateway itself stood, or what a node had lost could not be placed anew."""
-    roles = [*absent(history, "prefill"), *absent(history, "decode")]
-    return {name: merged([*roles, *absent(history, "gateway", name), *_unplaced(history, name)]) for name in history.topology.gateways}
+    """By gateway: when no node of a role could serve, or the gateway itself stood, or what a node had lost could not be placed anew, or
+    the clients stood still and saw nothing."""
+    nobody = [*absent(history, "prefill"), *absent(history, "decode"), *history.own_stalls]
+    return {name: merged([*nobody, *absent(history, "gateway", name), *_unplaced(history, name)]) for name in history.topology.gateways}
 
 
 def _unplaced(history: History, gateway: str) -> Iterator[Interval]:

@@ -216,8 +216,8 @@ class History:
     aftermath: Aftermath | None = None
     died: str | None = None
     """The cluster ended by itself, or could not be made to run."""
-    own_stall_s: float = 0.0
-    """Longest time for which the clients' own event loop stood still: gaps are known no better."""
+    own_stalls: list[Interval] = field(default_factory=list)
+    """When the clients' own event loop stood still: what came then, and when, is not known."""
 
     def near(self, interval: Interval, *kinds: str) -> list[Injection]:
         """Those of these kinds, or of any, whose effects may be felt in the interval."""

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from springtide.rpc import conductor_pb2 as pb
 from springtide.rpc import conductor_pb2_grpc
 from tests.chaos.cluster import ClusterUnderTest
-from tests.chaos.history import CalmPoint, ProcessState, Sample
+from tests.chaos.history import CalmPoint, Interval, ProcessState, Sample
 
 EVERY_S = 0.5
 ANSWER_S = 1.0
@@ -29,6 +29,8 @@ WHOLE_S = 60.0
 GIVEN_BACK_S = 45.0
 """For everything that was held to be given back; leases run for 30 s."""
 POLL_S = 0.5
+OWN_STALL_S = 0.2
+"""What the clients' event loop is late by at least when it is said to have stood still."""
 VERIFY_S = 120.0
 _HELD: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
     "store": (
@@ -56,7 +58,7 @@ class Observer:
         """Ready, as last heard."""
         self._http = httpx.Client(timeout=ANSWER_S, trust_env=False)
         self.samples: list[Sample] = []
-        self.own_stall_s = 0.0
+        self.own_stalls: list[Interval] = []
 
     async def watch(self) -> None:
         """For ever."""
@@ -66,11 +68,12 @@ class Observer:
             await asyncio.sleep(EVERY_S)
 
     async def watch_own_stalls(self) -> None:
-        """For ever: how long this process's event loop stood still."""
+        """For ever: when this process's event loop stood still."""
         while True:
-            before = time.monotonic()
-            await asyncio.sleep(0.05)
-            self.own_stall_s = max(self.own_stall_s, time.monotonic() - before - 0.05)
+            due_s = self._clock() + OWN_STALL_S / 2
+            await asyncio.sleep(OWN_STALL_S / 2)
+            if self._clock() - due_s >= OWN_STALL_S:
+                self.own_stalls.append((due_s, self._clock()))
 
     async def calm_point(self, ssd: bool) -> CalmPoint:
         """Waits, for as long as is allowed, until the cluster is whole and nothing is held."""

@@ -87,7 +87,7 @@ def document(run: Run, history: History, violations: Sequence[Violation]) -> dic
             for injection in history.injections
         ],
         "calm_points": [asdict(point) for point in history.calm_points],
-        "own_stall_s": history.own_stall_s,
+        "own_stalls": history.own_stalls,
     }
 
 
@@ -116,7 +116,9 @@ def _text(run: Run, history: History, violations: Sequence[Violation]) -> Iterat
     ).items():
         yield f"not injected, {count} times: {reason}"
     yield "; ".join(f"{name} {value}" for name, value in totals.items())
-    yield f"the clients' own longest stall was {history.own_stall_s:.2f} s; gaps are known no better"
+    stalls = [end - begin for begin, end in history.own_stalls]
+    longest_s = max(stalls, default=0.0)
+    yield f"the clients themselves stood still {len(stalls)} times, {longest_s:.2f} s at most, {sum(stalls):.2f} s in all (not counted)"
     if violations:
         yield ""
         yield from _listed(history, violations)

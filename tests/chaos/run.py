@@ -63,7 +63,7 @@ class Run:
                 await clients.close()
                 observer.close()
             history.exchanges, history.injections, history.samples = clients.exchanges, nemesis.injections, observer.samples
-            history.own_stall_s = observer.own_stall_s
+            history.own_stalls = observer.own_stalls
             history.aftermath = await asyncio.to_thread(_stop, cluster, shared_memory)
         return history
 

@@ -257,6 +257,8 @@ def test_a_long_gap_is_found_unless_nobody_could_have_served() -> None:
     assert kinds(history(slow, injections=[injected("stop", "decode-0-store", 1.0, 19.0)])) == [], "an engine needs its store"
     assert kinds(history(slow, injections=[injected("suspend", "all", 1.0, 19.0)])) == []
     assert kinds(history(slow, samples=without("decode-0", 3.0, 17.0))) == []
+    assert kinds(history(slow, own_stalls=[(2.0, 6.5), (11.0, 15.5)])) == [], "nobody looked"
+    assert kinds(history(slow, own_stalls=[(2.0, 6.5)])) == ["gap"], "the second gap was seen"
     refrained = Injection(Fault(1.0, "stop", "decode-0"), 1.0, 19.0, not_injected="needs root")
     assert kinds(history(slow, injections=[refrained])) == ["gap"]
 
