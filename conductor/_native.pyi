@@ -7,8 +7,8 @@ too short, is refused with TypeError or ValueError, which name it and what is wr
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from conductor.core.structured_array import Rows
-from conductor.core.types.estimates import Asked, DecodeEstimates, Floats, Ints, PrefillEstimates
+from conductor.core.types.arrays import Floats, Ints, Rows
+from conductor.core.types.estimates import Asked, DecodeEstimates, PrefillEstimates
 from springtide.ids import BlockKey
 
 BINS_PER_ROOT: float

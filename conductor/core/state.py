@@ -14,7 +14,7 @@ from itertools import takewhile
 from conductor.core.forecast.decode_forecast import DecodeForecast
 from conductor.core.forecast.output_lengths import OutputLengths
 from conductor.core.forecast.queue_bias import QueueBias
-from conductor.core.types.predictions import Score
+from conductor.core.types.events import Score
 from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
@@ -134,11 +134,6 @@ class ClusterState:
         self._over: dict[AttemptId, float] = {}
         """When they ended, the earliest first: of tens of thousands, only those are looked at each second that are to be forgotten."""
         self._chunk_tokens, self._chunk_ms = chunk_tokens, chunk_ms
-
-    @property
-    def mean_output_tokens(self) -> float:
-        """The mean length of recent requests' outputs."""
-        return self.lengths.mean_tokens
 
     def output_tokens(self, request: Schedule) -> float:
         """Predicted length of its output."""

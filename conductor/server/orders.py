@@ -14,7 +14,7 @@ from conductor import metrics
 from conductor.core.replication.planner import MOST_COPIES
 from conductor.core.types.events import Action, Replicate, ReplicationEnded, SwitchFailed, SwitchRole
 from conductor.server.leadership import Leadership
-from conductor.server.service import CoreRunner
+from conductor.server.runner import CoreRunner
 from springtide.credentials import OPEN, Credentials
 from springtide.protocol import wire
 from springtide.protocol.instances import Role

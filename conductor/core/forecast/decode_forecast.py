@@ -12,8 +12,7 @@ import numpy as np
 
 from conductor import _native
 from conductor.core.forecast.output_lengths import OutputLengths
-from conductor.core.structured_array import Rows, StructuredArray
-from conductor.core.types.estimates import Floats, Ints
+from conductor.core.types.arrays import Floats, Ints, Rows, StructuredArray
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId, InstanceId
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 import numpy as np
 
 from conductor._native import BINS_PER_ROOT
-from conductor.core.types.estimates import Floats
+from conductor.core.types.arrays import Floats
 
 CLUSTER = 0
 """The law that holds for everybody."""
