@@ -6,11 +6,13 @@ import numpy as np
 
 from conductor.core.forecast.queue_bias import QueueBias
 from conductor.core.state import PlacedAttempt
-from conductor.core.types.events import LEAST_ACTUAL, Quantity, Score
+from conductor.core.types.events import Quantity, Score
 from springtide.protocol.attempts import Progress
 from springtide.protocol.status import PredictionErrors
 
 _WINDOW = 1024
+_LEAST_ACTUAL = 1.0
+"""A millisecond, or a token: an error is set against no less, or whatever takes no time at all would be infinitely wrong."""
 
 
 class Scorekeeper:
@@ -70,7 +72,7 @@ class ErrorWindow:
     def _summary(self, quantity: Quantity) -> PredictionErrors:
         count = min(self._seen[quantity], _WINDOW)
         predicted, actual = self._pairs[quantity][:, :count]
-        errors = np.abs(predicted - actual) / np.maximum(actual, LEAST_ACTUAL)
+        errors = np.abs(predicted - actual) / np.maximum(actual, _LEAST_ACTUAL)
         median, p90 = np.percentile(errors, (50, 90))
-        bias = float((predicted - actual).sum()) / max(float(actual.sum()), LEAST_ACTUAL)
+        bias = float((predicted - actual).sum()) / max(float(actual.sum()), _LEAST_ACTUAL)
         return PredictionErrors(quantity.value, count, float(median), float(p90), bias)

@@ -53,7 +53,7 @@ class Orders:
                     self._runner.feed(SwitchFailed(instance.instance_id))
 
     async def close(self) -> None:
-        """What is being copied goes on; its end is not waited for."""
+        """Stops. What is being copied goes on; its end is not waited for."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

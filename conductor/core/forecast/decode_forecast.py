@@ -113,7 +113,7 @@ class DecodeForecast:
         instances.max_batch[place] = max_batch or np.inf
 
     def down(self, instance_id: InstanceId) -> None:
-        """No member of the pool until it reports again."""
+        """Takes the instance out of the pool until it reports again."""
         place = self._places.get(instance_id)
         if place is not None:
             self._instances.ready[place] = 0

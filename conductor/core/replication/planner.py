@@ -98,7 +98,7 @@ class _Prefills:
 
 
 class ReplicationPlanner:
-    """Decides; what it orders is done elsewhere, and told by `ended`."""
+    """Decides what is copied; what it orders is done elsewhere, and told by `ended`."""
 
     def __init__(
         self, settings: ConductorSettings, index: PrefixIndex, state: ClusterState, transfers: TransferModel, ready: Ready

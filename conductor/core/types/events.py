@@ -15,9 +15,6 @@ from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPar
 
 # ---- the scores of predictions ----
 
-LEAST_ACTUAL = 1.0
-"""A millisecond, or a token: an error is set against no less, or whatever takes no time at all would be infinitely wrong."""
-
 
 class Quantity(Enum):
     """What is predicted of an attempt; in milliseconds, except `OUTPUT_TOKENS`."""
@@ -40,11 +37,6 @@ class Score:
     quantity: Quantity
     predicted: float
     actual: float
-
-    @property
-    def relative(self) -> float:
-        """How much too high the prediction was, relative to what came."""
-        return (self.predicted - self.actual) / max(self.actual, LEAST_ACTUAL)
 
 
 # ---- events ----
