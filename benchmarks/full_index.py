@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 import psutil
 
-from conductor.core.index.prefix_index import PrefixIndex
+from conductor.core.prefix_index import PrefixIndex
 from springtide.ids import BlockKey, NodeId
 from springtide.protocol.storage import Tier
 

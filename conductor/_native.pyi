@@ -7,8 +7,8 @@ too short, is refused with TypeError or ValueError, which name it and what is wr
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from conductor.core.structured_array import Rows
-from conductor.core.types.estimates import Asked, DecodeEstimates, Floats, Ints, PrefillEstimates
+from conductor.core.types.arrays import Floats, Ints, Rows
+from conductor.core.types.estimates import Asked, DecodeEstimates, PrefillEstimates
 from springtide.ids import BlockKey
 
 BINS_PER_ROOT: float
@@ -54,7 +54,7 @@ class PoolOutlook(NamedTuple):
     """The same with nobody else there."""
 
 def look_at_pool(instances: Rows, batches: Rows, *, place: int, num_tokens: int) -> PoolOutlook:
-    """Of the ExpectedBatches, once an attempt of `num_tokens` has joined the instance at `place`."""
+    """The outlook of the ExpectedBatches, once an attempt of `num_tokens` has joined the instance at `place`."""
 
 class InstanceOutlook(NamedTuple):
     """Times between tokens of one instance once one more attempt has joined."""
@@ -67,7 +67,8 @@ class InstanceOutlook(NamedTuple):
 def look_at_instance(
     instances: Rows, attempts: Rows, survival: Floats, moments: Floats, *, place: int, num_tokens: int, now: float
 ) -> InstanceOutlook:
-    """Of the instance at `place` at the `moments` (s, not before `now`), at least one, once an attempt of `num_tokens` has joined it."""
+    """The outlook of the instance at `place` at the `moments` (s, not before `now`), at least one, once an attempt of `num_tokens` has
+    joined it."""
 
 Share = Callable[[int], int]
 """Holders -> the int that stands for them in the table."""

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.drivers.holdings import RouterIndexJob
 from benchmarks.drivers.protocol import run
-from conductor.core.index.matches import Matches
-from conductor.core.index.prefix_index import PrefixIndex
+from conductor.core.prefix_index import Matches, PrefixIndex
 from springtide.ids import BlockKey, Incarnation, NodeId
 from springtide.protocol import wire
 from springtide.protocol.storage import BlocksStored, Tier

@@ -6,19 +6,16 @@ import math
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 
-from conductor.core.admission.overload import Overload
-from conductor.core.admission.rules import ADMISSIONS
-from conductor.core.index.prefix_index import PrefixIndex
+from conductor.core.admission.rules import ADMISSIONS, Lookahead
 from conductor.core.placement.scheduler import Scheduler, admit, place
 from conductor.core.placement.transfer import TransferModel
-from conductor.core.pools.balance import PoolBalance
-from conductor.core.pools.demand import PoolDemand
-from conductor.core.pools.load import PoolLoads, pool_loads
+from conductor.core.pool_balance import PoolBalance, PoolDemand, PoolLoads, pool_loads
+from conductor.core.prefix_index import PrefixIndex
 from conductor.core.replication.planner import ReplicationPlanner
 from conductor.core.scoring import Scorekeeper
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, PlacedAttempt
-from conductor.core.types.decision import Alternatives, Decision, Placement
+from conductor.core.types.decision import Alternatives, Decision, Foresight, Outlook, Placement
 from conductor.core.types.events import (
     Action,
     Decided,
@@ -38,7 +35,6 @@ from conductor.core.types.events import (
     StoreWatched,
     SwitchFailed,
 )
-from conductor.core.types.outlook import Foresight, Outlook
 from springtide.blocks import blocks_for
 from springtide.clock import Tick
 from springtide.ids import GatewayId, NodeId, RequestId
@@ -86,6 +82,8 @@ class Totals:
 
 
 class ConductorCore:
+    """All that the Conductor knows and decides."""
+
     def __init__(self, settings: ConductorSettings) -> None:
         self.settings = settings
         self.index = PrefixIndex()
@@ -93,7 +91,7 @@ class ConductorCore:
         self.transfers = TransferModel()
         self.totals = Totals()
         self.scores = Scorekeeper(self.state.queue_bias)
-        self.overload = Overload(settings, self.state, ADMISSIONS[settings.admission].foresight)
+        self.lookahead = Lookahead(settings, self.state, ADMISSIONS[settings.admission].foresight)
         self.scheduler = Scheduler(settings, self.index, self.state, self.transfers)
         self.replication = ReplicationPlanner(settings, self.index, self.state, self.transfers, self.scheduler.ready)
         self.demand = PoolDemand(self.state, settings.tbt_slo_ms)
@@ -175,11 +173,11 @@ class ConductorCore:
         self.replication.ask(request, alternatives, now)
         self.demand.ask(request, alternatives, decision, now)
         if isinstance(decision, Placement) and not request.accepted:
-            outlook = self.overload.outlook(request, alternatives, decision, now)
+            outlook = self.lookahead.outlook(request, alternatives, decision, now)
             alternatives = replace(alternatives, outlook=outlook)
             decision = admit(alternatives, decision)
             if isinstance(decision, Placement):
-                self.overload.admitted(request, decision, outlook, now)
+                self.lookahead.admitted(request, decision, outlook, now)
         self._count(decision)
         assignment = None
         if isinstance(decision, Placement):

@@ -1,11 +1,18 @@
-"""Keeps score of the predictions: each is set beside what came as soon as that is known."""
+"""The scores of predictions: each is set beside what came as soon as that is known, and the recent errors are summed up."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from conductor.core.forecast.queue_bias import QueueBias
 from conductor.core.state import PlacedAttempt
-from conductor.core.types.predictions import ErrorWindow, Quantity, Score
+from conductor.core.types.events import Quantity, Score
 from springtide.protocol.attempts import Progress
+from springtide.protocol.status import PredictionErrors
+
+_WINDOW = 1024
+_LEAST_ACTUAL = 1.0
+"""A millisecond, or a token: an error is set against no less, or whatever takes no time at all would be infinitely wrong."""
 
 
 class Scorekeeper:
@@ -44,3 +51,28 @@ class Scorekeeper:
         score = Score(quantity, predicted, actual)
         attempt.scores.append(score)
         self.errors.record(score)
+
+
+class ErrorWindow:
+    """The latest 1,024 scores of each quantity: 16 KiB each."""
+
+    def __init__(self) -> None:
+        self._pairs = {quantity: np.zeros((2, _WINDOW)) for quantity in Quantity}
+        self._seen = dict.fromkeys(Quantity, 0)
+
+    def record(self, score: Score) -> None:
+        seen, pairs = self._seen[score.quantity], self._pairs[score.quantity]
+        pairs[0, seen % _WINDOW], pairs[1, seen % _WINDOW] = score.predicted, score.actual
+        self._seen[score.quantity] = seen + 1
+
+    def summaries(self) -> list[PredictionErrors]:
+        """How good the recent predictions were, of every quantity of which there is something to say."""
+        return [self._summary(quantity) for quantity in Quantity if self._seen[quantity]]
+
+    def _summary(self, quantity: Quantity) -> PredictionErrors:
+        count = min(self._seen[quantity], _WINDOW)
+        predicted, actual = self._pairs[quantity][:, :count]
+        errors = np.abs(predicted - actual) / np.maximum(actual, _LEAST_ACTUAL)
+        median, p90 = np.percentile(errors, (50, 90))
+        bias = float((predicted - actual).sum()) / max(float(actual.sum()), _LEAST_ACTUAL)
+        return PredictionErrors(quantity.value, count, float(median), float(p90), bias)

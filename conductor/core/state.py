@@ -14,7 +14,7 @@ from itertools import takewhile
 from conductor.core.forecast.decode_forecast import DecodeForecast
 from conductor.core.forecast.output_lengths import OutputLengths
 from conductor.core.forecast.queue_bias import QueueBias
-from conductor.core.types.predictions import Score
+from conductor.core.types.events import Score
 from springtide.chunking import Chunking
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
@@ -79,23 +79,6 @@ class Instance:
             queue += sum(attempt.prefill_ms for attempt in self.unreported.values())
         return queue
 
-    def tbt_ms(self, more_tokens: int) -> tuple[float, int]:
-        """Predicted time between tokens, and the batch, once everything promised and one more attempt of `more_tokens` are in it.
-
-        Attempts beyond the largest batch wait for a place in it.
-        """
-        cost = self.load.decode_cost
-        assert cost is not None, f"{self.ref.instance_id} has reported no decode cost"
-        batch, context = self.load.running + 1, self.load.tokens + more_tokens
-        if self.arriving:
-            batch += len(self.arriving)
-            context += sum(attempt.num_tokens for attempt in self.arriving.values())
-        largest = self.load.max_batch or batch
-        if batch <= largest:
-            return cost.predict_ms(batch, context), batch
-        turns = batch / largest
-        return cost.predict_ms(largest, int(context / turns)), batch
-
     def inlining_ms(self) -> float:
         """Decode only: predicted time of the prompts that it is to compute itself, one after another."""
         inlined = (attempt for attempt in self.arriving.values() if attempt.prefill_id == attempt.decode_id)
@@ -134,11 +117,6 @@ class ClusterState:
         self._over: dict[AttemptId, float] = {}
         """When they ended, the earliest first: of tens of thousands, only those are looked at each second that are to be forgotten."""
         self._chunk_tokens, self._chunk_ms = chunk_tokens, chunk_ms
-
-    @property
-    def mean_output_tokens(self) -> float:
-        """The mean length of recent requests' outputs."""
-        return self.lengths.mean_tokens
 
     def output_tokens(self, request: Schedule) -> float:
         """Predicted length of its output."""

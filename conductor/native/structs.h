@@ -18,7 +18,7 @@
     } Struct;                                      \
     static const ItemType type = {#Struct " rows", NULL, sizeof(Struct), "T{" FIELDS(INT64_FORMAT, FLOAT64_FORMAT) "}"}
 
-/* conductor/core/placement/columns.py */
+/* conductor/core/placement/instance_columns.py */
 #define PREFILL_INSTANCE_FIELDS(INT64, FLOAT64) \
     INT64(bit)                                  \
     INT64(node)                                 \

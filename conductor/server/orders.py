@@ -14,7 +14,7 @@ from conductor import metrics
 from conductor.core.replication.planner import MOST_COPIES
 from conductor.core.types.events import Action, Replicate, ReplicationEnded, SwitchFailed, SwitchRole
 from conductor.server.leadership import Leadership
-from conductor.server.service import CoreRunner
+from conductor.server.runner import CoreRunner
 from springtide.credentials import OPEN, Credentials
 from springtide.protocol import wire
 from springtide.protocol.instances import Role
@@ -53,7 +53,7 @@ class Orders:
                     self._runner.feed(SwitchFailed(instance.instance_id))
 
     async def close(self) -> None:
-        """What is being copied goes on; its end is not waited for."""
+        """Stops. What is being copied goes on; its end is not waited for."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -17,7 +17,7 @@ _MOST_WAITING = 128 << 20
 
 
 class RecordFile:
-    """Lines are in the file soon after `write`, in its order; when `close` returns, all are.
+    """A record's file. Lines are in it soon after `write`, in its order; when `close` returns, all are.
 
     A record with a gap could not be replayed. So it ends for good where a line finds no room to wait in, or the disk fails; up to there it
     is whole.

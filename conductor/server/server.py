@@ -12,12 +12,13 @@ from conductor import metrics
 from conductor.core.conductor import ConductorCore
 from conductor.core.recording import Recorder
 from conductor.core.settings import ConductorSettings
-from conductor.server.cluster import ClusterFollower
 from conductor.server.gc_tuning import GcTuner
+from conductor.server.grpc_service import ConductorService
 from conductor.server.leadership import Leadership, LeaseClock, OneOfSeveral, OnlyConductor
 from conductor.server.orders import Orders
 from conductor.server.record_file import RecordFile
-from conductor.server.service import ConductorService, CoreRunner
+from conductor.server.runner import CoreRunner
+from conductor.server.watch import ClusterFollower
 from springtide.clock import Clock, MonotonicClock, Tick
 from springtide.credentials import credentials_of
 from springtide.errors import ConfigError

@@ -31,7 +31,7 @@ class PredictionErrors:
     predictions together are above what came together, relative to that."""
 
     quantity: str
-    """A value of `conductor.core.types.predictions.Quantity`."""
+    """A value of `conductor.core.types.events.Quantity`."""
     count: int
     median_error: float
     p90_error: float

@@ -44,16 +44,16 @@ def test_a_batch_that_would_miss_the_tbt_objective_is_refused_until_enough_has_f
     rejection = refused(core, request("a"))
     tbt_ms = 10 + 60 + 330.01
     assert rejection.reason is Reason.TBT
-    assert rejection.retry_after_s == pytest.approx(core.state.mean_output_tokens * tbt_ms / 1000 * (1 - 200 / tbt_ms))
+    assert rejection.retry_after_s == pytest.approx(core.state.lengths.mean_tokens * tbt_ms / 1000 * (1 - 200 / tbt_ms))
 
 
 def test_recent_outputs_say_how_soon_places_become_free() -> None:
     core = make_core()
-    before = core.state.mean_output_tokens
+    before = core.state.lengths.mean_tokens
     assigned(core, request("a"))
     core.handle(Progress(AttemptId("a"), Phase.DECODE), 0.1)
     core.handle(Progress(AttemptId("a"), Phase.FINISHED, output_tokens=1), 0.2)
-    assert core.state.mean_output_tokens < before
+    assert core.state.lengths.mean_tokens < before
 
 
 def test_a_request_waits_for_slots_while_its_objective_allows() -> None:
@@ -64,7 +64,7 @@ def test_a_request_waits_for_slots_while_its_objective_allows() -> None:
     assert decided.assignment is not None and decided.assignment.waits and decided.assignment.decode.instance_id == "d1"
     # 104 slots are wanted, 14 more than there are: that share of the node is free again in so much of the time of a mean output.
     own_ms = 10 + 11 + 0.01 * 1401
-    wait_ms = 14 / 10_000 * core.state.mean_output_tokens * own_ms
+    wait_ms = 14 / 10_000 * core.state.lengths.mean_tokens * own_ms
     assert isinstance(decided.decision, Placement) and decided.decision.decode.wait_ms == pytest.approx(wait_ms)
     assert decided.assignment.predicted_ttft_ms == pytest.approx(wait_ms + 401)
     assert decided.assignment.prediction.ahead_ms == 0, "what it waits for is not the queue"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from conductor.core.conductor import ConductorCore
 from conductor.core.placement.policy import POLICIES
 from conductor.core.placement.scheduler import decide
+from conductor.core.state import Instance
 from conductor.core.types.decision import Alternatives, Placement
 from conductor.core.types.events import InstanceDown, StoreDown
 from springtide.clock import Tick
@@ -51,6 +52,22 @@ def anything(core: ConductorCore, chance: random.Random, step: int, now: float) 
             core.handle(StoreDown(NodeId(name)) if chance.random() < 0.3 else Tick(), now)
 
 
+def tbt_ms(instance: Instance, more_tokens: int) -> tuple[float, int]:
+    """Predicted time between tokens, and the batch, once everything promised and one more attempt of `more_tokens` are in it.
+
+    Attempts beyond the largest batch wait for a place in it.
+    """
+    cost = instance.load.decode_cost
+    assert cost is not None, f"{instance.ref.instance_id} has reported no decode cost"
+    batch = instance.load.running + 1 + len(instance.arriving)
+    context = instance.load.tokens + more_tokens + sum(attempt.num_tokens for attempt in instance.arriving.values())
+    largest = instance.load.max_batch or batch
+    if batch <= largest:
+        return cost.predict_ms(batch, context), batch
+    turns = batch / largest
+    return cost.predict_ms(largest, int(context / turns)), batch
+
+
 @given(st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_every_estimate_is_that_of_its_instance(seed: int) -> None:
@@ -74,7 +91,7 @@ def test_every_estimate_is_that_of_its_instance(seed: int) -> None:
             assert prefill.queue_ms == pytest.approx(instance.queue_ms(now))
             assert prefill.prefill_ms == pytest.approx(core.state.prefill_ms(cost, probe.num_tokens, 0))
         for instance, decode in zip(ready[Role.DECODE], alternatives.decodes, strict=True):
-            assert (decode.tbt_ms, decode.batch) == pytest.approx(instance.tbt_ms(probe.num_tokens))
+            assert (decode.tbt_ms, decode.batch) == pytest.approx(tbt_ms(instance, probe.num_tokens))
             assert (decode.slots_free, decode.slots_total) == (instance.slots_free(), instance.load.slots_total)
 
 

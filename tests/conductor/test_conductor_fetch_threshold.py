@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.placement.fetch_threshold import AdaptiveThreshold
+from conductor.core.placement.transfer import AdaptiveThreshold
 from springtide.ids import AttemptId
 from springtide.protocol.attempts import Phase, Progress
 

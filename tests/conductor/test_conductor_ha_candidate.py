@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from conductor.server.candidate import Candidate
+from conductor.server.leadership import Candidate
 from springtide.clock import ManualClock
 from springtide.leader_lease import Answer, Claim, Free, Granted, Held, Leader
 

@@ -10,7 +10,7 @@ from conductor_support import ask, assigned, hold, keys_of, make_core, report, r
 from conductor.core.conductor import ConductorCore
 from conductor.core.placement.scheduler import decide
 from conductor.core.types.decision import Alternatives, Placement
-from conductor.server import answers
+from conductor.server.grpc_service import schedule_reply
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId, Incarnation, InstanceId, NodeId
 from springtide.protocol.attempts import Phase, Progress
@@ -149,7 +149,7 @@ def test_its_work_counts_once_and_is_gone_when_it_ends() -> None:
 def test_a_decision_to_inline_is_replayed_from_its_log_line_and_explained_to_who_asks() -> None:
     decided = ask(cluster(), request("a", num_tokens=NUM_TOKENS))
     assert decide(Alternatives.from_json(decided.alternatives.to_json())) == decided.decision
-    message = answers.schedule_reply(decided, debug=True, epoch=0)
+    message = schedule_reply(decided, debug=True, epoch=0)
     (estimate,) = [estimate for estimate in message.estimates if "inlined" in estimate.note]
     assert (estimate.instance_id, estimate.note) == ("d0", "inlined: 15 tokens in a step")
     assert message.assignment.prefill == message.assignment.decode

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from conductor import _native
 from conductor._native import HolderTable
 from conductor.core.forecast.decode_forecast import ExpectedBatches, ForecastAttempts, ForecastInstances
-from conductor.core.placement.columns import DecodeInstances, PrefillInstances
+from conductor.core.placement.instance_columns import DecodeInstances, PrefillInstances
 from conductor.core.placement.transfer import LinkEnds
-from conductor.core.structured_array import Rows
+from conductor.core.types.arrays import Rows
 from conductor.core.types.estimates import Asked, DecodeEstimates, PrefillEstimates
 from springtide.chunking import Chunking
 from springtide.cost import PrefillCost

@@ -17,8 +17,8 @@ from conductor.core.conductor import ConductorCore
 from conductor.core.types.events import Action, Event, Replicate, ReplicationEnded, SwitchFailed, SwitchRole
 from conductor.server.leadership import OnlyConductor, Standing
 from conductor.server.orders import Orders
+from conductor.server.runner import CoreRunner
 from conductor.server.server import ConductorServer
-from conductor.server.service import CoreRunner
 from springtide.blocks import block_keys, namespace_root
 from springtide.clock import MonotonicClock
 from springtide.config import ClusterConfig

@@ -55,12 +55,6 @@ def test_the_window_slides() -> None:
     assert lengths.mean_tokens == pytest.approx(10)
 
 
-def test_quantiles_are_those_of_the_recent_outputs() -> None:
-    lengths = fed({"a": list(range(1, 257)) * 8, "b": [5000] * 256})
-    assert lengths.quantile("a", 0.5) == pytest.approx(128, abs=3)
-    assert lengths.quantile("a", 1.0) == pytest.approx(256, abs=1)
-
-
 def test_survival_is_the_share_of_longer_outputs_and_never_none() -> None:
     lengths = fed({"a": list(range(1, 1025)) * 2})
     laws = np.zeros(4, np.int64)

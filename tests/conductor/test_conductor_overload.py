@@ -12,9 +12,9 @@ from conductor_support import ask, assigned, make_core, ref, report, request
 from conductor.core.admission.rules import ADMISSIONS
 from conductor.core.conductor import ConductorCore
 from conductor.core.placement.scheduler import decide
+from conductor.core.scoring import ErrorWindow
 from conductor.core.types.decision import Alternatives, Placement
-from conductor.core.types.events import InstanceDown, InstanceUp, PrefillFinished, Scored
-from conductor.core.types.predictions import ErrorWindow, Quantity, Score
+from conductor.core.types.events import InstanceDown, InstanceUp, PrefillFinished, Quantity, Score, Scored
 from springtide.ids import AttemptId, InstanceId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role

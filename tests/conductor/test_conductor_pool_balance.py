@@ -8,7 +8,7 @@ import pytest
 from conductor_support import ask, bring_up, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.pools.demand import PoolWork, decode_work_ms
+from conductor.core.pool_balance import PoolWork, decode_work_ms
 from conductor.core.settings import PoolBalanceSettings
 from conductor.core.types.events import InstanceDown, SwitchFailed, SwitchRole
 from springtide.clock import Tick

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from conductor.core.index.matches import Matches, bits
-from conductor.core.index.prefix_index import PrefixIndex
+from conductor.core.prefix_index import Matches, PrefixIndex, bits
 from springtide.blocks import block_keys
 from springtide.ids import BlockKey, NodeId
 from springtide.protocol.storage import Tier

@@ -12,8 +12,7 @@ import numpy as np
 
 from conductor import _native
 from conductor.core.forecast.output_lengths import OutputLengths
-from conductor.core.structured_array import Rows, StructuredArray
-from conductor.core.types.estimates import Floats, Ints
+from conductor.core.types.arrays import Floats, Ints, Rows, StructuredArray
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId, InstanceId
 
@@ -114,7 +113,7 @@ class DecodeForecast:
         instances.max_batch[place] = max_batch or np.inf
 
     def down(self, instance_id: InstanceId) -> None:
-        """No member of the pool until it reports again."""
+        """Takes the instance out of the pool until it reports again."""
         place = self._places.get(instance_id)
         if place is not None:
             self._instances.ready[place] = 0

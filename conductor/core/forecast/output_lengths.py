@@ -13,7 +13,7 @@ from collections import OrderedDict
 import numpy as np
 
 from conductor._native import BINS_PER_ROOT
-from conductor.core.types.estimates import Floats
+from conductor.core.types.arrays import Floats
 
 CLUSTER = 0
 """The law that holds for everybody."""
@@ -68,13 +68,10 @@ class _History:
         self._sums = [0.0, *np.cumsum(ordered).tolist()]
 
     def mean(self, at_most: float) -> float:
-        """Of min(length, at_most)."""
+        """The mean of min(length, at_most)."""
         below = bisect_right(self.sorted, at_most)
         above = len(self.sorted) - below
         return (self._sums[below] + (at_most * above if above else 0.0)) / len(self.sorted)
-
-    def quantile(self, share: float) -> float:
-        return self.sorted[min(int(share * len(self.sorted)), len(self.sorted) - 1)]
 
     def survival(self, running: Floats) -> Floats:
         """[bins]: the share of outputs longer than a bin's edge, never 0: an output beyond the longest one seen is taken to go on.
@@ -92,8 +89,11 @@ class _History:
 
 
 class OutputLengths:
-    """Memory is bounded: 2 KiB of lengths and 8 KiB of derived figures for each of the 255 tenants last heard of, and the like for the
-    cluster."""
+    """The recent outputs' lengths, and what they predict.
+
+    Memory is bounded: 2 KiB of lengths and 8 KiB of derived figures for each of the 255 tenants last heard of, and the like for the
+    cluster.
+    """
 
     def __init__(self) -> None:
         # Until there is a history: lengths as the quantiles of an exponential distribution, which the first real ones then displace.
@@ -138,14 +138,8 @@ class OutputLengths:
 
     def predict(self, tenant: str, at_most: float) -> float:
         """Expected output tokens of one of the tenant's requests that may have `at_most`."""
-        return self._better(tenant).mean(at_most)
-
-    def quantile(self, tenant: str, share: float) -> float:
-        """The length that `share` of the tenant's outputs do not exceed."""
-        return self._better(tenant).quantile(share)
-
-    def _better(self, tenant: str) -> _History:
-        return self._cluster if self.law(tenant) == CLUSTER else self._tenants[tenant][1]
+        history = self._cluster if self.law(tenant) == CLUSTER else self._tenants[tenant][1]
+        return history.mean(at_most)
 
     def _of(self, tenant: str) -> tuple[int, _History]:
         known = self._tenants.pop(tenant, None)

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from conductor.core.types.arrays import Floats
 
 _CLASSES = 24
 """Of own work, and of the work ahead, by powers of two of a millisecond: the last one begins at 70 minutes."""

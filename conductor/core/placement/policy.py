@@ -8,13 +8,15 @@ from typing import Protocol
 
 import numpy as np
 
+from conductor.core.types.arrays import Floats, Ints
 from conductor.core.types.decision import Alternatives
-from conductor.core.types.estimates import DecodeEstimates, Floats, Ints
 from springtide.choices import PolicyName
 from springtide.ids import AttemptId
 
 
 class PlacementPolicy(Protocol):
+    """A rule by which one of the estimated instances is chosen."""
+
     fetches: bool
     """Whether a prefill instance may fetch a prefix from another store."""
     foresees_wait: bool
@@ -52,11 +54,6 @@ def _equal(rows: Ints, values: Ints | Floats, first: int) -> Ints:
     return rows if count == len(rows) else rows[equal]
 
 
-def least_tbt(decodes: DecodeEstimates, rows: Ints) -> int:
-    """SelectDecodingInstance of Algorithm 1. Among equals, the one that holds more of the prompt already, then more free slots."""
-    return int(most(most(least(rows, decodes.tbt_ms), decodes.prefix_blocks), decodes.slots_free)[0])
-
-
 class KVCacheCentric:
     """Algorithm 1 (arXiv 2407.00079, section 6): the least predicted TTFT, a prefix being fetched where it is much longer elsewhere."""
 
@@ -68,7 +65,9 @@ class KVCacheCentric:
         return int(most(least(rows, prefills.ttft_ms), prefills.local_blocks)[0])
 
     def decode(self, alternatives: Alternatives, rows: Ints) -> int:
-        return least_tbt(alternatives.decodes, rows)
+        """SelectDecodingInstance. Among equals, the one that holds more of the prompt already, then more free slots."""
+        decodes = alternatives.decodes
+        return int(most(most(least(rows, decodes.tbt_ms), decodes.prefix_blocks), decodes.slots_free)[0])
 
 
 class CacheAware(KVCacheCentric):

@@ -14,22 +14,25 @@ import numpy as np
 
 from conductor import _native
 from conductor.core.admission.rules import ADMISSIONS
-from conductor.core.index.matches import Matches, bits
-from conductor.core.index.prefix_index import PrefixIndex
-from conductor.core.placement.columns import DecodeColumns, PrefillColumns
-from conductor.core.placement.inlining import inline_estimates
+from conductor.core.placement.instance_columns import DecodeColumns, DecodeInstances, PrefillColumns
 from conductor.core.placement.policy import POLICIES
 from conductor.core.placement.transfer import PlannedFetch, TransferModel
+from conductor.core.prefix_index import Matches, PrefixIndex, bits
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
+from conductor.core.types.arrays import Ints
 from conductor.core.types.decision import Alternatives, Decision, Placement
-from conductor.core.types.estimates import Asked, DecodeEstimate, DecodeEstimates, InlineEstimate, Ints, PrefillEstimate, PrefillEstimates
+from conductor.core.types.estimates import Asked, DecodeEstimate, DecodeEstimates, InlineEstimate, PrefillEstimate, PrefillEstimates
 from springtide.blocks import blocks_for
 from springtide.ids import InstanceId, NodeId
 from springtide.protocol.instances import Role
 from springtide.protocol.scheduling import Reason, Rejection, Schedule
 
 _MOST_HOLDERS = 5
+_MOST_INLINE_NODES = 8
+"""Decode nodes that could compute the prompt themselves: a decision looks at those whose first token would come soonest."""
+_STEPS_AHEAD = 1.5
+"""That are in flight where others run: the rest of one, and the one that is launched behind it."""
 
 
 class Scheduler:
@@ -67,7 +70,7 @@ class Scheduler:
             avoid=tuple(sorted(request.avoid)),
             ttft_slo_ms=request.ttft_slo_ms or settings.ttft_slo_ms,
             tbt_slo_ms=request.tbt_slo_ms or settings.tbt_slo_ms,
-            mean_output_tokens=self._state.mean_output_tokens,
+            mean_output_tokens=self._state.lengths.mean_tokens,
             rejoin_s=settings.rejoin_s,
             prefills=self._prefills(request, matches, holders, now),
             decodes=decodes,
@@ -180,7 +183,36 @@ class Scheduler:
         if self._index.has_ssd:
             matches = self._index.match_in_dram(request.block_keys)
         in_dram = matches.blocks_by_bit()[instances.bit]
-        return inline_estimates(decodes, instances, in_dram, request.num_tokens, settings.block_tokens, settings.inline_tokens)
+        return _inline_estimates(decodes, instances, in_dram, request.num_tokens, settings.block_tokens, settings.inline_tokens)
+
+
+def _inline_estimates(
+    decodes: DecodeEstimates, instances: DecodeInstances, in_dram: Ints, num_tokens: int, block_tokens: int, most_tokens: int
+) -> Sequence[InlineEstimate]:
+    """Estimates of the decode nodes that lack at most `most_tokens` of the prompt and have a place in their batch, the soonest first.
+    `instances` are those that `decodes` was made from, `in_dram` [instances] the blocks of the prompt that each has.
+
+    Such a node computes the prompt in one of its steps. It spares the way over a prefill group: its queue, and the hand-over of what the
+    decode node has already. A token of a prompt takes no longer than a sequence more of the same context would, one of which
+    `decodes.tbt_ms` has already. A node computes one prompt at a time, in the order in which they came: all of them are waited for.
+    """
+    reused = np.minimum(in_dram, (num_tokens - 1) // block_tokens)
+    new_tokens = num_tokens - reused * block_tokens
+    max_batch = decodes.max_batch
+    rows = ((new_tokens <= most_tokens) & ((max_batch <= 0) | (decodes.batch <= max_batch))).nonzero()[0]
+    if not len(rows):
+        return ()
+    tbt_ms = decodes.tbt_ms[rows]
+    token_ms = instances.per_sequence_ms + instances.per_context_token_ms * num_tokens
+    step_ms = tbt_ms + token_ms[rows] * (new_tokens[rows] - 1)
+    wait_ms = np.where(decodes.batch[rows] > 1, _STEPS_AHEAD * tbt_ms, 0.0) + instances.inlining_ms[rows]
+    soonest = np.argsort(wait_ms + step_ms, kind="stable")[:_MOST_INLINE_NODES].tolist()
+    return tuple(
+        InlineEstimate(
+            row := int(rows[i]), decodes.instance_ids[row], int(reused[row]), int(new_tokens[row]), float(wait_ms[i]), float(step_ms[i])
+        )
+        for i in soonest
+    )
 
 
 def decide(alternatives: Alternatives) -> Decision:

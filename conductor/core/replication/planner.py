@@ -17,15 +17,14 @@ from typing import Protocol
 
 import numpy as np
 
-from conductor.core.index.matches import bits
-from conductor.core.index.prefix_index import PrefixIndex
 from conductor.core.placement.policy import POLICIES
 from conductor.core.placement.transfer import TransferModel
+from conductor.core.prefix_index import PrefixIndex, bits
 from conductor.core.replication.popularity import Popularity, PopularPrefix
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
+from conductor.core.types.arrays import Floats, Ints
 from conductor.core.types.decision import Alternatives
-from conductor.core.types.estimates import Floats, Ints
 from conductor.core.types.events import Replicate, ReplicationEnded
 from springtide.ids import BlockKey, NodeId
 from springtide.protocol.instances import Role
@@ -99,7 +98,7 @@ class _Prefills:
 
 
 class ReplicationPlanner:
-    """Decides; what it orders is done elsewhere, and told by `ended`."""
+    """Decides what is copied; what it orders is done elsewhere, and told by `ended`."""
 
     def __init__(
         self, settings: ConductorSettings, index: PrefixIndex, state: ClusterState, transfers: TransferModel, ready: Ready

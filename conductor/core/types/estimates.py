@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
-import numpy.typing as npt
 
+from conductor.core.types.arrays import Floats, Ints
 from springtide.ids import InstanceId, NodeId
 
 Branch = Literal["cache-aware", "fetch", "recompute"]
@@ -21,9 +21,6 @@ where that is predicted to be quicker."""
 BRANCHES: tuple[Branch, ...] = ("cache-aware", "fetch", "recompute")
 FETCH = BRANCHES.index("fetch")
 RECOMPUTE = BRANCHES.index("recompute")
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class Asked(NamedTuple):

@@ -1,17 +1,43 @@
-"""What happens to the Conductor (events) and what it wants done (actions)."""
+"""What happens to the Conductor (events), what it wants done (actions), and the scores of predictions that it tells with them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from conductor.core.types.decision import Alternatives, Decision
-from conductor.core.types.predictions import Score
 from springtide.clock import Tick
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Progress, Renew
 from springtide.protocol.instances import InstanceRef, Load, RoleSwitch
 from springtide.protocol.scheduling import Assignment, PrefixSource, Schedule
 from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPart
+
+# ---- the scores of predictions ----
+
+
+class Quantity(Enum):
+    """What is predicted of an attempt; in milliseconds, except `OUTPUT_TOKENS`."""
+
+    TTFT = "ttft"
+    QUEUE = "queue"
+    TRANSFER = "transfer"
+    PREFILL = "prefill"
+    TBT = "tbt"
+    OUTPUT_TOKENS = "output_tokens"
+
+    # Each attempt looks several up: by identity, as they are single, rather than by their names' hashes.
+    __hash__ = object.__hash__
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What was predicted of an attempt, beside what came."""
+
+    quantity: Quantity
+    predicted: float
+    actual: float
+
 
 # ---- events ----
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from conductor.core.structured_array import Rows
-from conductor.core.types.estimates import FETCH, RECOMPUTE, Asked, DecodeEstimates, Floats, Ints, PrefillEstimates
+from conductor.core.types.arrays import Floats, Ints, Rows
+from conductor.core.types.estimates import FETCH, RECOMPUTE, Asked, DecodeEstimates, PrefillEstimates
 from springtide.chunking import EPSILON, LEAST_PART, MOST_FIXED, ROUND_FROM, ROUND_TO
 
 

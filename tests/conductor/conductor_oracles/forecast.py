@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from conductor.core.structured_array import Rows
-from conductor.core.types.estimates import Floats, Ints
+from conductor.core.types.arrays import Floats, Ints, Rows
 
 BINS_PER_ROOT = 4.0
 

@@ -1,4 +1,4 @@
-"""What C reads and writes of the cluster: numpy structured arrays."""
+"""The arrays of numbers that the core and its C part share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.void]
+"""Of a StructuredArray."""
 
 _TYPES = {"Ints": np.int64, "Floats": np.float64}
 
 
 class StructuredArray:
-    """Base: the annotations of a subclass, Ints or Floats, are its fields. native/structs.h has a struct of its name, in the singular, with
-    the same in the same order.
+    """A table that C reads or writes. The annotations of a subclass, Ints or Floats, are its fields. native/structs.h has a struct of its
+    name, in the singular, with the same in the same order.
 
     `rows` go to C. The fields are columns of them, made once: most events write an item or two, which a column takes in a third of the time
     that a row does.

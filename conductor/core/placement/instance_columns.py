@@ -11,11 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar, Generic, TypeVar
 
-from conductor.core.index.prefix_index import PrefixIndex
 from conductor.core.placement.transfer import TransferModel
+from conductor.core.prefix_index import PrefixIndex
 from conductor.core.state import Instance
-from conductor.core.structured_array import StructuredArray
-from conductor.core.types.estimates import Floats, Ints
+from conductor.core.types.arrays import Floats, Ints, StructuredArray
 from springtide.ids import InstanceId
 from springtide.protocol.instances import Role
 
@@ -67,6 +66,8 @@ InstancesT = TypeVar("InstancesT", PrefillInstances, DecodeInstances)
 
 
 class InstanceColumns(ABC, Generic[InstancesT]):
+    """The rows of one role's ready instances."""
+
     role: ClassVar[Role]
 
     def __init__(self, kind: type[InstancesT]) -> None:

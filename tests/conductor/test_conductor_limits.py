@@ -1,4 +1,4 @@
-"""Shares under overload: of priorities and of tenants."""
+"""Limits under overload: of priorities and of tenants."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.core.admission.demand import Demand, TenantShares, fair_shares
-from conductor.core.decayed import DecayedSums
-from conductor.core.types.outlook import LimitedBy
+from conductor.core.admission.limits import DemandLimits, TenantShares, fair_shares
+from conductor.core.decayed_sums import DecayedSums
+from conductor.core.types.decision import LimitedBy
 
 TENANTS = st.sampled_from(["a", "b", "c", "d"])
 
@@ -29,12 +29,12 @@ def test_sums_decay_and_the_smallest_go_when_there_are_too_many() -> None:
 
 
 def test_nobody_is_limited_while_all_are_of_one_kind() -> None:
-    demand = Demand({}, headroom=0.2)
+    demand = DemandLimits({}, headroom=0.2)
     assert all(demand.ask("a", 0, 10.0, now).share == 1.0 for now in range(20))
 
 
 def test_low_priority_keeps_as_much_free_as_higher_ones_ask_for() -> None:
-    demand = Demand({}, headroom=0.5)
+    demand = DemandLimits({}, headroom=0.5)
     for _ in range(9):
         demand.ask("", 0, 10.0, 0.0)
     assert demand.ask("", 5, 10.0, 0.0).share == 1.0
@@ -43,7 +43,7 @@ def test_low_priority_keeps_as_much_free_as_higher_ones_ask_for() -> None:
 
 
 def test_the_headroom_bounds_what_is_kept_free_and_is_given_back() -> None:
-    demand = Demand({}, headroom=0.2)
+    demand = DemandLimits({}, headroom=0.2)
     for _ in range(100):
         demand.ask("", 1, 10.0, 0.0)
     assert demand.ask("", 0, 10.0, 0.0).share == pytest.approx(0.8)
@@ -97,7 +97,7 @@ def test_fair_shares_use_the_capacity_and_favour_nobody(demand: dict[str, float]
 def test_under_overload_tenants_end_up_with_shares_by_weight() -> None:
     """A server that does 10 ms of work a ms; two tenants that each ask for twice that, one of them with nine times as many requests."""
     source = random.Random(11)
-    demand = Demand({"gold": 3.0, "iron": 1.0}, headroom=0.2)
+    demand = DemandLimits({"gold": 3.0, "iron": 1.0}, headroom=0.2)
     backlog_ms, done = 0.0, {"gold": 0.0, "iron": 0.0}
     for millisecond in range(120_000):
         now = millisecond / 1000.0
@@ -106,7 +106,7 @@ def test_under_overload_tenants_end_up_with_shares_by_weight() -> None:
             if source.random() < chance:
                 limit = demand.ask(tenant, 0, work_ms, now)
                 if backlog_ms <= limit.share * 2000.0:
-                    demand.admit(tenant, work_ms, now)
+                    demand.tenants.admit(tenant, work_ms, now)
                     backlog_ms += work_ms
                     done[tenant] += work_ms if now > 60 else 0.0
     assert done["gold"] / done["iron"] == pytest.approx(3.0, rel=0.1)

@@ -1,4 +1,4 @@
-"""Recent amounts, older ones counting less and less."""
+"""Sums of recent amounts, the older ones counting less and less."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Which store holds which blocks."""

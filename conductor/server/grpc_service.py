@@ -1,0 +1,210 @@
+"""The Conductor's gRPC service: a message in, an event to the core, its answer in the protocol's words out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from conductor import metrics
+from conductor.core.conductor import ConductorCore
+from conductor.core.state import Instance
+from conductor.core.types.decision import Alternatives
+from conductor.core.types.events import Decided, Placed
+from conductor.server.leadership import Leadership, Standing
+from conductor.server.runner import CoreRunner
+from springtide.errors import InvalidRequest
+from springtide.ids import GatewayId
+from springtide.protocol import wire
+from springtide.protocol.attempts import LiveAttempt
+from springtide.protocol.codec import Decoder
+from springtide.protocol.instances import HungInstances, Role
+from springtide.protocol.scheduling import Estimate, NotLeader, Rejection, Schedule, ScheduleReply
+from springtide.protocol.status import ClusterStatus, InstanceStatus
+from springtide.rpc import conductor_pb2, conductor_pb2_grpc
+
+T = TypeVar("T")
+M = TypeVar("M")
+decisions = logging.getLogger("conductor.decisions")
+"""One line a decision at debug level, every so many (`log.decisions_every`) at info level: `Alternatives` as JSON, from which
+`conductor.core.placement.scheduler.decide` comes to the same decision."""
+
+
+class ConductorService(conductor_pb2_grpc.ConductorServicer):
+    """The service that gateways ask. A standby takes in what it is told, as the leader does; it decides nothing."""
+
+    def __init__(self, runner: CoreRunner, leadership: Leadership, model_name: str, log_decisions_every: int = 0) -> None:
+        self._log_decisions_every = log_decisions_every
+        self._runner = runner
+        self._leadership = leadership
+        self._model_name = model_name
+
+    async def Schedule(
+        self,
+        request: conductor_pb2.ScheduleRequest,
+        context: grpc.aio.ServicerContext[conductor_pb2.ScheduleRequest, conductor_pb2.ScheduleReply],
+    ) -> conductor_pb2.ScheduleReply:
+        asked = await _decoded(wire.SCHEDULE, request, context)
+        full_blocks = asked.num_tokens // (block_tokens := self._runner.core.settings.block_tokens)
+        if len(asked.block_keys) != full_blocks:
+            message = (
+                f"block_keys has {len(asked.block_keys)} keys; {asked.num_tokens} tokens have {full_blocks} full blocks of {block_tokens}"
+            )
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
+        standing = self._leadership.standing(asked.epoch)
+        if not standing.leads:
+            return wire.SCHEDULE_REPLY.encode(ScheduleReply(not_leader=NotLeader(standing.leader_address, standing.epoch)))
+        started = time.perf_counter()
+        (decided,) = self._runner.feed(asked)
+        assert isinstance(decided, Decided)
+        metrics.observe_decided(decided, time.perf_counter() - started, block_tokens, asked.num_tokens)
+        _log(asked, decided, self._log_decisions_every)
+        return wire.SCHEDULE_REPLY.encode(schedule_reply(decided, asked.debug, standing.epoch))
+
+    async def Advance(
+        self,
+        request: conductor_pb2.AdvanceRequest,
+        context: grpc.aio.ServicerContext[conductor_pb2.AdvanceRequest, conductor_pb2.AdvanceReply],
+    ) -> conductor_pb2.AdvanceReply:
+        for message in request.reports:
+            report = await _decoded(wire.ATTEMPT_REPORT, message, context)
+            self._runner.feed(Placed(GatewayId(request.gateway_id), report) if isinstance(report, LiveAttempt) else report)
+        return conductor_pb2.AdvanceReply()
+
+    async def Renew(
+        self,
+        request: conductor_pb2.RenewRequest,
+        context: grpc.aio.ServicerContext[conductor_pb2.RenewRequest, conductor_pb2.RenewReply],
+    ) -> conductor_pb2.RenewReply:
+        self._runner.feed(await _decoded(wire.RENEW, request, context))
+        return conductor_pb2.RenewReply(ttl_ms=int(self._runner.core.settings.lease_s * 1000))
+
+    async def WatchHung(
+        self,
+        request: conductor_pb2.WatchHungRequest,
+        context: grpc.aio.ServicerContext[conductor_pb2.WatchHungRequest, conductor_pb2.HungInstances],
+    ) -> AsyncIterator[conductor_pb2.HungInstances]:
+        while True:
+            changes = self._runner.hung_changes
+            yield wire.HUNG_INSTANCES.encode(HungInstances(self._runner.core.hung))
+            await changes.wait()
+
+    async def GetCluster(
+        self,
+        request: conductor_pb2.GetClusterRequest,
+        context: grpc.aio.ServicerContext[conductor_pb2.GetClusterRequest, conductor_pb2.ClusterStatus],
+    ) -> conductor_pb2.ClusterStatus:
+        now = self._runner.clock.now()
+        return wire.CLUSTER_STATUS.encode(cluster_status(self._runner.core, self._model_name, self._leadership.standing(), now))
+
+
+async def _decoded(codec: Decoder[M, T], message: M, context: grpc.aio.ServicerContext[Any, Any]) -> T:
+    """The word that the message is; one that makes no sense ends the call."""
+    try:
+        return codec.decode(message)
+    except (ValueError, InvalidRequest) as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        raise
+
+
+def _log(event: Schedule, decided: Decided, every: int) -> None:
+    """The line is made only when somebody wants it: it is as long as the cluster is large."""
+    level = logging.INFO if every and decided.alternatives.turn % every == 0 else logging.DEBUG
+    if decisions.isEnabledFor(level):
+        ids = {"request_id": event.request_id, "attempt_id": event.attempt_id}
+        decisions.log(level, "%s", decided.alternatives.to_json(), extra=ids)
+
+
+# ---- answers ----
+
+
+def schedule_reply(decided: Decided, debug: bool, epoch: int) -> ScheduleReply:
+    """The answer to a gateway; with every alternative's estimate for `debug`."""
+    rejection = decided.decision if isinstance(decided.decision, Rejection) else None
+    return ScheduleReply(decided.assignment, rejection, estimates=_estimates(decided.alternatives) if debug else (), epoch=epoch)
+
+
+def _estimates(alternatives: Alternatives) -> tuple[Estimate, ...]:
+    prefills = [
+        Estimate(
+            instance_id=e.instance_id,
+            prefix_blocks=e.local_blocks,
+            queue_ms=e.queue_ms,
+            transfer_ms=e.transfer_ms,
+            prefill_ms=e.prefill_ms,
+            ttft_ms=e.ttft_ms,
+            note=f"fetch {e.source_blocks - e.local_blocks} blocks from {e.source_id}" if e.source_id is not None else e.branch,
+        )
+        for e in alternatives.prefills
+    ]
+    decodes = [
+        Estimate(
+            instance_id=e.instance_id,
+            prefix_blocks=e.prefix_blocks,
+            tbt_ms=e.tbt_ms,
+            note=f"batch {e.batch}, {e.slots_free} of {e.slots_total} slots free",
+        )
+        for e in alternatives.decodes
+    ]
+    inlines = [
+        Estimate(
+            instance_id=e.instance_id,
+            prefix_blocks=e.prefix_blocks,
+            queue_ms=e.wait_ms,
+            prefill_ms=e.step_ms,
+            ttft_ms=e.ttft_ms,
+            tbt_ms=e.step_ms,
+            note=f"inlined: {e.new_tokens} tokens in a step",
+        )
+        for e in alternatives.inlines
+    ]
+    return (*prefills, *decodes, *inlines)
+
+
+def cluster_status(core: ConductorCore, model: str, standing: Standing, now: float) -> ClusterStatus:
+    """The state of the cluster as the core knows it."""
+    loads, work = core.pool_loads(now), core.demand.work(now)
+    num_ready = sum(core.scheduler.ready(instance) for instance in core.state.instances.values())
+    instances = sorted(core.state.instances.values(), key=lambda instance: (instance.ref.role.value, instance.ref.instance_id))
+    return ClusterStatus(
+        model=model,
+        instances=tuple(_instance_status(core, instance, now) for instance in instances),
+        requests_scheduled=core.totals.scheduled,
+        requests_rejected=core.totals.rejected.total(),
+        prompt_tokens=core.totals.prompt_tokens,
+        cached_tokens=core.totals.cached_tokens,
+        attempts_live=len(core.state.attempts),
+        index_blocks=len(core.index),
+        rejections_by_reason={reason.value: count for reason, count in core.totals.rejected.items()},
+        ready=core.ready,
+        leads=standing.leads,
+        epoch=standing.epoch,
+        leader_address=standing.leader_address,
+        predictions=tuple(core.scores.errors.summaries()),
+        prefill_load=loads.prefill,
+        decode_load=loads.decode,
+        prefill_work=work.prefill,
+        decode_work=work.decode,
+        wanted_prefill=work.wanted(Role.PREFILL, num_ready),
+        switching_instance_id=core.balance.moving or "" if core.balance is not None else "",
+    )
+
+
+def _instance_status(core: ConductorCore, instance: Instance, now: float) -> InstanceStatus:
+    load = instance.load
+    return InstanceStatus(
+        instance=instance.ref,
+        ready=core.scheduler.ready(instance),
+        incarnation=instance.incarnation,
+        running=load.running,
+        waiting=load.waiting,
+        queue_ms=instance.queue_ms(now),
+        step_ms=load.step_ms,
+        slots_total=load.slots_total,
+        slots_available=load.slots_available,
+        cached_blocks=core.index.blocks_of(instance.ref.node_id),
+        seconds_since_report=now - instance.changed_at,
+    )
