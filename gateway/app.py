@@ -11,19 +11,17 @@ import grpc.aio
 
 from engine.tokenizer.tokenizer import load_tokenizer
 from gateway.answer import ApiBackend
-from gateway.bodies import Bodies
+from gateway.bodies import Bodies, SideThread
 from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
 from gateway.events import InstancesHung
 from gateway.grpc_service import new_server
-from gateway.hashing import TenantHashing
 from gateway.http_app import create_app
 from gateway.http_server import HttpServer, bind
 from gateway.prepare import Preparer
 from gateway.runner import Runner
-from gateway.side_thread import SideThread
 from gateway.state import Limits
-from gateway.tenancy import ApiKeys
+from gateway.tenancy import ApiKeys, TenantHashing
 from springtide.capacity import context_tokens, quota_tokens
 from springtide.clock import MonotonicClock
 from springtide.config import ClusterConfig
