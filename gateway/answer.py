@@ -1,5 +1,5 @@
-"""The answer to one API request in the making: its choices run side by side, their tokens become text as they come, which is cut at the first
-stop string and held back while one may be in the making, and comes out as one sequence of deltas."""
+"""The answer to one API request in the making: its choices run side by side, and their tokens come out as one sequence of deltas of text,
+which is cut at the first stop string, and held back while one may be in the making."""
 
 from __future__ import annotations
 

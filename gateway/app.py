@@ -61,6 +61,8 @@ async def serve_gateway(arguments: ProcessArguments, stop: asyncio.Event, conduc
 
 
 class GatewayServer:
+    """One gateway, with its two APIs and its ways to the cluster."""
+
     def __init__(self, arguments: ProcessArguments, conductor_address: str | None = None) -> None:
         config = arguments.config
         assert config.redis_url is not None, "the resolved configuration names Valkey"

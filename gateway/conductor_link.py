@@ -54,8 +54,8 @@ ReplyT = TypeVar("ReplyT")
 
 @dataclass(slots=True)
 class LeaderView:
-    """Which Conductor is taken for the leader, and whose answers are accepted. Pure. To ask the wrong one costs a round trip; to believe it
-    is what `accepts` prevents: an epoch that was seen is never gone back on."""
+    """The Conductor that is taken for the leader, and whose answers are accepted. Pure. To ask the wrong one costs a round trip; to believe
+    it is what `accepts` prevents: an epoch that was seen is never gone back on."""
 
     epoch: int = 0
     """The highest seen; 0 while the cluster has one Conductor only."""

@@ -35,6 +35,8 @@ _MOST_BETWEEN_TICKS_S = 1.0
 
 
 class GatewayCore:
+    """The requests that this gateway owns: events in, actions out."""
+
     def __init__(self, limits: Limits, gateway_id: GatewayId, hashing: Hashing) -> None:
         self._limits = limits
         self._gateway_id = gateway_id
@@ -86,7 +88,7 @@ class GatewayCore:
                 return self._on_tick(now)
 
     def next_deadline(self) -> float | None:
-        """When the next request that waits wants a Tick."""
+        """The time at which the next request that waits wants a Tick."""
         return min(self._retries.values()) if self._retries else None
 
     def live_attempts(self) -> list[LiveAttempt]:

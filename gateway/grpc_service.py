@@ -57,6 +57,8 @@ async def new_server(backend: ApiBackend, max_connections: int) -> grpc.aio.Serv
 
 
 class InferenceService:
+    """The methods of `springtide.v1.Inference`."""
+
     def __init__(self, backend: ApiBackend, messages: Messages) -> None:
         self._backend = backend
         self._messages = messages

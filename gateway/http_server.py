@@ -44,7 +44,7 @@ _YIELDING: tuple[ConnectionPhase, ...] = ("idle", "draining", "head", "stalled",
 
 
 class ConnectionTable(Generic[Key]):
-    """Which connections may stay. Free of I/O and clock."""
+    """The connections that there are, each in its phase, and which of them may stay. Free of I/O and clock."""
 
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
@@ -107,6 +107,8 @@ class ConnectionTable(Generic[Key]):
 
 
 class HttpServer(uvicorn.Server):
+    """The HTTP server of one app, with at most `max_connections`."""
+
     def __init__(self, app: FastAPI, max_connections: int) -> None:
         self._table: ConnectionTable[_Connection] = ConnectionTable(max_connections)
         settings = uvicorn.Config(
@@ -148,7 +150,7 @@ class _Connection(HttpToolsProtocol):
         self._body_bytes = 0
 
     def drop(self) -> None:
-        """At once, whatever was to be sent: whoever does not take it would keep the connection open."""
+        """Ends it at once, whatever was to be sent: whoever does not take it would keep the connection open."""
         self.transport.abort()
 
     # ---- from the transport ----

@@ -290,8 +290,8 @@ class OpenAIRequest(_Body):
         max_tokens: int | None,
         default_max_tokens: int,
     ) -> PreparedRequest:
-        sampling = {name: getattr(self, name) for name in SAMPLING_FIELDS}
-        sampling |= {"top_k": max(self.top_k, 0), "stop_token_ids": tuple(self.stop_token_ids), "logprobs": self.num_top_logprobs}
+        values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        sampled = {"top_k": max(self.top_k, 0), "stop_token_ids": tuple(self.stop_token_ids), "logprobs": self.num_top_logprobs}
         # Its fields are the body's of the same names; what that leaves out has the default.
         terms = Terms(**{name: value for name in _TERMS if (value := getattr(self, name)) is not None})
         return preparer.prepared(
@@ -300,7 +300,7 @@ class OpenAIRequest(_Body):
             prompt_field=prompt_field,
             max_tokens=max_tokens,
             default_max_tokens=default_max_tokens,
-            sampling=sampling,
+            sampling={**values, **sampled},
             stop=self.stop,
             terms=terms,
             n=self.n,

@@ -69,7 +69,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an API request comes from."""
+    """The origin of an API request."""
 
     request_id: str
     requested_at: float
@@ -109,7 +109,7 @@ class PreparedRequest:
 
 
 class Preparer:
-    """Thread-safe. All of it takes time in proportion to the request's size, up to a second."""
+    """Makes what runs of what is asked for. Thread-safe. All of it takes time in proportion to the request's size, up to a second."""
 
     def __init__(
         self, model_name: str, context_length: int, vocab_size: int, tokenizer: Tokenizer, quota_tokens: Mapping[str, int] | None = None

@@ -17,6 +17,8 @@ from springtide.protocol.starts import Request
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """The limits that the core keeps to."""
+
     max_attempts: int = 6
     """Consecutive attempts that lost a node, without a token from the decode side, after which a request is given up."""
     capacity_wait_s: float = 60.0
@@ -77,6 +79,8 @@ class Pulse:
 
 @dataclass(slots=True)
 class AttemptState:
+    """An attempt that runs."""
+
     assignment: Assignment
     base: int
     """Output position of its first token."""
@@ -138,7 +142,8 @@ class AttemptState:
 
 @dataclass(slots=True)
 class RequestState:
-    """Exactly one of `asked`, `retry_at` and `attempt` is set: it is being scheduled, waits to be, or runs."""
+    """A request that has not ended. Exactly one of `asked`, `retry_at` and `attempt` is set: it is being scheduled, waits to be, or
+    runs."""
 
     generation: Generation
     arrived_at: float
@@ -173,10 +178,11 @@ class RequestState:
         return (*self.generation.prompt_ids, *self.tokens) if self.tokens else self.generation.prompt_ids
 
     def terms_left(self, now: float) -> Terms | None:
-        """None: its deadline has passed."""
+        """The request's terms with what is left of them at `now`; None when its deadline has passed."""
         return self.generation.terms.after(self._age_ms(now))
 
     def ttft_budget_ms(self, assignment: Assignment, now: float) -> float:
+        """The time that prefill may take from now on."""
         if self.tokens or not assignment.ttft_slo_ms:
             # The client of a continuation waits between two tokens: no slack beyond the work itself.
             return assignment.predicted_ttft_ms

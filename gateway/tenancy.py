@@ -14,7 +14,7 @@ from springtide.ids import BlockKey
 
 
 class ApiKeys:
-    """Whose request it is: by its API key where keys are configured, else by what the client says."""
+    """The API keys, which say whose a request is; where there are none, the client says so."""
 
     def __init__(self, api_keys: Mapping[str, str]) -> None:
         """The tenant of each key; of the keys, `sha256:` and their hexadecimal digest. Without any, clients say who they are."""
