@@ -120,7 +120,8 @@ class GatewayCore:
             raise ValueError(f"request id {generation.request_id} is in use")
         if self._shut_down:
             return [ev.Terminal(generation.request_id, ev.Failed(_shutting_down()))]
-        state = RequestState(generation, arrived_at=now, accepted=generation.accepted)
+        namespace, block_tokens = self._hashing.namespace(generation), self._hashing.block_tokens
+        state = RequestState(generation, namespace, block_tokens, arrived_at=now, accepted=generation.accepted)
         self._requests[generation.request_id] = state
         return self._schedule(state, now)
 
@@ -184,7 +185,7 @@ class GatewayCore:
         state.attempt = attempt
         self._by_attempt[assignment.attempt_id] = state
         start = DecodeStart(
-            state.request(attempt.attempt_id, self._hashing, now),
+            state.request(attempt.attempt_id, now),
             tbt_slo_ms=assignment.tbt_slo_ms,
             inlined=assignment.inlined,
             waits=waits,
@@ -201,7 +202,7 @@ class GatewayCore:
     def _start_prefill(self, state: RequestState, attempt: AttemptState, now: float) -> ev.StartAtPrefill:
         assignment = attempt.assignment
         start = PrefillStart(
-            state.request(attempt.attempt_id, self._hashing, now),
+            state.request(attempt.attempt_id, now),
             decode_store_address=assignment.decode.store_address,
             decode_store_node_id=assignment.decode.node_id,
             ttft_budget_ms=state.ttft_budget_ms(assignment, now),

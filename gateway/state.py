@@ -146,6 +146,8 @@ class RequestState:
     runs."""
 
     generation: Generation
+    namespace: BlockKey
+    block_tokens: int
     arrived_at: float
     accepted: bool
     tokens: list[int] = field(default_factory=list)
@@ -188,7 +190,7 @@ class RequestState:
             return assignment.predicted_ttft_ms
         return max(0.0, assignment.ttft_slo_ms - (now - self.arrived_at) * 1000)
 
-    def request(self, attempt_id: AttemptId, hashing: Hashing, now: float) -> Request:
+    def request(self, attempt_id: AttemptId, now: float) -> Request:
         """What both nodes of an attempt are to know of it."""
         return Request(
             attempt_id=attempt_id,
@@ -197,9 +199,9 @@ class RequestState:
             token_ids=self.token_ids,
             num_prompt_tokens=len(self.generation.prompt_ids),
             params=self.generation.sampling,
-            namespace=hashing.namespace(self.generation),
+            namespace=self.namespace,
             keys=self.keys,
-            block_tokens=hashing.block_tokens,
+            block_tokens=self.block_tokens,
             age_s=self._age_ms(now) / 1000,
             traceparent=self.generation.traceparent,
         )
