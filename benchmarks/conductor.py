@@ -17,7 +17,7 @@ from benchmarks.fake_nodes import IDLE_ROUNDS, LESS_URGENT, SIGN_EVERY_S, STORED
 from benchmarks.live_cluster import ATTEMPTS_A_GATEWAY, IN_PREFILL, LiveCluster
 from benchmarks.pinned import PINNED, Operation, on_one_core_and_all
 from benchmarks.results import LIMIT, Row, show, write
-from gateway.conductor_peer import RENEW_EVERY_S
+from gateway.conductor_link import RENEW_EVERY_S
 from node_runtime.servicer import REST_S
 
 WORKERS = (16, 1000)

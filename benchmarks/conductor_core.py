@@ -19,7 +19,7 @@ from benchmarks.drivers.holdings import HOT, Holdings
 from benchmarks.drivers.select_springtide import new_core
 from benchmarks.live_cluster import BLOCK_TOKENS, LiveCluster, instance_id
 from conductor.core.types.events import Decided, Event, LoadReported
-from gateway.conductor_peer import RENEW_EVERY_S
+from gateway.conductor_link import RENEW_EVERY_S
 from node_runtime.servicer import REST_S
 from springtide.clock import Tick
 from springtide.config import ClusterConfig

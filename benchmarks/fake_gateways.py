@@ -14,7 +14,7 @@ import uvloop
 
 from benchmarks.fake_nodes import LESS_URGENT, SECRET
 from benchmarks.live_cluster import LiveCluster
-from gateway.conductor_peer import RENEW_EVERY_S
+from gateway.conductor_link import RENEW_EVERY_S
 from springtide.credentials import Credentials
 from springtide.protocol import wire
 from springtide.rpc.channels import connect

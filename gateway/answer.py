@@ -1,27 +1,38 @@
-"""The answer to one API request in the making: its choices run side by side, their text comes out as one sequence of deltas."""
+"""The answer to one API request in the making: its choices run side by side, and their tokens come out as one sequence of deltas of text,
+which is cut at the first stop string, and held back while one may be in the making."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from engine.tokenizer.detokenizer import StreamingDetokenizer
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
-from gateway.bodies import Bodies, ClientDisconnected
+from gateway.bodies import Bodies, ClientDisconnected, SideThread
 from gateway.conductor_link import ConductorLink
 from gateway.prepare import PreparedRequest, Preparer
-from gateway.runner import Runner, Sink
-from gateway.side_thread import SideThread
+from gateway.runner import Runner
 from gateway.tenancy import ApiKeys
-from gateway.text import PlacedToken, StopStrings, TextAssembler
 from springtide.clock import Clock
-from springtide.errors import SpringtideError
+from springtide.errors import SpringtideError, Unavailable
 from springtide.ids import RequestId
 from springtide.protocol.outputs import Finish, SampledToken
 from springtide.protocol.usage import Usage
+
+_MEANT_FOR_CLIENTS = ("shutting_down", "not_ready", "deadline", "internal_error")
+"""Codes of server errors whose messages say nothing of nodes and addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedToken:
+    """An output token and its place in the text."""
+
+    token: SampledToken
+    offset: int
+    """Where its text begins, in characters from the start of the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +45,115 @@ class Delta:
     finish: Finish | None = None
 
 
-class Launcher(Protocol):
-    """What an answer needs of the runner."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A further piece of the output. Its tokens are those whose text is out in full, with this piece or before."""
 
-    def launch(self, generation: ev.Generation, sink: Sink) -> None: ...
+    text: str
+    tokens: tuple[PlacedToken, ...]
+    stopped: bool = False
+    """A stop string ended the text, which does not contain it."""
 
-    def cancel(self, request_id: RequestId) -> None: ...
+
+class StopStrings:
+    """The stop strings of a request; its choices look for the same ones."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = tuple(texts)
+        self._borders = [_borders(text) for text in self.texts]
+
+    def advance(self, begun: list[int], text: str) -> None:
+        """`begun` has for each stop string how much of its beginning is the end of what has come so far; now `text` has come too, and none
+        has come in full. Takes time in proportion to `text` alone (Knuth, Morris and Pratt)."""
+        for index, (stop, borders) in enumerate(zip(self.texts, self._borders, strict=True)):
+            length = begun[index]
+            for character in text:
+                while length and stop[length] != character:
+                    length = borders[length - 1]
+                length += stop[length] == character
+            begun[index] = length
+
+
+def _borders(text: str) -> list[int]:
+    """For each beginning of `text` the length of its longest proper end that is a beginning too."""
+    borders = [0] * len(text)
+    length = 0
+    for index in range(1, len(text)):
+        while length and text[length] != text[index]:
+            length = borders[length - 1]
+        length += text[length] == text[index]
+        borders[index] = length
+    return borders
+
+
+class TextAssembler:
+    """The text of one choice in the making."""
+
+    def __init__(self, detokenizer: StreamingDetokenizer, stop: StopStrings) -> None:
+        self._detokenizer = detokenizer
+        self._stop = stop
+        self._begun = [0] * len(stop.texts)
+        self._released = 0
+        self._held = ""
+        self._pending: deque[tuple[SampledToken, int, int]] = deque()
+        """Tokens not yet given out, with the begin and end of their text."""
+        self._stopped = False
+        self.num_tokens = 0
+        """Taken in, up to the one that completed a stop string."""
+
+    def push(self, tokens: Iterable[SampledToken]) -> Piece:
+        for token in tokens:
+            if self._stopped:
+                break
+            self.num_tokens += 1
+            begin = self._released + len(self._held)
+            text = self._detokenizer.push(token.token_id)
+            self._held += text
+            self._pending.append((token, begin, self._released + len(self._held)))
+            if (found := self._find_stop()) is not None:
+                return self._cut(found)
+            self._stop.advance(self._begun, text)
+        if self._stopped:
+            return Piece("", (), stopped=True)
+        return self._release(len(self._held) - max(self._begun, default=0))
+
+    def finish(self) -> Piece:
+        """The rest, when the output has ended by itself."""
+        if self._stopped:
+            return Piece("", (), stopped=True)
+        self._held += self._detokenizer.finish()
+        if (found := self._find_stop()) is not None:
+            return self._cut(found)
+        return self._release(len(self._held), everything=True)
+
+    def _find_stop(self) -> int | None:
+        found = [at for stop in self._stop.texts if (at := self._held.find(stop)) >= 0]
+        return min(found, default=None)
+
+    def _cut(self, at: int) -> Piece:
+        self._stopped = True
+        end = self._released + at
+        tokens = tuple(PlacedToken(token, begin) for token, begin, _ in self._pending if begin < end)
+        text, self._held = self._held[:at], ""
+        self._pending.clear()
+        return Piece(text, tokens, stopped=True)
+
+    def _release(self, length: int, everything: bool = False) -> Piece:
+        text, self._held = self._held[:length], self._held[length:]
+        self._released += length
+        tokens = []
+        while self._pending and (everything or self._pending[0][2] <= self._released):
+            token, begin, _ = self._pending.popleft()
+            tokens.append(PlacedToken(token, begin))
+        return Piece(text, tuple(tokens))
 
 
 class AnswerStream:
     """The deltas of one answer. Iterate `batches()` once, and `close()` in any case: it frees what still runs."""
 
-    def __init__(self, request: PreparedRequest, launcher: Launcher, new_detokenizer: Callable[[], StreamingDetokenizer]) -> None:
+    def __init__(self, request: PreparedRequest, runner: Runner, new_detokenizer: Callable[[], StreamingDetokenizer]) -> None:
         self._request = request
-        self._launcher = launcher
+        self._runner = runner
         self._stop = StopStrings(request.stop)
         self._new_detokenizer = new_detokenizer
         self._queue: asyncio.Queue[Delta | SpringtideError] = asyncio.Queue()
@@ -96,7 +202,7 @@ class AnswerStream:
         """Gives up the choices that have not ended."""
         self._closed = True
         for index in list(self._running):
-            self._launcher.cancel(self._choices[index].request_id)
+            self._runner.cancel(self._choices[index].request_id)
 
     def disconnect(self) -> None:
         """The client is gone: frees everything and ends whoever waits for output with ClientDisconnected."""
@@ -106,7 +212,7 @@ class AnswerStream:
         generation = self._request.generation(index, accepted=accepted)
         self._choices[index] = choice = _Choice(self, index, generation.request_id, TextAssembler(self._new_detokenizer(), self._stop))
         self._running.add(index)
-        self._launcher.launch(generation, choice)
+        self._runner.launch(generation, choice)
 
     @staticmethod
     def _checked(entry: Delta | SpringtideError) -> Delta:
@@ -202,3 +308,11 @@ class ApiBackend:
     async def ready(self) -> bool:
         """Whether the cluster can take requests. Raises Unavailable when the Conductor cannot be asked."""
         return (await self.conductor.cluster()).ready
+
+
+def message_for_client(error: SpringtideError, request_id: str = "") -> str:
+    """The message for clients. Which node failed, and where it is, is for the log; they learn under which id to look there."""
+    if error.http_status < 500 or error.code in _MEANT_FOR_CLIENTS:
+        return error.message
+    what = "the cluster cannot serve this request just now; try again later" if isinstance(error, Unavailable) else "internal error"
+    return f"{what} (the server's log has more{f' under {request_id}' if request_id else ''})"

@@ -11,19 +11,17 @@ import grpc.aio
 
 from engine.tokenizer.tokenizer import load_tokenizer
 from gateway.answer import ApiBackend
-from gateway.bodies import Bodies
+from gateway.bodies import Bodies, SideThread
 from gateway.conductor_link import ConductorLink
 from gateway.core import GatewayCore
 from gateway.events import InstancesHung
 from gateway.grpc_service import new_server
-from gateway.hashing import TenantHashing
 from gateway.http_app import create_app
 from gateway.http_server import HttpServer, bind
 from gateway.prepare import Preparer
 from gateway.runner import Runner
-from gateway.side_thread import SideThread
 from gateway.state import Limits
-from gateway.tenancy import ApiKeys
+from gateway.tenancy import ApiKeys, TenantHashing
 from springtide.capacity import context_tokens, quota_tokens
 from springtide.clock import MonotonicClock
 from springtide.config import ClusterConfig
@@ -63,6 +61,8 @@ async def serve_gateway(arguments: ProcessArguments, stop: asyncio.Event, conduc
 
 
 class GatewayServer:
+    """One gateway, with its two APIs and its ways to the cluster."""
+
     def __init__(self, arguments: ProcessArguments, conductor_address: str | None = None) -> None:
         config = arguments.config
         assert config.redis_url is not None, "the resolved configuration names Valkey"

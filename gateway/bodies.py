@@ -1,18 +1,21 @@
-"""The bodies of requests: received within bounds of size, time and memory, and those of HTTP read as JSON."""
+"""The bodies of requests: received within bounds of size, time and memory, read beside the event loop, and those of HTTP as JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
-from gateway.http_errors import explain
 from springtide.errors import InvalidRequest, Overloaded, SpringtideError
 
 PATIENCE_S = 30.0
@@ -26,7 +29,13 @@ _RETRY_AFTER_S = 1.0
 _HELD_BODIES = 8
 """How many of the largest bodies may be held at once; of smaller ones, more."""
 
+INLINE_BYTES = 4096
+"""Requests up to here are done with sooner than a thread takes to begin."""
+MOST_REST_S = 0.2
+
 BodyT = TypeVar("BodyT", bound=BaseModel)
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
 
 
 class ClientDisconnected(SpringtideError):
@@ -171,6 +180,67 @@ def _counted(num_bytes: int) -> int:
     return num_bytes if num_bytes > SMALL_BYTES else 0
 
 
+class SideThread:
+    """A thread for what would hold up every stream on the event loop: reading large bodies and tokenising them. A single one, so that
+    whoever sends much at once competes with itself, not with the streams; the shortest waiting request comes first."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="gateway-prepare")
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._order = itertools.count()
+        self._busy = False
+
+    async def run(self, num_bytes: int, work: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+        """What `work` returns or raises, for a request of so many bytes."""
+        if num_bytes <= INLINE_BYTES:
+            return work(*args, **kwargs)
+        await self._turn(num_bytes)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        job = self._executor.submit(work, *args, **kwargs)
+        # However the waiting ends, it is the next one's turn when the thread is free, not before.
+        job.add_done_callback(lambda _: _call_soon(loop, self._rest, loop.time() - began))
+        try:
+            return await asyncio.wrap_future(job)
+        finally:
+            # An error knows this frame: a frame that knows it too would keep all that it held until the collector comes round.
+            del job
+
+    def close(self) -> None:
+        """Begins nothing more."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _turn(self, num_bytes: int) -> None:
+        if not self._busy:
+            self._busy = True
+            return
+        turn = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (num_bytes, next(self._order), turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._next()
+            raise
+
+    def _rest(self, worked_s: float) -> None:
+        """As long as it has worked: whoever sends much has half of the interpreter's time at most, and others get it in between."""
+        asyncio.get_running_loop().call_later(min(worked_s, MOST_REST_S), self._next)
+
+    def _next(self) -> None:
+        while self._waiting:
+            _, _, turn = heapq.heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._busy = False
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[float], None], argument: float) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback, argument)
+
+
 def check_media_type(request: Request) -> None:
     """Raises InvalidRequest: a page in a browser can send other types anywhere, without asking the server first."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -197,10 +267,36 @@ def parse_body(raw: bytes, model: type[BodyT], max_values: int) -> BodyT:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        invalid = explain(error.errors(include_url=False)[0])
+        invalid = _explained(error.errors(include_url=False)[0])
     # From out here: the original would keep the whole document for as long as this error is known to anybody.
     document = None
     raise invalid
+
+
+def _explained(problem: ErrorDetails) -> InvalidRequest:
+    """The error for one of pydantic's problems, in words that name the field and the value."""
+    kind, message = problem["type"], problem["msg"]
+    param = _dotted(problem["loc"])
+    if not param:
+        # Raised by a validator of the whole body, whose words begin with the field.
+        text = message.removeprefix("Value error, ")
+        return InvalidRequest(text, param=text.split()[0], code="invalid_value")
+    if kind == "extra_forbidden":
+        return InvalidRequest(f"{param} is not a field that this server supports", param=param, code="unknown_parameter")
+    if kind == "missing":
+        return InvalidRequest(f"{param} is required", param=param, code="missing_required_parameter")
+    if kind in ("value_error", "assertion_error"):
+        return InvalidRequest(f"{param} {message.removeprefix('Value error, ')}", param=param, code="invalid_value")
+    value = problem.get("input")
+    shown = f", not {value!r}" if isinstance(value, (str, int, float, bool, type(None))) and len(repr(value)) < 100 else ""
+    return InvalidRequest(f"{param}: {message[:1].lower()}{message[1:]}{shown}", param=param, code="invalid_value")
+
+
+def _dotted(location: Sequence[str | int]) -> str:
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
 
 
 def _not_an_object() -> InvalidRequest:

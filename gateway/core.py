@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gateway import events as ev
-from gateway.hashing import Hashing
-from gateway.state import STEPS_AT_A_STANDSTILL, AttemptState, Limits, Pulse, RequestState
+from gateway.state import AttemptState, Hashing, Limits, Pulse, RequestState
 from springtide.clock import ObservedTime, Tick
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
 from springtide.ids import AttemptId, GatewayId, InstanceId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Phase, Progress
 from springtide.protocol.instances import Role
 from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, PrefillDone, TokenOutput
-from springtide.protocol.scheduling import Assignment, Reason, Schedule, Terms
-from springtide.protocol.starts import DecodeStart, PrefillStart, Request
+from springtide.protocol.scheduling import Assignment, Reason, Schedule
+from springtide.protocol.starts import DecodeStart, PrefillStart
 
 _NOBODY_THERE = (Reason.NO_PREFILL, Reason.NO_DECODE)
 _REFUSED_RETRY_AFTER_S = 1.0
@@ -36,6 +35,8 @@ _MOST_BETWEEN_TICKS_S = 1.0
 
 
 class GatewayCore:
+    """The requests that this gateway owns: events in, actions out."""
+
     def __init__(self, limits: Limits, gateway_id: GatewayId, hashing: Hashing) -> None:
         self._limits = limits
         self._gateway_id = gateway_id
@@ -54,7 +55,7 @@ class GatewayCore:
         match event:
             case ev.Arrived():
                 return self._on_arrived(event, now)
-            case ev.Assigned():
+            case Assignment():
                 return self._on_assigned(event, now)
             case ev.Rejected():
                 return self._on_rejected(event, now)
@@ -62,8 +63,8 @@ class GatewayCore:
                 return self._on_scheduler_unreachable(event, now)
             case PrefillDone():
                 return self._on_prefill_done(event, now)
-            case ev.DecodeOutput():
-                return self._on_decode_output(event.output, now)
+            case TokenOutput():
+                return self._on_decode_output(event, now)
             case ev.DecodeReserved(attempt_id):
                 return self._on_decode_reserved(attempt_id, now)
             case ev.SideFailed(side, failed):
@@ -87,26 +88,11 @@ class GatewayCore:
                 return self._on_tick(now)
 
     def next_deadline(self) -> float | None:
-        """When the next request that waits wants a Tick."""
+        """The time at which the next request that waits wants a Tick."""
         return min(self._retries.values()) if self._retries else None
 
     def live_attempts(self) -> list[LiveAttempt]:
-        return [
-            LiveAttempt(
-                attempt_id=attempt.attempt_id,
-                prefill_id=attempt.instance_of(Role.PREFILL),
-                decode_id=attempt.instance_of(Role.DECODE),
-                phase=attempt.phase,
-                num_tokens=attempt.num_tokens,
-                # Whatever the node says: the last token is always computed.
-                cached_tokens=min(attempt.cached_tokens, attempt.num_tokens - 1),
-                tenant=state.generation.tenant,
-                max_new_tokens=state.generation.sampling.max_tokens - attempt.base,
-                prediction=attempt.assignment.prediction,
-            )
-            for state in self._by_attempt.values()
-            if (attempt := state.attempt) is not None
-        ]
+        return [state.live_attempt(state.attempt) for state in self._by_attempt.values() if state.attempt is not None]
 
     def validate(self) -> None:
         """Asserts the invariants."""
@@ -134,14 +120,15 @@ class GatewayCore:
             raise ValueError(f"request id {generation.request_id} is in use")
         if self._shut_down:
             return [ev.Terminal(generation.request_id, ev.Failed(_shutting_down()))]
-        state = RequestState(generation, arrived_at=now, accepted=generation.accepted)
+        namespace, block_tokens = self._hashing.namespace(generation), self._hashing.block_tokens
+        state = RequestState(generation, namespace, block_tokens, arrived_at=now, accepted=generation.accepted)
         self._requests[generation.request_id] = state
         return self._schedule(state, now)
 
     def _schedule(self, state: RequestState, now: float) -> list[ev.Action]:
         """Asks for a new attempt, or for the same again when the Conductor may have placed it without our learning of it. When the
         request's deadline has passed, there is no further attempt."""
-        terms = self._terms_left(state, now)
+        terms = state.terms_left(now)
         if terms is None:
             return self._miss_deadline(state)
         if not state.unanswered:
@@ -169,10 +156,6 @@ class GatewayCore:
             )
         ]
 
-    def _terms_left(self, state: RequestState, now: float) -> Terms | None:
-        """None: its deadline has passed."""
-        return state.generation.terms.after(self._age_ms(state, now))
-
     def _miss_deadline(self, state: RequestState) -> list[ev.Action]:
         message = f"the deadline of {state.generation.terms.deadline_ms:.0f} ms has passed with {len(state.tokens)} tokens of output"
         return self._give_up(state, DeadlineExceeded(message, code="deadline"))
@@ -189,8 +172,7 @@ class GatewayCore:
             state.asked = None
         return state
 
-    def _on_assigned(self, event: ev.Assigned, now: float) -> list[ev.Action]:
-        assignment = event.assignment
+    def _on_assigned(self, assignment: Assignment, now: float) -> list[ev.Action]:
         state = self._answered(assignment.attempt_id)
         if state is None:
             # Nobody waits for it any more: the Conductor must not count it as load.
@@ -203,7 +185,7 @@ class GatewayCore:
         state.attempt = attempt
         self._by_attempt[assignment.attempt_id] = state
         start = DecodeStart(
-            self._request(state, attempt, now),
+            state.request(attempt.attempt_id, now),
             tbt_slo_ms=assignment.tbt_slo_ms,
             inlined=assignment.inlined,
             waits=waits,
@@ -220,29 +202,13 @@ class GatewayCore:
     def _start_prefill(self, state: RequestState, attempt: AttemptState, now: float) -> ev.StartAtPrefill:
         assignment = attempt.assignment
         start = PrefillStart(
-            self._request(state, attempt, now),
+            state.request(attempt.attempt_id, now),
             decode_store_address=assignment.decode.store_address,
             decode_store_node_id=assignment.decode.node_id,
-            ttft_budget_ms=self._ttft_budget_ms(state, assignment, now),
+            ttft_budget_ms=state.ttft_budget_ms(assignment, now),
             sources=assignment.sources,
         )
         return ev.StartAtPrefill(assignment.prefill, start)
-
-    def _request(self, state: RequestState, attempt: AttemptState, now: float) -> Request:
-        generation = state.generation
-        return Request(
-            attempt_id=attempt.attempt_id,
-            request_id=generation.request_id,
-            tenant=generation.tenant,
-            token_ids=state.token_ids,
-            num_prompt_tokens=len(generation.prompt_ids),
-            params=generation.sampling,
-            namespace=self._hashing.namespace(generation),
-            keys=state.keys,
-            block_tokens=self._hashing.block_tokens,
-            age_s=self._age_ms(state, now) / 1000,
-            traceparent=generation.traceparent,
-        )
 
     def _on_decode_reserved(self, attempt_id: AttemptId, now: float) -> list[ev.Action]:
         running = self._running(attempt_id)
@@ -253,19 +219,6 @@ class GatewayCore:
         state.waiting_since = None
         attempt.pulses[Role.PREFILL].move(self._observed.now)
         return [self._start_prefill(state, attempt, now)]
-
-    @staticmethod
-    def _age_ms(state: RequestState, now: float) -> float:
-        """Of the API request, whose further choices begin later."""
-        requested_at = state.generation.requested_at
-        return (now - (state.arrived_at if requested_at is None else requested_at)) * 1000
-
-    @staticmethod
-    def _ttft_budget_ms(state: RequestState, assignment: Assignment, now: float) -> float:
-        if state.tokens or not assignment.ttft_slo_ms:
-            # The client of a continuation waits between two tokens: no slack beyond the work itself.
-            return assignment.predicted_ttft_ms
-        return max(0.0, assignment.ttft_slo_ms - (now - state.arrived_at) * 1000)
 
     def _on_rejected(self, event: ev.Rejected, now: float) -> list[ev.Action]:
         state = self._answered(event.attempt_id)
@@ -461,11 +414,11 @@ class GatewayCore:
         if now - self._looked_at < _LOOK_EVERY_S:
             return actions
         self._looked_at = now
-        for state in [state for state in self._requests.values() if self._terms_left(state, now) is None]:
+        for state in [state for state in self._requests.values() if state.terms_left(now) is None]:
             actions += self._miss_deadline(state)
         self._observed.look(now)
         for state in list(self._by_attempt.values()):
-            if state.attempt is not None and (hung := self._hung_sides(state.attempt)):
+            if state.attempt is not None and (hung := state.attempt.hung(self._limits, self._observed.now)):
                 culprits = [state.attempt.instance_of(side) for side in hung]
                 actions += self._fail(state, state.attempt, "; ".join(hung.values()), culprits, now)
         return actions
@@ -478,24 +431,6 @@ class GatewayCore:
             if running is not None:
                 running[1].pulses[event.side].take(sign, self._observed.now)
         return []
-
-    def _hung_sides(self, attempt: AttemptState) -> dict[Role, str]:
-        """And why they are taken for that."""
-        limits, hung = self._limits, dict[Role, str]()
-        for side in attempt.watched:
-            silent_s = self._observed.now - attempt.pulses[side].heard_at
-            still_s = self._observed.now - attempt.pulses[side].moved_at
-            if silent_s >= limits.silence_s:
-                hung[side] = f"{attempt.instance_of(side)} has not been heard of the attempt for {silent_s:.1f} s"
-            elif still_s >= limits.standstill_s + self._longest_work_s(attempt):
-                hung[side] = f"{attempt.instance_of(side)} has not got on with the attempt for {still_s:.0f} s"
-        return hung
-
-    @staticmethod
-    def _longest_work_s(attempt: AttemptState) -> float:
-        """Of a node, from one sign of headway to the next."""
-        assignment = attempt.assignment
-        return (assignment.predicted_ttft_ms + STEPS_AT_A_STANDSTILL * assignment.prediction.tbt_ms) / 1000
 
     def _on_instances_hung(self, event: ev.InstancesHung, now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []

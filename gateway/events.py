@@ -50,11 +50,6 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
-    assignment: Assignment
-
-
-@dataclass(frozen=True, slots=True)
 class Rejected:
     attempt_id: AttemptId
     rejection: Rejection
@@ -64,11 +59,6 @@ class Rejected:
 class SchedulerUnreachable:
     attempt_id: AttemptId
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeOutput:
-    output: TokenOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +118,11 @@ class Shutdown:
 
 Event = (
     Arrived
-    | Assigned
+    | Assignment
     | Rejected
     | SchedulerUnreachable
     | PrefillDone
-    | DecodeOutput
+    | TokenOutput
     | DecodeReserved
     | SideFailed
     | SessionLost
@@ -143,6 +133,7 @@ Event = (
     | Shutdown
     | Tick
 )
+"""What comes over a wire as one word is an event as it is: an Assignment, a PrefillDone, and, from the decode node, a TokenOutput."""
 
 # ---- actions ----
 

@@ -15,8 +15,8 @@ import grpc.aio
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
+from gateway.answer import message_for_client
 from gateway.bodies import SMALL_BYTES, Bodies, BodyTimeout
-from gateway.http_errors import message_for_client
 from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unauthenticated, Unavailable
 from springtide.rpc import inference_pb2
 

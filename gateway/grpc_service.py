@@ -13,8 +13,17 @@ import grpc.aio
 from gateway import metrics
 from gateway.answer import ApiBackend, Delta
 from gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
-from gateway.prepare import COMPLETION_MAX_TOKENS, SAMPLING_FIELDS, Origin, PreparedRequest
-from gateway.schema import MAX_BIASED_TOKENS, MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from gateway.prepare import (
+    COMPLETION_MAX_TOKENS,
+    MAX_BIASED_TOKENS,
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SAMPLING_FIELDS,
+    Origin,
+    PreparedRequest,
+)
 from springtide.errors import InvalidRequest, SpringtideError
 from springtide.ids import new_id
 from springtide.protocol.outputs import Finish, SampledToken
@@ -48,6 +57,8 @@ async def new_server(backend: ApiBackend, max_connections: int) -> grpc.aio.Serv
 
 
 class InferenceService:
+    """The methods of `springtide.v1.Inference`."""
+
     def __init__(self, backend: ApiBackend, messages: Messages) -> None:
         self._backend = backend
         self._messages = messages
@@ -131,24 +142,15 @@ class InferenceService:
             tokens = preparer.prompt_tokens(tuple(request.tokens.token_ids), "tokens")
         else:
             raise InvalidRequest("prompt is required: one of text, tokens and chat", param="prompt")
-        sampling = preparer.sampling(
+        return preparer.prepared(
+            origin,
             [tokens],
-            tenant=origin.tenant,
+            prompt_field="prompt",
             max_tokens=wanted.max_tokens or None,
             default_max_tokens=preparer.context_length if kind == "chat" else COMPLETION_MAX_TOKENS,
-            prompt_field="prompt",
-            values=_sampling_values(request),
-        )
-        return PreparedRequest(
-            request_id=origin.request_id,
-            prompts=(tokens,),
-            n=1,
-            sampling=sampling,
+            sampling=_sampling_values(request),
             stop=tuple(request.stop),
-            tenant=origin.tenant,
             terms=terms,
-            traceparent=origin.traceparent,
-            requested_at=origin.requested_at,
         )
 
 

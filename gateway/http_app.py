@@ -4,38 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.types import Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway import http_errors, metrics
+from gateway import metrics
 from gateway.answer import AnswerStream, ApiBackend, Delta
 from gateway.bodies import ClientDisconnected, check_media_type, parse_body
-from gateway.openai_format import ChatFormat, CompletionFormat, Format, dump
+from gateway.openai_answers import ChatFormat, CompletionFormat, Format, dump, error_body, error_json
+from gateway.openai_requests import ChatCompletionRequest, CompletionRequest, OpenAIRequest
 from gateway.prepare import Origin, PreparedRequest
-from gateway.schema import ChatCompletionRequest, CompletionRequest
-from gateway.tenancy import TenantGuard
-from springtide.errors import SpringtideError, Unavailable
+from gateway.tenancy import ApiKeys
+from springtide.errors import Overloaded, SpringtideError, Unauthenticated, Unavailable
 from springtide.ids import new_id
 
 logger = logging.getLogger(__name__)
 
+TENANT_HEADER = "x-springtide-tenant"
+REQUEST_ID_HEADER = "x-request-id"
+"""Of every answer to a generation: under it, the log has what became of the request."""
+_GUARDED = "/v1/"
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 _PIECES_AT_ONCE = 4
 _SCHEMAS = "#/components/schemas/{model}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """One way of asking for text: what is sent, and how it is answered."""
+
+    path: str
+    id_prefix: str
+    body: type[OpenAIRequest]
+    format: type[ChatFormat | CompletionFormat]
+
+
+_CHAT = _Endpoint("/v1/chat/completions", "chatcmpl", ChatCompletionRequest, ChatFormat)
+_COMPLETION = _Endpoint("/v1/completions", "cmpl", CompletionRequest, CompletionFormat)
+
+
 def create_app(backend: ApiBackend) -> FastAPI:
     app = FastAPI(title="Springtide", docs_url=None, redoc_url=None, redirect_slashes=False)
-    http_errors.install(app)
+    app.add_exception_handler(SpringtideError, _on_springtide_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_bug)
     app.add_middleware(TenantGuard, api_keys=backend.api_keys)
     created = int(time.time())
     preparer = backend.preparer
@@ -58,13 +81,13 @@ def create_app(backend: ApiBackend) -> FastAPI:
         preparer.check_model(model_id)
         return model_card()
 
-    @app.post("/v1/chat/completions", openapi_extra=_takes(ChatCompletionRequest))
+    @app.post(_CHAT.path, openapi_extra=_takes(_CHAT))
     async def chat_completions(request: Request) -> Response:
-        return await _Exchange(backend, request, "chatcmpl", _chat).run()
+        return await _Exchange(backend, request, _CHAT).run()
 
-    @app.post("/v1/completions", openapi_extra=_takes(CompletionRequest))
+    @app.post(_COMPLETION.path, openapi_extra=_takes(_COMPLETION))
     async def completions(request: Request) -> Response:
-        return await _Exchange(backend, request, "cmpl", _completion).run()
+        return await _Exchange(backend, request, _COMPLETION).run()
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -82,28 +105,47 @@ def create_app(backend: ApiBackend) -> FastAPI:
     async def prometheus() -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    _describe(app, [ChatCompletionRequest, CompletionRequest])
+    _describe(app, [_CHAT, _COMPLETION])
     return app
 
 
-def _takes(body: type[BaseModel]) -> dict[str, Any]:
+def _takes(endpoint: _Endpoint) -> dict[str, Any]:
     """For the API's own description: bodies are read by us."""
-    schema = {"$ref": _SCHEMAS.format(model=body.__name__)}
+    schema = {"$ref": _SCHEMAS.format(model=endpoint.body.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def _describe(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
-    """Has `/openapi.json` say what `bodies` are like."""
+def _describe(app: FastAPI, endpoints: list[_Endpoint]) -> None:
+    """Has `/openapi.json` say what the bodies are like."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=_SCHEMAS)
+            _, definitions = models_json_schema([(endpoint.body, "validation") for endpoint in endpoints], ref_template=_SCHEMAS)
             description = get_openapi(title=app.title, version=app.version, routes=app.routes)
             description.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
             app.openapi_schema = description
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way of doing it
+
+
+class TenantGuard:
+    """ASGI middleware. Refuses API requests before their bodies are read; the others find their tenant in `request.state.tenant`."""
+
+    def __init__(self, app: ASGIApp, api_keys: ApiKeys) -> None:
+        self._app = app
+        self._api_keys = api_keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(_GUARDED):
+            headers = Headers(scope=scope)
+            try:
+                tenant = self._api_keys.of(headers.get("authorization", ""), headers.get(TENANT_HEADER, ""))
+            except SpringtideError as error:
+                await _error_response(error)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["tenant"] = tenant
+        await self._app(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,41 +155,21 @@ class _Order:
     request: PreparedRequest
     format: Format
     stream: bool
-    include_usage: bool
-
-
-def _chat(backend: ApiBackend, raw: bytes, origin: Origin) -> _Order:
-    preparer = backend.preparer
-    body = parse_body(raw, ChatCompletionRequest, preparer.bounds.max_values)
-    prepared = preparer.chat(body, origin)
-    wants_logprobs = body.num_top_logprobs is not None
-    answer_format = ChatFormat(origin.request_id, preparer.model_name, wants_logprobs, body.include_usage, backend.tokenizer)
-    return _Order(prepared, answer_format, body.stream, body.include_usage)
-
-
-def _completion(backend: ApiBackend, raw: bytes, origin: Origin) -> _Order:
-    preparer = backend.preparer
-    body = parse_body(raw, CompletionRequest, preparer.bounds.max_values)
-    prepared = preparer.completion(body, origin)
-    wants_logprobs = body.num_top_logprobs is not None
-    answer_format = CompletionFormat(origin.request_id, preparer.model_name, wants_logprobs, body.include_usage, backend.tokenizer)
-    return _Order(prepared, answer_format, body.stream, body.include_usage)
 
 
 class _Exchange:
     """One request and its answer, with whatever has to be undone at its end however it ends."""
 
-    def __init__(self, backend: ApiBackend, request: Request, kind: str, prepare: Callable[[ApiBackend, bytes, Origin], _Order]) -> None:
-        """`kind` begins the request's id."""
+    def __init__(self, backend: ApiBackend, request: Request, endpoint: _Endpoint) -> None:
         self._backend = backend
         self._request = request
-        self._endpoint = request.url.path
-        self._prepare = prepare
-        self._origin = Origin(new_id(kind), backend.clock.now(), request.state.tenant, request.headers.get("traceparent", ""))
+        self._endpoint = endpoint
+        request_id, traceparent = new_id(endpoint.id_prefix), request.headers.get("traceparent", "")
+        self._origin = Origin(request_id, backend.clock.now(), request.state.tenant, traceparent)
         self._answer: AnswerStream | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._ended = False
-        metrics.IN_FLIGHT.labels(self._endpoint).inc()
+        metrics.IN_FLIGHT.labels(self._endpoint.path).inc()
 
     async def run(self) -> Response:
         try:
@@ -167,7 +189,7 @@ class _Exchange:
         except SpringtideError as error:
             self._end(self._outcome(error))
             logger.info("answered %d: %s", error.http_status, error.message, extra={"request_id": self._origin.request_id})
-            return http_errors.error_response(error, self._origin.request_id)
+            return _error_response(error, self._origin.request_id)
         except BaseException:
             self._end("500")
             raise
@@ -176,12 +198,19 @@ class _Exchange:
 
     @property
     def _headers(self) -> dict[str, str]:
-        return {http_errors.REQUEST_ID_HEADER: self._origin.request_id}
+        return {REQUEST_ID_HEADER: self._origin.request_id}
 
     async def _ordered(self) -> _Order:
         check_media_type(self._request)
         async with self._backend.bodies.received(self._request) as raw:
-            return await self._backend.side_thread.run(len(raw), self._prepare, self._backend, raw, self._origin)
+            return await self._backend.side_thread.run(len(raw), self._read, raw)
+
+    def _read(self, raw: bytes) -> _Order:
+        preparer, tokenizer = self._backend.preparer, self._backend.tokenizer
+        body = parse_body(raw, self._endpoint.body, preparer.bounds.max_values)
+        prepared, wants_logprobs = body.prepared(preparer, self._origin), body.num_top_logprobs is not None
+        answer_format = self._endpoint.format(prepared.request_id, preparer.model_name, wants_logprobs, body.include_usage, tokenizer)
+        return _Order(prepared, answer_format, body.stream)
 
     async def _events(self, answer: AnswerStream, order: _Order) -> AsyncIterator[bytes]:
         """The stream's bytes; the last thing yielded is `[DONE]` or an error."""
@@ -189,13 +218,13 @@ class _Exchange:
             async for batch in answer.batches():
                 chunks = [chunk for delta in batch for chunk in order.format.chunks(delta)]
                 if chunks:
-                    yield b"".join(_event(chunk) for chunk in chunks)
-            if order.include_usage:
-                yield _event(order.format.usage_chunk(answer.usage))
+                    yield b"".join(map(_event, chunks))
+            for chunk in order.format.last_chunks(answer.usage):
+                yield _event(chunk)
             yield b"data: [DONE]\n\n"
             self._end("200")
         except SpringtideError as error:
-            yield _event(http_errors.error_body(error, self._origin.request_id))
+            yield _event(error_body(error, self._origin.request_id))
             self._end(self._outcome(error))
 
     async def _watch(self, answer: AnswerStream) -> None:
@@ -205,7 +234,7 @@ class _Exchange:
 
     def _outcome(self, error: SpringtideError) -> str:
         if isinstance(error, ClientDisconnected):
-            metrics.DISCONNECTS.labels(self._endpoint).inc()
+            metrics.DISCONNECTS.labels(self._endpoint.path).inc()
         return str(error.http_status)
 
     def _end(self, status: str) -> None:
@@ -217,8 +246,8 @@ class _Exchange:
             self._watcher.cancel()
         if self._answer is not None:
             self._answer.close()
-        metrics.IN_FLIGHT.labels(self._endpoint).dec()
-        metrics.REQUESTS.labels(self._endpoint, status).inc()
+        metrics.IN_FLIGHT.labels(self._endpoint.path).dec()
+        metrics.REQUESTS.labels(self._endpoint.path, status).inc()
 
 
 class _EventStream(Response):
@@ -254,3 +283,29 @@ async def _written(pieces: Iterator[str]) -> str:
         if len(text) % _PIECES_AT_ONCE == 0:
             await asyncio.sleep(0)
     return "".join(text)
+
+
+def _error_response(error: SpringtideError, request_id: str = "") -> JSONResponse:
+    headers = {REQUEST_ID_HEADER: request_id} if request_id else {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    elif isinstance(error, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(error_body(error, request_id), status_code=error.http_status, headers=headers)
+
+
+async def _on_springtide_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, SpringtideError)
+    return _error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    what = f"{error.detail}: {request.method} {request.url.path}"
+    body = error_json(what, "invalid_request_error", _HTTP_CODES.get(error.status_code))
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+
+
+async def _on_bug(_: Request, error: Exception) -> JSONResponse:
+    # Starlette raises it again afterwards, so that the server logs it with its traceback.
+    return _error_response(SpringtideError("internal error; the server's log has more", code="internal_error"))

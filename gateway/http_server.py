@@ -1,5 +1,5 @@
 """uvicorn, run inside a process that minds its own signals, with bounds on what a connection may do, how many there may be, and for how
-long each may be in which phase."""
+long each may be in which phase (`ConnectionTable`, pure)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Hashable
+from typing import Any, Generic, Literal, TypeVar
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from gateway.http_connections import MOST_S, ConnectionTable
 from springtide.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -33,8 +32,83 @@ MAX_PIPELINED = 4
 """Requests that wait behind the one that is being answered on their connection."""
 _TICKS_A_SWEEP = 10
 
+ConnectionPhase = Literal["idle", "draining", "head", "stalled", "receiving", "busy"]
+"""Between requests; the rest of a body that nobody wants is coming; a request's head is coming; an answer is not being taken; a request's
+body is coming; a request is being answered."""
+
+Key = TypeVar("Key", bound=Hashable)
+MOST_S: dict[ConnectionPhase, float] = {"idle": 75.0, "draining": 10.0, "head": 10.0, "stalled": 60.0}
+"""For how long a connection may be in a phase; bodies have their own time (`bodies.py`)."""
+_YIELDING: tuple[ConnectionPhase, ...] = ("idle", "draining", "head", "stalled", "receiving")
+"""The phases in which a connection makes room for a new one, in this order."""
+
+
+class ConnectionTable(Generic[Key]):
+    """The connections that there are, each in its phase, and which of them may stay. Free of I/O and clock."""
+
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
+        self._places: dict[Key, tuple[ConnectionPhase, str]] = {}
+        self._since: dict[tuple[ConnectionPhase, str], dict[Key, float]] = {}
+        """Phase and address -> its connections, by the time since which they have been in it."""
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def opened(self, key: Key, address: str, now: float) -> Key | None:
+        """Takes a new one in, and returns which one is to be closed for it, if any: of those that nothing is done for yet, the oldest of
+        the address that has the most of them; the new one itself when all are being answered."""
+        victim = None
+        if len(self._places) >= self._max_connections:
+            victim = self._yielding()
+            if victim is None:
+                return key
+            self.closed(victim)
+        self._put(key, "idle", address, now)
+        return victim
+
+    def moved(self, key: Key, phase: ConnectionPhase, now: float) -> None:
+        """Notes the phase of a connection. Of one that was closed for another, nothing is known any more."""
+        place = self._places.get(key)
+        if place is not None and place[0] != phase:
+            self.closed(key)
+            self._put(key, phase, place[1], now)
+
+    def closed(self, key: Key) -> None:
+        place = self._places.pop(key, None)
+        if place is not None:
+            del self._since[place][key]
+            if not self._since[place]:
+                del self._since[place]
+
+    def overdue(self, now: float) -> list[Key]:
+        """The connections that have been in their phase for too long."""
+        return [
+            key
+            for (phase, _), since in self._since.items()
+            if phase in MOST_S
+            for key, entered_at in since.items()
+            if now - entered_at > MOST_S[phase]
+        ]
+
+    def _put(self, key: Key, phase: ConnectionPhase, address: str, now: float) -> None:
+        self._places[key] = (phase, address)
+        self._since.setdefault((phase, address), {})[key] = now
+
+    def _yielding(self) -> Key | None:
+        for phase in _YIELDING:
+            most: dict[Key, float] = {}
+            for (at, _), since in self._since.items():
+                if at == phase and len(since) > len(most):
+                    most = since
+            if most:
+                return next(iter(most))
+        return None
+
 
 class HttpServer(uvicorn.Server):
+    """The HTTP server of one app, with at most `max_connections`."""
+
     def __init__(self, app: FastAPI, max_connections: int) -> None:
         self._table: ConnectionTable[_Connection] = ConnectionTable(max_connections)
         settings = uvicorn.Config(
@@ -76,7 +150,7 @@ class _Connection(HttpToolsProtocol):
         self._body_bytes = 0
 
     def drop(self) -> None:
-        """At once, whatever was to be sent: whoever does not take it would keep the connection open."""
+        """Ends it at once, whatever was to be sent: whoever does not take it would keep the connection open."""
         self.transport.abort()
 
     # ---- from the transport ----

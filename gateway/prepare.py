@@ -1,4 +1,5 @@
-"""From what a client sent to the work that runs: tokens, sampling parameters, and every check that needs the model."""
+"""From what a client asks for, through whatever API, to the work that runs: tokens, sampling parameters, what one request may ask for at
+most, and every check that needs the model."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ from typing import Any
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
-from gateway.schema import MAX_BIASED_TOKENS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest, Prompt
 from springtide.errors import InvalidRequest, ModelNotFound
 from springtide.ids import RequestId
 from springtide.protocol.sampling import LogitBias, SamplingParams
@@ -22,9 +22,16 @@ COMPLETION_MAX_TOKENS = 16
 ROLES = ("system", "developer", "user", "assistant")
 MAX_GENERATIONS = 1024
 """Of one API request."""
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+MAX_STOP_TOKEN_IDS = 256
+"""Each output token is looked for among them."""
+MAX_LOGIT_BIAS = 100.0
+MAX_BIASED_TOKENS = 1 << 16
+MAX_LOGPROBS = 20
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name != "max_tokens")
 """Those that clients set as they are; how many tokens they may have is for the context to say, too."""
-_TERMS = tuple(field.name for field in fields(Terms))
 SEED_RANGE = 1 << 64
 _BYTES_A_TOKEN = 256
 """Taken for the longest token where the tokenizer promises nothing."""
@@ -35,6 +42,9 @@ _BYTES_A_MESSAGE = 64
 _BYTES_A_BIAS = 32
 _FIXED_BYTES = 64 << 10
 _FIXED_VALUES = 1 << 15
+
+Prompt = str | tuple[int, ...]
+"""Text, or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +69,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an API request comes from."""
+    """The origin of an API request."""
 
     request_id: str
     requested_at: float
@@ -99,7 +109,7 @@ class PreparedRequest:
 
 
 class Preparer:
-    """Thread-safe. All of it takes time in proportion to the request's size, up to a second."""
+    """Makes what runs of what is asked for. Thread-safe. All of it takes time in proportion to the request's size, up to a second."""
 
     def __init__(
         self, model_name: str, context_length: int, vocab_size: int, tokenizer: Tokenizer, quota_tokens: Mapping[str, int] | None = None
@@ -118,44 +128,6 @@ class Preparer:
             raise ModelNotFound(
                 f"model {name[:100]!r} does not exist; this server has {self.model_name!r}", param="model", code="model_not_found"
             )
-
-    def chat(self, body: ChatCompletionRequest, origin: Origin) -> PreparedRequest:
-        """Raises InvalidRequest."""
-        self.check_model(body.model)
-        prompt = self.chat_tokens([(message.role, message.content) for message in body.messages])
-        sampling = self.sampling(
-            [prompt],
-            tenant=origin.tenant,
-            max_tokens=body.wanted_tokens,
-            default_max_tokens=self.context_length,
-            prompt_field="messages",
-            values=_sampling_values(body),
-        )
-        return _prepared(body, origin, (prompt,), sampling)
-
-    def completion(self, body: CompletionRequest, origin: Origin) -> PreparedRequest:
-        """Raises InvalidRequest."""
-        self.check_model(body.model)
-        if len(body.prompt) * body.n > MAX_GENERATIONS:
-            raise InvalidRequest(
-                f"prompt: {len(body.prompt)} prompts with n={body.n} are more than {MAX_GENERATIONS} outputs in one request", param="prompt"
-            )
-        prompts = []
-        left = self.bounds.max_values
-        for prompt in body.prompt:
-            prompts.append(self.prompt_tokens(prompt, "prompt"))
-            left -= len(prompts[-1])
-            if left < 0 and len(body.prompt) > 1:
-                raise InvalidRequest(f"prompt: the prompts have more than {self.bounds.max_values} tokens together", param="prompt")
-        sampling = self.sampling(
-            prompts,
-            tenant=origin.tenant,
-            max_tokens=body.max_tokens,
-            default_max_tokens=COMPLETION_MAX_TOKENS,
-            prompt_field="prompt",
-            values=_sampling_values(body),
-        )
-        return _prepared(body, origin, tuple(prompts), sampling)
 
     def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
         """The tokens of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""
@@ -188,31 +160,46 @@ class Preparer:
         self._check_ids(prompt, field)
         return prompt
 
-    def sampling(
+    def prepared(
         self,
-        prompts: Sequence[Sequence[int]],
+        origin: Origin,
+        prompts: Sequence[tuple[int, ...]],
         *,
-        tenant: str,
+        prompt_field: str,
         max_tokens: int | None,
         default_max_tokens: int,
-        prompt_field: str,
-        values: dict[str, Any],
-    ) -> SamplingParams:
-        """`values` are SamplingParams' other fields; a seed of None is drawn. Raises InvalidRequest, naming the field."""
-        if len(values["stop_token_ids"]) > MAX_STOP_TOKEN_IDS:
+        sampling: dict[str, Any],
+        stop: tuple[str, ...],
+        terms: Terms,
+        n: int = 1,
+    ) -> PreparedRequest:
+        """What runs. `sampling` has SamplingParams' fields but for `max_tokens`; a seed of None is drawn. Raises InvalidRequest, naming the
+        field."""
+        if len(sampling["stop_token_ids"]) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequest(
-                f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids, not {len(values['stop_token_ids'])}", param="stop_token_ids"
+                f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids, not {len(sampling['stop_token_ids'])}", param="stop_token_ids"
             )
-        self._check_ids(values["stop_token_ids"], "stop_token_ids")
-        self._check_bias(values["logit_bias"])
-        seed = secrets.randbits(63) if values["seed"] is None else values["seed"] % SEED_RANGE
-        allowed = self._allowed_tokens(prompts, tenant, max_tokens, default_max_tokens, prompt_field)
+        self._check_ids(sampling["stop_token_ids"], "stop_token_ids")
+        self._check_bias(sampling["logit_bias"])
+        seed = secrets.randbits(63) if sampling["seed"] is None else sampling["seed"] % SEED_RANGE
+        allowed = self._allowed_tokens(prompts, origin.tenant, max_tokens, default_max_tokens, prompt_field)
         try:
-            params = SamplingParams(**{**values, "seed": seed, "max_tokens": allowed})
+            params = SamplingParams(**{**sampling, "seed": seed, "max_tokens": allowed})
             # What the nodes will see: a value that is in range here but not in single precision is refused here too.
-            return SAMPLING_PARAMS.decode(SAMPLING_PARAMS.encode(params))
+            params = SAMPLING_PARAMS.decode(SAMPLING_PARAMS.encode(params))
         except ValueError as error:
             raise InvalidRequest(str(error), param=str(error).split()[0]) from None
+        return PreparedRequest(
+            request_id=origin.request_id,
+            prompts=tuple(prompts),
+            n=n,
+            sampling=params,
+            stop=stop,
+            tenant=origin.tenant,
+            terms=terms,
+            traceparent=origin.traceparent,
+            requested_at=origin.requested_at,
+        )
 
     def _allowed_tokens(self, prompts: Sequence[Sequence[int]], tenant: str, wanted: int | None, default: int, prompt_field: str) -> int:
         if not all(prompts):
@@ -254,29 +241,3 @@ class Preparer:
             self._check_ids((int(token_ids.min()), int(token_ids.max())), "logit_bias")
             if not (abs(values) <= MAX_LOGIT_BIAS).all():
                 raise InvalidRequest(f"logit_bias values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}", param="logit_bias")
-
-
-def _prepared(
-    body: ChatCompletionRequest | CompletionRequest, origin: Origin, prompts: tuple[tuple[int, ...], ...], sampling: SamplingParams
-) -> PreparedRequest:
-    return PreparedRequest(
-        request_id=origin.request_id,
-        prompts=prompts,
-        n=body.n,
-        sampling=sampling,
-        stop=body.stop,
-        tenant=origin.tenant,
-        terms=_terms(body),
-        traceparent=origin.traceparent,
-        requested_at=origin.requested_at,
-    )
-
-
-def _terms(body: ChatCompletionRequest | CompletionRequest) -> Terms:
-    """Its fields are the body's of the same names; what that leaves out has the default."""
-    return Terms(**{name: value for name in _TERMS if (value := getattr(body, name)) is not None})
-
-
-def _sampling_values(body: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
-    values = {name: getattr(body, name) for name in SAMPLING_FIELDS}
-    return {**values, "top_k": max(body.top_k, 0), "stop_token_ids": tuple(body.stop_token_ids), "logprobs": body.num_top_logprobs}

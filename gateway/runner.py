@@ -62,7 +62,7 @@ class Runner:
         self._core = core
         self._conductor = conductor
         self._clock = clock
-        self._sessions = {side: SessionPool(side, self.post, credentials) for side in Role}
+        self._sessions = SessionPool(self.post, credentials)
         self._served: dict[RequestId, _Served] = {}
         self._events: deque[ev.Event] = deque()
         self._draining = False
@@ -84,8 +84,7 @@ class Runner:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for pool in self._sessions.values():
-            await pool.close()
+        await self._sessions.close()
 
     def launch(self, generation: ev.Generation, sink: Sink) -> None:
         self._served[generation.request_id] = _Served(sink, len(generation.prompt_ids), self._clock.now())
@@ -114,11 +113,11 @@ class Runner:
                 self._spawn(self._schedule(action))
             case ev.StartAtDecode(instance, start):
                 self._count_attempt(start.request.request_id)
-                self._sessions[Role.DECODE].start(instance, start.request.attempt_id, start)
+                self._sessions.start(Role.DECODE, instance, start)
             case ev.StartAtPrefill(instance, start):
-                self._sessions[Role.PREFILL].start(instance, start.request.attempt_id, start)
+                self._sessions.start(Role.PREFILL, instance, start)
             case ev.Abort(side, instance_id, attempt_id):
-                self._sessions[side].abort(instance_id, attempt_id)
+                self._sessions.abort(side, instance_id, attempt_id)
             case ev.Emit(request_id, tokens):
                 self._emit(request_id, action)
                 metrics.OUTPUT_TOKENS.inc(len(tokens))
@@ -157,7 +156,7 @@ class Runner:
         ids = {"request_id": action.request_id, "attempt_id": action.attempt_id}
         if (assignment := reply.assignment) is not None:
             logger.debug("runs on %s and %s", assignment.prefill.instance_id, assignment.decode.instance_id, extra=ids)
-            self.post(ev.Assigned(assignment))
+            self.post(assignment)
         elif reply.rejection is not None:
             logger.info("not placed: %s", reply.rejection.message, extra=ids)
             self.post(ev.Rejected(action.attempt_id, reply.rejection))
@@ -168,8 +167,7 @@ class Runner:
     def _report(self, action: ev.Report) -> None:
         progress = action.progress
         if progress.phase.over:
-            for pool in self._sessions.values():
-                pool.forget(progress.attempt_id)
+            self._sessions.forget(progress.attempt_id)
         if progress.phase is Phase.FAILED:
             ids = {"attempt_id": progress.attempt_id}
             logger.warning("attempt failed after %d tokens: %s", progress.output_tokens, action.why, extra=ids)

@@ -18,7 +18,7 @@ from springtide.protocol import wire
 from springtide.protocol.codec import Encoder
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.outputs import AttemptFailed, AttemptSigns, DecodeUpdate
-from springtide.protocol.starts import AbortAttempt, DecodeCommand, PrefillCommand
+from springtide.protocol.starts import AbortAttempt, DecodeCommand, DecodeStart, PrefillCommand, PrefillStart
 from springtide.rpc import node_pb2_grpc
 from springtide.rpc.channels import connect
 
@@ -121,8 +121,7 @@ def _decode_events(update: DecodeUpdate) -> Iterator[ev.Event]:
     for attempt_id in update.reserved:
         yield ev.DecodeReserved(attempt_id)
     yield from update.prefilled
-    for output in update.outputs:
-        yield ev.DecodeOutput(output)
+    yield from update.outputs
     for failed in update.failed:
         yield ev.SideFailed(Role.DECODE, failed)
     if update.signs is not None:
@@ -139,34 +138,33 @@ async def _connected(channel: grpc.aio.Channel) -> None:
 
 
 class SessionPool:
-    """The sessions of one side, by instance."""
+    """The sessions with all nodes."""
 
-    def __init__(self, side: Role, post: Post, credentials: Credentials = OPEN) -> None:
-        self._side = side
+    def __init__(self, post: Post, credentials: Credentials = OPEN) -> None:
         self._credentials = credentials
         self._post = post
-        self._sessions: dict[InstanceId, NodeSession] = {}
+        self._sessions: dict[tuple[Role, InstanceId], NodeSession] = {}
 
-    def start(self, instance: InstanceRef, attempt_id: AttemptId, command: Command) -> None:
-        session = self._sessions.get(instance.instance_id)
+    def start(self, side: Role, instance: InstanceRef, start: PrefillStart | DecodeStart) -> None:
+        session = self._sessions.get((side, instance.instance_id))
         if session is not None and session.instance.address != instance.address:
             # The instance has been started anew elsewhere: nobody is left at the old address.
             session.end()
             session = None
         if session is None:
-            session = NodeSession(self._side, instance, self._post, self._forget_session, self._credentials)
-            self._sessions[instance.instance_id] = session
-        session.attempts.add(attempt_id)
-        session.send(command)
+            session = NodeSession(side, instance, self._post, self._forget_session, self._credentials)
+            self._sessions[side, instance.instance_id] = session
+        session.attempts.add(start.request.attempt_id)
+        session.send(start)
 
-    def abort(self, instance_id: InstanceId, attempt_id: AttemptId) -> None:
+    def abort(self, side: Role, instance_id: InstanceId, attempt_id: AttemptId) -> None:
         """Does nothing when the session over which the attempt ran is gone: the node has aborted it by itself."""
-        session = self._sessions.get(instance_id)
+        session = self._sessions.get((side, instance_id))
         if session is not None and attempt_id in session.attempts:
             session.send(AbortAttempt(attempt_id))
 
     def forget(self, attempt_id: AttemptId) -> None:
-        """The attempt is over: the loss of its session would no longer matter to it."""
+        """The attempt is over: the loss of its sessions would no longer matter to it."""
         for session in self._sessions.values():
             session.attempts.discard(attempt_id)
 
@@ -174,13 +172,10 @@ class SessionPool:
         sessions = list(self._sessions.values())
         for session in sessions:
             session.end()
-        await _all_closed(sessions)
+        for session in sessions:
+            await session.wait_closed()
 
     def _forget_session(self, session: NodeSession) -> None:
-        if self._sessions.get(session.instance.instance_id) is session:
-            del self._sessions[session.instance.instance_id]
-
-
-async def _all_closed(sessions: Iterable[NodeSession]) -> None:
-    for session in sessions:
-        await session.wait_closed()
+        key = (session.side, session.instance.instance_id)
+        if self._sessions.get(key) is session:
+            del self._sessions[key]

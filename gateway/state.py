@@ -1,20 +1,24 @@
-"""What the gateway's core remembers of a request and of the attempt that runs it, and the limits it keeps to."""
+"""What the gateway's core remembers of a request and of the attempt that runs it, what follows from that, and the limits it keeps to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from gateway.events import Generation
 from springtide.ids import AttemptId, BlockKey, InstanceId
-from springtide.protocol.attempts import Phase
+from springtide.protocol.attempts import LiveAttempt, Phase
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.outputs import AttemptSign, TokenOutput
-from springtide.protocol.scheduling import Assignment
+from springtide.protocol.scheduling import Assignment, Terms
+from springtide.protocol.starts import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    """The limits that the core keeps to."""
+
     max_attempts: int = 6
     """Consecutive attempts that lost a node, without a token from the decode side, after which a request is given up."""
     capacity_wait_s: float = 60.0
@@ -40,6 +44,20 @@ class Limits:
 STEPS_AT_A_STANDSTILL = 20
 
 
+class Hashing(Protocol):
+    """How the tokens of a generation become block keys."""
+
+    block_tokens: int
+
+    def namespace(self, generation: Generation) -> BlockKey:
+        """The root of its keys."""
+        ...
+
+    def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
+        """The keys of every full block of so many tokens of its prompt and output."""
+        ...
+
+
 @dataclass(slots=True)
 class Pulse:
     """What one side of an attempt has been heard to do, in the observer's time (springtide.clock)."""
@@ -61,6 +79,8 @@ class Pulse:
 
 @dataclass(slots=True)
 class AttemptState:
+    """An attempt that runs."""
+
     assignment: Assignment
     base: int
     """Output position of its first token."""
@@ -96,11 +116,21 @@ class AttemptState:
     def is_open(self, side: Role) -> bool:
         return self.prefill_open if side is Role.PREFILL else self.decode_open
 
-    @property
-    def watched(self) -> Sequence[Role]:
-        """The sides that owe a sign of life. Once the first token is out, the prefill side may have nothing left to do but hand over, which
-        the stores see to."""
-        return [side for side in Role if self.is_open(side) and not (side is Role.PREFILL and self.first_token_seen)]
+    def hung(self, limits: Limits, now: float) -> dict[Role, str]:
+        """The sides that are taken to hang, and why, at `now` in the observer's time. Once the first token is out, the prefill side owes no
+        sign of life: it may have nothing left to do but hand over, which the stores see to."""
+        # The longest work of a node from one sign of headway to the next.
+        longest_s = (self.assignment.predicted_ttft_ms + STEPS_AT_A_STANDSTILL * self.assignment.prediction.tbt_ms) / 1000
+        hung = dict[Role, str]()
+        for side in Role:
+            if not self.is_open(side) or (side is Role.PREFILL and self.first_token_seen):
+                continue
+            silent_s, still_s = now - self.pulses[side].heard_at, now - self.pulses[side].moved_at
+            if silent_s >= limits.silence_s:
+                hung[side] = f"{self.instance_of(side)} has not been heard of the attempt for {silent_s:.1f} s"
+            elif still_s >= limits.standstill_s + longest_s:
+                hung[side] = f"{self.instance_of(side)} has not got on with the attempt for {still_s:.0f} s"
+        return hung
 
     def close(self, side: Role) -> None:
         """Notes that a side has ended the attempt by itself: it needs no abort."""
@@ -112,9 +142,12 @@ class AttemptState:
 
 @dataclass(slots=True)
 class RequestState:
-    """Exactly one of `asked`, `retry_at` and `attempt` is set: it is being scheduled, waits to be, or runs."""
+    """A request that has not ended. Exactly one of `asked`, `retry_at` and `attempt` is set: it is being scheduled, waits to be, or
+    runs."""
 
     generation: Generation
+    namespace: BlockKey
+    block_tokens: int
     arrived_at: float
     accepted: bool
     tokens: list[int] = field(default_factory=list)
@@ -145,3 +178,50 @@ class RequestState:
     @property
     def token_ids(self) -> Sequence[int]:
         return (*self.generation.prompt_ids, *self.tokens) if self.tokens else self.generation.prompt_ids
+
+    def terms_left(self, now: float) -> Terms | None:
+        """The request's terms with what is left of them at `now`; None when its deadline has passed."""
+        return self.generation.terms.after(self._age_ms(now))
+
+    def ttft_budget_ms(self, assignment: Assignment, now: float) -> float:
+        """The time that prefill may take from now on."""
+        if self.tokens or not assignment.ttft_slo_ms:
+            # The client of a continuation waits between two tokens: no slack beyond the work itself.
+            return assignment.predicted_ttft_ms
+        return max(0.0, assignment.ttft_slo_ms - (now - self.arrived_at) * 1000)
+
+    def request(self, attempt_id: AttemptId, now: float) -> Request:
+        """What both nodes of an attempt are to know of it."""
+        return Request(
+            attempt_id=attempt_id,
+            request_id=self.generation.request_id,
+            tenant=self.generation.tenant,
+            token_ids=self.token_ids,
+            num_prompt_tokens=len(self.generation.prompt_ids),
+            params=self.generation.sampling,
+            namespace=self.namespace,
+            keys=self.keys,
+            block_tokens=self.block_tokens,
+            age_s=self._age_ms(now) / 1000,
+            traceparent=self.generation.traceparent,
+        )
+
+    def live_attempt(self, attempt: AttemptState) -> LiveAttempt:
+        """What the Conductor is to know of the attempt that runs."""
+        return LiveAttempt(
+            attempt_id=attempt.attempt_id,
+            prefill_id=attempt.instance_of(Role.PREFILL),
+            decode_id=attempt.instance_of(Role.DECODE),
+            phase=attempt.phase,
+            num_tokens=attempt.num_tokens,
+            # Whatever the node says: the last token is always computed.
+            cached_tokens=min(attempt.cached_tokens, attempt.num_tokens - 1),
+            tenant=self.generation.tenant,
+            max_new_tokens=self.generation.sampling.max_tokens - attempt.base,
+            prediction=attempt.assignment.prediction,
+        )
+
+    def _age_ms(self, now: float) -> float:
+        """Of the API request, whose further choices begin later."""
+        requested_at = self.generation.requested_at
+        return (now - (self.arrived_at if requested_at is None else requested_at)) * 1000

@@ -1,22 +1,21 @@
-"""Whose request it is: by its API key where keys are configured, else by what the client says."""
+"""What keeps tenants apart: API keys, which say whose request it is, and a namespace for the blocks of each."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Mapping
-
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from collections.abc import Mapping, Sequence
 
 from gateway import metrics
-from gateway.http_errors import error_response
-from springtide.errors import InvalidRequest, SpringtideError, Unauthenticated
-
-TENANT_HEADER = "x-springtide-tenant"
-_GUARDED = "/v1/"
+from gateway.events import Generation
+from springtide.blocks import block_keys, namespace_root
+from springtide.errors import InvalidRequest, Unauthenticated
+from springtide.ids import BlockKey
 
 
 class ApiKeys:
+    """The API keys, which say whose a request is; where there are none, the client says so."""
+
     def __init__(self, api_keys: Mapping[str, str]) -> None:
         """The tenant of each key; of the keys, `sha256:` and their hexadecimal digest. Without any, clients say who they are."""
         self._api_keys = api_keys
@@ -43,20 +42,16 @@ class ApiKeys:
         return Unauthenticated(message, code="invalid_api_key")
 
 
-class TenantGuard:
-    """ASGI middleware. Refuses API requests before their bodies are read; the others find their tenant in `request.state.tenant`."""
+class TenantHashing:
+    """Hashing by tenant. Each has a namespace of its own: nobody's blocks match another's."""
 
-    def __init__(self, app: ASGIApp, api_keys: ApiKeys) -> None:
-        self._app = app
-        self._api_keys = api_keys
+    def __init__(self, model_fingerprint: str, kv_dtype: str, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        root = functools.partial(namespace_root, model_fingerprint, kv_dtype, block_tokens)
+        self._root = functools.lru_cache(maxsize=4096)(root)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(_GUARDED):
-            headers = Headers(scope=scope)
-            try:
-                tenant = self._api_keys.of(headers.get("authorization", ""), headers.get(TENANT_HEADER, ""))
-            except SpringtideError as error:
-                await error_response(error)(scope, receive, send)
-                return
-            scope.setdefault("state", {})["tenant"] = tenant
-        await self._app(scope, receive, send)
+    def namespace(self, generation: Generation) -> BlockKey:
+        return self._root(generation.tenant)
+
+    def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
+        return tuple(block_keys(self.namespace(generation), token_ids, self.block_tokens))

@@ -105,7 +105,7 @@ class SimGateway:
             self.on_prefilled(done)
         self._step_s = step_s
         for output in update.outputs:
-            self._mailbox.post(ev.DecodeOutput(output))
+            self._mailbox.post(output)
         for failed in update.failed:
             self._mailbox.post(ev.SideFailed(Role.DECODE, failed))
 
@@ -189,7 +189,7 @@ def _index(attempt_id: str) -> int:
 
 def _answer(decided: conductor_events.Decided) -> ev.Event:
     if decided.assignment is not None:
-        return ev.Assigned(decided.assignment)
+        return decided.assignment
     assert isinstance(decided.decision, Rejection)
     return ev.Rejected(decided.attempt_id, decided.decision)
 

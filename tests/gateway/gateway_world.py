@@ -238,7 +238,7 @@ class World:
         waits, refusable = self.random.random() < 0.3, self.random.random() < 0.5
         placed = assignment(attempt_id, prefill, decode, predicted_ttft_ms=5.0, ttft_slo_ms=100.0, waits=waits, refusable=refusable)
         self.placed[attempt_id] = placed
-        self.feed(ev.Assigned(placed))
+        self.feed(placed)
 
     def reserve(self, attempt: Attempt) -> None:
         attempt.waits = False
@@ -267,7 +267,7 @@ class World:
         attempt.next_position = output.end
         if output.finish is not None:
             attempt.running.discard(Role.DECODE)
-        self.feed(ev.DecodeOutput(output))
+        self.feed(output)
 
     def fail(self, attempt: Attempt) -> None:
         side = self.random.choice(sorted(attempt.running))
@@ -299,8 +299,9 @@ class World:
 
     def repeat_something(self) -> None:
         """Sends a message again: of an attempt that goes on, where there is one, else of any."""
-        outputs = [event for event in self.sent if isinstance(event, (PrefillDone, ev.DecodeOutput))]
-        live = [event for event in outputs if not self.attempts[event.output.attempt_id].reported_over]
+        outputs = [event for event in self.sent if isinstance(event, (PrefillDone, TokenOutput))]
+        attempt_ids = [event.attempt_id if isinstance(event, TokenOutput) else event.output.attempt_id for event in outputs]
+        live = [event for event, attempt_id in zip(outputs, attempt_ids, strict=True) if not self.attempts[attempt_id].reported_over]
         # A repeated failure or loss of an attempt that goes on would be news to it, not a repetition.
         past = [event for event in self.sent if self._is_past(event)]
         repeatable = (live if self.random.random() < 0.7 else []) or [*outputs, *past]

@@ -18,10 +18,9 @@ from starlette.requests import Request
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import bodies as bodies_module
-from gateway.bodies import Bodies, BodyTimeout, BodyTooLarge, has_more_values, parse_body
-from gateway.prepare import Bounds
-from gateway.schema import MAX_STOP_TOKEN_IDS, ChatCompletionRequest, CompletionRequest
-from gateway.side_thread import INLINE_BYTES, SideThread
+from gateway.bodies import INLINE_BYTES, Bodies, BodyTimeout, BodyTooLarge, SideThread, has_more_values, parse_body
+from gateway.openai_requests import ChatCompletionRequest, CompletionRequest
+from gateway.prepare import MAX_STOP_TOKEN_IDS, Bounds
 from springtide.errors import InvalidRequest, Overloaded
 
 MAX_BYTES = 100_000

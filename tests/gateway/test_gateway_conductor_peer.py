@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from gateway_cluster import until
 
-from gateway import conductor_peer
-from gateway.conductor_peer import MOST_KEPT, ConductorPeer
+from gateway import conductor_link
+from gateway.conductor_link import MOST_KEPT, ConductorPeer
 from springtide.errors import Unavailable
 from springtide.ids import AttemptId, GatewayId, RequestId
 from springtide.protocol.attempts import Phase, Progress
@@ -78,7 +78,7 @@ async def test_a_call_that_does_not_outlive_it_fails_as_every_other_too(
     hanging: tuple[HangingConductor, ConductorPeer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when this process stood still meanwhile, and finds the grace over with the answer's deadline."""
-    monkeypatch.setattr(conductor_peer, "_GRACE_S", 0.0)
+    monkeypatch.setattr(conductor_link, "_GRACE_S", 0.0)
     conductor, peer = hanging
     call = asyncio.create_task(peer.schedule(REQUEST))
     await conductor.asked.wait()

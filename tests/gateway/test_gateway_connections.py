@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from gateway import http_connections
-from gateway.http_connections import MOST_S, ConnectionPhase, ConnectionTable
-from gateway.http_server import MAX_HEADERS, HttpServer, bind
+from gateway import http_server
+from gateway.http_server import MAX_HEADERS, MOST_S, ConnectionPhase, ConnectionTable, HttpServer, bind
 from springtide.process import raise_file_limit
 
 # ---- the table ----
@@ -211,7 +210,7 @@ async def test_when_all_are_being_answered_a_new_one_is_told_so(address: Address
     ],
 )
 async def test_who_stops_in_the_middle_is_not_waited_for(address: Address, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(http_connections, "MOST_S", dict.fromkeys(MOST_S, 0.2))
+    monkeypatch.setattr(http_server, "MOST_S", dict.fromkeys(MOST_S, 0.2))
     reader, writer = await connected(address)
     writer.write(sent)
     received = await ended(reader)
@@ -219,7 +218,7 @@ async def test_who_stops_in_the_middle_is_not_waited_for(address: Address, monke
 
 
 async def test_an_answer_that_nobody_takes_ends(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connections, "MOST_S", {**MOST_S, "stalled": 0.2})
+    monkeypatch.setattr(http_server, "MOST_S", {**MOST_S, "stalled": 0.2})
     reader, writer = await connected(address)
     size = 32 << 20
     writer.write(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size)

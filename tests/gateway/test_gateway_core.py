@@ -78,13 +78,13 @@ class Course:
 
     def assign(self, attempt_id: AttemptId = FIRST, *, waits: bool = False, refusable: bool = False) -> list[ev.Action]:
         placed = assignment(attempt_id, ttft_slo_ms=500.0, waits=waits, refusable=refusable)
-        return self.feed(ev.Assigned(placed))
+        return self.feed(placed)
 
     def first_token(self, attempt_id: AttemptId = FIRST, position: int = 0) -> list[ev.Action]:
         return self.feed(PrefillDone(TokenOutput(attempt_id, position, (SampledToken(position),)), cached_tokens=2))
 
     def tokens(self, position: int, *token_ids: int, attempt_id: AttemptId = FIRST, finish: Finish | None = None) -> list[ev.Action]:
-        return self.feed(ev.DecodeOutput(TokenOutput(attempt_id, position, tuple(SampledToken(t) for t in token_ids), finish)))
+        return self.feed(TokenOutput(attempt_id, position, tuple(SampledToken(t) for t in token_ids), finish))
 
     def fail(self, code: FailureCode, side: Role = Role.DECODE, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
         return self.feed(ev.SideFailed(side, AttemptFailed(attempt_id, Failure(code, "broken"))))
@@ -119,7 +119,7 @@ def test_decode_and_prefill_are_started_together() -> None:
 
 def inlined(course: Course, attempt_id: AttemptId = FIRST) -> list[ev.Action]:
     """The Conductor has the decode node compute the prompt."""
-    return course.feed(ev.Assigned(assignment(attempt_id, instance("d0"), instance("d0"), ttft_slo_ms=500.0)))
+    return course.feed(assignment(attempt_id, instance("d0"), instance("d0"), ttft_slo_ms=500.0))
 
 
 def test_an_inlined_prompt_is_started_at_the_decode_node_alone() -> None:

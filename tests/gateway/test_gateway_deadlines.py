@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from gateway import events as ev
 from gateway.app import GatewayServer
 from gateway.core import GatewayCore
+from gateway.openai_requests import ChatCompletionRequest, CompletionRequest
 from gateway.prepare import SAMPLING_FIELDS
-from gateway.schema import ChatCompletionRequest, CompletionRequest
 from springtide.clock import Tick
 from springtide.errors import DeadlineExceeded, Overloaded, SpringtideError
 from springtide.ids import AttemptId
@@ -44,7 +44,7 @@ def error_of(actions: list[ev.Action]) -> SpringtideError:
 
 
 def fail_at(core: GatewayCore, now: float) -> list[ev.Action]:
-    core.handle(ev.Assigned(assignment(FIRST)), 100.0)
+    core.handle(assignment(FIRST), 100.0)
     actions = core.handle(ev.SideFailed(Role.DECODE, AttemptFailed(FIRST, Failure(FailureCode.INTERNAL, "broken"))), now)
     core.validate()
     return actions

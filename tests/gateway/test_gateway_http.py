@@ -18,8 +18,8 @@ from prometheus_client import REGISTRY
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.app import GatewayServer
+from gateway.http_app import TENANT_HEADER
 from gateway.state import Limits
-from gateway.tenancy import TENANT_HEADER
 from springtide import supervision
 from springtide.config import ServerConfig
 from springtide.errors import ConfigError

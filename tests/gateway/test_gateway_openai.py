@@ -9,9 +9,8 @@ import pytest
 from gateway_cluster import MODEL, Cluster, until
 
 from engine.tokenizer.tokenizer import Tokenizer
-from gateway.answer import Delta
-from gateway.openai_format import ChatFormat, CompletionFormat
-from gateway.text import PlacedToken
+from gateway.answer import Delta, PlacedToken
+from gateway.openai_answers import ChatFormat, CompletionFormat
 from springtide.protocol import wire
 from springtide.protocol.outputs import SampledToken
 from springtide.protocol.sampling import LogitBias

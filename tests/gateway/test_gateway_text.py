@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.tokenizer.detokenizer import StreamingDetokenizer
-from gateway.text import StopStrings, TextAssembler
+from gateway.answer import StopStrings, TextAssembler
 from springtide.protocol.outputs import SampledToken
 
 

@@ -1,26 +1,39 @@
-"""The OpenAI-compatible request bodies. A field that cannot be honoured is refused by name; nothing is ignored silently.
+"""The bodies of OpenAI's requests, and what they ask for (`prepared`). A field that cannot be honoured is refused by name; nothing is
+ignored silently.
 
-Fields that exist in OpenAI's API but have no meaning here are accepted at the values that ask for nothing (`_Neutral`).
+Fields that exist in OpenAI's API but have no meaning here are accepted at the values that ask for nothing (`Neutral`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 
+from gateway.prepare import (
+    COMPLETION_MAX_TOKENS,
+    MAX_BIASED_TOKENS,
+    MAX_CHOICES,
+    MAX_GENERATIONS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    SAMPLING_FIELDS,
+    Origin,
+    PreparedRequest,
+    Preparer,
+    Prompt,
+)
+from springtide.errors import InvalidRequest
 from springtide.protocol.sampling import LogitBias
-from springtide.protocol.scheduling import MAX_DEADLINE_MS
+from springtide.protocol.scheduling import MAX_DEADLINE_MS, Terms
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_LENGTH = 1024
-MAX_STOP_TOKEN_IDS = 256
-"""Each output token is looked for among them."""
-MAX_LOGIT_BIAS = 100.0
-MAX_BIASED_TOKENS = 1 << 16
-MAX_CHOICES = 128
-MAX_LOGPROBS = 20
+_TERMS = tuple(field.name for field in fields(Terms))
 INT32 = (-(1 << 31), (1 << 31) - 1)
 _MAX_FIELDS = 256
 """Of an object: those that are not known are listed one by one."""
@@ -87,9 +100,6 @@ def _logit_bias(value: Any) -> LogitBias:
             raise ValueError(f"values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}, not {str(bias)[:20]}")
         biases[int(key)] = float(bias)
     return LogitBias.of(biases)
-
-
-Prompt = str | tuple[int, ...]
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
@@ -224,7 +234,7 @@ class ChatMessage(_Body):
     function_call: Neutral = None
 
 
-class _Common(_Body):
+class OpenAIRequest(_Body):
     """What chat and plain completions have in common, vLLM's extras included."""
 
     model: str
@@ -253,7 +263,7 @@ class _Common(_Body):
     """Ours: until when the whole output is wanted, from the request's arrival."""
 
     @model_validator(mode="after")
-    def _stream_options_need_stream(self) -> _Common:
+    def _stream_options_need_stream(self) -> OpenAIRequest:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options may only be set when stream is true")
         return self
@@ -262,8 +272,42 @@ class _Common(_Body):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    @abstractmethod
+    def num_top_logprobs(self) -> int | None:
+        """How many log-probabilities are wanted beside a token's own; None when not even that is."""
 
-class ChatCompletionRequest(_Common):
+    @abstractmethod
+    def prepared(self, preparer: Preparer, origin: Origin) -> PreparedRequest:
+        """What runs for it. Raises InvalidRequest, naming the field."""
+
+    def _prepared(
+        self,
+        preparer: Preparer,
+        origin: Origin,
+        prompts: Sequence[tuple[int, ...]],
+        prompt_field: str,
+        max_tokens: int | None,
+        default_max_tokens: int,
+    ) -> PreparedRequest:
+        values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        sampled = {"top_k": max(self.top_k, 0), "stop_token_ids": tuple(self.stop_token_ids), "logprobs": self.num_top_logprobs}
+        # Its fields are the body's of the same names; what that leaves out has the default.
+        terms = Terms(**{name: value for name in _TERMS if (value := getattr(self, name)) is not None})
+        return preparer.prepared(
+            origin,
+            prompts,
+            prompt_field=prompt_field,
+            max_tokens=max_tokens,
+            default_max_tokens=default_max_tokens,
+            sampling={**values, **sampled},
+            stop=self.stop,
+            terms=terms,
+            n=self.n,
+        )
+
+
+class ChatCompletionRequest(OpenAIRequest):
     messages: Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[bool, _default_when_null(False)] = False
@@ -300,15 +344,16 @@ class ChatCompletionRequest(_Common):
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """How many log-probabilities are wanted beside a token's own; None when not even that is."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    @property
-    def wanted_tokens(self) -> int | None:
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+    def prepared(self, preparer: Preparer, origin: Origin) -> PreparedRequest:
+        preparer.check_model(self.model)
+        prompt = preparer.chat_tokens([(message.role, message.content) for message in self.messages])
+        max_tokens = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return self._prepared(preparer, origin, [prompt], "messages", max_tokens, default_max_tokens=preparer.context_length)
 
 
-class CompletionRequest(_Common):
+class CompletionRequest(OpenAIRequest):
     prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: int | None = None
@@ -324,3 +369,18 @@ class CompletionRequest(_Common):
     @property
     def num_top_logprobs(self) -> int | None:
         return self.logprobs
+
+    def prepared(self, preparer: Preparer, origin: Origin) -> PreparedRequest:
+        preparer.check_model(self.model)
+        if len(self.prompt) * self.n > MAX_GENERATIONS:
+            raise InvalidRequest(
+                f"prompt: {len(self.prompt)} prompts with n={self.n} are more than {MAX_GENERATIONS} outputs in one request", param="prompt"
+            )
+        prompts = []
+        left = preparer.bounds.max_values
+        for prompt in self.prompt:
+            prompts.append(preparer.prompt_tokens(prompt, "prompt"))
+            left -= len(prompts[-1])
+            if left < 0 and len(self.prompt) > 1:
+                raise InvalidRequest(f"prompt: the prompts have more than {preparer.bounds.max_values} tokens together", param="prompt")
+        return self._prepared(preparer, origin, prompts, "prompt", self.max_tokens, default_max_tokens=COMPLETION_MAX_TOKENS)

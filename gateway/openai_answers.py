@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's answers: whole and in chunks, for chat and for plain completions."""
+"""What OpenAI's APIs answer: whole and in chunks, for chat and for plain completions, and errors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from engine.tokenizer.tokenizer import Tokenizer
-from gateway.answer import Delta
-from gateway.text import PlacedToken
+from gateway.answer import Delta, PlacedToken, message_for_client
+from springtide.errors import SpringtideError
 from springtide.protocol.outputs import Finish
 from springtide.protocol.usage import Usage
 
@@ -30,6 +30,14 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
+def error_body(error: SpringtideError, request_id: str = "") -> Json:
+    return error_json(message_for_client(error, request_id), error.openai_type, error.code, error.param)
+
+
+def error_json(message: str, kind: str, code: str | None, param: str | None = None) -> Json:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
 @dataclass(slots=True)
 class _Collected:
     text: str = ""
@@ -44,7 +52,9 @@ class Format(Protocol):
         """Stream events for a delta, possibly none."""
         ...
 
-    def usage_chunk(self, usage: Usage) -> Json: ...
+    def last_chunks(self, usage: Usage) -> list[Json]:
+        """Stream events at the end of a whole answer, possibly none."""
+        ...
 
     def whole(self, deltas: Sequence[Delta], usage: Usage) -> Iterator[str]:
         """The JSON text of the whole answer, in pieces each of which takes a millisecond or so: with log-probabilities, all of it may
@@ -95,8 +105,8 @@ class ChatFormat(_Envelope):
         logprobs = self._logprobs(tokens) if tokens else None
         return self._event(self.CHUNK, [{"index": index, "delta": content, "logprobs": logprobs, "finish_reason": finish}])
 
-    def usage_chunk(self, usage: Usage) -> Json:
-        return self._event(self.CHUNK, [], usage)
+    def last_chunks(self, usage: Usage) -> list[Json]:
+        return [self._event(self.CHUNK, [], usage)] if self._wants_usage else []
 
     def whole(self, deltas: Sequence[Delta], usage: Usage) -> Iterator[str]:
         return self._whole(self.WHOLE, (self._choice(index, choice) for index, choice in _collect(deltas)), usage)
@@ -136,8 +146,8 @@ class CompletionFormat(_Envelope):
         logprobs = self._logprobs(delta.tokens)
         return [self._event(self.KIND, [{"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish}])]
 
-    def usage_chunk(self, usage: Usage) -> Json:
-        return self._event(self.KIND, [], usage)
+    def last_chunks(self, usage: Usage) -> list[Json]:
+        return [self._event(self.KIND, [], usage)] if self._wants_usage else []
 
     def whole(self, deltas: Sequence[Delta], usage: Usage) -> Iterator[str]:
         return self._whole(self.KIND, (self._choice(index, choice) for index, choice in _collect(deltas)), usage)
