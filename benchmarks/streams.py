@@ -20,7 +20,7 @@ LARGEST_FRAME, FIRST_WINDOW, INITIAL_WINDOW_SIZE = 16_384, 65_535, 4
 """Bytes, bytes, and the number of the setting."""
 # HPACK: `:status 200` and the name `content-type` are in the static table; nothing else is indexed or compressed.
 _BEGUN = b"\x88\x0f\x10\x10application/grpc"
-_UNIMPLEMENTED = _BEGUN + b"\x00\x0bgrpc-status\x0212"
+_DONE = b"\x00\x0bgrpc-status\x010"
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -33,7 +33,7 @@ def framed(message: bytes) -> bytes:
 
 
 class StreamConnection(asyncio.Protocol, ABC):
-    """One client's connection. Its first call is answered with a stream, and further ones, while that is open, with UNIMPLEMENTED."""
+    """One client's connection. Its first call is answered with a stream, and further ones, while that is open, with an empty message."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
@@ -131,7 +131,11 @@ class StreamConnection(asyncio.Protocol, ABC):
                 self._stream_window += more
             self._widened.set()
         elif kind == HEADERS and self._stream:
-            self._transport.write(frame(HEADERS, END_STREAM | END_HEADERS, stream, _UNIMPLEMENTED))
+            self._transport.write(
+                frame(HEADERS, END_HEADERS, stream, _BEGUN)
+                + frame(DATA, 0, stream, framed(b""))
+                + frame(HEADERS, END_STREAM | END_HEADERS, stream, _DONE)
+            )
         elif kind == HEADERS:
             self._stream, self._stream_window = stream, self._first_window
             self._transport.write(frame(HEADERS, END_HEADERS, stream, _BEGUN))

@@ -10,11 +10,12 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 
-import grpc
 import grpc.aio
 
 from conductor.core.types.events import InstanceDown, InstanceUp, LoadReported, RequestSnapshot, StoreDown, StoreStillHere, StoreWatched
+from conductor.server.report_queue import ReportQueue
 from conductor.server.runner import CoreRunner
+from conductor.server.streaming import follow_newest
 from springtide.clock import Silence
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import InstanceId, NodeId
@@ -22,9 +23,9 @@ from springtide.membership import Member, Membership
 from springtide.protocol import wire
 from springtide.protocol.instances import InstanceRef, LoadReport, Role
 from springtide.protocol.storage import StillHere
+from springtide.rpc import node_pb2
+from springtide.rpc.authentication import TOKEN_KEY
 from springtide.rpc.channels import connect
-from springtide.rpc.node_pb2 import WatchLoadRequest
-from springtide.rpc.node_pb2_grpc import DecodeNodeStub, PrefillNodeStub
 from springtide.rpc.store_pb2 import WatchStoreRequest
 from springtide.rpc.store_pb2_grpc import StoreStub
 from springtide.supervision import supervised
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 _POLLS_A_LEASE = 5
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 2.0
+_WATCH_LOAD = {Role.PREFILL: "/springtide.v1.PrefillNode/WatchLoad", Role.DECODE: "/springtide.v1.DecodeNode/WatchLoad"}
 _CUT_OFF = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.ABORTED}
 """Codes with which a living store ends a watch that lagged too far behind."""
 
@@ -59,7 +61,7 @@ class Watcher(ABC):
             await self._task
 
     @abstractmethod
-    async def _follow(self, channel: grpc.aio.Channel) -> None:
+    async def _follow(self) -> None:
         """Opens the stream and feeds what comes. Returns when it should be opened anew with nothing lost, raises when it is lost."""
 
     @abstractmethod
@@ -71,16 +73,15 @@ class Watcher(ABC):
         try:
             while True:
                 try:
-                    async with connect(self.member.address, self._credentials) as channel:
-                        while True:
-                            await self._follow(channel)
-                            await asyncio.sleep(_FIRST_DELAY_S)
+                    while True:
+                        await self._follow()
+                        await asyncio.sleep(_FIRST_DELAY_S)
                 except grpc.aio.AioRpcError as error:
                     reason = f"{error.code().name} {error.details()}"
                 except TimeoutError as error:
                     self.hung = True
                     reason = str(error)
-                except ConnectionError as error:
+                except OSError as error:
                     reason = str(error)
                 except Exception as error:
                     # Whatever one member sends, the others are still followed, and so is it when it comes to its senses.
@@ -113,8 +114,12 @@ class StoreWatcher(Watcher):
     def _node_id(self) -> NodeId:
         return NodeId(self.member.node_id or self.member.member_id)
 
-    async def _follow(self, channel: grpc.aio.Channel) -> None:
-        call = StoreStub(channel).Watch(WatchStoreRequest(watcher="conductor"))
+    async def _follow(self) -> None:
+        async with connect(self.member.address, self._credentials) as channel:
+            await self._watch(StoreStub(channel))
+
+    async def _watch(self, store: StoreStub) -> None:
+        call = store.Watch(WatchStoreRequest(watcher="conductor"))
         try:
             async with Silence(self._silence_s) as silence:
                 async for message in call:
@@ -141,7 +146,10 @@ class StoreWatcher(Watcher):
 class LoadWatcher(Watcher):
     """WatchLoad of an engine. The instance is up while reports of the announced incarnation come that it makes headway."""
 
-    def __init__(self, member: Member, runner: CoreRunner, silence_s: float, credentials: Credentials = OPEN) -> None:
+    def __init__(self, member: Member, runner: CoreRunner, reports: ReportQueue, silence_s: float, credentials: Credentials = OPEN) -> None:
+        self._reports = reports
+        self._nonsense: Exception | None = None
+        """What was wrong with a report."""
         self._ref = InstanceRef(
             instance_id=InstanceId(member.member_id),
             role=Role(member.role),
@@ -151,17 +159,30 @@ class LoadWatcher(Watcher):
         )
         super().__init__(member, runner, silence_s, credentials)
 
-    async def _follow(self, channel: grpc.aio.Channel) -> None:
-        stub = PrefillNodeStub(channel) if self._ref.role is Role.PREFILL else DecodeNodeStub(channel)
-        call = stub.WatchLoad(WatchLoadRequest())
+    async def _follow(self) -> None:
+        token = self._credentials.token
+        metadata = [] if token is None else [(TOKEN_KEY, token)]
+        self._nonsense = None
         try:
             async with Silence(self._silence_s) as silence:
-                async for report in call:
+
+                def take(message: bytes) -> None:
                     silence.heard()
-                    self._take(wire.LOAD_REPORT.decode(report))
-            raise ConnectionError("the engine ended the stream")
+                    if self._nonsense is not None:
+                        raise self._nonsense
+                    self._reports.put(self, message)
+
+                await follow_newest(self.member.address, _WATCH_LOAD[self._ref.role], b"", metadata, take)
         finally:
-            call.cancel()
+            self._reports.discard(self)
+        raise ConnectionError("the engine ended the stream")
+
+    def report(self, message: bytes) -> None:
+        """Takes in a report that has come. What makes no sense ends the stream with the next one."""
+        try:
+            self._take(wire.LOAD_REPORT.decode(node_pb2.LoadReport.FromString(message)))
+        except Exception as error:
+            self._nonsense = error
 
     def _take(self, report: LoadReport) -> None:
         if report.incarnation != self.member.incarnation:
@@ -203,6 +224,7 @@ class ClusterFollower:
         self._lease_s = lease_s
         self._silence_s = silence_s
         self._fingerprint = fingerprint
+        self._reports = ReportQueue()
         self._watchers: dict[tuple[str, str], Watcher] = {}
         self._refused: set[tuple[str, int]] = set()
         self._settled: list[Member] | None = None
@@ -257,7 +279,7 @@ class ClusterFollower:
         self.joined += 1
         if member.role == "store":
             return StoreWatcher(member, self._runner, self._silence_s, self._credentials)
-        return LoadWatcher(member, self._runner, self._silence_s, self._credentials)
+        return LoadWatcher(member, self._runner, self._reports, self._silence_s, self._credentials)
 
     def _concerns_us(self, member: Member) -> bool:
         if member.role == "store":

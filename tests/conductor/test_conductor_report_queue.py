@@ -1,0 +1,90 @@
+"""Reports take their share of the time and no more; of each instance the newest counts."""
+
+from __future__ import annotations
+
+import asyncio
+
+from conductor.server.report_queue import SHARE, TURN_S, ReportQueue
+
+
+class Reporter:
+    """Takes its time over each report."""
+
+    def __init__(self, clock: Clock, takes_s: float, took: list[tuple[Reporter, bytes]]) -> None:
+        self._clock, self._takes_s, self._took = clock, takes_s, took
+
+    def report(self, message: bytes) -> None:
+        self._clock.now_s += self._takes_s
+        self._took.append((self, message))
+
+
+class Clock:
+    """Of its own, and as the event loop's between turns."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._ahead_s = -asyncio.get_running_loop().time()
+
+    def __call__(self) -> float:
+        return self.now_s + self._ahead_s + asyncio.get_running_loop().time()
+
+
+async def until_taken(took: list[tuple[Reporter, bytes]], count: int) -> None:
+    async with asyncio.timeout(30):
+        while len(took) < count:  # noqa: ASYNC110 - in steps shorter than a turn
+            await asyncio.sleep(0.001)
+
+
+async def test_what_comes_seldom_is_taken_at_once() -> None:
+    took: list[tuple[Reporter, bytes]] = []
+    clock = Clock()
+    queue, reporter = ReportQueue(clock), Reporter(clock, 1e-5, took)
+    for number in range(20):
+        queue.put(reporter, bytes([number]))
+    assert took == [(reporter, bytes([number])) for number in range(20)]
+
+
+async def test_of_what_comes_faster_than_it_can_be_taken_the_newest_counts_and_nobody_is_left_out() -> None:
+    took: list[tuple[Reporter, bytes]] = []
+    clock = Clock()
+    queue = ReportQueue(clock)
+    reporters = [Reporter(clock, TURN_S / 4, took) for _ in range(40)]
+    for number in range(10):
+        for reporter in reporters:
+            queue.put(reporter, bytes([number]))
+    assert len(took) <= 5, "a turn's worth"
+    later = took.copy()
+    took.clear()
+    await until_taken(took, 40)
+    await asyncio.sleep(0.05)
+    assert len(took) == 40, "each once more, though nine more of each had come"
+    assert {message for _, message in took} == {bytes([9])}
+    order = [reporters.index(reporter) for reporter, _ in took]
+    assert order == [*range(len(later), 40), *range(len(later))], "who has waited longest comes first"
+
+
+async def test_a_share_of_the_time_is_left_to_others() -> None:
+    took: list[tuple[Reporter, bytes]] = []
+    clock = Clock()
+    queue = ReportQueue(clock)
+    reporters = [Reporter(clock, TURN_S / 10, took) for _ in range(500)]
+    began = asyncio.get_running_loop().time()
+    for reporter in reporters:
+        queue.put(reporter, b"")
+    await until_taken(took, 500)
+    work_s, elapsed_s = clock.now_s, asyncio.get_running_loop().time() - began
+    assert work_s / (work_s + elapsed_s) < 1.1 * SHARE, f"{work_s} s of work in {elapsed_s} s beside it"
+
+
+async def test_what_was_discarded_is_not_taken() -> None:
+    took: list[tuple[Reporter, bytes]] = []
+    clock = Clock()
+    queue = ReportQueue(clock)
+    slow, gone, other = (Reporter(clock, 2 * TURN_S, took) for _ in range(3))
+    for reporter in (slow, gone, other):
+        queue.put(reporter, b"one")
+    queue.discard(gone)
+    queue.discard(gone)
+    await until_taken(took, 2)
+    await asyncio.sleep(0.05)
+    assert took == [(slow, b"one"), (other, b"one")]
