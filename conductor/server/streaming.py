@@ -141,7 +141,7 @@ class _Call(asyncio.Protocol):
         if not flags & _END_HEADERS:
             return
         try:
-            headers = dict(self._decoder.decode(bytes(self._header_block)))
+            headers = {str(name): str(value) for name, value in self._decoder.decode(bytes(self._header_block))}
         except hpack.HPACKError as error:
             raise ConnectionError(f"headers came that cannot be read: {error}") from error
         if not self._block_flags & _END_STREAM:
