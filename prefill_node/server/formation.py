@@ -194,6 +194,13 @@ class Formation:
     def _compute(self, one: StagedPass) -> StagePassEnded:
         """The first stage's part, on the model's thread. When that hangs in a group of several stages, the formation ends first, and its
         attempts with it."""
+        one.began = time.perf_counter()
+        try:
+            return self._compute_part(one)
+        finally:  # Here, not where the event loop learns of it: the next pass may have ended by then.
+            one.heard_at = time.perf_counter()
+
+    def _compute_part(self, one: StagedPass) -> StagePassEnded:
         run, link, pushes = one.run, one.launch.link, one.pushes[0]
         part = PassPart.of_run(run, pushes.layer_ends, last=self._ring is None)
 
@@ -204,11 +211,8 @@ class Formation:
         hooks = Hooks(part, 0, link.wait_layer if link is not None else _nothing_arrives, self._arguments.config.kv.lease_s, computed)
         outgoing = self._ring.outgoing(run.pass_id, run.num_tokens) if self._ring is not None else None
         grace_s = END_TIMEOUT_S if self._ring is not None else 0.0
-        one.began = time.perf_counter()
         with self._watchdog.during(f"pass {run.pass_id}", self._longest_s(run) + grace_s):
-            result = compute(self._runner, part, None, outgoing, hooks)
-        one.heard_at = time.perf_counter()
-        return result
+            return compute(self._runner, part, None, outgoing, hooks)
 
     def _computed(self, one: StagedPass, computing: asyncio.Future[StagePassEnded]) -> None:
         """Whatever has come of it, the stages behind and the core are told: they wait for every pass."""
@@ -219,7 +223,6 @@ class Formation:
             result = computing.result()
         else:
             logger.error("pass %d failed", run.pass_id, exc_info=error)
-            one.heard_at = time.perf_counter()
             result = StagePassEnded(run.pass_id, StageOutcome.FAILED, f"the pass failed: {error!r}")
         if self._broken.done():
             return

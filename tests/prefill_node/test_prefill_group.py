@@ -9,6 +9,7 @@ import random
 import re
 import signal
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -242,6 +243,7 @@ async def test_a_pass_that_cannot_even_begin_fails_and_the_next_one_runs(tmp_pat
         row = PassRow("a", SequenceChunk((1,) * 8, 0, (0,), wants_logits=False), None)
         for run in (RunPass(4, (None,), ()), RunPass(5, (row,), ())):  # type: ignore[arg-type]
             formed.launch(Launch(run, None, lambda _, event: told.append(event)))
+        time.sleep(0.2)  # noqa: ASYNC251 -- both are over when the event loop learns of the first
         await until(lambda: len(told) == 2)
     assert isinstance(told[0], PassFailed) and told[0].pass_id == 4
     assert isinstance(told[1], PassDone) and told[1].pass_id == 5 and told[1].elapsed_ms > 0
