@@ -114,6 +114,7 @@ class ConductorCore:
                 self._renew(event, now)
             case LoadReported(instance_id, incarnation, load):
                 self.state.report(instance_id, incarnation, load, now)
+                self.scheduler.follow_report(instance_id)
             case BlocksStored(node_id, incarnation, sequence, keys, tier):
                 return self._in_order(node_id, self.index.stored(node_id, incarnation, sequence, keys, tier))
             case BlocksRemoved(node_id, incarnation, sequence, keys, tier):

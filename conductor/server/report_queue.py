@@ -9,7 +9,7 @@ from typing import Protocol
 
 SHARE = 0.3
 """Of the event loop's time: what is left is for those who wait for a decision."""
-TURN_S = 0.001
+TURN_S = 0.0003
 """The longest at a stretch."""
 
 
@@ -27,14 +27,14 @@ class ReportQueue:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` tells seconds."""
         self._clock = clock
-        self._waiting: dict[Reporter, bytes] = {}
+        self._waiting: dict[Reporter, tuple[bytes, Callable[[], None]]] = {}
         self._allowance_s = TURN_S
         self._allowed_at = clock()
         self._next_turn: asyncio.TimerHandle | None = None
 
-    def put(self, reporter: Reporter, message: bytes) -> None:
-        """Hands the report to its reporter: at once, or when it is its turn."""
-        self._waiting[reporter] = message
+    def put(self, reporter: Reporter, message: bytes, taken: Callable[[], None]) -> None:
+        """Hands the report to its reporter, at once or when it is its turn, and calls `taken` then."""
+        self._waiting[reporter] = message, taken
         if self._next_turn is None:
             self._turn()
 
@@ -48,7 +48,9 @@ class ReportQueue:
         self._allowance_s = min(TURN_S, self._allowance_s + SHARE * (now - self._allowed_at))
         while self._waiting and self._allowance_s > 0:
             reporter = next(iter(self._waiting))
-            reporter.report(self._waiting.pop(reporter))
+            message, taken = self._waiting.pop(reporter)
+            reporter.report(message)
+            taken()
             before, now = now, self._clock()
             self._allowance_s -= now - before
         self._allowed_at = now

@@ -1,8 +1,10 @@
-"""Server-streaming gRPC calls that cost little to follow, for streams of states: of what has come together only the newest message counts.
+"""Server-streaming gRPC calls that cost little to follow.
 
-Python's gRPC takes 70 to 150 us for each message that it hands over, and it hands over every one: a Conductor of a thousand engines that
-report twenty times a second would be busy with nothing else, and before long with reports that are out of date. This is as much of HTTP/2
-(RFC 9113) as one call over one connection takes. A message costs a tenth of that, and who is late is not behind.
+Python's gRPC takes 70 to 150 us for each message that it hands over: a Conductor of a thousand engines that report twenty times a second
+would be busy with nothing else, and before long with what is out of date. This is as much of HTTP/2 (RFC 9113) as one call over one
+connection takes; a message costs a tenth of that. All that has come is handed over at once, and a connection is not read while its last
+messages wait to be taken in: who is late is not behind when only the newest counts, and however many connections there are, few are read
+between two other things that the event loop has to do.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TypeAlias, cast
+from urllib.parse import unquote
 
+import grpc
 import hpack
 
 from springtide.rpc.channels import MAX_MESSAGE_BYTES
@@ -31,13 +35,25 @@ _WINDOW = 65_535
 _CALL = 1
 """The number of the one stream."""
 
+_CODES: dict[str, grpc.StatusCode] = {str(code.value[0]): code for code in grpc.StatusCode}
 
-async def follow_newest(
-    address: str, method: str, request: bytes, metadata: Sequence[tuple[str, str]], take: Callable[[bytes], None]
-) -> None:
-    """Calls `method` (`/PACKAGE.SERVICE/METHOD`) at `host:port` with one message, and hands each message of the answer to `take`, unless a
-    newer one has come with it. Returns when the server ends the answer. Raises OSError when the connection cannot be made or is lost, and
-    ConnectionError when the call fails; and what `take` raises."""
+Take: TypeAlias = Callable[[Sequence[bytes], Callable[[], None]], None]
+"""Of messages, in order, and of what is called when further ones may come."""
+
+
+class CallFailed(ConnectionError):
+    """The server ended the call with a status that is not OK."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(f"{code.name} {message}")
+        self.code = code
+
+
+async def follow(address: str, method: str, request: bytes, metadata: Sequence[tuple[str, str]], take: Take) -> None:
+    """Calls `method` (`/PACKAGE.SERVICE/METHOD`) at `host:port` with one message, and hands the messages of the answer to `take`, all that
+    have come. Further ones come when `take` has called, or has had called, what it is handed with them; until then it is not seen either
+    that the answer ends. Returns when the server ends the answer. Raises OSError when the connection cannot be made or is lost, CallFailed,
+    which is one, and what `take` raises."""
     host, _, port = address.rpartition(":")
     headers = [
         (":method", "POST"),
@@ -57,7 +73,7 @@ async def follow_newest(
 
 
 class _Call(asyncio.Protocol):
-    def __init__(self, headers: Sequence[tuple[str, str]], request: bytes, take: Callable[[bytes], None]) -> None:
+    def __init__(self, headers: Sequence[tuple[str, str]], request: bytes, take: Take) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._headers, self._request, self._take = headers, request, take
         self._transport: asyncio.Transport
@@ -70,6 +86,8 @@ class _Call(asyncio.Protocol):
         """Of the headers that are coming in several frames."""
         self._not_acknowledged = 0
         """Bytes that were taken in since the windows were last widened."""
+        self._waits = False
+        """For the last messages to be taken in."""
 
     # ---- asyncio.Protocol ----
 
@@ -113,7 +131,7 @@ class _Call(asyncio.Protocol):
             self._take_frame(kind, flags, stream & 0x7FFFFFFF, bytes(received[payload:end]))
             begin = end
         del received[:begin]
-        self._hand_over_newest()
+        self._hand_over()
 
     def _take_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == _DATA and stream == _CALL:
@@ -148,9 +166,9 @@ class _Call(asyncio.Protocol):
             if headers.get(":status") != "200":
                 raise ConnectionError(f"the server answered with HTTP status {headers.get(':status')}")
             return
-        status, message = headers.get("grpc-status"), headers.get("grpc-message", "")
-        self._hand_over_newest()
-        self._end(None if status == "0" else ConnectionError(f"the call failed with status {status}: {message}"))
+        code = _CODES.get(headers.get("grpc-status", ""), grpc.StatusCode.UNKNOWN)
+        self._hand_over()
+        self._end(None if code is grpc.StatusCode.OK else CallFailed(code, unquote(headers.get("grpc-message", ""))))
 
     def _widen(self, num_bytes: int) -> None:
         self._not_acknowledged += num_bytes
@@ -161,9 +179,9 @@ class _Call(asyncio.Protocol):
 
     # ---- messages ----
 
-    def _hand_over_newest(self) -> None:
+    def _hand_over(self) -> None:
         messages = self._messages
-        newest: tuple[int, int] | None = None
+        whole = []
         begin = 0
         while len(messages) - begin >= _MESSAGE_HEAD.size:
             compressed, size = _MESSAGE_HEAD.unpack_from(messages, begin)
@@ -172,11 +190,18 @@ class _Call(asyncio.Protocol):
             end = begin + _MESSAGE_HEAD.size + size
             if len(messages) < end:
                 break
-            newest, begin = (begin + _MESSAGE_HEAD.size, end), end
-        if newest is not None:
-            message = bytes(messages[newest[0] : newest[1]])
+            whole.append(bytes(messages[begin + _MESSAGE_HEAD.size : end]))
+            begin = end
+        if whole:
             del messages[:begin]
-            self._take(message)
+            self._waits = True
+            self._take(whole, self._go_on)
+            if self._waits:
+                self._transport.pause_reading()
+
+    def _go_on(self) -> None:
+        self._waits = False
+        self._transport.resume_reading()
 
     def _end(self, error: Exception | None) -> None:
         if self.ended.done():

@@ -9,25 +9,24 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
-import grpc.aio
+import grpc
 
 from conductor.core.types.events import InstanceDown, InstanceUp, LoadReported, RequestSnapshot, StoreDown, StoreStillHere, StoreWatched
 from conductor.server.report_queue import ReportQueue
 from conductor.server.runner import CoreRunner
-from conductor.server.streaming import follow_newest
+from conductor.server.streaming import CallFailed, follow
 from springtide.clock import Silence
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import InstanceId, NodeId
 from springtide.membership import Member, Membership
 from springtide.protocol import wire
 from springtide.protocol.instances import InstanceRef, LoadReport, Role
-from springtide.protocol.storage import StillHere
+from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPart, StillHere
 from springtide.rpc import node_pb2
 from springtide.rpc.authentication import TOKEN_KEY
-from springtide.rpc.channels import connect
-from springtide.rpc.store_pb2 import WatchStoreRequest
-from springtide.rpc.store_pb2_grpc import StoreStub
+from springtide.rpc.store_pb2 import StoreEvent, WatchStoreRequest
 from springtide.supervision import supervised
 
 logger = logging.getLogger(__name__)
@@ -36,6 +35,7 @@ _POLLS_A_LEASE = 5
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 2.0
 _WATCH_LOAD = {Role.PREFILL: "/springtide.v1.PrefillNode/WatchLoad", Role.DECODE: "/springtide.v1.DecodeNode/WatchLoad"}
+_WATCH_STORE = "/springtide.v1.Store/Watch"
 _CUT_OFF = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.ABORTED}
 """Codes with which a living store ends a watch that lagged too far behind."""
 
@@ -52,7 +52,7 @@ class Watcher(ABC):
         self.missing_since: float | None = None
         """Since when the membership lists, where they could be read, lack the member."""
         self._runner = runner
-        self._credentials = credentials
+        self._metadata = [] if credentials.token is None else [(TOKEN_KEY, credentials.token)]
         self._task = supervised(self._run, f"watch-{member.role}-{member.member_id}")
 
     async def stop(self) -> None:
@@ -76,8 +76,6 @@ class Watcher(ABC):
                     while True:
                         await self._follow()
                         await asyncio.sleep(_FIRST_DELAY_S)
-                except grpc.aio.AioRpcError as error:
-                    reason = f"{error.code().name} {error.details()}"
                 except TimeoutError as error:
                     self.hung = True
                     reason = str(error)
@@ -107,6 +105,10 @@ class Watcher(ABC):
             self._lost()
 
 
+class _SnapshotDue(Exception):
+    """Events of a store were missed."""
+
+
 class StoreWatcher(Watcher):
     """Store.Watch: a snapshot, then events in order. When some were missed, it is opened anew while the old knowledge goes on serving."""
 
@@ -115,29 +117,31 @@ class StoreWatcher(Watcher):
         return NodeId(self.member.node_id or self.member.member_id)
 
     async def _follow(self) -> None:
-        async with connect(self.member.address, self._credentials) as channel:
-            await self._watch(StoreStub(channel))
+        request = WatchStoreRequest(watcher="conductor").SerializeToString()
+        with contextlib.suppress(_SnapshotDue):
+            try:
+                async with Silence(self._silence_s) as silence:
 
-    async def _watch(self, store: StoreStub) -> None:
-        call = store.Watch(WatchStoreRequest(watcher="conductor"))
-        try:
-            async with Silence(self._silence_s) as silence:
-                async for message in call:
-                    silence.heard()
-                    if not self.connected:
-                        self._runner.feed(StoreWatched(self._node_id, self.member.address))
-                        self._connect()
-                    told = wire.STORE_EVENT.decode(message)
-                    event = StoreStillHere(self._node_id, told.sequence) if isinstance(told, StillHere) else told
-                    if any(isinstance(action, RequestSnapshot) for action in self._runner.feed(event)):
-                        return
-        except grpc.aio.AioRpcError as error:
-            if error.code() in _CUT_OFF:
-                return
-            raise
-        finally:
-            call.cancel()
-        raise ConnectionError("the store ended the stream")
+                    def take(messages: Sequence[bytes], taken: Callable[[], None]) -> None:
+                        silence.heard()
+                        for message in messages:
+                            self._take(wire.STORE_EVENT.decode(StoreEvent.FromString(message)))
+                        taken()
+
+                    await follow(self.member.address, _WATCH_STORE, request, self._metadata, take)
+            except CallFailed as error:
+                if error.code in _CUT_OFF:
+                    return
+                raise
+            raise ConnectionError("the store ended the stream")
+
+    def _take(self, told: StillHere | SnapshotPart | BlocksStored | BlocksRemoved) -> None:
+        if not self.connected:
+            self._runner.feed(StoreWatched(self._node_id, self.member.address))
+            self._connect()
+        event = StoreStillHere(self._node_id, told.sequence) if isinstance(told, StillHere) else told
+        if any(isinstance(action, RequestSnapshot) for action in self._runner.feed(event)):
+            raise _SnapshotDue
 
     def _lost(self) -> None:
         self._runner.feed(StoreDown(self._node_id))
@@ -160,19 +164,17 @@ class LoadWatcher(Watcher):
         super().__init__(member, runner, silence_s, credentials)
 
     async def _follow(self) -> None:
-        token = self._credentials.token
-        metadata = [] if token is None else [(TOKEN_KEY, token)]
         self._nonsense = None
         try:
             async with Silence(self._silence_s) as silence:
 
-                def take(message: bytes) -> None:
+                def take(messages: Sequence[bytes], taken: Callable[[], None]) -> None:
                     silence.heard()
                     if self._nonsense is not None:
                         raise self._nonsense
-                    self._reports.put(self, message)
+                    self._reports.put(self, messages[-1], taken)
 
-                await follow_newest(self.member.address, _WATCH_LOAD[self._ref.role], b"", metadata, take)
+                await follow(self.member.address, _WATCH_LOAD[self._ref.role], b"", self._metadata, take)
         finally:
             self._reports.discard(self)
         raise ConnectionError("the engine ended the stream")

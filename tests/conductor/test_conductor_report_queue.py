@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from conductor.server.report_queue import SHARE, TURN_S, ReportQueue
 
@@ -40,7 +41,7 @@ async def test_what_comes_seldom_is_taken_at_once() -> None:
     clock = Clock()
     queue, reporter = ReportQueue(clock), Reporter(clock, 1e-5, took)
     for number in range(20):
-        queue.put(reporter, bytes([number]))
+        queue.put(reporter, bytes([number]), lambda: None)
     assert took == [(reporter, bytes([number])) for number in range(20)]
 
 
@@ -51,7 +52,7 @@ async def test_of_what_comes_faster_than_it_can_be_taken_the_newest_counts_and_n
     reporters = [Reporter(clock, TURN_S / 4, took) for _ in range(40)]
     for number in range(10):
         for reporter in reporters:
-            queue.put(reporter, bytes([number]))
+            queue.put(reporter, bytes([number]), lambda: None)
     assert len(took) <= 5, "a turn's worth"
     later = took.copy()
     took.clear()
@@ -70,7 +71,7 @@ async def test_a_share_of_the_time_is_left_to_others() -> None:
     reporters = [Reporter(clock, TURN_S / 10, took) for _ in range(500)]
     began = asyncio.get_running_loop().time()
     for reporter in reporters:
-        queue.put(reporter, b"")
+        queue.put(reporter, b"", lambda: None)
     await until_taken(took, 500)
     work_s, elapsed_s = clock.now_s, asyncio.get_running_loop().time() - began
     assert work_s / (work_s + elapsed_s) < 1.1 * SHARE, f"{work_s} s of work in {elapsed_s} s beside it"
@@ -81,10 +82,12 @@ async def test_what_was_discarded_is_not_taken() -> None:
     clock = Clock()
     queue = ReportQueue(clock)
     slow, gone, other = (Reporter(clock, 2 * TURN_S, took) for _ in range(3))
+    told: list[Reporter] = []
     for reporter in (slow, gone, other):
-        queue.put(reporter, b"one")
+        queue.put(reporter, b"one", partial(told.append, reporter))
     queue.discard(gone)
     queue.discard(gone)
     await until_taken(took, 2)
     await asyncio.sleep(0.05)
     assert took == [(slow, b"one"), (other, b"one")]
+    assert told == [slow, other], "who sends is told when its report was taken in"

@@ -95,6 +95,11 @@ class Scheduler:
         ratio = prefill.source_blocks / prefill.local_blocks if prefill.local_blocks else math.inf
         return PlannedFetch(source, destination, ratio, missing * self._settings.bytes_per_block, prefill.saved_ms)
 
+    def follow_report(self, instance_id: InstanceId) -> None:
+        """Brings the instance's row up to date, so that a request need not wait for those of all that reported since the last one."""
+        if instance_id in self._state.touched and self._index.version == self._index_version and self._refresh(instance_id):
+            self._state.touched.discard(instance_id)
+
     def _follow_state(self) -> None:
         """Brings the columns up to date with the index and the state."""
         touched, self._state.touched = self._state.touched, set()
