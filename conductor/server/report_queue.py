@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-SHARE = 0.3
-"""Of the event loop's time: what is left is for those who wait for a decision."""
+SHARE = 0.15
+"""Of the event loop's time, beside which reading them takes about as much: what is left is for those who wait for a decision."""
 TURN_S = 0.0003
-"""The longest at a stretch."""
+"""The longest at a stretch, unless other work kept the reports waiting for longer than that takes."""
 
 
 class Reporter(Protocol):
@@ -42,10 +43,12 @@ class ReportQueue:
         """What waits of this reporter is not handed over any more."""
         self._waiting.pop(reporter, None)
 
-    def _turn(self) -> None:
+    def _turn(self, due: float = math.inf) -> None:
+        """`due`: when reports that wait were to have their turn."""
         self._next_turn = None
         now = self._clock()
-        self._allowance_s = min(TURN_S, self._allowance_s + SHARE * (now - self._allowed_at))
+        most_s = TURN_S + SHARE * max(0.0, now - due)
+        self._allowance_s = min(most_s, self._allowance_s + SHARE * (now - self._allowed_at))
         while self._waiting and self._allowance_s > 0:
             reporter = next(iter(self._waiting))
             message, taken = self._waiting.pop(reporter)
@@ -55,4 +58,5 @@ class ReportQueue:
             self._allowance_s -= now - before
         self._allowed_at = now
         if self._waiting:
-            self._next_turn = asyncio.get_running_loop().call_later((TURN_S - self._allowance_s) / SHARE, self._turn)
+            delay_s = (TURN_S - self._allowance_s) / SHARE
+            self._next_turn = asyncio.get_running_loop().call_later(delay_s, self._turn, now + delay_s)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import grpc
 
@@ -172,7 +173,12 @@ class LoadWatcher(Watcher):
                     silence.heard()
                     if self._nonsense is not None:
                         raise self._nonsense
-                    self._reports.put(self, messages[-1], taken)
+                    silence.listening = False
+                    self._reports.put(self, messages[-1], partial(listen, taken))
+
+                def listen(taken: Callable[[], None]) -> None:
+                    silence.listening = True
+                    taken()
 
                 await follow(self.member.address, _WATCH_LOAD[self._ref.role], b"", self._metadata, take)
         finally:

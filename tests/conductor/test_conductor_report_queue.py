@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 
 from conductor.server.report_queue import SHARE, TURN_S, ReportQueue
@@ -75,6 +76,20 @@ async def test_a_share_of_the_time_is_left_to_others() -> None:
     await until_taken(took, 500)
     work_s, elapsed_s = clock.now_s, asyncio.get_running_loop().time() - began
     assert work_s / (work_s + elapsed_s) < 1.1 * SHARE, f"{work_s} s of work in {elapsed_s} s beside it"
+
+
+async def test_the_share_is_theirs_when_other_work_is_long_too() -> None:
+    took: list[tuple[Reporter, bytes]] = []
+    clock = Clock()
+    queue = ReportQueue(clock)
+    for reporter in [Reporter(clock, TURN_S / 2, took) for _ in range(1000)]:
+        queue.put(reporter, b"", lambda: None)
+    began_s, before_s, before = asyncio.get_running_loop().time(), clock.now_s, len(took)
+    for _ in range(10):
+        time.sleep(0.02)  # noqa: ASYNC251 -- the other work
+        await asyncio.sleep(0)
+    work_s, elapsed_s = clock.now_s - before_s, asyncio.get_running_loop().time() - began_s
+    assert 0.7 * SHARE < work_s / elapsed_s < 1.1 * SHARE, f"{len(took) - before} reports"
 
 
 async def test_what_was_discarded_is_not_taken() -> None:
