@@ -196,6 +196,7 @@ def load_rows(name: str, case: str, runs: Sequence[Answered]) -> list[Row]:
     """What was at work while the latency was measured, whatever was asked."""
     return [
         _plain(f"load reports sent, {name}", "1/s", case, runs, lambda run: run.reports_per_s),
+        _plain(f"load reports taken in, {name}", "1/s", case, runs, lambda run: run.taken_in_per_s),
         _plain(f"load reports held back, {name}", "1/s", case, runs, lambda run: run.held_back_per_s),
         _plain(f"the Conductor's use of a core, {name}", "%", case, runs, lambda run: 100 * run.conductor_cores),
         _plain(f"use of a core by who plays the cluster, {name}", "%", case, runs, lambda run: 100 * run.others_cores),

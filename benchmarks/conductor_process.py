@@ -43,7 +43,7 @@ SETTLE_S = 15.0
 """From when all is there until it is measured: by then the Conductor has the collector of reference cycles leave its members alone."""
 CLUSTER = "springtide"
 CREDENTIALS = Credentials(SECRET.encode(), CLUSTER)
-_DECISIONS = re.compile(r"^springtide_conductor_decision_seconds_(sum|count) (\S+)$", re.MULTILINE)
+_METRICS = re.compile(r"^springtide_conductor_(decision_seconds_sum|decision_seconds_count|load_reports_total) (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,11 @@ class Answered:
     decision_us: float
     """Mean, of the core alone."""
     reports_per_s: float
-    """Load reports that were sent to the Conductor meanwhile, and ..."""
+    """Load reports that were sent to the Conductor meanwhile."""
+    taken_in_per_s: float
+    """Of them, those that its core took in: of those that wait there only the newest of an engine counts."""
     held_back_per_s: float
-    """... that were due, but it or who reports was late."""
+    """Load reports that were due, but it or who reports was late."""
     conductor_cores: float
     """Seconds of processor time a second, meanwhile."""
     others_cores: float
@@ -195,6 +197,7 @@ async def _run(asker: _Asker, watch: _Watch, question: Question) -> Answered:
         latencies=Latencies.of(durations),
         decision_us=1e6 * (seen.decision_s - before.decision_s) / (seen.decisions - before.decisions),
         reports_per_s=(seen.done.reports - before.done.reports) / seconds,
+        taken_in_per_s=(seen.taken_in - before.taken_in) / seconds,
         held_back_per_s=(seen.done.held_back - before.done.held_back) / seconds,
         conductor_cores=(seen.conductor_s - before.conductor_s) / seconds,
         others_cores=(seen.others_s - before.others_s) / seconds,
@@ -220,6 +223,7 @@ class _Seen:
     done: Done
     decision_s: float
     decisions: float
+    taken_in: float
     conductor_s: float
     others_s: float
     asking_s: float
@@ -241,11 +245,12 @@ class _Watch:
         print(file=self._nodes.stdin, flush=True)
         done = Done(**json.loads(self._nodes.stdout.readline()))
         with urllib.request.urlopen(self._metrics_url) as page:
-            found = dict(_DECISIONS.findall(page.read().decode()))
+            found = dict(_METRICS.findall(page.read().decode()))
         return _Seen(
             done=done,
-            decision_s=float(found["sum"]),
-            decisions=float(found["count"]),
+            decision_s=float(found["decision_seconds_sum"]),
+            decisions=float(found["decision_seconds_count"]),
+            taken_in=float(found["load_reports_total"]),
             conductor_s=_processor_s(self._conductor),
             others_s=sum(map(_processor_s, self._others)),
             asking_s=time.process_time(),

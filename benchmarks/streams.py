@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import struct
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import cast
+
+import hpack
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
@@ -27,13 +30,18 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
 
 
+def _watches(headers: Iterable[tuple[str | bytes, str | bytes]]) -> bool:
+    return any(name == ":path" and str(value).rpartition("/")[2].startswith("Watch") for name, value in headers)
+
+
 def framed(message: bytes) -> bytes:
     """A message as gRPC puts it into the frames."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 class StreamConnection(asyncio.Protocol, ABC):
-    """One client's connection. Its first call is answered with a stream, and further ones, while that is open, with an empty message."""
+    """One client's connection. A call of a method that watches is answered with a stream, one at a time, and others with an empty
+    message."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport
@@ -41,6 +49,7 @@ class StreamConnection(asyncio.Protocol, ABC):
         """Of the call that is answered; 0 while there is none."""
         self._greeted = False
         self._received = bytearray()
+        self._decoder = hpack.Decoder()
         self._first_window = self._stream_window = self._window = FIRST_WINDOW
         """What the client takes in: of any new call, of the one that is answered, and over all."""
         self._widened = asyncio.Event()
@@ -130,7 +139,7 @@ class StreamConnection(asyncio.Protocol, ABC):
             elif stream == self._stream:
                 self._stream_window += more
             self._widened.set()
-        elif kind == HEADERS and self._stream:
+        elif kind == HEADERS and (not _watches(self._decoder.decode(payload)) or self._stream):
             self._transport.write(
                 frame(HEADERS, END_HEADERS, stream, _BEGUN)
                 + frame(DATA, 0, stream, framed(b""))

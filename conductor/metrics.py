@@ -42,6 +42,7 @@ REPLICATIONS = Counter("springtide_conductor_replications_total", "Copies of pop
 REPLICATED_BYTES = Counter("springtide_conductor_replicated_bytes_total", "Copied by these orders.")
 REPLICATIONS_IN_FLIGHT = Gauge("springtide_conductor_replications_in_flight", "Such orders that have not ended.")
 INDEX_BLOCKS = Gauge("springtide_conductor_index_blocks", "Entries of the prefix index.")
+LOAD_REPORTS = Counter("springtide_conductor_load_reports_total", "Load reports of engines taken in; of those that wait the newest counts.")
 INSTANCES = Gauge("springtide_conductor_instances", "Known instances.", ["role", "ready"])
 ATTEMPTS = Gauge("springtide_conductor_attempts", "Attempts in flight.")
 IS_LEADER = Gauge("springtide_conductor_is_leader", "1 while this Conductor is the one that answers.")

@@ -70,11 +70,7 @@ class ObservedTime:
 class Silence:
     """`async with Silence(limit_s) as silence:` raises TimeoutError when its body has not called `heard` for `limit_s`."""
 
-    listening: bool
-    """False while its body does not listen: that time does not count."""
-
     def __init__(self, limit_s: float) -> None:
-        self.listening = True
         self._limit_s = limit_s
         self._silent_s = 0.0
         self._timeout = asyncio.timeout(None)
@@ -97,8 +93,7 @@ class Silence:
             raise TimeoutError(f"nothing was heard for {self._silent_s:.1f} s") from None
 
     def _look(self) -> None:
-        if self.listening:
-            self._silent_s += LOOK_EVERY_S
+        self._silent_s += LOOK_EVERY_S
         if self._silent_s >= self._limit_s:
             self._timeout.reschedule(asyncio.get_running_loop().time())
         else:

@@ -273,6 +273,8 @@ class ConductorCore:
     def _advance(self, event: Progress, now: float) -> list[Action]:
         attempt = self.state.attempts.get(event.attempt_id)
         if attempt is None:
+            if event.phase.over:  # A renewal that is on the way may still list it.
+                self.state.finish(event.attempt_id, 0, now)
             return []
         attempt.renewed_at = now
         if event.phase.over:

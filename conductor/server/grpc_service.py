@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -20,7 +21,7 @@ from conductor.server.runner import CoreRunner
 from springtide.errors import InvalidRequest
 from springtide.ids import GatewayId
 from springtide.protocol import wire
-from springtide.protocol.attempts import LiveAttempt, Renew
+from springtide.protocol.attempts import LiveAttempt
 from springtide.protocol.codec import Decoder
 from springtide.protocol.instances import HungInstances, Role
 from springtide.protocol.scheduling import Estimate, NotLeader, Rejection, Schedule, ScheduleReply
@@ -29,7 +30,7 @@ from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 
 T = TypeVar("T")
 M = TypeVar("M")
-_DECODED_AT_ONCE = 64
+_DECODED_AT_ONCE = 256
 """Attempts of a renewal, some 10 us each: a gateway may have thousands."""
 decisions = logging.getLogger("conductor.decisions")
 """One line a decision at debug level, every so many (`log.decisions_every`) at info level: `Alternatives` as JSON, from which
@@ -82,11 +83,13 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         request: conductor_pb2.RenewRequest,
         context: grpc.aio.ServicerContext[conductor_pb2.RenewRequest, conductor_pb2.RenewReply],
     ) -> conductor_pb2.RenewReply:
-        attempts: list[LiveAttempt] = []
-        for first in range(0, len(request.attempts), _DECODED_AT_ONCE):
-            attempts += [await _decoded(wire.LIVE_ATTEMPT, live, context) for live in request.attempts[first : first + _DECODED_AT_ONCE]]
+        listed, attempts = list(request.attempts), list[LiveAttempt]()
+        request.ClearField("attempts")
+        renew = await _decoded(wire.RENEW, request, context)
+        for first in range(0, len(listed), _DECODED_AT_ONCE):
+            attempts += [await _decoded(wire.LIVE_ATTEMPT, live, context) for live in listed[first : first + _DECODED_AT_ONCE]]
             await asyncio.sleep(0)
-        self._runner.feed(Renew(GatewayId(request.gateway_id), tuple(attempts)))
+        self._runner.feed(replace(renew, attempts=tuple(attempts)))
         return conductor_pb2.RenewReply(ttl_ms=int(self._runner.core.settings.lease_s * 1000))
 
     async def WatchHung(

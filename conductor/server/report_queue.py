@@ -8,10 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-SHARE = 0.15
-"""Of the event loop's time, beside which reading them takes about as much: what is left is for those who wait for a decision."""
+from conductor import metrics
+
+SHARE = 0.2
+"""Of the event loop's time: what is left is for reading them, and for those who wait for a decision."""
 TURN_S = 0.0003
-"""The longest at a stretch, unless other work kept the reports waiting for longer than that takes."""
+"""The longest at a stretch, unless other work kept the reports waiting."""
+LONGEST_TURN_S = 0.005
+"""The longest also then; what one report took beyond that, for the process was paused, is not made up for either."""
 
 
 class Reporter(Protocol):
@@ -28,14 +32,14 @@ class ReportQueue:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` tells seconds."""
         self._clock = clock
-        self._waiting: dict[Reporter, tuple[bytes, Callable[[], None]]] = {}
+        self._waiting: dict[Reporter, bytes] = {}
         self._allowance_s = TURN_S
         self._allowed_at = clock()
         self._next_turn: asyncio.TimerHandle | None = None
 
-    def put(self, reporter: Reporter, message: bytes, taken: Callable[[], None]) -> None:
-        """Hands the report to its reporter, at once or when it is its turn, and calls `taken` then."""
-        self._waiting[reporter] = message, taken
+    def put(self, reporter: Reporter, message: bytes) -> None:
+        """Hands the report to its reporter: at once, or when it is its turn."""
+        self._waiting[reporter] = message
         if self._next_turn is None:
             self._turn()
 
@@ -47,16 +51,17 @@ class ReportQueue:
         """`due`: when reports that wait were to have their turn."""
         self._next_turn = None
         now = self._clock()
-        most_s = TURN_S + SHARE * max(0.0, now - due)
+        most_s = min(TURN_S + SHARE * max(0.0, now - due), LONGEST_TURN_S)
         self._allowance_s = min(most_s, self._allowance_s + SHARE * (now - self._allowed_at))
-        while self._waiting and self._allowance_s > 0:
-            reporter = next(iter(self._waiting))
-            message, taken = self._waiting.pop(reporter)
-            reporter.report(message)
-            taken()
-            before, now = now, self._clock()
-            self._allowance_s -= now - before
-        self._allowed_at = now
-        if self._waiting:
-            delay_s = (TURN_S - self._allowance_s) / SHARE
-            self._next_turn = asyncio.get_running_loop().call_later(delay_s, self._turn, now + delay_s)
+        try:
+            while self._waiting and self._allowance_s > 0:
+                reporter = next(iter(self._waiting))
+                reporter.report(self._waiting.pop(reporter))
+                metrics.LOAD_REPORTS.inc()
+                before, now = now, self._clock()
+                self._allowance_s = max(self._allowance_s - (now - before), -LONGEST_TURN_S)
+        finally:
+            self._allowed_at = now
+            if self._waiting:
+                delay_s = (TURN_S - self._allowance_s) / SHARE
+                self._next_turn = asyncio.get_running_loop().call_later(delay_s, self._turn, now + delay_s)

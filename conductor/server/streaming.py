@@ -2,14 +2,14 @@
 
 Python's gRPC takes 70 to 150 us for each message that it hands over: a Conductor of a thousand engines that report twenty times a second
 would be busy with nothing else, and before long with what is out of date. This is as much of HTTP/2 (RFC 9113) as one call over one
-connection takes; a message costs a tenth of that. All that has come is handed over at once, and a connection is not read while its last
-messages wait to be taken in: who is late is not behind when only the newest counts, and however many connections there are, few are read
-between two other things that the event loop has to do.
+connection takes; a message costs a tenth of that. All that has come is handed over together: who is late is not behind when only the newest
+counts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, cast
@@ -21,7 +21,7 @@ import hpack
 from springtide.rpc.channels import MAX_MESSAGE_BYTES
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 3, 4, 6, 8, 9
+_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 _ACK, _END_STREAM, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
 _ENABLE_PUSH, _INITIAL_WINDOW_SIZE = 2, 4
 _FRAME_HEAD = struct.Struct(">BHBBI")
@@ -37,8 +37,11 @@ _CALL = 1
 
 _CODES: dict[str, grpc.StatusCode] = {str(code.value[0]): code for code in grpc.StatusCode}
 
-Take: TypeAlias = Callable[[Sequence[bytes], Callable[[], None]], None]
-"""Of messages, in order, and of what is called when further ones may come."""
+# At debug level it writes every header, and with them the cluster's token.
+logging.getLogger("hpack").setLevel(logging.INFO)
+
+Take: TypeAlias = Callable[[Sequence[bytes]], None]
+"""Of messages, in order."""
 
 
 class CallFailed(ConnectionError):
@@ -50,9 +53,8 @@ class CallFailed(ConnectionError):
 
 
 async def follow(address: str, method: str, request: bytes, metadata: Sequence[tuple[str, str]], take: Take) -> None:
-    """Calls `method` (`/PACKAGE.SERVICE/METHOD`) at `host:port` with one message, and hands the messages of the answer to `take`, all that
-    have come. Further ones come when `take` has called, or has had called, what it is handed with them; until then it is not seen either
-    that the answer ends. Returns when the server ends the answer. Raises OSError when the connection cannot be made or is lost, CallFailed,
+    """Calls `method` (`/PACKAGE.SERVICE/METHOD`) at `host:port` with one message, and hands the messages of the answer to `take`, together
+    all that have come. Returns when the server ends the answer. Raises OSError when the connection cannot be made or is lost, CallFailed,
     which is one, and what `take` raises."""
     host, _, port = address.rpartition(":")
     headers = [
@@ -65,7 +67,10 @@ async def follow(address: str, method: str, request: bytes, metadata: Sequence[t
         *metadata,
     ]
     loop = asyncio.get_running_loop()
-    transport, call = await loop.create_connection(lambda: _Call(headers, request, take), host.strip("[]"), int(port))
+    try:
+        transport, call = await loop.create_connection(lambda: _Call(headers, request, take), host.strip("[]"), int(port))
+    except (ValueError, OverflowError) as error:
+        raise ConnectionError(f"there is no address {address!r}: {error}") from error
     try:
         await call.ended
     finally:
@@ -86,8 +91,8 @@ class _Call(asyncio.Protocol):
         """Of the headers that are coming in several frames."""
         self._not_acknowledged = 0
         """Bytes that were taken in since the windows were last widened."""
-        self._waits = False
-        """For the last messages to be taken in."""
+        self._goaway = ""
+        """Why the server said that it would end the connection."""
 
     # ---- asyncio.Protocol ----
 
@@ -112,7 +117,7 @@ class _Call(asyncio.Protocol):
             self._end(error)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end(error or ConnectionResetError("the server closed the connection"))
+        self._end(error or ConnectionResetError(f"the server closed the connection{self._goaway}"))
 
     # ---- frames ----
 
@@ -152,6 +157,8 @@ class _Call(asyncio.Protocol):
             if len(self._header_block) > _LARGEST_HEADERS:
                 raise ConnectionError(f"headers of more than {_LARGEST_HEADERS} bytes came")
             self._take_headers(flags)
+        elif kind == _GOAWAY:
+            self._goaway = f" with HTTP/2's error {int.from_bytes(payload[4:8], 'big')}: {payload[8:].decode(errors='replace')}"
         elif kind == _RST_STREAM and stream == _CALL:
             raise ConnectionResetError(f"the server gave up the call with HTTP/2's error {int.from_bytes(payload, 'big')}")
 
@@ -162,9 +169,9 @@ class _Call(asyncio.Protocol):
             headers = {str(name): str(value) for name, value in self._decoder.decode(bytes(self._header_block))}
         except hpack.HPACKError as error:
             raise ConnectionError(f"headers came that cannot be read: {error}") from error
+        if headers.get(":status", "200") != "200":
+            raise ConnectionError(f"the server answered with HTTP status {headers[':status']}")
         if not self._block_flags & _END_STREAM:
-            if headers.get(":status") != "200":
-                raise ConnectionError(f"the server answered with HTTP status {headers.get(':status')}")
             return
         code = _CODES.get(headers.get("grpc-status", ""), grpc.StatusCode.UNKNOWN)
         self._hand_over()
@@ -194,14 +201,7 @@ class _Call(asyncio.Protocol):
             begin = end
         if whole:
             del messages[:begin]
-            self._waits = True
-            self._take(whole, self._go_on)
-            if self._waits:
-                self._transport.pause_reading()
-
-    def _go_on(self) -> None:
-        self._waits = False
-        self._transport.resume_reading()
+            self._take(whole)
 
     def _end(self, error: Exception | None) -> None:
         if self.ended.done():

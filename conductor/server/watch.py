@@ -9,8 +9,7 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import grpc
 
@@ -123,11 +122,10 @@ class StoreWatcher(Watcher):
             try:
                 async with Silence(self._silence_s) as silence:
 
-                    def take(messages: Sequence[bytes], taken: Callable[[], None]) -> None:
+                    def take(messages: Sequence[bytes]) -> None:
                         silence.heard()
                         for message in messages:
                             self._take(wire.STORE_EVENT.decode(StoreEvent.FromString(message)))
-                        taken()
 
                     await follow(self.member.address, _WATCH_STORE, request, self._metadata, take)
             except CallFailed as error:
@@ -169,16 +167,11 @@ class LoadWatcher(Watcher):
         try:
             async with Silence(self._silence_s) as silence:
 
-                def take(messages: Sequence[bytes], taken: Callable[[], None]) -> None:
+                def take(messages: Sequence[bytes]) -> None:
                     silence.heard()
                     if self._nonsense is not None:
                         raise self._nonsense
-                    silence.listening = False
-                    self._reports.put(self, messages[-1], partial(listen, taken))
-
-                def listen(taken: Callable[[], None]) -> None:
-                    silence.listening = True
-                    taken()
+                    self._reports.put(self, messages[-1])
 
                 await follow(self.member.address, _WATCH_LOAD[self._ref.role], b"", self._metadata, take)
         finally:

@@ -27,7 +27,7 @@ from springtide.protocol import wire
 from springtide.protocol.attempts import LiveAttempt, Phase
 from springtide.protocol.instances import LoadReport, Role
 
-ANSWERED = Answered(Latencies(1.0, 1.5, 9.0), 200.0, 20_000.0, 10.0, 0.9, 0.4, 300.0, 1500.0, 0.8)
+ANSWERED = Answered(Latencies(1.0, 1.5, 9.0), 200.0, 20_000.0, 15_000.0, 10.0, 0.9, 0.4, 300.0, 1500.0, 0.8)
 MEMCPY = Driver("Springtide", "memcpy", OURS)
 
 
@@ -102,13 +102,17 @@ class Said(StreamConnection):
 
 
 @asynccontextmanager
-async def calling(messages: list[bytes]) -> AsyncIterator[tuple[Callable[[], Any], list[Said]]]:
+async def calling(messages: list[bytes]) -> AsyncIterator[tuple[Callable[..., Any], list[Said]]]:
     """How to call who says these messages, and the connections that have come to it."""
     connections: list[Said] = []
     server = await asyncio.get_running_loop().create_server(lambda: Said(messages, connections), "0.0.0.0", 0)
     port = server.sockets[0].getsockname()[1]
     async with grpc.aio.insecure_channel(f"127.1.2.3:{port}") as channel:
-        yield lambda: channel.unary_stream("/a.Service/Watch", request_serializer=None, response_deserializer=None)(b"asked"), connections
+
+        def call(method: str = "Watch") -> Any:
+            return channel.unary_stream(f"/a.Service/{method}", request_serializer=None, response_deserializer=None)(b"asked")
+
+        yield call, connections
     server.close()
     await server.wait_closed()
 
@@ -136,6 +140,15 @@ async def test_what_a_client_does_not_take_in_is_held_back() -> None:
         assert sent > 0
         assert [len(await said.read()) for _ in range(sent)] == [10_000] * sent
         said.cancel()
+
+
+async def test_who_does_not_watch_is_answered_with_an_empty_message() -> None:
+    async with calling([b"first"]) as (call, connections):
+        for _ in range(2):
+            order = call("Replicate")
+            assert [await order.read(), await order.read()] == [b"", grpc.aio.EOF]
+        assert not connections
+        assert await call().read() == b"first"
 
 
 async def test_a_connection_streams_to_one_call_at_a_time_and_to_another_after_it() -> None:

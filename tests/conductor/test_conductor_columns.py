@@ -15,12 +15,12 @@ from conductor.core.placement.policy import POLICIES
 from conductor.core.placement.scheduler import decide
 from conductor.core.state import Instance
 from conductor.core.types.decision import Alternatives, Placement
-from conductor.core.types.events import InstanceDown, StoreDown
+from conductor.core.types.events import InstanceDown, InstanceUp, StoreDown
 from springtide.clock import Tick
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import InstanceId, NodeId
 from springtide.protocol.attempts import Phase, Progress
-from springtide.protocol.instances import Role
+from springtide.protocol.instances import InstanceRef, Role
 
 PREFILLS, DECODES = ["p0", "p1", "p2"], ["d0", "d1"]
 
@@ -68,6 +68,18 @@ def tbt_ms(instance: Instance, more_tokens: int) -> tuple[float, int]:
     return cost.predict_ms(largest, int(context / turns)), batch
 
 
+def test_an_instance_that_comes_back_at_another_node_is_matched_with_that_nodes_store() -> None:
+    core = make_core(["p0", "p1"], ["d0"])
+    keys = keys_of(4)
+    hold(core, "p1", keys)
+    asked = request("a", num_tokens=4 * core.settings.block_tokens + 1)
+    assert [e.local_blocks for e in core.scheduler.estimate(asked, 0, 1.0).prefills] == [0, 4]
+    core.handle(InstanceDown(InstanceId("p0"), 1), 1.0)
+    core.handle(InstanceUp(InstanceRef(InstanceId("p0"), Role.PREFILL, "p0:1", NodeId("p1"), "p1:2"), 2), 1.0)
+    report(core, "p0", Role.PREFILL, now=1.0, incarnation=2)
+    assert [e.local_blocks for e in core.scheduler.estimate(asked, 1, 1.0).prefills] == [4, 4]
+
+
 @given(st.integers(0, 2**32))
 @settings(max_examples=60, deadline=None)
 def test_every_estimate_is_that_of_its_instance(seed: int) -> None:
@@ -76,7 +88,8 @@ def test_every_estimate_is_that_of_its_instance(seed: int) -> None:
     now = 0.0
     for step in range(40):
         now += chance.random()
-        anything(core, chance, step, now)
+        for event in range(chance.randrange(1, 5)):
+            anything(core, chance, 5 * step + event, now)
         probe = request(f"probe{step}", num_tokens=chance.randrange(1, 900))
         alternatives = core.scheduler.estimate(probe, step, now)
         ready = {

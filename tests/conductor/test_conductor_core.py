@@ -70,6 +70,14 @@ def test_a_late_renewal_does_not_bring_a_finished_attempt_back() -> None:
     assert core.state.attempts == {}
 
 
+def test_nor_one_that_this_conductor_only_hears_the_end_of() -> None:
+    core = make_core()
+    core.handle(Progress(AttemptId("a"), Phase.FINISHED), 1.0)
+    core.handle(Renew(GATEWAY, [live("a"), live("b")]), 1.1)
+    assert list(core.state.attempts) == ["b"]
+    core.validate()
+
+
 def test_an_attempt_that_two_renewals_on_end_lack_is_over_whatever_was_lost_on_the_way() -> None:
     core = make_core(prefills=["p0"])
     for name in ("ended", "runs", "strangers"):

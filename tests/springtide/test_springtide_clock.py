@@ -40,15 +40,3 @@ def test_a_pause_of_the_observer_counts_as_one_look() -> None:
     for now in (10.0, 10.25, 10.5, 70.0, 70.25):
         observed.look(now)
     assert observed.now == 0.25 + 0.25 + 0.5 + 0.25
-
-
-async def test_while_nobody_listens_there_is_no_silence() -> None:
-    async with Silence(0.2) as one:
-        one.listening = False
-        await asyncio.sleep(0.6)
-    with pytest.raises(TimeoutError, match="nothing was heard for"):
-        async with Silence(0.2) as one:
-            one.listening = False
-            await asyncio.sleep(0.6)
-            one.listening = True
-            await asyncio.Event().wait()

@@ -15,7 +15,7 @@ from conductor.core.placement.transfer import TransferModel
 from conductor.core.prefix_index import PrefixIndex
 from conductor.core.state import Instance
 from conductor.core.types.arrays import Floats, Ints, StructuredArray
-from springtide.ids import InstanceId
+from springtide.ids import InstanceId, NodeId
 from springtide.protocol.instances import Role
 
 
@@ -73,6 +73,7 @@ class InstanceColumns(ABC, Generic[InstancesT]):
     def __init__(self, kind: type[InstancesT]) -> None:
         self._kind: type[InstancesT] = kind
         self._row_of: dict[InstanceId, int] = {}
+        self._node_ids: tuple[NodeId, ...] = ()
         self.instance_ids: tuple[InstanceId, ...] = ()
         self.instances: InstancesT = kind.zeros(0)
         """Of which the next refresh changes some."""
@@ -96,6 +97,7 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         chosen = [(instance, index.live_bit(instance.ref.node_id)) for instance in instances if self.ready(instance)]
         rows = [(instance, bit) for instance, bit in chosen if bit is not None]
         self.instance_ids = tuple(instance.ref.instance_id for instance, _ in rows)
+        self._node_ids = tuple(instance.ref.node_id for instance, _ in rows)
         self._row_of = {instance_id: row for row, instance_id in enumerate(self.instance_ids)}
         self.instances = self._kind.zeros(len(rows))
         self.locate([bit for _, bit in rows], [transfers.number(instance.ref.node_id) for instance, _ in rows])
@@ -106,11 +108,11 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         return instance_id in self._row_of
 
     def refresh(self, instance: Instance, in_view: bool) -> bool:
-        """Writes the instance's row anew. False when who is ready has changed by it, so that `rebuild` is due."""
+        """Writes the instance's row anew. False when who is ready, or where, has changed by it, so that `rebuild` is due."""
         row = self._row_of.get(instance.ref.instance_id)
         if not in_view or not self.ready(instance):
             return row is None
-        if row is None:
+        if row is None or self._node_ids[row] != instance.ref.node_id:
             return False
         self.write(row, instance)
         return True
