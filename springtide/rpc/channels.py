@@ -11,9 +11,8 @@ from springtide.rpc.authentication import CredentialedChannel, OnlyOfTheCluster
 MAX_MESSAGE_BYTES = 64 << 20
 KEEPALIVE_MS, PING_TIMEOUT_MS = 2_000, 4_000
 """Whoever has sent nothing for so long is asked by a ping, and lost when the answer takes longer than that. gRPC's own threads answer,
-whatever Python is at (where the Conductor follows engines and stores, its event loop does): this finds processes that are stopped and
-networks that are cut. Streams whose silence must be noticed sooner, or where a process may live and do no work, have signs of life of their
-own (`ClusterConfig.silence_s`)."""
+whatever Python is at: this finds processes that are stopped and networks that are cut. Streams whose silence must be noticed sooner, or
+where a process may live and do no work, have signs of life of their own (`ClusterConfig.silence_s`)."""
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
