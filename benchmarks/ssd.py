@@ -212,7 +212,7 @@ async def restart(directory: Path) -> Row:
         assert len(tier) == RESTART_BLOCKS, tier.counts()
         await tier.close()
     per_block = [1e6 * duration / RESTART_BLOCKS for duration in seconds]
-    return Row("restart, for each block", "us", statistics.median(per_block), (min(per_block), max(per_block)))
+    return Row("restart, for each block", "us", statistics.median(per_block), (min(per_block), max(per_block)), rounds=ROUNDS)
 
 
 def main(arguments: Sequence[str]) -> None:
