@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> None:
             runs = [drive(cluster.url, arguments, next(seeds)) for _ in range(RUNS)]
             for figure, unit, read in FIGURES:
                 values = [read(run) for run in runs]
-                rows.append(Row(figure, unit, statistics.median(values), (min(values), max(values)), case=name))
+                rows.append(Row(figure, unit, statistics.median(values), (min(values), max(values)), case=name, rounds=RUNS))
     notes = (
         "1 prefill + 1 decode node, SmolLM2-135M-Instruct, bfloat16, driven by `springtide bench serve`. "
         f"A column says prompt/output tokens and the load; nothing is cached that the column does not share. {RUNS} runs."

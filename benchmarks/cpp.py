@@ -149,6 +149,8 @@ def real(pairs: int, num_tokens: int) -> Row:
         ratio=ratio,
         wanted=WANTED,
         met=ratio >= WANTED,
+        peer_spread=(min(times[alone]), max(times[alone])),
+        rounds=pairs,
     )
 
 

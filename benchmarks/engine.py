@@ -103,7 +103,7 @@ def rows(name: str, scale: Scale, seconds: dict[str, list[float]], wanted: float
     peers = {peer: of_peer for peer, of_peer in seconds.items() if peer != SPRINGTIDE}
     if not peers:
         figures = [scale.figure(value) for value in ours]
-        return [Row(name, scale.unit, median(figures), (min(figures), max(figures)))]
+        return [Row(name, scale.unit, median(figures), (min(figures), max(figures)), rounds=len(figures))]
     return [compared(name, scale, ours, of_peer, peer, wanted if peer == VLLM else None) for peer, of_peer in peers.items()]
 
 

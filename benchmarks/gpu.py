@@ -146,16 +146,26 @@ def _transfers(engine: Engine, work: Work) -> list[Row]:
         times = engine.stored(tokens, work.chunk_tokens, work.repeats)
         percent, spread = hidden_percent([t.store_ms for t in times], [t.store_waited_ms for t in times])
         rows.append(
-            Row("layer-wise store to the arena: hidden", "%", percent, spread, case=f"{tokens} tokens", **_wanted(percent, WANTED_HIDDEN))
+            Row(
+                "layer-wise store to the arena: hidden",
+                "%",
+                percent,
+                spread,
+                case=f"{tokens} tokens",
+                rounds=work.repeats,
+                **_wanted(percent, WANTED_HIDDEN),
+            )
         )
     console.print(f"load: {work.cached} tokens")
     times = engine.loaded(work.chunk_tokens, work.cached, work.repeats)
     percent, spread = hidden_percent([t.load_ms for t in times], [t.load_waited_ms for t in times])
-    rows.append(Row(f"layer-wise load of {work.cached} tokens before {work.chunk_tokens}: hidden", "%", percent, spread))
+    rows.append(
+        Row(f"layer-wise load of {work.cached} tokens before {work.chunk_tokens}: hidden", "%", percent, spread, rounds=work.repeats)
+    )
     console.print(f"hand-over: {work.hand_over} tokens")
     taken_ms = [1e3 * seconds for seconds in engine.hand_over_s(work.hand_over, work.chunk_tokens, work.repeats)]
     name = f"hand-over of {work.hand_over} tokens: from the first token to the decode side's first step's"
-    rows.append(Row(name, "ms", median(taken_ms), (min(taken_ms), max(taken_ms))))
+    rows.append(Row(name, "ms", median(taken_ms), (min(taken_ms), max(taken_ms)), rounds=len(taken_ms)))
     return rows
 
 
@@ -201,8 +211,8 @@ def _compared(kind: str, number: int, seconds: list[float], theirs: list[float] 
     percent = 100 * at_best_s / median(seconds)
     spread = (100 * at_best_s / max(seconds), 100 * at_best_s / min(seconds))
     return [
-        Row(name, "ms", median(taken_ms), (min(taken_ms), max(taken_ms)), **peer),  # type: ignore[arg-type]
-        Row(share, "%", percent, spread, case=case, **_wanted(percent, wanted)),
+        Row(name, "ms", median(taken_ms), (min(taken_ms), max(taken_ms)), rounds=len(seconds), **peer),  # type: ignore[arg-type]
+        Row(share, "%", percent, spread, case=case, rounds=len(seconds), **_wanted(percent, wanted)),
     ]
 
 

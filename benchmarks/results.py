@@ -44,6 +44,9 @@ class Row:
     rounds: int = 1
     """Whose median it is; where there is a peer, both sides were measured in each."""
 
+    def __post_init__(self) -> None:
+        assert self.spread is None or self.rounds > 1 or self.spread[0] == self.spread[1], f"{self.label}: runs that differ are several"
+
     @property
     def label(self) -> str:
         """The row's name, and its case where it has one."""
