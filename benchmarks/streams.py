@@ -1,7 +1,7 @@
 """Streams of gRPC messages to many clients at little cost: as much of HTTP/2 (RFC 9113) as one call a connection takes.
 
 A server of Python's gRPC spends some 50 us on each message, so that one process cannot be a thousand engines that report twenty times a
-second. Here a message that is encoded already goes out as one frame. What is asked for is not read, only at which address.
+second. Here a message that is encoded already goes out as one frame. Of what is asked only the address and the method count.
 """
 
 from __future__ import annotations

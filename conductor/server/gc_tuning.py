@@ -2,10 +2,10 @@
 
 A thousand members are a quarter of a million objects that stay, and Python's default is to look at all of them whenever there are a quarter
 more: a pause of 150 ms. So what the members need is taken out of the collector's sight once they are connected. And gRPC leaves five
-objects behind in a cycle with each call, while what is known of the members, some 40,000 objects, is new every second: the collector looks
-at all of it that has come since it last looked. So it looks often, when there is little, and seldom at what has outlived
-that, which mostly goes by itself with the next message: .6 ms in 25 requests, instead of .9 ms in 70 and 10 ms in 700 (2 cores AMD EPYC,
-1000 instances, `make bench-conductor`).
+objects behind in a cycle with each call, while what came of the members, some 40,000 objects when they were still followed with gRPC, was
+new every second: the collector looks at all of it that has come since it last looked. So it looks often, when there is little, and seldom
+at what has outlived that, which mostly goes by itself with the next message: .6 ms in 25 requests, instead of .9 ms in 70 and 10 ms in 700
+(2 cores AMD EPYC, 1000 instances, `make bench-conductor`).
 """
 
 from __future__ import annotations

@@ -118,21 +118,22 @@ class StoreWatcher(Watcher):
 
     async def _follow(self) -> None:
         request = WatchStoreRequest(watcher="conductor").SerializeToString()
-        with contextlib.suppress(_SnapshotDue):
-            try:
-                async with Silence(self._silence_s) as silence:
+        try:
+            async with Silence(self._silence_s) as silence:
 
-                    def take(messages: Sequence[bytes]) -> None:
-                        silence.heard()
-                        for message in messages:
-                            self._take(wire.STORE_EVENT.decode(StoreEvent.FromString(message)))
+                def take(messages: Sequence[bytes]) -> None:
+                    silence.heard()
+                    for message in messages:
+                        self._take(wire.STORE_EVENT.decode(StoreEvent.FromString(message)))
 
-                    await follow(self.member.address, _WATCH_STORE, request, self._metadata, take)
-            except CallFailed as error:
-                if error.code in _CUT_OFF:
-                    return
-                raise
-            raise ConnectionError("the store ended the stream")
+                await follow(self.member.address, _WATCH_STORE, request, self._metadata, take)
+        except _SnapshotDue:
+            return
+        except CallFailed as error:
+            if error.code in _CUT_OFF:
+                return
+            raise
+        raise ConnectionError("the store ended the stream")
 
     def _take(self, told: StillHere | SnapshotPart | BlocksStored | BlocksRemoved) -> None:
         if not self.connected:
