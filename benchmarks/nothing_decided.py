@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import uvloop
@@ -25,7 +26,11 @@ ADDRESS = "127.0.0.1:50051"
 
 
 class DecidesNothing(conductor_pb2_grpc.ConductorServicer):
-    async def Schedule(self, request: conductor_pb2.ScheduleRequest, context: Any) -> conductor_pb2.ScheduleReply:
+    async def Schedule(self, questions: AsyncIterator[conductor_pb2.ScheduleQuestion], context: Any) -> AsyncIterator[Any]:
+        async for question in questions:
+            yield conductor_pb2.ScheduleAnswer(number=question.number, reply=self._reply(question.request))
+
+    def _reply(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
         prefill, decode = (InstanceRef(instance_id(role, 0), role, ADDRESS, NodeId("node"), ADDRESS) for role in Role)
         assignment = Assignment(
             attempt_id=AttemptId(request.attempt_id),

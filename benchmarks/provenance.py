@@ -22,7 +22,7 @@ _CORES = (*_STORE, "node_runtime", "prefill_node", "decode_node", "conductor", "
 _CLUSTER = (*_STORE, "engine", "node_runtime", "prefill_node", "decode_node", "conductor", "gateway", "deploy")
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "cluster": _CLUSTER,
-    "conductor": ("springtide", "conductor"),
+    "conductor": ("springtide", "conductor", "gateway"),
     "cpp": (*_CLUSTER, "simulator"),
     "engine": ("springtide", "engine"),
     "fidelity": (*_CLUSTER, "simulator"),

@@ -1,4 +1,5 @@
-"""The C part of the Conductor (conductor/native/): what is worked out for all instances at once, and the index's table.
+"""The C part of the Conductor (conductor/native/): what is worked out for all instances at once, the index's table, and what comes
+twenty times a second from each.
 
 Rows are those of a StructuredArray, whose fields are those of the struct of its name (native/structs.h). Any other array, or one that is
 too short, is refused with TypeError or ValueError, which name it and what is wrong; a row that names a place that is none, with IndexError.
@@ -25,9 +26,27 @@ def estimate_prefills(
     The paper always fetches when the threshold says so; here, what is computed sooner is computed.
     """
 
+def prompts_ms(instances: Rows, into: Floats, *, num_tokens: int, cached_tokens: int, chunk_tokens: int, chunk_ms: float) -> None:
+    """Fills `into` with the time that a prompt takes at each of PrefillInstances. Of its `num_tokens`, the first `cached_tokens` need not
+    be computed. `chunk_tokens` and `chunk_ms` are those of Chunking, 0 for None."""
+
 def estimate_decodes(instances: Rows, held: Ints, num_tokens: int, into: DecodeEstimates, /) -> None:
     """Fills the columns of `into` from DecodeInstances, for one more attempt of `num_tokens`. `held` as above. Attempts beyond the largest
     batch wait for a place in it."""
+
+def queue_class(ms: float, classes: int, /) -> int:
+    """The class of so much work: powers of two of a millisecond, below one the first, and beyond the last that one."""
+
+def queue_factors(own_ms: Floats, ahead_ms: Floats, factors: Floats, into: Floats, /) -> None:
+    """Fills `into` with those of the `factors` [classes, classes] that are of the `queue_class` of own work and of that of the work
+    ahead."""
+
+def least_rows(rows: Ints, column: Ints | Floats, into: Ints, /) -> int:
+    """Fills `into` with the ones of `rows`, in their order, that are least in the column, and returns how many there are.
+    A NaN is no less and no more than anything."""
+
+def most_rows(rows: Ints, column: Ints | Floats, into: Ints, /) -> int:
+    """The same with those that are greatest."""
 
 def spread(column: Ints, value: int, mask: bytes, /) -> None:
     """Writes `value` into those places of `column` whose bit is set in `mask`, the lowest bit first."""
@@ -92,3 +111,11 @@ class HolderTable:
         """Clears the bits of `mask` at `count` places of the table, from place `first` on. Returns the place to go on at, 0 at the end of
         the table, and how many bits were cleared. What is added, or has its place changed by what is discarded, between two calls may
         be passed over: when bits are left, go over the table again."""
+
+def split_frames(received: bytearray, largest: int, /) -> tuple[list[tuple[int, int, int, bytes]], int]:
+    """The whole frames of HTTP/2 (RFC 9113, section 4.1) that `received` begins with, each as its kind, flags, stream and payload, and how
+    many bytes they are. Raises ConnectionError for a payload of more than `largest` bytes."""
+
+def split_messages(received: bytearray, largest: int, /) -> tuple[list[bytes], int]:
+    """The whole messages that `received` begins with, as gRPC frames them, and how many bytes they are. Raises ConnectionError for one that
+    is compressed or of more than `largest` bytes."""

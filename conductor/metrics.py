@@ -95,12 +95,10 @@ def observe_cluster(core: ConductorCore, now: float) -> None:
     POOL_WORK.labels("decode").set(work.decode)
     INDEX_BLOCKS.set(len(core.index))
     ATTEMPTS.set(len(core.state.attempts))
-    num_ready = 0
+    ready = {role: core.scheduler.num_ready(role) for role in Role}
+    for role, count in ready.items():
+        INSTANCES.labels(role.value, "true").set(count)
+        INSTANCES.labels(role.value, "false").set(sum(1 for _ in core.state.of_role(role)) - count)
     for role in Role:
-        ready = [core.scheduler.ready(instance) for instance in core.state.of_role(role)]
-        num_ready += sum(ready)
-        INSTANCES.labels(role.value, "true").set(sum(ready))
-        INSTANCES.labels(role.value, "false").set(len(ready) - sum(ready))
-    for role in Role:
-        if (wanted := work.wanted(role, num_ready)) is not None:
+        if (wanted := work.wanted(role, sum(ready.values()))) is not None:
             POOL_WANTED.labels(role.value).set(wanted)

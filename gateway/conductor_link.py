@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from gateway import metrics
+from gateway.schedule_stream import LOST, ScheduleStream, Unanswered
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import Unavailable
 from springtide.ids import GatewayId
@@ -45,7 +46,6 @@ MOST_KEPT = 4096
 """Reports that wait for a Conductor, some 100 bytes each; the oldest are lost first."""
 _MOST_SENT = 1024
 """In one message: some 20 ms of its receiver's time."""
-_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _LOOK_EVERY_S = 0.2
 _PAUSE_S = 0.1
 _CLOSE_S = 0.3
@@ -328,6 +328,7 @@ class ConductorPeer:
         self._live_attempts = live_attempts
         self._on_hung = on_hung
         self._channel: grpc.aio.Channel | None = None
+        self._stream: ScheduleStream | None = None
         self._reports: asyncio.Queue[AttemptReport] = asyncio.Queue(MOST_KEPT)
         self._closing: set[asyncio.Task[None]] = set()
         self._reachable = True
@@ -339,8 +340,16 @@ class ConductorPeer:
 
     async def schedule(self, request: Schedule) -> ScheduleReply:
         """Raises Unavailable when it cannot be asked or does not answer; ValueError when its answer makes no sense."""
-        message = wire.SCHEDULE.encode(request)
-        return wire.SCHEDULE_REPLY.decode(await self._ask(lambda stub: stub.Schedule(message, timeout=CALL_TIMEOUT_S)))
+        stream = self._asking()
+        try:
+            reply = await stream.ask(wire.SCHEDULE.encode(request), CALL_TIMEOUT_S)
+        except Unanswered as error:
+            if error.lost:
+                self._note_reachable(False)
+                self._abandon(stream.channel)
+            raise self._unanswered(str(error)) from None
+        self._note_reachable(True)
+        return wire.SCHEDULE_REPLY.decode(reply)
 
     async def cluster(self) -> ClusterStatus:
         """Raises Unavailable."""
@@ -370,20 +379,19 @@ class ConductorPeer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._channel is not None:
-            await self._channel.close(grace=grace_s)
+            await _closed(self._channel, self._stream, grace_s)
 
     async def _ask(self, call: Callable[[ConductorStub], Awaitable[ReplyT]]) -> ReplyT:
         channel = self._connected()
         try:
             reply = await call(ConductorStub(channel))
         except grpc.aio.AioRpcError as error:
-            if error.code() in _LOST:
+            if error.code() in LOST:
                 self._note_reachable(False)
                 self._abandon(channel)
             raise self._unanswered(error.details()) from None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if _is_cancelled():
                 raise
             # Its channel was closed: after a pause of this process the grace may be over together with the time for the answer.
             raise self._unanswered("its connection was given up") from None
@@ -395,6 +403,15 @@ class ConductorPeer:
             self._channel = connect(self.address, self._credentials)
         return self._channel
 
+    def _asking(self) -> ScheduleStream:
+        """The stream over the channel of now, which is a new one where the last stream has failed."""
+        if self._stream is not None and self._stream.failed:
+            self._abandon(self._stream.channel)
+        channel = self._connected()
+        if self._stream is None:
+            self._stream = ScheduleStream(channel)
+        return self._stream
+
     def _unanswered(self, why: str | None) -> Unavailable:
         return Unavailable(f"the Conductor at {self.address} did not answer: {why}", code="no_conductor")
 
@@ -402,10 +419,13 @@ class ConductorPeer:
         """The next call makes a new channel, which connects at once where an old one waits for its back-off. Calls in flight on this one
         end by themselves."""
         if channel is self._channel:
-            self._channel = None
-            closing = asyncio.create_task(channel.close(grace=_GRACE_S))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._channel, stream, self._stream = None, self._stream, None
+            self._end(_closed(channel, stream, _GRACE_S))
+
+    def _end(self, closing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(closing)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def _note_reachable(self, reachable: bool) -> None:
         if reachable != self._reachable:
@@ -444,9 +464,15 @@ class ConductorPeer:
     async def _follow_hung(self) -> None:
         """A push, for it must be quick, and costs the Conductor of many gateways nothing while all is well."""
         while True:
-            with contextlib.suppress(grpc.aio.AioRpcError):  # that it is lost, the renewals find out
+            try:
                 async for hung in ConductorStub(self._connected()).WatchHung(conductor_pb2.WatchHungRequest(gateway_id=self._gateway_id)):
                     self._on_hung(wire.HUNG_INSTANCES.decode(hung))
+            except grpc.aio.AioRpcError:
+                pass  # that it is lost, the renewals find out
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                # Its channel was given up.
             await asyncio.sleep(_FOLLOW_AGAIN_S)
 
     async def _advance(self, request: conductor_pb2.AdvanceRequest) -> None:
@@ -454,3 +480,16 @@ class ConductorPeer:
 
     async def _renewal(self, request: conductor_pb2.RenewRequest) -> None:
         await self._ask(lambda stub: stub.Renew(request, timeout=CALL_TIMEOUT_S))
+
+
+async def _closed(channel: grpc.aio.Channel, stream: ScheduleStream | None, grace_s: float | None) -> None:
+    """Calls that wait for an answer have so long for it."""
+    if stream is not None:
+        await stream.close(grace_s or 0.0)
+    await channel.close(grace=grace_s)
+
+
+def _is_cancelled() -> bool:
+    """Whether it is this task that was cancelled, and not the call that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and bool(task.cancelling())

@@ -8,13 +8,9 @@ hung because the observer was.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol
-
-LOOK_EVERY_S = 0.25
 
 
 class Clock(Protocol):
@@ -65,39 +61,3 @@ class ObservedTime:
         if self._looked_at is not None:
             self.now += min(now - self._looked_at, self._most_s)
         self._looked_at = now
-
-
-class Silence:
-    """`async with Silence(limit_s) as silence:` raises TimeoutError when its body has not called `heard` for `limit_s`."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._silent_s = 0.0
-        self._timeout = asyncio.timeout(None)
-        self._next_look: asyncio.TimerHandle | None = None
-
-    def heard(self) -> None:
-        self._silent_s = 0.0
-
-    async def __aenter__(self) -> Silence:
-        await self._timeout.__aenter__()
-        self._look_again()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._next_look is not None, "it has been entered"
-        self._next_look.cancel()
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError:
-            raise TimeoutError(f"nothing was heard for {self._silent_s:.1f} s") from None
-
-    def _look(self) -> None:
-        self._silent_s += LOOK_EVERY_S
-        if self._silent_s >= self._limit_s:
-            self._timeout.reschedule(asyncio.get_running_loop().time())
-        else:
-            self._look_again()
-
-    def _look_again(self) -> None:
-        self._next_look = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from conductor.core.admission.rules import ADMISSIONS, Lookahead
 from conductor.core.placement.scheduler import Scheduler, admit, place
@@ -93,7 +93,7 @@ class ConductorCore:
         self.scores = Scorekeeper(self.state.queue_bias)
         self.lookahead = Lookahead(settings, self.state, ADMISSIONS[settings.admission].foresight)
         self.scheduler = Scheduler(settings, self.index, self.state, self.transfers)
-        self.replication = ReplicationPlanner(settings, self.index, self.state, self.transfers, self.scheduler.ready)
+        self.replication = ReplicationPlanner(settings, self.index, self.state, self.transfers, self.scheduler.ready_prefills)
         self.demand = PoolDemand(self.state, settings.tbt_slo_ms)
         self.balance = PoolBalance(settings.pool_balance) if settings.pool_balance is not None else None
         self._store_addresses: dict[NodeId, str] = {}
@@ -150,7 +150,7 @@ class ConductorCore:
     @property
     def ready(self) -> bool:
         """Whether at least one prefill instance and one decode node can take requests."""
-        return all(any(self.scheduler.ready(instance) for instance in self.state.of_role(role)) for role in Role)
+        return all(self.scheduler.num_ready(role) for role in Role)
 
     def pool_loads(self, now: float) -> PoolLoads:
         """How loaded both pools are, 1 being as much as the cluster's objectives allow."""
@@ -169,13 +169,13 @@ class ConductorCore:
         # A gateway that asks again did not get the first answer: that placement counts no more.
         self.state.remove(request.attempt_id)
         self.transfers.end(request.attempt_id)
-        alternatives = self.scheduler.estimate(request, self.totals.decided, now)
+        output_tokens = self.state.output_tokens(request)
+        alternatives = self.scheduler.estimate(request, output_tokens, self.totals.decided, now)
         decision = self._for_those_away(request, alternatives, place(alternatives))
         self.replication.ask(request, alternatives, now)
-        self.demand.ask(request, alternatives, decision, now)
+        self.demand.ask(request, alternatives, decision, output_tokens, now)
         if isinstance(decision, Placement) and not request.accepted:
-            outlook = self.lookahead.outlook(request, alternatives, decision, now)
-            alternatives = replace(alternatives, outlook=outlook)
+            alternatives.outlook = outlook = self.lookahead.outlook(request, alternatives, decision, output_tokens, now)
             decision = admit(alternatives, decision)
             if isinstance(decision, Placement):
                 self.lookahead.admitted(request, decision, outlook, now)
@@ -183,7 +183,7 @@ class ConductorCore:
         assignment = None
         if isinstance(decision, Placement):
             sources = self._sources(decision, alternatives)
-            prediction = self._prediction(request, decision, alternatives.outlook, now)
+            prediction = self._prediction(decision, alternatives.outlook, output_tokens, now)
             assignment = Assignment(
                 attempt_id=request.attempt_id,
                 prefill=self.state.instances[decision.prefill.instance_id].ref,
@@ -208,6 +208,7 @@ class ConductorCore:
                     phase=Phase.PREFILL,
                     num_tokens=request.num_tokens,
                     num_blocks=alternatives.expected_blocks,
+                    output_tokens=max(1, round(output_tokens)),
                     prefill_ms=decision.prefill.prefill_ms,
                     joins_at=now + decision.ttft_ms / 1000.0,
                     renewed_at=now,
@@ -236,7 +237,7 @@ class ConductorCore:
         reason = Reason.NO_PREFILL if Role.PREFILL in short else Reason.NO_DECODE
         return Rejection(reason, f"{decision.message}; a larger one is away", alternatives.rejoin_s)
 
-    def _prediction(self, request: Schedule, placement: Placement, outlook: Outlook | None, now: float) -> Prediction:
+    def _prediction(self, placement: Placement, outlook: Outlook | None, output_tokens: float, now: float) -> Prediction:
         prefill = placement.prefill
         return Prediction(
             ttft_ms=placement.ttft_ms,
@@ -244,7 +245,7 @@ class ConductorCore:
             transfer_ms=prefill.transfer_ms,
             prefill_ms=prefill.prefill_ms,
             tbt_ms=outlook.own_tbt_ms if outlook is not None else placement.decode.tbt_ms,
-            output_tokens=self.state.output_tokens(request),
+            output_tokens=output_tokens,
             # What it will have waited for at the decode node says nothing of the queue.
             ahead_ms=0.0 if placement.inlined or placement.waits else self.state.instances[prefill.instance_id].queue_ms(now),
         )
@@ -293,6 +294,7 @@ class ConductorCore:
         return [PrefillFinished(event.attempt_id, predicted_ms, event.ttft_ms, attempt.num_tokens, event.cached_tokens)]
 
     def _renew(self, event: Renew, now: float) -> None:
+        self.state.renewed(event.gateway_id, now)
         for live in event.attempts:
             self._learn(live, event.gateway_id, now)
         listed = {live.attempt_id for live in event.attempts}
@@ -325,6 +327,7 @@ class ConductorCore:
             cost = prefill.load.prefill_cost if prefill is not None else None
             new_tokens = live.num_tokens - live.cached_tokens
             ttft_ms = prefill_ms = self.state.prefill_ms(cost, new_tokens, live.cached_tokens) if cost is not None else 0.0
+        output_tokens = self._expected_tokens(live)
         return PlacedAttempt(
             attempt_id=live.attempt_id,
             request_id=None,
@@ -333,7 +336,8 @@ class ConductorCore:
             decode_id=live.decode_id,
             phase=live.phase,
             num_tokens=live.num_tokens,
-            num_blocks=blocks_for(live.num_tokens + self._expected_tokens(live), self.settings.block_tokens),
+            num_blocks=blocks_for(live.num_tokens + output_tokens, self.settings.block_tokens),
+            output_tokens=output_tokens,
             prefill_ms=prefill_ms,
             joins_at=now + ttft_ms / 1000.0,
             renewed_at=now,

@@ -19,7 +19,6 @@ from conductor.core.types.arrays import Floats
 from conductor.core.types.decision import Alternatives, Decision, Placement
 from conductor.core.types.events import SwitchRole
 from springtide.ids import InstanceId
-from springtide.protocol.attempts import Phase
 from springtide.protocol.instances import Load, Role, RoleSwitch
 from springtide.protocol.scheduling import Schedule
 
@@ -57,11 +56,7 @@ def _waits_ms(state: ClusterState, instances: Sequence[Instance], now: float) ->
     its work."""
     queue_ms = np.array([instance.queue_ms(now) for instance in instances])
     rows = {instance.ref.instance_id: row for row, instance in enumerate(instances)}
-    waiting = [
-        (row, attempt.prefill_ms)
-        for attempt in state.attempts.values()
-        if attempt.phase is Phase.PREFILL and (row := rows.get(attempt.prefill_id)) is not None
-    ]
+    waiting = [(row, attempt.prefill_ms) for attempt in state.in_prefill.values() if (row := rows.get(attempt.prefill_id)) is not None]
     if not waiting:
         return queue_ms
     row_of, own_ms = np.array([row for row, _ in waiting]), np.array([own_ms for _, own_ms in waiting])
@@ -104,13 +99,13 @@ class PoolDemand:
         self._work_ms: DecayedSums[Role] = DecayedSums(_TIME_CONSTANT_S, len(Role))
         self._since: float | None = None
 
-    def ask(self, request: Schedule, alternatives: Alternatives, placed: Decision, now: float) -> None:
-        """A request is placed, or would be if it were admitted. One that was accepted before has been counted."""
+    def ask(self, request: Schedule, alternatives: Alternatives, placed: Decision, output_tokens: float, now: float) -> None:
+        """A request, of an output of so many tokens, is placed, or would be if it were admitted. One that was accepted before has been
+        counted."""
         if request.accepted or not isinstance(placed, Placement):
             return
         if self._since is None:
             self._since = now
-        output_tokens = self._state.output_tokens(request)
         load = self._state.instances[placed.decode.instance_id].load
         decode_ms = decode_work_ms(load, request.num_tokens, output_tokens, alternatives.num_blocks, self._tbt_slo_ms)
         self._work_ms.add(Role.DECODE if placed.inlined else Role.PREFILL, placed.prefill.prefill_ms, now)

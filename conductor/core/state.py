@@ -35,6 +35,8 @@ class PlacedAttempt:
     num_tokens: int
     num_blocks: int
     """Slots that the prompt and its predicted output need at the decode node."""
+    output_tokens: int
+    """Predicted length of its output."""
     prefill_ms: float
     """Predicted time of computing what is not cached."""
     joins_at: float
@@ -108,12 +110,18 @@ class ClusterState:
         """`chunk_tokens` and `chunk_ms` are those of Chunking."""
         self.instances: dict[InstanceId, Instance] = {}
         self.attempts: dict[AttemptId, PlacedAttempt] = {}
+        self.in_prefill: dict[AttemptId, PlacedAttempt] = {}
+        """Of the attempts, those that wait for their first token."""
         self.lengths = OutputLengths()
         self.forecast = DecodeForecast(self.lengths)
         self.queue_bias = QueueBias()
         self.touched: set[InstanceId] = set()
         """Instances that are no longer as `InstanceColumns` last saw them."""
+        self._tokens_to_come = 0
+        """Predicted lengths of the live attempts' outputs, together."""
         self._of_gateway: dict[GatewayId, dict[AttemptId, PlacedAttempt]] = {}
+        self._renewed: dict[GatewayId, float] = {}
+        """When each gateway last told of its attempts."""
         self._over: dict[AttemptId, float] = {}
         """When they ended, the earliest first: of tens of thousands, only those are looked at each second that are to be forgotten."""
         self._chunk_tokens, self._chunk_ms = chunk_tokens, chunk_ms
@@ -121,6 +129,11 @@ class ClusterState:
     def output_tokens(self, request: Schedule) -> float:
         """Predicted length of its output."""
         return max(self.lengths.predict(request.tenant, request.max_new_tokens or math.inf), request.min_new_tokens)
+
+    @property
+    def mean_output_tokens(self) -> float:
+        """Predicted mean length of the outputs that are under way; without any, that of the recent ones."""
+        return self._tokens_to_come / len(self.attempts) if self.attempts else self.lengths.mean_tokens
 
     def prefill_ms(self, cost: PrefillCost, new_tokens: int, cached_tokens: int) -> float:
         """EstimatePrefillExecutionTime of Algorithm 1, every chunk paying the fixed part of the cost."""
@@ -172,11 +185,14 @@ class ClusterState:
         self.remove(attempt.attempt_id)
         self._over.pop(attempt.attempt_id, None)
         self.attempts[attempt.attempt_id] = attempt
+        self._tokens_to_come += attempt.output_tokens
         self._of_gateway.setdefault(attempt.gateway_id, {})[attempt.attempt_id] = attempt
         law = self.lengths.law(attempt.tenant)
         self.forecast.place(attempt.attempt_id, attempt.decode_id, attempt.num_tokens, attempt.most_tokens, law, attempt.joins_at)
         if attempt.phase is Phase.DECODE:
             self.forecast.join(attempt.attempt_id, attempt.renewed_at)
+        else:
+            self.in_prefill[attempt.attempt_id] = attempt
         for instance_id in (attempt.prefill_id, attempt.decode_id):
             instance = self.instances.get(instance_id)
             if instance is not None:
@@ -186,6 +202,10 @@ class ClusterState:
         """The live attempts of a gateway."""
         return self._of_gateway.get(gateway_id, {}).values()
 
+    def renewed(self, gateway_id: GatewayId, now: float) -> None:
+        """The gateway has told of all its attempts: those that it does not list are known for it."""
+        self._renewed[gateway_id] = now
+
     def is_over(self, attempt_id: AttemptId) -> bool:
         """Whether the attempt ended within the last lease."""
         return attempt_id in self._over
@@ -193,6 +213,7 @@ class ClusterState:
     def prefill_over(self, attempt: PlacedAttempt, now: float) -> None:
         """The first token is out. The decode node's next report tells of a batch with the attempt in it."""
         attempt.phase, attempt.first_token_at = Phase.DECODE, now
+        self.in_prefill.pop(attempt.attempt_id, None)
         self.forecast.join(attempt.attempt_id, now)
         prefill = self.instances.get(attempt.prefill_id)
         if prefill is not None:
@@ -213,6 +234,8 @@ class ClusterState:
         attempt = self.attempts.pop(attempt_id, None)
         if attempt is None:
             return
+        self.in_prefill.pop(attempt_id, None)
+        self._tokens_to_come -= attempt.output_tokens
         self.forecast.remove(attempt_id)
         others = self._of_gateway[attempt.gateway_id]
         del others[attempt_id]
@@ -226,7 +249,10 @@ class ClusterState:
 
     def expire(self, now: float, lease_s: float) -> list[AttemptId]:
         """Forgets whatever was silent for a lease: attempts (returned), instances that stayed down, and that an attempt was over."""
-        silent = [attempt_id for attempt_id, attempt in self.attempts.items() if now - attempt.renewed_at > lease_s]
+        # Of tens of thousands, only those of gateways are looked at that were silent themselves.
+        self._renewed = {gateway_id: at for gateway_id, at in self._renewed.items() if now - at <= lease_s}
+        doubtful = (attempts for gateway_id, attempts in self._of_gateway.items() if gateway_id not in self._renewed)
+        silent = [attempt.attempt_id for attempts in doubtful for attempt in attempts.values() if now - attempt.renewed_at > lease_s]
         for attempt_id in silent:
             self.remove(attempt_id)
         gone = [key for key, instance in self.instances.items() if not instance.up and now - instance.changed_at > lease_s]
@@ -259,6 +285,7 @@ class ClusterState:
     def validate(self) -> None:
         """Asserts that no work is counted for an attempt that is over, elsewhere, or not what it was placed for."""
         assert not self.attempts.keys() & self._over.keys(), "an attempt is live and over"
+        assert self._tokens_to_come == sum(attempt.output_tokens for attempt in self.attempts.values())
         self.forecast.validate(self.attempts.keys())
         for instance_id, instance in self.instances.items():
             for attempt_id, attempt in [*instance.unreported.items(), *instance.arriving.items()]:
@@ -268,6 +295,8 @@ class ClusterState:
             if instance.ref.role is Role.PREFILL:
                 assert not instance.arriving, f"{instance_id} is no decode node"
                 assert all(attempt.phase is Phase.PREFILL for attempt in instance.unreported.values()), "a finished prefill is queued"
+        waiting = {key for key, attempt in self.attempts.items() if attempt.phase is Phase.PREFILL}
+        assert waiting == self.in_prefill.keys(), "those in prefill are not those that wait for their first token"
         by_gateway = [attempt_id for attempts in self._of_gateway.values() for attempt_id in attempts]
         assert sorted(by_gateway) == sorted(self.attempts), "the gateways' attempts are not those that live"
         for attempt in self.attempts.values():

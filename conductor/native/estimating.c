@@ -29,6 +29,13 @@ static void set_budget(Chunks *chunks, int64_t chunk, double chunk_ms) {
     chunks->budget = chunk_ms != 0 ? chunk_ms - chunks->fixed : first > fixed ? first : fixed;
 }
 
+static Chunks chunks_of(const PrefillInstance *of, int64_t chunk, double chunk_ms) {
+    Chunks chunks = {
+        .fixed = of->fixed_ms, .per_token = of->per_token_ms, .per_pair = of->per_pair_ms, .slowest_share = of->slowest_share};
+    set_budget(&chunks, chunk, chunk_ms);
+    return chunks;
+}
+
 static int64_t first_chunk(const Chunks *chunks, double cached) {
     int64_t fitting = 0;
     if (chunks->budget > 0) {
@@ -95,9 +102,7 @@ PyObject *estimate_prefills(PyObject *Py_UNUSED(module), PyObject *args) {
         const PrefillInstance *own = &instances[i];
         if (!is_within(own->bit, num_bits) || !is_within(own->node, num_nodes)) goto end;
         int64_t local = held[own->bit] < asked.most_reused ? held[own->bit] : asked.most_reused, branch = CACHE_AWARE;
-        Chunks chunks = {
-            .fixed = own->fixed_ms, .per_token = own->per_token_ms, .per_pair = own->per_pair_ms, .slowest_share = own->slowest_share};
-        set_budget(&chunks, asked.chunk_tokens, asked.chunk_ms);
+        Chunks chunks = chunks_of(own, asked.chunk_tokens, asked.chunk_ms);
         double compute = compute_ms(&chunks, asked.num_tokens, local * asked.block_tokens), read = 0, fetch = 0, saved = 0;
         if (dram != held) {
             int64_t at_once = dram[own->bit] < asked.most_reused ? dram[own->bit] : asked.most_reused;
@@ -130,6 +135,33 @@ PyObject *estimate_prefills(PyObject *Py_UNUSED(module), PyObject *args) {
         into.saved_ms[i] = saved;
         into.slots_total[i] = own->slots_total;
         into.branch[i] = branch;
+    }
+    done = Py_NewRef(Py_None);
+end:
+    release(&buffers);
+    return done;
+}
+
+PyObject *prompts_ms(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"instances", "into", "num_tokens", "cached_tokens", "chunk_tokens", "chunk_ms", NULL};
+    PyObject *instances_o, *into_o;
+    long long num_tokens, cached_tokens, chunk_tokens;
+    double chunk_ms;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO$LLLd", names, &instances_o, &into_o, &num_tokens, &cached_tokens, &chunk_tokens,
+                                     &chunk_ms))
+        return NULL;
+    if (cached_tokens < 0 || num_tokens <= cached_tokens || chunk_tokens < 1)
+        return PyErr_Format(PyExc_ValueError, "a prompt or a chunk without tokens");
+    Buffers buffers = {.count = 0};
+    PyObject *done = NULL;
+    const PrefillInstance *instances = array(&buffers, instances_o, "instances", &PREFILL_INSTANCE, 0, 0);
+    if (!instances) goto end;
+    Py_ssize_t n = items(&buffers);
+    double *into = doubles(&buffers, into_o, "into", n, 1);
+    if (!into) goto end;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        Chunks chunks = chunks_of(&instances[i], chunk_tokens, chunk_ms);
+        into[i] = compute_ms(&chunks, num_tokens, cached_tokens);
     }
     done = Py_NewRef(Py_None);
 end:
@@ -194,4 +226,47 @@ PyObject *spread(PyObject *Py_UNUSED(module), PyObject *args) {
     }
     release(&buffers);
     Py_RETURN_NONE;
+}
+
+/* The class of a time among `classes`, by powers of two of a millisecond: frexp's exponent, without its call. */
+static Py_ssize_t class_of(double ms, Py_ssize_t classes) {
+    enum { EXPONENT_AT = 52, EXPONENTS = 0x7FF, OF_ONE_HALF = 1022 };
+    uint64_t bits;
+    memcpy(&bits, &ms, sizeof bits);
+    int exponent = (int)(bits >> EXPONENT_AT & EXPONENTS);
+    if (exponent == EXPONENTS || exponent < OF_ONE_HALF) return 0;
+    return exponent - OF_ONE_HALF < classes ? exponent - OF_ONE_HALF : classes - 1;
+}
+
+PyObject *queue_class(PyObject *Py_UNUSED(module), PyObject *args) {
+    double ms;
+    Py_ssize_t classes;
+    if (!PyArg_ParseTuple(args, "dn", &ms, &classes)) return NULL;
+    return PyLong_FromSsize_t(class_of(ms, classes));
+}
+
+PyObject *queue_factors(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *own_o, *ahead_o, *factors_o, *into_o, *done = NULL;
+    if (!PyArg_ParseTuple(args, "OOOO", &own_o, &ahead_o, &factors_o, &into_o)) return NULL;
+    Buffers buffers = {.count = 0};
+    const double *own = doubles(&buffers, own_o, "own_ms", 0, 0);
+    if (!own) goto end;
+    Py_ssize_t count = items(&buffers);
+    const double *ahead = doubles(&buffers, ahead_o, "ahead_ms", count, 0);
+    if (!ahead) goto end;
+    const double *factors = doubles(&buffers, factors_o, "factors", 1, 0);
+    if (!factors) goto end;
+    const Py_buffer *table = &buffers.held[buffers.count - 1];
+    if (table->ndim != 2 || table->shape[0] != table->shape[1]) {
+        PyErr_SetString(PyExc_ValueError, "factors is [classes, classes]");
+        goto end;
+    }
+    Py_ssize_t classes = table->shape[0];
+    double *into = doubles(&buffers, into_o, "into", count, 1);
+    if (!into) goto end;
+    for (Py_ssize_t i = 0; i < count; i++) into[i] = factors[class_of(own[i], classes) * classes + class_of(ahead[i], classes)];
+    done = Py_NewRef(Py_None);
+end:
+    release(&buffers);
+    return done;
 }

@@ -40,17 +40,24 @@ typedef struct {
     double stay, context_tokens;
 } Presence;
 
-static Presence presence(const ForecastInstance *instance, const ForecastAttempt *attempt, const Survival *survival, const Moment *moment) {
+/* Tokens that an attempt in the instance's batch all the time would have had by now. */
+static double produced(const ForecastInstance *instance, double now) {
+    return instance->produced + (now - instance->paced_at) / instance->pace_s;
+}
+
+/* `produced` is that of the instance now. */
+static Presence presence(const ForecastInstance *instance, double produced, const ForecastAttempt *attempt, const Survival *survival,
+                         const Moment *moment) {
     double begun = 0, from = moment->now;
     if (attempt->in_prefill) {
         if (!moment->joining || attempt->joins_at > moment->at) return (Presence){0, 0};
         from = most(attempt->joins_at, moment->now);
     } else {
-        double produced = instance->produced + (moment->now - instance->paced_at) / instance->pace_s;
         begun = most(produced - attempt->joined, 0);
     }
     double more = most(moment->at - from, 0) / instance->pace_s, length = begun + more;
-    if (more > 0 && length >= attempt->most_tokens) return (Presence){0, 0};
+    if (more == 0) return (Presence){1, attempt->prompt_tokens + length};
+    if (length >= attempt->most_tokens) return (Presence){0, 0};
     double stay = share_longer(survival, attempt->law, length) / share_longer(survival, attempt->law, begun);
     return (Presence){stay, attempt->prompt_tokens + length};
 }
@@ -83,6 +90,7 @@ PyObject *expect_batches(PyObject *Py_UNUSED(module), PyObject *args, PyObject *
         return NULL;
     Buffers buffers = {.count = 0};
     PyObject *done = NULL;
+    double *produced_now = NULL;
     Survival survival;
     const ForecastInstance *instances = array(&buffers, instances_o, "instances", &FORECAST_INSTANCE, 0, 0);
     if (!instances) goto end;
@@ -94,12 +102,18 @@ PyObject *expect_batches(PyObject *Py_UNUSED(module), PyObject *args, PyObject *
     ExpectedBatch *into = array(&buffers, into_o, "into", &EXPECTED_BATCH, n, 1);
     if (!into) goto end;
     memset(into, 0, (size_t)n * sizeof *into);
+    produced_now = PyMem_New(double, n + 1);
+    if (!produced_now) {
+        PyErr_NoMemory();
+        goto end;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) produced_now[i] = produced(&instances[i], moment.now);
     for (Py_ssize_t i = 0; i < count; i++) {
         const ForecastAttempt *attempt = &attempts[i];
         if (!is_within(attempt->place, n) || !is_within(attempt->law, survival.laws)) goto end;
         const ForecastInstance *own = &instances[attempt->place];
         ExpectedBatch *batch = &into[attempt->place];
-        Presence there = presence(own, attempt, &survival, &moment);
+        Presence there = presence(own, produced_now[attempt->place], attempt, &survival, &moment);
         batch->attempts += there.stay;
         batch->context_tokens += there.stay * there.context_tokens;
         batch->step_variance_ms2 += step_variance_ms2(own, &there);
@@ -110,6 +124,7 @@ PyObject *expect_batches(PyObject *Py_UNUSED(module), PyObject *args, PyObject *
     }
     done = Py_NewRef(Py_None);
 end:
+    PyMem_Free(produced_now);
     release(&buffers);
     return done;
 }
@@ -232,6 +247,7 @@ PyObject *look_at_instance(PyObject *Py_UNUSED(module), PyObject *args, PyObject
     }
     double *tokens = stay + count, *variances = tokens + count;
     const ForecastInstance *own = &instances[place];
+    double produced_now = produced(own, moment.now);
     double found[] = {0, -INFINITY};
     for (Py_ssize_t i = 0; i < num_moments; i++) {
         moment.at = moments[i];
@@ -239,7 +255,7 @@ PyObject *look_at_instance(PyObject *Py_UNUSED(module), PyObject *args, PyObject
         for (Py_ssize_t j = 0; j < count; j++) {
             if (attempts[j].place != place) continue;
             if (!is_within(attempts[j].law, survival.laws)) goto end;
-            Presence there = presence(own, &attempts[j], &survival, &moment);
+            Presence there = presence(own, produced_now, &attempts[j], &survival, &moment);
             stay[here] = there.stay;
             tokens[here] = there.stay * there.context_tokens;
             variances[here++] = step_variance_ms2(own, &there);

@@ -6,11 +6,18 @@ PyTypeObject *PoolOutlook_Type, *InstanceOutlook_Type;
 static PyMethodDef methods[] = {
     {"estimate_prefills", estimate_prefills, METH_VARARGS, NULL},
     {"estimate_decodes", estimate_decodes, METH_VARARGS, NULL},
+    {"prompts_ms", (PyCFunction)(void (*)(void))prompts_ms, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"queue_class", queue_class, METH_VARARGS, NULL},
+    {"queue_factors", queue_factors, METH_VARARGS, NULL},
+    {"least_rows", least_rows, METH_VARARGS, NULL},
+    {"most_rows", most_rows, METH_VARARGS, NULL},
     {"spread", spread, METH_VARARGS, NULL},
     {"expect_batches", (PyCFunction)(void (*)(void))expect_batches, METH_VARARGS | METH_KEYWORDS, NULL},
     {"step_times_ms", step_times_ms, METH_VARARGS, NULL},
     {"look_at_pool", (PyCFunction)(void (*)(void))look_at_pool, METH_VARARGS | METH_KEYWORDS, NULL},
     {"look_at_instance", (PyCFunction)(void (*)(void))look_at_instance, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"split_frames", split_frames, METH_VARARGS, NULL},
+    {"split_messages", split_messages, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -11,8 +11,15 @@ extern PyTypeObject *PoolOutlook_Type, *InstanceOutlook_Type;
 
 PyObject *estimate_prefills(PyObject *module, PyObject *args);
 PyObject *estimate_decodes(PyObject *module, PyObject *args);
+PyObject *prompts_ms(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *queue_class(PyObject *module, PyObject *args);
+PyObject *queue_factors(PyObject *module, PyObject *args);
+PyObject *least_rows(PyObject *module, PyObject *args);
+PyObject *most_rows(PyObject *module, PyObject *args);
 PyObject *spread(PyObject *module, PyObject *args);
 PyObject *expect_batches(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *step_times_ms(PyObject *module, PyObject *args);
 PyObject *look_at_pool(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *look_at_instance(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *split_frames(PyObject *module, PyObject *args);
+PyObject *split_messages(PyObject *module, PyObject *args);

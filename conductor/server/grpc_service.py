@@ -20,7 +20,7 @@ from conductor.server.leadership import Leadership, Standing
 from conductor.server.runner import CoreRunner
 from springtide.errors import InvalidRequest
 from springtide.ids import GatewayId
-from springtide.protocol import wire
+from springtide.protocol import scheduling, wire
 from springtide.protocol.attempts import LiveAttempt
 from springtide.protocol.codec import Decoder
 from springtide.protocol.instances import HungInstances, Role
@@ -28,6 +28,7 @@ from springtide.protocol.scheduling import Estimate, NotLeader, Rejection, Sched
 from springtide.protocol.status import ClusterStatus, InstanceStatus
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 M = TypeVar("M")
 _DECODED_AT_ONCE = 256
@@ -48,25 +49,36 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
 
     async def Schedule(
         self,
-        request: conductor_pb2.ScheduleRequest,
-        context: grpc.aio.ServicerContext[conductor_pb2.ScheduleRequest, conductor_pb2.ScheduleReply],
-    ) -> conductor_pb2.ScheduleReply:
-        asked = await _decoded(wire.SCHEDULE, request, context)
+        questions: AsyncIterator[conductor_pb2.ScheduleQuestion],
+        context: grpc.aio.ServicerContext[conductor_pb2.ScheduleQuestion, conductor_pb2.ScheduleAnswer],
+    ) -> AsyncIterator[conductor_pb2.ScheduleAnswer]:
+        async for question in questions:
+            try:
+                reply = self._schedule(wire.SCHEDULE.decode(question.request))
+                yield conductor_pb2.ScheduleAnswer(number=question.number, reply=wire.SCHEDULE_REPLY.encode(reply))
+            except (ValueError, InvalidRequest) as error:
+                yield conductor_pb2.ScheduleAnswer(number=question.number, refusal=str(error))
+            except Exception as error:
+                # Others wait for answers over the same call.
+                logger.exception("no answer to the question about %s", question.request.attempt_id)
+                yield conductor_pb2.ScheduleAnswer(number=question.number, refusal=f"it has failed: {type(error).__name__}")
+
+    def _schedule(self, asked: scheduling.Schedule) -> ScheduleReply:
+        """Raises ValueError, naming the field, when it makes no sense here."""
         full_blocks = asked.num_tokens // (block_tokens := self._runner.core.settings.block_tokens)
         if len(asked.block_keys) != full_blocks:
-            message = (
+            raise ValueError(
                 f"block_keys has {len(asked.block_keys)} keys; {asked.num_tokens} tokens have {full_blocks} full blocks of {block_tokens}"
             )
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
         standing = self._leadership.standing(asked.epoch)
         if not standing.leads:
-            return wire.SCHEDULE_REPLY.encode(ScheduleReply(not_leader=NotLeader(standing.leader_address, standing.epoch)))
+            return ScheduleReply(not_leader=NotLeader(standing.leader_address, standing.epoch))
         started = time.perf_counter()
         (decided,) = self._runner.feed(asked)
         assert isinstance(decided, Decided)
         metrics.observe_decided(decided, time.perf_counter() - started, block_tokens, asked.num_tokens)
         _log(asked, decided, self._log_decisions_every)
-        return wire.SCHEDULE_REPLY.encode(schedule_reply(decided, asked.debug, standing.epoch))
+        return schedule_reply(decided, asked.debug, standing.epoch)
 
     async def Advance(
         self,
@@ -177,7 +189,7 @@ def _estimates(alternatives: Alternatives) -> tuple[Estimate, ...]:
 def cluster_status(core: ConductorCore, model: str, standing: Standing, now: float) -> ClusterStatus:
     """The state of the cluster as the core knows it."""
     loads, work = core.pool_loads(now), core.demand.work(now)
-    num_ready = sum(core.scheduler.ready(instance) for instance in core.state.instances.values())
+    num_ready = sum(map(core.scheduler.num_ready, Role))
     instances = sorted(core.state.instances.values(), key=lambda instance: (instance.ref.role.value, instance.ref.instance_id))
     return ClusterStatus(
         model=model,

@@ -2,8 +2,8 @@
 
 Python's gRPC takes 70 to 150 us for each message that it hands over: a Conductor of a thousand engines that report twenty times a second
 would be busy with nothing else, and before long with what is out of date. This is as much of HTTP/2 (RFC 9113) as one call over one
-connection takes; a message costs a tenth of that. All that has come is handed over together: who is late is not behind when only the newest
-counts.
+connection takes; C cuts what comes into frames and messages, and a message costs a tenth of that. All that has come is handed over at once:
+who is late is not behind when only the newest counts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from urllib.parse import unquote
 import grpc
 import hpack
 
+from conductor._native import split_frames, split_messages
 from springtide.rpc.channels import MAX_MESSAGE_BYTES
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -44,6 +45,28 @@ Take: TypeAlias = Callable[[Sequence[bytes]], None]
 """Of messages, in order."""
 
 
+class Reading:
+    """Whether what comes over a connection is read; while it is not, it lies with the kernel, and with the server once that is full."""
+
+    def __init__(self) -> None:
+        self.paused = False
+        self._transport: asyncio.Transport | None = None
+
+    def begin(self, transport: asyncio.Transport) -> None:
+        """It is of this connection."""
+        self._transport = transport
+
+    def pause(self) -> None:
+        self.paused = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        self.paused = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+
 class CallFailed(ConnectionError):
     """The server ended the call with a status that is not OK."""
 
@@ -52,10 +75,12 @@ class CallFailed(ConnectionError):
         self.code = code
 
 
-async def follow(address: str, method: str, request: bytes, metadata: Sequence[tuple[str, str]], take: Take) -> None:
+async def follow(
+    address: str, method: str, request: bytes, metadata: Sequence[tuple[str, str]], take: Take, reading: Reading | None = None
+) -> None:
     """Calls `method` (`/PACKAGE.SERVICE/METHOD`) at `host:port` with one message, and hands the messages of the answer to `take`, together
     all that have come. Returns when the server ends the answer. Raises OSError when the connection cannot be made or is lost, CallFailed,
-    which is one, and what `take` raises."""
+    which is one, and what `take` raises. `reading` is of this connection from when it is made."""
     host, _, port = address.rpartition(":")
     headers = [
         (":method", "POST"),
@@ -68,7 +93,7 @@ async def follow(address: str, method: str, request: bytes, metadata: Sequence[t
     ]
     loop = asyncio.get_running_loop()
     try:
-        transport, call = await loop.create_connection(lambda: _Call(headers, request, take), host.strip("[]"), int(port))
+        transport, call = await loop.create_connection(lambda: _Call(headers, request, take, reading), host.strip("[]"), int(port))
     except (ValueError, OverflowError) as error:
         raise ConnectionError(f"there is no address {address!r}: {error}") from error
     try:
@@ -78,9 +103,9 @@ async def follow(address: str, method: str, request: bytes, metadata: Sequence[t
 
 
 class _Call(asyncio.Protocol):
-    def __init__(self, headers: Sequence[tuple[str, str]], request: bytes, take: Take) -> None:
+    def __init__(self, headers: Sequence[tuple[str, str]], request: bytes, take: Take, reading: Reading | None) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._headers, self._request, self._take = headers, request, take
+        self._headers, self._request, self._take, self._reading = headers, request, take, reading
         self._transport: asyncio.Transport
         self._decoder = hpack.Decoder()
         self._received = bytearray()
@@ -98,6 +123,8 @@ class _Call(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._reading is not None:
+            self._reading.begin(self._transport)
         settings = struct.pack(">HIHI", _ENABLE_PUSH, 0, _INITIAL_WINDOW_SIZE, _WINDOW)
         block = hpack.Encoder().encode(self._headers)
         message = _MESSAGE_HEAD.pack(False, len(self._request)) + self._request
@@ -124,27 +151,22 @@ class _Call(asyncio.Protocol):
     def _receive(self, data: bytes) -> None:
         received = self._received
         received += data
-        begin = 0
-        while len(received) - begin >= _FRAME_HEAD.size:
-            high, low, kind, flags, stream = _FRAME_HEAD.unpack_from(received, begin)
-            payload = begin + _FRAME_HEAD.size
-            end = payload + (high << 16 | low)
-            if end - payload > _LARGEST_FRAME:
-                raise ConnectionError(f"a frame of {end - payload} bytes came, where {_LARGEST_FRAME} are allowed")
-            if len(received) < end:
-                break
-            self._take_frame(kind, flags, stream & 0x7FFFFFFF, bytes(received[payload:end]))
-            begin = end
-        del received[:begin]
+        frames, end = split_frames(received, _LARGEST_FRAME)
+        del received[:end]
+        for kind, flags, stream, payload in frames:
+            if kind == _DATA and stream == _CALL:
+                self._not_acknowledged += len(payload)
+                self._messages += _without_padding(flags, payload)
+                if flags & _END_STREAM:
+                    raise ConnectionError("the answer ended without a status")
+            else:
+                self._take_frame(kind, flags, stream, payload)
+        if self._not_acknowledged > _WINDOW // 2:
+            self._widen()
         self._hand_over()
 
     def _take_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
-        if kind == _DATA and stream == _CALL:
-            self._widen(len(payload))
-            self._messages += _without_padding(flags, payload)
-            if flags & _END_STREAM:
-                raise ConnectionError("the answer ended without a status")
-        elif kind == _SETTINGS and not flags & _ACK:
+        if kind == _SETTINGS and not flags & _ACK:
             self._transport.write(_frame(_SETTINGS, _ACK, 0))
         elif kind == _PING and not flags & _ACK:
             self._transport.write(_frame(_PING, _ACK, 0, payload))
@@ -177,30 +199,17 @@ class _Call(asyncio.Protocol):
         self._hand_over()
         self._end(None if code is grpc.StatusCode.OK else CallFailed(code, unquote(headers.get("grpc-message", ""))))
 
-    def _widen(self, num_bytes: int) -> None:
-        self._not_acknowledged += num_bytes
-        if self._not_acknowledged > _WINDOW // 2:
-            more = self._not_acknowledged.to_bytes(4, "big")
-            self._transport.write(_frame(_WINDOW_UPDATE, 0, 0, more) + _frame(_WINDOW_UPDATE, 0, _CALL, more))
-            self._not_acknowledged = 0
+    def _widen(self) -> None:
+        more = self._not_acknowledged.to_bytes(4, "big")
+        self._transport.write(_frame(_WINDOW_UPDATE, 0, 0, more) + _frame(_WINDOW_UPDATE, 0, _CALL, more))
+        self._not_acknowledged = 0
 
     # ---- messages ----
 
     def _hand_over(self) -> None:
-        messages = self._messages
-        whole = []
-        begin = 0
-        while len(messages) - begin >= _MESSAGE_HEAD.size:
-            compressed, size = _MESSAGE_HEAD.unpack_from(messages, begin)
-            if compressed or size > MAX_MESSAGE_BYTES:
-                raise ConnectionError(f"a message came that is {'compressed' if compressed else f'of {size} bytes'}")
-            end = begin + _MESSAGE_HEAD.size + size
-            if len(messages) < end:
-                break
-            whole.append(bytes(messages[begin + _MESSAGE_HEAD.size : end]))
-            begin = end
+        whole, end = split_messages(self._messages, MAX_MESSAGE_BYTES)
         if whole:
-            del messages[:begin]
+            del self._messages[:end]
             self._take(whole)
 
     def _end(self, error: Exception | None) -> None:

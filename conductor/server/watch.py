@@ -16,8 +16,8 @@ import grpc
 from conductor.core.types.events import InstanceDown, InstanceUp, LoadReported, RequestSnapshot, StoreDown, StoreStillHere, StoreWatched
 from conductor.server.report_queue import ReportQueue
 from conductor.server.runner import CoreRunner
-from conductor.server.streaming import CallFailed, follow
-from springtide.clock import Silence
+from conductor.server.silence import Silence, Silences
+from conductor.server.streaming import CallFailed, Reading, follow
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import InstanceId, NodeId
 from springtide.membership import Member, Membership
@@ -41,13 +41,13 @@ _CUT_OFF = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.OUT_OF_RANGE, gr
 
 
 class Watcher(ABC):
-    """Follows one incarnation of one member until it is stopped. Who is silent for `silence_s` is lost."""
+    """Follows one incarnation of one member until it is stopped. Who is silent for too long is lost."""
 
-    def __init__(self, member: Member, runner: CoreRunner, silence_s: float, credentials: Credentials = OPEN) -> None:
+    def __init__(self, member: Member, runner: CoreRunner, silences: Silences, credentials: Credentials = OPEN) -> None:
         self.member = member
         self.hung = False
         """It was last lost because it was silent, or said that it makes no headway."""
-        self._silence_s = silence_s
+        self._silences = silences
         self.connected = False
         self.missing_since: float | None = None
         """Since when the membership lists, where they could be read, lack the member."""
@@ -119,7 +119,7 @@ class StoreWatcher(Watcher):
     async def _follow(self) -> None:
         request = WatchStoreRequest(watcher="conductor").SerializeToString()
         try:
-            async with Silence(self._silence_s) as silence:
+            async with Silence(self._silences) as silence:
 
                 def take(messages: Sequence[bytes]) -> None:
                     silence.heard()
@@ -150,8 +150,11 @@ class StoreWatcher(Watcher):
 class LoadWatcher(Watcher):
     """WatchLoad of an engine. The instance is up while reports of the announced incarnation come that it makes headway."""
 
-    def __init__(self, member: Member, runner: CoreRunner, reports: ReportQueue, silence_s: float, credentials: Credentials = OPEN) -> None:
+    def __init__(
+        self, member: Member, runner: CoreRunner, reports: ReportQueue, silences: Silences, credentials: Credentials = OPEN
+    ) -> None:
         self._reports = reports
+        self._reading = Reading()
         self._nonsense: Exception | None = None
         """What was wrong with a report."""
         self._ref = InstanceRef(
@@ -161,12 +164,12 @@ class LoadWatcher(Watcher):
             node_id=NodeId(member.node_id),
             store_address=member.details["store_address"],
         )
-        super().__init__(member, runner, silence_s, credentials)
+        super().__init__(member, runner, silences, credentials)
 
     async def _follow(self) -> None:
-        self._nonsense = None
+        self._nonsense, self._reading = None, Reading()
         try:
-            async with Silence(self._silence_s) as silence:
+            async with Silence(self._silences) as silence:
 
                 def take(messages: Sequence[bytes]) -> None:
                     silence.heard()
@@ -174,7 +177,12 @@ class LoadWatcher(Watcher):
                         raise self._nonsense
                     self._reports.put(self, messages[-1])
 
-                await follow(self.member.address, _WATCH_LOAD[self._ref.role], b"", self._metadata, take)
+                await follow(self.member.address, _WATCH_LOAD[self._ref.role], b"", self._metadata, take, self._reading)
+        except TimeoutError:
+            if self._reading.paused:
+                # It may have spoken all the time: so many are there that its turn did not come.
+                return
+            raise
         finally:
             self._reports.discard(self)
         raise ConnectionError("the engine ended the stream")
@@ -185,6 +193,14 @@ class LoadWatcher(Watcher):
             self._take(wire.LOAD_REPORT.decode(node_pb2.LoadReport.FromString(message)))
         except Exception as error:
             self._nonsense = error
+
+    def pause(self) -> None:
+        """What it says lies unread until its turn comes."""
+        self._reading.pause()
+
+    def resume(self) -> None:
+        """It is read again."""
+        self._reading.resume()
 
     def _take(self, report: LoadReport) -> None:
         if report.incarnation != self.member.incarnation:
@@ -224,7 +240,7 @@ class ClusterFollower:
         self._credentials = credentials
         self._runner = runner
         self._lease_s = lease_s
-        self._silence_s = silence_s
+        self._silences = Silences(silence_s)
         self._fingerprint = fingerprint
         self._reports = ReportQueue()
         self._watchers: dict[tuple[str, str], Watcher] = {}
@@ -280,8 +296,8 @@ class ClusterFollower:
     def _watch(self, member: Member) -> Watcher:
         self.joined += 1
         if member.role == "store":
-            return StoreWatcher(member, self._runner, self._silence_s, self._credentials)
-        return LoadWatcher(member, self._runner, self._reports, self._silence_s, self._credentials)
+            return StoreWatcher(member, self._runner, self._silences, self._credentials)
+        return LoadWatcher(member, self._runner, self._reports, self._silences, self._credentials)
 
     def _concerns_us(self, member: Member) -> bool:
         if member.role == "store":

@@ -44,6 +44,24 @@ PHASE_DECODE: Phase
 PHASE_FINISHED: Phase
 PHASE_FAILED: Phase
 
+class ScheduleQuestion(_message.Message):
+    __slots__ = ("number", "request")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    request: ScheduleRequest
+    def __init__(self, number: _Optional[int] = ..., request: _Optional[_Union[ScheduleRequest, _Mapping]] = ...) -> None: ...
+
+class ScheduleAnswer(_message.Message):
+    __slots__ = ("number", "reply", "refusal")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    reply: ScheduleReply
+    refusal: str
+    def __init__(self, number: _Optional[int] = ..., reply: _Optional[_Union[ScheduleReply, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
+
 class ScheduleRequest(_message.Message):
     __slots__ = ("attempt_id", "request_id", "gateway_id", "block_keys", "num_tokens", "max_new_tokens", "min_new_tokens", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "tenant", "terms", "debug", "epoch")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]

@@ -34,10 +34,10 @@ class ConductorStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Schedule = channel.unary_unary(
+        self.Schedule = channel.stream_stream(
                 '/springtide.v1.Conductor/Schedule',
-                request_serializer=springtide_dot_v1_dot_conductor__pb2.ScheduleRequest.SerializeToString,
-                response_deserializer=springtide_dot_v1_dot_conductor__pb2.ScheduleReply.FromString,
+                request_serializer=springtide_dot_v1_dot_conductor__pb2.ScheduleQuestion.SerializeToString,
+                response_deserializer=springtide_dot_v1_dot_conductor__pb2.ScheduleAnswer.FromString,
                 _registered_method=True)
         self.Advance = channel.unary_unary(
                 '/springtide.v1.Conductor/Advance',
@@ -64,8 +64,10 @@ class ConductorStub:
 class ConductorServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def Schedule(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+    def Schedule(self, request_iterator, context):
+        """The questions of one gateway, over one call for as long as both live: a call for each would cost more than most answers do. Each is
+        answered once, in whatever order.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -101,10 +103,10 @@ class ConductorServicer:
 
 def add_ConductorServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Schedule': grpc.unary_unary_rpc_method_handler(
+            'Schedule': grpc.stream_stream_rpc_method_handler(
                     servicer.Schedule,
-                    request_deserializer=springtide_dot_v1_dot_conductor__pb2.ScheduleRequest.FromString,
-                    response_serializer=springtide_dot_v1_dot_conductor__pb2.ScheduleReply.SerializeToString,
+                    request_deserializer=springtide_dot_v1_dot_conductor__pb2.ScheduleQuestion.FromString,
+                    response_serializer=springtide_dot_v1_dot_conductor__pb2.ScheduleAnswer.SerializeToString,
             ),
             'Advance': grpc.unary_unary_rpc_method_handler(
                     servicer.Advance,
@@ -138,7 +140,7 @@ class Conductor:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Schedule(request,
+    def Schedule(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -148,12 +150,12 @@ class Conductor:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/springtide.v1.Conductor/Schedule',
-            springtide_dot_v1_dot_conductor__pb2.ScheduleRequest.SerializeToString,
-            springtide_dot_v1_dot_conductor__pb2.ScheduleReply.FromString,
+            springtide_dot_v1_dot_conductor__pb2.ScheduleQuestion.SerializeToString,
+            springtide_dot_v1_dot_conductor__pb2.ScheduleAnswer.FromString,
             options,
             channel_credentials,
             insecure,

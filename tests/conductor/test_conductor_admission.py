@@ -56,6 +56,20 @@ def test_recent_outputs_say_how_soon_places_become_free() -> None:
     assert core.state.lengths.mean_tokens < before
 
 
+def test_the_outputs_under_way_say_it_better_than_those_that_ended() -> None:
+    """Long outputs have ended here; those in whose turn the last one waits are short."""
+    core = make_core(tbt_slo_ms=80.0)
+    report(core, "d0", Role.DECODE, max_batch=4)
+    for number in range(50):
+        assigned(core, request(f"long-{number}", num_tokens=4))
+        core.handle(Progress(AttemptId(f"long-{number}"), Phase.FINISHED, output_tokens=400), 0.0)
+    for number in range(300):
+        last = ask(core, replace(request(f"short-{number}", num_tokens=4), max_new_tokens=8))
+    assert isinstance(last.decision, Placement)
+    # 296 wait for four places. 75 turns of at most 8 tokens each.
+    assert 70 * 8 < last.decision.wait_ms / last.decision.decode.tbt_ms <= 75 * 8
+
+
 def test_a_request_waits_for_slots_while_its_objective_allows() -> None:
     core = make_core(decodes=["d0", "d1"])
     report(core, "d0", Role.DECODE, slots_available=0, running=10, tokens=1000)
@@ -80,7 +94,8 @@ def test_a_request_that_would_wait_for_room_beyond_its_objective_is_refused() ->
 
 def test_a_request_waits_for_a_place_in_a_batch_and_tokens_come_no_slower_for_it() -> None:
     core = make_core(tbt_slo_ms=80.0)
-    report(core, "d0", Role.DECODE, running=64, tokens=64)
+    assigned(core, request("under way", num_tokens=4))
+    report(core, "d0", Role.DECODE, running=64, tokens=64, attempt_ids=frozenset({AttemptId("under way")}))
     first, second = ask(core, request("a", num_tokens=4)), ask(core, request("b", num_tokens=4))
     assert isinstance(first.decision, Placement) and isinstance(second.decision, Placement) and first.decision.waits
     assert second.decision.wait_ms > first.decision.wait_ms

@@ -103,7 +103,7 @@ def test_an_attempt_that_is_listed_again_in_between_is_not_over() -> None:
 def test_attempts_are_forgotten_when_their_gateway_is_silent_for_a_lease() -> None:
     core = make_core()
     assigned(core, request("kept"))
-    assigned(core, request("silent"))
+    assigned(core, request("silent", gateway_id=GatewayId("gateway-1")))
     core.handle(Renew(GATEWAY, [live("kept")]), 20.0)
     assert core.handle(Tick(), 29.0) == []
     assert core.handle(Tick(), 31.0) == [Forgot((AttemptId("silent"),))]

@@ -30,6 +30,7 @@ from springtide.protocol.scheduling import Schedule, ScheduleReply
 from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
+from tests.support.scheduling import scheduled
 from tests.support.valkey import new_valkey
 
 LEASE_S = 1.0
@@ -81,7 +82,7 @@ class Conductor:
     async def schedule(self, attempt: str, epoch: int = 0) -> ScheduleReply:
         async with connect(self.address) as channel:
             request = wire.SCHEDULE.encode(replace(a_request(attempt), epoch=epoch))
-            return wire.SCHEDULE_REPLY.decode(await ConductorStub(channel).Schedule(request))
+            return wire.SCHEDULE_REPLY.decode(await scheduled(ConductorStub(channel), request))
 
     async def leads(self) -> bool:
         return (await self.status()).leads

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -161,6 +163,11 @@ ASKED = Asked(
 )
 
 
+def cost_of(instances: PrefillInstances, row: int) -> PrefillCost:
+    columns = (instances.fixed_ms, instances.per_token_ms, instances.per_pair_ms, instances.slowest_share)
+    return PrefillCost(*(float(column[row]) for column in columns))
+
+
 @given(seed=st.integers(0, 2**32), chunk_tokens=st.sampled_from([1, 100, 512, 2048]), chunk_ms=st.sampled_from([None, 2.0, 300.0]))
 @settings(max_examples=200, deadline=None)
 def test_prefills_are_estimated_to_the_digit_as_prefill_nodes_cut_them(seed: int, chunk_tokens: int, chunk_ms: float | None) -> None:
@@ -172,10 +179,23 @@ def test_prefills_are_estimated_to_the_digit_as_prefill_nodes_cut_them(seed: int
     asked = ASKED._replace(num_tokens=num_tokens, chunk_tokens=chunk_tokens, chunk_ms=chunk_ms or 0.0, most_reused=most)
     _native.estimate_prefills(instances.rows, held, None, LinkEnds.zeros(1).rows, None, asked, into)
     for row in range(count):
-        cost = (instances.fixed_ms, instances.per_token_ms, instances.per_pair_ms, instances.slowest_share)
-        chunking = Chunking(PrefillCost(*(float(column[row]) for column in cost)), chunk_tokens, chunk_ms)
+        chunking = Chunking(cost_of(instances, row), chunk_tokens, chunk_ms)
         cached = 64 * min(int(held[row]), most)
         assert into.prefill_ms[row] == chunking.prompt_ms(num_tokens - cached, cached)
+
+
+@given(seed=st.integers(0, 2**32), chunk_tokens=st.sampled_from([1, 100, 512, 2048]), chunk_ms=st.sampled_from([None, 2.0, 300.0]))
+@settings(max_examples=200, deadline=None)
+def test_a_prompts_time_at_each_instance_is_that_of_its_chunks(seed: int, chunk_tokens: int, chunk_ms: float | None) -> None:
+    chance, count = np.random.default_rng(seed), 20
+    instances, into = prefill_instances(chance, count), np.empty(count)
+    cached, fresh = int(chance.integers(0, 100_000)), int(chance.integers(1, 100_000))
+    _native.prompts_ms(
+        instances.rows, into, num_tokens=cached + fresh, cached_tokens=cached, chunk_tokens=chunk_tokens, chunk_ms=chunk_ms or 0.0
+    )
+    for row in range(count):
+        chunking = Chunking(cost_of(instances, row), chunk_tokens, chunk_ms)
+        assert into[row] == chunking.prompt_ms(fresh, cached)
 
 
 @given(st.integers(0, 2**32), st.integers(0, 40))
@@ -306,6 +326,11 @@ CALLS = {
         {"instances": DecodeInstances.zeros(1).rows, "held": ONE},
         (7,),
         into=DecodeEstimates.unfilled(names(1)),
+    ),
+    "prompts_ms": Call(
+        _native.prompts_ms,
+        {"instances": PrefillInstances.zeros(1).rows, "into": np.ones(1)},
+        keywords={"num_tokens": 9, "cached_tokens": 8, "chunk_tokens": 512, "chunk_ms": 0.0},
     ),
     "spread": Call(_native.spread, {"column": np.zeros(8, np.int64)}, (1, b"\x01")),
     "expect_batches": Call(
@@ -453,3 +478,87 @@ def test_a_place_is_that_of_an_instance() -> None:
             call = CALLS[function]
             with pytest.raises(IndexError):
                 replace(call, keywords={**call.keywords, "place": place})()
+
+
+frames = st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255), st.integers(0, (1 << 31) - 1), st.binary(max_size=40)), max_size=12)
+
+
+@given(frames, st.data())
+def test_frames_are_found_whole_however_they_come(sent: list[tuple[int, int, int, bytes]], data: st.DataObject) -> None:
+    stream = b"".join(
+        len(payload).to_bytes(3, "big") + bytes((kind, flags)) + number.to_bytes(4, "big") + payload
+        for kind, flags, number, payload in sent
+    )
+    assert_found_whole(stream, sent, lambda received: _native.split_frames(received, 40), data)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=12), st.data())
+def test_messages_are_found_whole_however_they_come(sent: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(b"\0" + len(message).to_bytes(4, "big") + message for message in sent)
+    assert_found_whole(stream, sent, lambda received: _native.split_messages(received, 40), data)
+
+
+def assert_found_whole(stream: bytes, sent: list[Any], split: Callable[[bytearray], tuple[list[Any], int]], data: st.DataObject) -> None:
+    received, found = bytearray(), list[Any]()
+    for begin, end in pairwise([0, *sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8))), len(stream)]):
+        received += stream[begin:end]
+        whole, used = split(received)
+        assert (whole == []) == (used == 0)
+        del received[:used]
+        found += whole
+    assert (found, received) == (sent, b"")
+
+
+def test_what_is_too_large_or_compressed_is_refused() -> None:
+    assert _native.split_frames(bytearray(b"\0\0\x05" + bytes(6) + b"12345"), 5) == ([(0, 0, 0, b"12345")], 14)
+    with pytest.raises(ConnectionError, match="a frame of 6 bytes came, where 5 are allowed"):
+        _native.split_frames(bytearray(b"\0\0\x06" + bytes(6)), 5)
+    with pytest.raises(ConnectionError, match="of 4294967295 bytes"):
+        _native.split_messages(bytearray(b"\0\xff\xff\xff\xff"), 5)
+    with pytest.raises(ConnectionError, match="compressed"):
+        _native.split_messages(bytearray(b"\x01\0\0\0\0"), 5)
+    with pytest.raises(TypeError):
+        _native.split_frames("text", 5)  # type: ignore[arg-type]
+
+
+milliseconds = st.one_of(st.floats(0, 1e8), st.floats(0), st.sampled_from([0.0, 0.5, 1.0, 2.0, 1e-320, 2.0**22, 2.0**23]))
+
+
+@given(st.lists(st.tuples(milliseconds, milliseconds)))
+def test_queue_factors_are_those_of_the_classes(times: list[tuple[float, float]]) -> None:
+    own_ms, ahead_ms = (np.array(column, np.float64) for column in (zip(*times, strict=True) if times else ((), ())))
+    factors, into = np.arange(24.0 * 24).reshape(24, 24), np.empty(len(times))
+    _native.queue_factors(own_ms, ahead_ms, factors, into)
+    assert [_native.queue_class(own, 24) for own, _ in times] == [classed(own) for own, _ in times]
+    assert into.tolist() == [24 * (classed(own) + 0.0) + classed(ahead) for own, ahead in times]
+    with pytest.raises(ValueError, match=r"factors is \[classes, classes\]"):
+        _native.queue_factors(own_ms, ahead_ms, np.ones(24), into)
+    with pytest.raises(ValueError, match="ahead_ms has 0 items"):
+        _native.queue_factors(np.ones(1), np.ones(0), factors, np.ones(1))
+
+
+def classed(ms: float) -> int:
+    return min(max(math.frexp(ms)[1], 0), 23)
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1), st.booleans())
+def test_the_extreme_rows_are_found_in_their_order(values: list[tuple[int, bool]], floats: bool) -> None:
+    column = np.array([value for value, _ in values], np.float64 if floats else np.int64) * (1 if floats else 1 << 40)
+    rows = np.array([row for row, (_, wanted) in enumerate(values) if wanted] or [0])
+    for find, extreme in ((_native.least_rows, min), (_native.most_rows, max)):
+        into = np.empty_like(rows)
+        count = find(rows, column, into)
+        assert into[:count].tolist() == [row for row in rows.tolist() if column[row] == extreme(column[rows].tolist())]
+
+
+def test_of_no_rows_and_of_rows_beyond_the_column_there_is_no_least() -> None:
+    three, into = np.zeros(3), np.zeros(3, np.int64)
+    with pytest.raises(ValueError, match="rows has 0 items"):
+        _native.least_rows(np.zeros(0, np.int64), three, into)
+    for row in (-1, 3):
+        with pytest.raises(IndexError, match="a row names a place that is none"):
+            _native.least_rows(np.array([0, row]), three, into)
+    with pytest.raises(ValueError, match="into has 1 items; 2 are wanted"):
+        _native.most_rows(np.array([0, 1]), three, into[:1])
+    with pytest.raises(TypeError, match="column must be an array of int64 or float64, not of format 'f'"):
+        _native.most_rows(np.array([0, 1]), np.zeros(3, np.float32), into)

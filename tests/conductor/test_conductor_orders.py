@@ -34,6 +34,7 @@ from springtide.rpc.channels import connect, new_server
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
 from tests.support.engine_nodes import EngineNodes, until
 from tests.support.models import make_tiny_llama
+from tests.support.scheduling import scheduled
 from tests.support.valkey import new_valkey
 
 BLOCK_TOKENS = 16
@@ -169,7 +170,7 @@ async def test_a_conductor_has_what_its_requests_share_copied_off_a_congested_no
             while not (await stub.GetCluster(conductor_pb2.GetClusterRequest())).ready or other.store.watches == 0:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             for number in range(40):
-                await stub.Schedule(schedule_request(f"a{number}", support_keys(20), 20 * 8 + 1))
+                await scheduled(stub, schedule_request(f"a{number}", support_keys(20), 20 * 8 + 1))
             other.engine.report()
             while len(other.store.keys) < 20:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)

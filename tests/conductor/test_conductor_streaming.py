@@ -8,13 +8,14 @@ import re
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import chain
 from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
-from conductor.server.streaming import CallFailed, follow
+from conductor.server.streaming import CallFailed, Reading, follow
 from springtide.credentials import Credentials
 from springtide.rpc.authentication import TOKEN_KEY
 from springtide.rpc.channels import new_server
@@ -88,6 +89,42 @@ async def test_what_has_come_together_is_taken_together() -> None:
             async with asyncio.timeout(10):
                 await follow(address, METHOD, b"", (), took.append)
     assert took == [[b"%d" % number for number in range(100)], [b"last"]]
+
+
+async def test_what_comes_while_nothing_is_read_is_taken_together_later() -> None:
+    first_taken, all_said = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield bytes([0])
+        await first_taken.wait()
+        for number in range(1, 10):
+            yield bytes([number])
+        all_said.set()
+        await asyncio.sleep(600)
+
+    reading = Reading()
+    reading.resume()  # of no connection yet: nothing happens
+    took: list[list[bytes]] = []
+
+    def take(messages: Sequence[bytes]) -> None:
+        took.append(list(messages))
+        reading.pause()
+        first_taken.set()
+
+    async with serving(answer) as (address, _), asyncio.timeout(30):
+        following = asyncio.create_task(follow(address, METHOD, b"", (), take, reading))
+        await all_said.wait()
+        await asyncio.sleep(0.5)  # in which all of it could have been read
+        assert len(took) == 1 and len(took[0]) < 10
+        reading.resume()
+        while len(took) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert list(chain(*took)) == [bytes([number]) for number in range(10)]
+        assert len(took) == 2, "all that had come in between at once"
+        following.cancel()
+        await asyncio.wait([following])
+        reading.resume()
+        reading.pause()
 
 
 async def test_who_takes_slowly_is_not_behind() -> None:

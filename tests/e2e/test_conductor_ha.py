@@ -23,6 +23,7 @@ import pytest
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 from tests.support.cluster import Cluster
 from tests.support.reference import random_prompt
+from tests.support.scheduling import question
 
 NUM_CLIENTS = 3
 OUTPUT_TOKENS = 12
@@ -175,20 +176,20 @@ def test_a_killed_leader_costs_no_request(cluster: Cluster) -> None:
 def test_a_leader_that_stood_still_is_not_believed_when_it_goes_on(cluster: Cluster) -> None:
     leader, epoch = leader_of(cluster)
     address = next(member.address for member in cluster.members() if member.member_id == leader)
-    question = conductor_pb2.ScheduleRequest(attempt_id="r.1", request_id="r", num_tokens=1, max_new_tokens=1, gateway_id="nobody")
+    asked = conductor_pb2.ScheduleRequest(attempt_id="r.1", request_id="r", num_tokens=1, max_new_tokens=1, gateway_id="nobody")
     pid = cluster.pid_of(leader)
     assert pid is not None
     with load_on(cluster) as load, grpc.insecure_channel(address) as channel:
         os.kill(pid, signal.SIGSTOP)
         try:
             stopped_at = time.monotonic()
-            late = conductor_pb2_grpc.ConductorStub(channel).Schedule.future(question, timeout=WAIT_S, metadata=cluster.metadata)
+            late = conductor_pb2_grpc.ConductorStub(channel).Schedule(iter([question(asked)]), timeout=WAIT_S, metadata=cluster.metadata)
             load.wait_for_more()
             heir, next_epoch = leader_of(cluster)
             assert f"conductor: {heir} leads (epoch {next_epoch})" in shown_status(cluster)
         finally:
             os.kill(pid, signal.SIGCONT)
-        answer = late.result()
+        answer = next(late).reply
         load.wait_for_more()
         print(load.report("the leader stopped by SIGSTOP", stopped_at))
     assert set(load.ends) == {GOOD}

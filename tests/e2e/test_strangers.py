@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import grpc
 import psutil
@@ -21,6 +22,7 @@ from springtide.rpc.authentication import TOKEN_KEY
 from tests.support import streams
 from tests.support.cluster import Cluster
 from tests.support.reference import random_prompt
+from tests.support.scheduling import question
 
 TIMEOUT_S = 10
 KINDS = {(False, False): "unary_unary", (False, True): "unary_stream", (True, False): "stream_unary", (True, True): "stream_stream"}
@@ -92,6 +94,12 @@ def test_no_port_of_the_cluster_but_the_public_one_answers_a_stranger(cluster: C
     assert serves(cluster)
 
 
+def asked_of(channel: grpc.Channel) -> Callable[..., Any]:
+    """Asks a Conductor where a request should run."""
+    conductor = conductor_pb2_grpc.ConductorStub(channel)
+    return lambda asked, **options: next(conductor.Schedule(iter([question(asked)]), **options))
+
+
 @pytest.mark.parametrize("token", ["", str(Credentials(b"the secret of another cluster", "springtide").token)], ids=["none", "another's"])
 def test_a_stranger_gives_no_orders(cluster: Cluster, token: str) -> None:
     metadata = ((TOKEN_KEY, token),) if token else ()
@@ -105,7 +113,7 @@ def test_a_stranger_gives_no_orders(cluster: Cluster, token: str) -> None:
         grpc.insecure_channel(member(cluster, "store").address) as store,
     ):
         for call, request in (
-            (conductor_pb2_grpc.ConductorStub(conductor).Schedule, schedule),
+            (asked_of(conductor), schedule),
             (conductor_pb2_grpc.ConductorStub(conductor).Renew, forgets_all),
             (node_pb2_grpc.DecodeNodeStub(decode).SwitchRole, node_pb2.SwitchRoleRequest(to=common_pb2.ROLE_PREFILL)),
             (store_pb2_grpc.StoreStub(store).Evict, store_pb2.EvictRequest(all=True)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,19 @@ class Cluster:
         return not any(node.running for node in self.nodes.values())
 
 
+@asynccontextmanager
+async def serving(conductor: conductor_pb2_grpc.ConductorServicer) -> AsyncIterator[str]:
+    """Serves it for as long as the context lasts, at this address."""
+    server = new_server()
+    conductor_pb2_grpc.add_ConductorServicer_to_server(conductor, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(None)
+
+
 class FakeConductor(conductor_pb2_grpc.ConductorServicer):
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -124,7 +138,11 @@ class FakeConductor(conductor_pb2_grpc.ConductorServicer):
     def phases(self, attempt_id: str) -> list[int]:
         return [advance.phase for advance in self.advances if advance.attempt_id == attempt_id]
 
-    async def Schedule(self, request: conductor_pb2.ScheduleRequest, context: Any) -> conductor_pb2.ScheduleReply:
+    async def Schedule(self, questions: AsyncIterator[conductor_pb2.ScheduleQuestion], context: Any) -> AsyncIterator[Any]:
+        async for question in questions:
+            yield conductor_pb2.ScheduleAnswer(number=question.number, reply=self._placed(question.request))
+
+    def _placed(self, request: conductor_pb2.ScheduleRequest) -> conductor_pb2.ScheduleReply:
         self.requests.append(request)
         assert len(request.block_keys) == request.num_tokens // BLOCK_TOKENS * KEY_BYTES
         if self.rejections:

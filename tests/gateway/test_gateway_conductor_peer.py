@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from gateway_cluster import until
+from gateway_cluster import serving, until
 
 from gateway import conductor_link
 from gateway.conductor_link import MOST_KEPT, ConductorPeer
@@ -16,7 +16,6 @@ from springtide.ids import AttemptId, GatewayId, RequestId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.scheduling import Schedule
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
-from springtide.rpc.channels import new_server
 
 GATEWAY = GatewayId("gateway-0")
 REQUEST = Schedule(AttemptId("a.1"), RequestId("a"), GATEWAY, [], 1, 1)
@@ -25,19 +24,28 @@ REQUEST = Schedule(AttemptId("a.1"), RequestId("a"), GATEWAY, [], 1, 1)
 class HangingConductor(conductor_pb2_grpc.ConductorServicer):
     def __init__(self) -> None:
         self.asked = asyncio.Event()
+        self.answers = asyncio.Event()
+        """Until it is set, whoever asks is not answered."""
+        self.watches = 0
         self.told: list[Sequence[conductor_pb2.AttemptReport]] = []
         self.goes_on = asyncio.Event()
         """Until it is set, whoever reports is not answered."""
 
-    async def Schedule(self, request: conductor_pb2.ScheduleRequest, context: Any) -> conductor_pb2.ScheduleReply:
-        self.asked.set()
-        await asyncio.Event().wait()
-        raise AssertionError("it waits for ever")
+    async def Schedule(self, questions: AsyncIterator[conductor_pb2.ScheduleQuestion], context: Any) -> AsyncIterator[Any]:
+        async for question in questions:
+            self.asked.set()
+            await self.answers.wait()
+            yield conductor_pb2.ScheduleAnswer(number=question.number, refusal=f"of {question.request.attempt_id}")
 
     async def Advance(self, request: conductor_pb2.AdvanceRequest, context: Any) -> conductor_pb2.AdvanceReply:
         self.told.append(request.reports)
         await self.goes_on.wait()
         return conductor_pb2.AdvanceReply()
+
+    async def WatchHung(self, request: conductor_pb2.WatchHungRequest, context: Any) -> AsyncIterator[conductor_pb2.HungInstances]:
+        self.watches += 1
+        yield conductor_pb2.HungInstances()
+        await asyncio.Event().wait()
 
     async def Renew(self, request: conductor_pb2.RenewRequest, context: Any) -> conductor_pb2.RenewReply:
         return conductor_pb2.RenewReply()
@@ -53,14 +61,11 @@ def ended(number: int) -> Progress:
 
 @pytest.fixture
 async def hanging() -> AsyncIterator[tuple[HangingConductor, ConductorPeer]]:
-    conductor, server = HangingConductor(), new_server()
-    conductor_pb2_grpc.add_ConductorServicer_to_server(conductor, server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    peer = ConductorPeer(address, GATEWAY, list, lambda hung: None)
-    yield conductor, peer
-    await peer.close(patience_s=0.0)
-    await server.stop(None)
+    conductor = HangingConductor()
+    async with serving(conductor) as address:
+        peer = ConductorPeer(address, GATEWAY, list, lambda hung: None)
+        yield conductor, peer
+        await peer.close(patience_s=0.0)
 
 
 async def test_a_call_outlives_the_hanging_up_on_its_conductor_and_fails_as_every_other(
@@ -129,3 +134,16 @@ async def test_an_orderly_end_waits_for_what_is_still_to_be_told(hanging: tuple[
         peer.report(ended(number))
     await peer.close(patience_s=10.0)
     assert len(conductor.names) == 100
+
+
+async def test_who_hangs_is_told_also_after_the_connection_was_given_up(
+    hanging: tuple[HangingConductor, ConductorPeer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Conductor that stood still: its calls were not answered in time, so their channel was closed."""
+    monkeypatch.setattr(conductor_link, "_GRACE_S", 0.0)
+    monkeypatch.setattr(conductor_link, "CALL_TIMEOUT_S", 0.2)
+    conductor, peer = hanging
+    await until(lambda: conductor.watches == 1)
+    with pytest.raises(Unavailable, match="nothing came"):
+        await peer.schedule(REQUEST)
+    await until(lambda: conductor.watches == 2)

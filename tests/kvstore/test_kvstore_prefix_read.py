@@ -245,8 +245,10 @@ async def test_a_slow_source_is_helped_and_the_slow_read_taken_over(world: World
 
 
 async def test_a_source_that_hangs_is_left_once_its_reads_are_at_rest(world: World) -> None:
-    hung, quick = await world.holder(NUM_BLOCKS, TransferFault("hang", "read", after=1)), await world.holder()
-    assert await world.fetch(hung.source, quick.source) == (NUM_BLOCKS, NUM_BLOCKS, LAYERS_TOLD)
+    hung = await world.holder(NUM_BLOCKS, TransferFault("hang", "read", after=1))
+    # So slow that not all has come from it before the other one hangs.
+    other = await world.holder(NUM_BLOCKS, TransferFault("delay", "read", delay_s=0.05))
+    assert await world.fetch(hung.source, other.source) == (NUM_BLOCKS, NUM_BLOCKS, LAYERS_TOLD)
     assert not world.transport.connections[hung.endpoint.addresses["tcp"]].is_open, "a cancelled read that does not end closes it"
 
 

@@ -65,8 +65,9 @@ async def test_tokens_are_those_of_the_engine_alone_while_slots_go_from_one_requ
             for one, outcome in zip(asked, outcomes, strict=True):
                 assert outcome.token_ids == expected[one], f"turn {turn}, {one}: {outcome.failures}"
         await nodes.all_slots_given_back()
-        for cache in caches:
-            cache.page_table.validate()
+    # The models' threads have ended: until then they may be at forgetting what was given back.
+    for cache in caches:
+        cache.page_table.validate()
     assert len(caches) >= 3
 
 

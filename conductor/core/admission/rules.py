@@ -41,9 +41,8 @@ class Lookahead:
         self._demand = DemandLimits(settings.tenant_weights, settings.overload_headroom)
         self._sizes = SizeLimits() if settings.overload_short_first and foresight is not Foresight.NONE else None
 
-    def outlook(self, request: Schedule, alternatives: Alternatives, placement: Placement, now: float) -> Outlook:
-        """The request counts as demand by this."""
-        output_tokens = self._state.output_tokens(request)
+    def outlook(self, request: Schedule, alternatives: Alternatives, placement: Placement, output_tokens: float, now: float) -> Outlook:
+        """Of a request whose output is predicted to have so many tokens. It counts as demand by this."""
         limit = self._demand.ask(request.tenant, request.terms.priority, _work_ms(placement, output_tokens), now)
         own_tbt_ms, judged_ms, idle_ms = self._look(request, placement, output_tokens, now)
         share = 1.0

@@ -6,11 +6,9 @@ the work only, while a long one may also wait for what arrives after it. How muc
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-from numpy.typing import NDArray
 
+from conductor import _native
 from conductor.core.types.arrays import Floats
 
 _CLASSES = 24
@@ -38,17 +36,15 @@ class QueueBias:
 
     def factors(self, own_ms: Floats, ahead_ms: Floats) -> Floats:
         """The factors by which to multiply the work ahead for prompts of so much work of their own."""
-        return np.asarray(self._factors[_class(own_ms), _class(ahead_ms)])
-
-    def wait_ms(self, own_ms: float, ahead_ms: float) -> float:
-        """How long a prompt of so much work of its own is expected to wait behind so much."""
-        return ahead_ms * float(self._factors[_class_of(own_ms), _class_of(ahead_ms)])
+        factors = np.empty(len(own_ms))
+        _native.queue_factors(own_ms, ahead_ms, self._factors, factors)
+        return factors
 
     def observe(self, own_ms: float, ahead_ms: float, waited_ms: float) -> None:
         """Learns that an attempt waited so long, with so much work ahead when it was placed."""
         if ahead_ms < _LEAST_AHEAD_MS:
             return
-        own, ahead = _class_of(own_ms), _class_of(ahead_ms)
+        own, ahead = _native.queue_class(own_ms, _CLASSES), _native.queue_class(ahead_ms, _CLASSES)
         self._ahead_ms[own, ahead] = self._ahead_ms[own, ahead] * _REMEMBERED + ahead_ms
         self._waited_ms[own, ahead] = self._waited_ms[own, ahead] * _REMEMBERED + waited_ms
         self._doubt[own, ahead] *= _DOUBT_KEPT
@@ -57,13 +53,3 @@ class QueueBias:
         for column, (seen_ms, waited, doubt) in enumerate(rows):
             factor = min(max((waited + doubt * factor) / (seen_ms + doubt), _LEAST), _MOST)
             self._factors[own, column] = factor
-
-
-def _class(ms: Floats) -> NDArray[np.int32]:
-    exponents = np.frexp(ms)[1]
-    np.minimum(exponents, _CLASSES - 1, out=exponents)
-    return np.maximum(exponents, 0, out=exponents)
-
-
-def _class_of(ms: float) -> int:
-    return min(max(math.frexp(ms)[1], 0), _CLASSES - 1)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from conductor import _native
 from conductor.core.types.arrays import Floats, Ints
 from conductor.core.types.decision import Alternatives
 from springtide.choices import PolicyName
@@ -32,26 +33,17 @@ class PlacementPolicy(Protocol):
 
 
 def least(rows: Ints, column: Ints | Floats) -> Ints:
-    """The ones of `rows`, which ascend, that are least in this column; there is always one."""
-    values = column if len(rows) == len(column) else column[rows]
-    return _equal(rows, values, int(values.argmin()))
+    """The ones of `rows` that are least in this column; there is always one."""
+    found = np.empty_like(rows)
+    return found[: _native.least_rows(rows, column, found)]
 
 
 def most(rows: Ints, column: Ints | Floats) -> Ints:
-    """The ones of `rows`, which ascend, that are greatest in this column."""
+    """The ones of `rows` that are greatest in this column."""
     if len(rows) == 1:
         return rows
-    values = column if len(rows) == len(column) else column[rows]
-    return _equal(rows, values, int(values.argmax()))
-
-
-def _equal(rows: Ints, values: Ints | Floats, first: int) -> Ints:
-    """Those whose value is that of the first."""
-    equal = values == values[first]
-    count = np.count_nonzero(equal)
-    if count == 1:
-        return rows[first : first + 1]
-    return rows if count == len(rows) else rows[equal]
+    found = np.empty_like(rows)
+    return found[: _native.most_rows(rows, column, found)]
 
 
 class KVCacheCentric:

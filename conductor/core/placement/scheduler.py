@@ -50,7 +50,8 @@ class Scheduler:
         """Number, in the transfer model, of the node whose live view a bit of the index is."""
         self._index_version = -1
 
-    def estimate(self, request: Schedule, turn: int, now: float) -> Alternatives:
+    def estimate(self, request: Schedule, output_tokens: float, turn: int, now: float) -> Alternatives:
+        """Of a request whose output is predicted to have so many tokens; `turn`: decisions made before this one."""
         self._follow_state()
         settings = self._settings
         matches = self._index.match(request.block_keys)
@@ -62,7 +63,7 @@ class Scheduler:
             admission=settings.admission,
             turn=turn,
             num_blocks=blocks_for(request.num_tokens + 1, settings.block_tokens),
-            expected_blocks=blocks_for(request.num_tokens + max(1, round(self._state.output_tokens(request)) - 1), settings.block_tokens),
+            expected_blocks=blocks_for(request.num_tokens + max(1, round(output_tokens) - 1), settings.block_tokens),
             # The last token of the output is never fed back.
             most_blocks=blocks_for(request.num_tokens + max(1, request.max_new_tokens - 1), settings.block_tokens),
             accepted=request.accepted,
@@ -70,7 +71,7 @@ class Scheduler:
             avoid=tuple(sorted(request.avoid)),
             ttft_slo_ms=request.ttft_slo_ms or settings.ttft_slo_ms,
             tbt_slo_ms=request.tbt_slo_ms or settings.tbt_slo_ms,
-            mean_output_tokens=self._state.lengths.mean_tokens,
+            mean_output_tokens=self._state.mean_output_tokens,
             rejoin_s=settings.rejoin_s,
             prefills=self._prefills(request, matches, holders, now),
             decodes=decodes,
@@ -82,6 +83,16 @@ class Scheduler:
         """Whether its load is known, with what it takes to predict, and so is what its store holds."""
         columns = self._prefill if instance.ref.role is Role.PREFILL else self._decode
         return columns.ready(instance) and self._index.knows(instance.ref.node_id)
+
+    def ready_prefills(self) -> PrefillColumns:
+        """The prefill instances that are ready, as they are now."""
+        self._follow_state()
+        return self._prefill
+
+    def num_ready(self, role: Role) -> int:
+        """How many instances of the role are."""
+        self._follow_state()
+        return len((self._prefill if role is Role.PREFILL else self._decode).instance_ids)
 
     @property
     def fetch_threshold(self) -> float:
@@ -135,9 +146,9 @@ class Scheduler:
         """So many of the holders, those first that fewer transfers leave now."""
         if holders.bit_count() == 1:
             return [matches.node_of_bit[holders.bit_length() - 1]]
-        held = np.asarray(bits(holders))
-        congestion = self._transfers.links.leaving[self._node_of_bit[held]]
-        return [matches.node_of_bit[bit] for bit in held[np.argsort(congestion, kind="stable")[:count]]]
+        held = bits(holders)
+        order = self._transfers.links.leaving[self._node_of_bit[held]].argsort(kind="stable")
+        return [matches.node_of_bit[held[place]] for place in order[:count].tolist()]
 
     # ---- estimates ----
 
@@ -203,8 +214,7 @@ def _inline_estimates(
     """
     reused = np.minimum(in_dram, (num_tokens - 1) // block_tokens)
     new_tokens = num_tokens - reused * block_tokens
-    max_batch = decodes.max_batch
-    rows = ((new_tokens <= most_tokens) & ((max_batch <= 0) | (decodes.batch <= max_batch))).nonzero()[0]
+    rows = ((new_tokens <= most_tokens) & decodes.place_in_batch()).nonzero()[0]
     if not len(rows):
         return ()
     tbt_ms = decodes.tbt_ms[rows]
@@ -242,8 +252,8 @@ def place(alternatives: Alternatives) -> Decision:
     decode = _decode(alternatives, _avoid(fit_decode, decodes, alternatives))
     inline = _inline(alternatives, max(prefills.ttft_ms[prefill], decode.wait_ms))
     if inline is not None:
-        return Placement(inline.as_prefill(int(decodes.slots_total[inline.row])), decodes[inline.row])
-    return Placement(prefills[prefill], decode)
+        return Placement(inline.as_prefill(int(decodes.slots_total[inline.row])), decodes.row(inline.row))
+    return Placement(prefills.row(prefill), decode)
 
 
 def _too_large(alternatives: Alternatives) -> Rejection:
@@ -262,13 +272,14 @@ def _decode(alternatives: Alternatives, rows: Ints) -> DecodeEstimate:
     """By the policy among those that have a place in their batch, and slots for the prompt and what is expected to follow; where none has,
     the one that will soonest."""
     decodes = alternatives.decodes
+    has_room = decodes.place_in_batch() & (decodes.slots_free >= alternatives.expected_blocks)
+    roomy = rows if np.count_nonzero(has_room) == len(has_room) else rows[has_room[rows]]
+    if len(roomy):
+        return decodes.row(POLICIES[alternatives.policy].decode(alternatives, roomy))
     slots_free, batch, max_batch = decodes.slots_free[rows], decodes.batch[rows], decodes.max_batch[rows]
     lacking = np.maximum(alternatives.expected_blocks - slots_free, 0) / np.maximum(decodes.slots_total[rows], 1)
     beyond = np.where(max_batch > 0, np.maximum(batch - max_batch, 0) / np.maximum(max_batch, 1), 0.0)
     share = np.maximum(lacking, beyond)
-    roomy = rows[share <= 0]
-    if len(roomy):
-        return decodes[POLICIES[alternatives.policy].decode(alternatives, roomy)]
     waits_ms = [alternatives.drain_ms(float(part), float(tbt_ms)) for part, tbt_ms in zip(share, decodes.tbt_ms[rows], strict=True)]
     soonest = int(np.argmin(waits_ms))
     return decodes[int(rows[soonest])]._replace(wait_ms=waits_ms[soonest])

@@ -10,24 +10,24 @@ time, and so many bytes a second over the whole cluster and at each node, whethe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 
+from conductor import _native
+from conductor.core.placement.instance_columns import PrefillColumns, PrefillInstances
 from conductor.core.placement.policy import POLICIES
 from conductor.core.placement.transfer import TransferModel
 from conductor.core.prefix_index import PrefixIndex, bits
 from conductor.core.replication.popularity import Popularity, PopularPrefix
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
-from conductor.core.types.arrays import Floats, Ints
+from conductor.core.types.arrays import Floats
 from conductor.core.types.decision import Alternatives
 from conductor.core.types.events import Replicate, ReplicationEnded
 from springtide.ids import BlockKey, NodeId
-from springtide.protocol.instances import Role
 from springtide.protocol.scheduling import PrefixSource, Schedule
 
 MOST_COPIES = 16
@@ -81,28 +81,27 @@ class CopyBudget:
         self._spent_until[node_id] = max(self._spent_until.get(node_id, now), now) + seconds
 
 
-class Ready(Protocol):
-    """Whether an instance can take requests."""
-
-    def __call__(self, instance: Instance) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Prefills:
-    """The prefill instances that are ready, the least loaded first, as columns."""
+    """The prefill instances that are ready, the least loaded first."""
 
     instances: Sequence[Instance]
+    columns: PrefillInstances
     queue_ms: Floats
-    bits: Ints
-    """Of each one's store in the prefix index."""
 
 
 class ReplicationPlanner:
     """Decides what is copied; what it orders is done elsewhere, and told by `ended`."""
 
     def __init__(
-        self, settings: ConductorSettings, index: PrefixIndex, state: ClusterState, transfers: TransferModel, ready: Ready
+        self,
+        settings: ConductorSettings,
+        index: PrefixIndex,
+        state: ClusterState,
+        transfers: TransferModel,
+        ready: Callable[[], PrefillColumns],
     ) -> None:
+        """`ready`: the prefill instances that can take requests now."""
         self._settings = settings
         self._index = index
         self._state = state
@@ -153,16 +152,12 @@ class ReplicationPlanner:
     # ---- within ----
 
     def _prefills(self, now: float) -> _Prefills:
-        found = [
-            (instance.queue_ms(now), instance, bit)
-            for instance in self._state.of_role(Role.PREFILL)
-            if self._ready(instance) and (bit := self._index.live_bit(instance.ref.node_id)) is not None
-        ]
-        found.sort(key=lambda entry: (entry[0], entry[1].ref.instance_id))
+        ready, instances = self._ready(), self._state.instances
+        found = sorted((instances[name].queue_ms(now), name, row) for row, name in enumerate(ready.instance_ids))
         return _Prefills(
-            [instance for _, instance, _ in found],
-            np.array([queue_ms for queue_ms, _, _ in found], np.float64),
-            np.array([bit for _, _, bit in found], np.int64),
+            [instances[name] for _, name, _ in found],
+            PrefillInstances(ready.instances.rows[[row for *_, row in found]]),
+            np.array([queue_ms for queue_ms, *_ in found], np.float64),
         )
 
     def _copies(
@@ -174,22 +169,23 @@ class ReplicationPlanner:
         longest, holders = matches.longest(depth)
         if longest < depth:
             return []
-        held = matches.blocks_by_bit()[prefills.bits]
+        held = matches.blocks_by_bit()[prefills.columns.bit]
         holding = (held >= depth).nonzero()[0]
         coming = sum(key == last_key for _, key in self._in_flight)
         more = min(int(prefix.asks / ASKS_A_COPY) - len(holding) - coming, holders.bit_count())
         if more < 1:
             return []
+        waits_ms = self._waits_ms(prefix, prefills)
         # A request without a copy may wait at the least loaded of those who have one.
-        holder_ms = self._wait_ms(prefix, prefills, int(holding[0])) if len(holding) else math.inf
+        gains_ms = (waits_ms[holding[0]] if len(holding) else math.inf) - waits_ms
         sources: list[NodeId] = []
         orders: list[Replicate] = []
         free = (row for row in (held < depth).nonzero()[0].tolist() if prefills.instances[row].ref.node_id not in taken)
         for row in islice(free, _MOST_TARGETS):
-            target, wait_ms, missing = prefills.instances[row], holder_ms - self._wait_ms(prefix, prefills, row), depth - int(held[row])
             if len(orders) == more:
                 break
-            if wait_ms < self._settings.replication_gain_ms or not self._has_place(target, last_key, depth, missing):
+            target, missing = prefills.instances[row], depth - int(held[row])
+            if gains_ms[row] < self._settings.replication_gain_ms or not self._has_place(target, last_key, depth, missing):
                 continue
             # Sorted only now: mostly no copy pays, and the holders may be a thousand.
             sources = sources or self._least_busy(store_addresses.keys() & {matches.node_of_bit[bit] for bit in bits(holders)})
@@ -207,14 +203,22 @@ class ReplicationPlanner:
             sources = sources[1:] + sources[:1]
         return orders
 
-    def _wait_ms(self, prefix: PopularPrefix, prefills: _Prefills, row: int) -> float:
+    def _waits_ms(self, prefix: PopularPrefix, prefills: _Prefills) -> Floats:
         """How long a request that finds the prefix there would wait, by what prompts with so much left to compute have waited."""
-        cost, block_tokens = prefills.instances[row].load.prefill_cost, self._settings.block_tokens
-        assert cost is not None, f"{prefills.instances[row].ref.instance_id} is ready without a cost"
+        settings = self._settings
+        cached_tokens = len(prefix.keys) * settings.block_tokens
         # Of the last, incomplete block, half on average; one token is always left.
-        rest_tokens = max(round((prefix.rest_blocks + 0.5) * block_tokens), 1)
-        own_ms = self._state.prefill_ms(cost, rest_tokens, len(prefix.keys) * block_tokens)
-        return self._state.queue_bias.wait_ms(own_ms, float(prefills.queue_ms[row]))
+        rest_tokens = max(round((prefix.rest_blocks + 0.5) * settings.block_tokens), 1)
+        own_ms = np.empty(len(prefills.instances))
+        _native.prompts_ms(
+            prefills.columns.rows,
+            own_ms,
+            num_tokens=cached_tokens + rest_tokens,
+            cached_tokens=cached_tokens,
+            chunk_tokens=settings.chunk_tokens,
+            chunk_ms=settings.chunk_ms or 0.0,
+        )
+        return np.asarray(prefills.queue_ms * self._state.queue_bias.factors(own_ms, prefills.queue_ms))
 
     def _has_place(self, target: Instance, last_key: BlockKey, depth: int, missing: int) -> bool:
         """The node has room, and the order was not given to it of late."""
@@ -226,9 +230,10 @@ class ReplicationPlanner:
         """Whether what a request at this node is spared, without going elsewhere, is worth a copy of the missing blocks."""
         settings, cost = self._settings, target.load.prefill_cost
         assert cost is not None, f"{target.ref.instance_id} is ready without a cost"
+        if self._fetch_ms(source_id, target.ref.node_id, missing * settings.bytes_per_block) < settings.replication_gain_ms:
+            return False
         compute_ms = self._state.prefill_ms(cost, missing * settings.block_tokens, (depth - missing) * settings.block_tokens)
-        fetch_ms = self._fetch_ms(source_id, target.ref.node_id, missing * settings.bytes_per_block)
-        return min(compute_ms, fetch_ms) >= settings.replication_gain_ms
+        return compute_ms >= settings.replication_gain_ms
 
     def _fetch_ms(self, source_id: NodeId, node_id: NodeId, num_bytes: int) -> float:
         """Of a request's own fetch, sharing the source with what leaves it now."""

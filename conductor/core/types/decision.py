@@ -92,9 +92,9 @@ class Outlook:
 # ---- what every instance has to offer, and what is chosen ----
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Alternatives:
-    """One request and every instance that could serve it. All that `scheduler.decide` looks at."""
+    """One request and every instance that could serve it. All that `scheduler.decide` looks at. Only the outlook is added later."""
 
     attempt_id: AttemptId
     policy: PolicyName
@@ -113,7 +113,7 @@ class Alternatives:
     ttft_slo_ms: float
     tbt_slo_ms: float
     mean_output_tokens: float
-    """Of recent requests: how soon places become free."""
+    """Of the outputs that are under way: how soon places become free."""
     rejoin_s: float
     """When to come back if there is no instance at all."""
     prefills: PrefillEstimates

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 
-from conductor.core.types.arrays import Floats, Ints
+from conductor.core.types.arrays import Bools, Floats, Ints
 from springtide.ids import InstanceId, NodeId
 
 Branch = Literal["cache-aware", "fetch", "recompute"]
@@ -127,7 +127,7 @@ class _Estimates(Sequence[_Row]):
         return cls(**{**values, "instance_ids": tuple(columns["instance_ids"])})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PrefillEstimates(_Estimates[PrefillEstimate]):
     """Columns of PrefillEstimate. Whoever fetches does so from one source, which has `source_blocks` of the prompt."""
 
@@ -178,7 +178,7 @@ class PrefillEstimates(_Estimates[PrefillEstimate]):
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class DecodeEstimates(_Estimates[DecodeEstimate]):
     """Columns of DecodeEstimate."""
 
@@ -203,6 +203,10 @@ class DecodeEstimates(_Estimates[DecodeEstimate]):
             slots_total=np.empty(count, np.int64),
             max_batch=np.empty(count, np.int64),
         )
+
+    def place_in_batch(self) -> Bools:
+        """[rows] whether the attempt has one there."""
+        return (self.max_batch <= 0) | (self.batch <= self.max_batch)
 
     def row(self, index: int) -> DecodeEstimate:
         return DecodeEstimate(

@@ -1,0 +1,75 @@
+"""Who follows an engine, whose turn may be long in coming."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from conductor_nodes import Engine
+
+from conductor.core.types.events import Event, InstanceDown, InstanceUp, LoadReported
+from conductor.server.report_queue import Reporter, ReportQueue
+from conductor.server.runner import CoreRunner
+from conductor.server.silence import Silences
+from conductor.server.watch import LoadWatcher
+from springtide.membership import Member
+from springtide.rpc import node_pb2_grpc
+from springtide.rpc.channels import new_server
+
+SILENCE_S = 0.75
+
+
+class Events:
+    """Takes what is fed."""
+
+    def __init__(self) -> None:
+        self.fed: list[Event] = []
+
+    def feed(self, event: Event) -> list[Any]:
+        self.fed.append(event)
+        return []
+
+    def count(self, kind: type[Any]) -> int:
+        return sum(isinstance(event, kind) for event in self.fed)
+
+
+class NobodysTurn(ReportQueue):
+    """After the first report nobody's turn comes until `go_on`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = False
+        self.paused: set[Reporter] = set()
+
+    def put(self, reporter: Reporter, message: bytes) -> None:
+        if self.goes_on or not self.paused:
+            reporter.report(message)
+        if not self.goes_on:
+            reporter.pause()
+            self.paused.add(reporter)
+
+
+async def test_an_engine_whose_turn_does_not_come_is_not_lost_for_being_unread_and_one_that_hangs_is() -> None:
+    engine, server, events, queue = Engine("p0", "prefill"), new_server(), Events(), NobodysTurn()
+    node_pb2_grpc.add_PrefillNodeServicer_to_server(engine, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    member = Member("prefill", "p0", engine.incarnation, address, "p0", details={"store_address": "127.0.0.1:1"})
+    watcher = LoadWatcher(member, cast(CoreRunner, events), queue, Silences(SILENCE_S))
+    try:
+        await asyncio.sleep(3 * SILENCE_S)
+        assert (events.count(InstanceUp), events.count(LoadReported), events.count(InstanceDown)) == (1, 1, 0)
+        queue.goes_on = True
+        async with asyncio.timeout(10):
+            while events.count(LoadReported) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (events.count(InstanceUp), events.count(InstanceDown)) == (1, 0)
+        engine.goes_on.clear()
+        async with asyncio.timeout(10):
+            while not events.count(InstanceDown):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert watcher.hung
+    finally:
+        engine.goes_on.set()
+        await watcher.stop()
+        await server.stop(None)

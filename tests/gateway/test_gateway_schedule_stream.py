@@ -1,0 +1,156 @@
+"""Questions to a Conductor over one call: answered in whatever order, given up one by one, lost together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from gateway_cluster import serving, until
+
+from gateway.schedule_stream import ScheduleStream, Unanswered
+from springtide.rpc import conductor_pb2, conductor_pb2_grpc
+from springtide.rpc.channels import connect
+from springtide.rpc.conductor_pb2 import ScheduleAnswer, ScheduleQuestion, ScheduleReply, ScheduleRequest
+
+SOON_S = 10.0
+
+
+class Slow(conductor_pb2_grpc.ConductorServicer):
+    """Answers when it is told to, with the attempt's name as the reason."""
+
+    def __init__(self) -> None:
+        self.asked: list[ScheduleQuestion] = []
+        self.answers: asyncio.Queue[ScheduleAnswer | grpc.StatusCode | None] = asyncio.Queue()
+        self.calls = 0
+
+    async def Schedule(self, questions: AsyncIterator[ScheduleQuestion], context: Any) -> AsyncIterator[ScheduleAnswer]:
+        self.calls += 1
+
+        async def listen() -> None:
+            async for question in questions:
+                self.asked.append(question)
+
+        listening = asyncio.create_task(listen())
+        try:
+            while (answer := await self.answers.get()) is not None:
+                if isinstance(answer, grpc.StatusCode):
+                    await context.abort(answer, "so it is")
+                yield answer
+        finally:
+            listening.cancel()
+
+    def answer(self, question: ScheduleQuestion) -> None:
+        rejection = conductor_pb2.Rejection(message=question.request.attempt_id)
+        self.answers.put_nowait(ScheduleAnswer(number=question.number, reply=ScheduleReply(rejection=rejection)))
+
+
+@pytest.fixture
+async def conductor() -> AsyncIterator[tuple[Slow, ScheduleStream]]:
+    slow = Slow()
+    async with serving(slow) as address, connect(address) as channel:
+        stream = ScheduleStream(channel)
+        yield slow, stream
+        await stream.close(0.0)
+
+
+def ask(stream: ScheduleStream, name: str, timeout_s: float = SOON_S) -> asyncio.Task[ScheduleReply]:
+    return asyncio.create_task(stream.ask(ScheduleRequest(attempt_id=name), timeout_s))
+
+
+async def test_answers_find_who_asked_in_whatever_order_they_come(conductor: tuple[Slow, ScheduleStream]) -> None:
+    slow, stream = conductor
+    asking = {name: ask(stream, name) for name in "abcdefgh"}
+    await until(lambda: len(slow.asked) == 8)
+    for question in reversed(slow.asked):
+        slow.answer(question)
+    assert {name: (await task).rejection.message for name, task in asking.items()} == {name: name for name in "abcdefgh"}
+    assert slow.calls == 1
+
+
+async def test_who_gives_up_leaves_the_others_alone(conductor: tuple[Slow, ScheduleStream]) -> None:
+    slow, stream = conductor
+    first, second, third = ask(stream, "a"), ask(stream, "b", timeout_s=0.2), ask(stream, "c")
+    await until(lambda: len(slow.asked) == 3)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    with pytest.raises(Unanswered, match=r"nothing came for 0\.2 s") as given_up:
+        await second
+    assert given_up.value.lost
+    for question in slow.asked:
+        slow.answer(question)
+    assert (await third).rejection.message == "c" and (slow.calls, stream.failed) == (1, False)
+
+
+async def test_who_is_cancelled_before_it_was_sent_asks_nothing(conductor: tuple[Slow, ScheduleStream]) -> None:
+    slow, stream = conductor
+    early = ask(stream, "a")
+    await asyncio.sleep(0)
+    early.cancel()
+    later = ask(stream, "b")
+    await until(lambda: bool(slow.asked))
+    slow.answer(slow.asked[-1])
+    assert (await later).rejection.message == "b" and slow.calls == 1
+
+
+async def test_a_question_that_makes_no_sense_is_refused_alone(conductor: tuple[Slow, ScheduleStream]) -> None:
+    slow, stream = conductor
+    first, second = ask(stream, "a"), ask(stream, "b")
+    await until(lambda: len(slow.asked) == 2)
+    slow.answers.put_nowait(ScheduleAnswer(number=slow.asked[0].number, refusal="num_tokens is none"))
+    slow.answer(slow.asked[1])
+    with pytest.raises(Unanswered, match="num_tokens is none") as refused:
+        await first
+    assert not refused.value.lost and (await second).rejection.message == "b"
+
+
+@pytest.mark.parametrize(("ends", "lost"), [(grpc.StatusCode.UNAVAILABLE, True), (grpc.StatusCode.INTERNAL, False), (None, True)])
+async def test_all_that_wait_are_lost_with_the_call(
+    conductor: tuple[Slow, ScheduleStream], ends: grpc.StatusCode | None, lost: bool
+) -> None:
+    slow, stream = conductor
+    asking = [ask(stream, name) for name in "abc"]
+    await until(lambda: len(slow.asked) == 3)
+    slow.answers.put_nowait(ends)
+    for task in asking:
+        with pytest.raises(Unanswered) as unanswered:
+            await task
+        assert unanswered.value.lost is lost
+    assert stream.failed
+    with pytest.raises(Unanswered):
+        await stream.ask(ScheduleRequest(), SOON_S)
+
+
+async def test_an_end_waits_for_the_answers_that_are_due(conductor: tuple[Slow, ScheduleStream]) -> None:
+    slow, stream = conductor
+    asking = ask(stream, "a")
+    await until(lambda: len(slow.asked) == 1)
+    closing = asyncio.create_task(stream.close(SOON_S))
+    await asyncio.sleep(0.1)
+    assert not closing.done()
+    slow.answer(slow.asked[0])
+    await asyncio.wait_for(closing, SOON_S / 2)
+    assert (await asking).rejection.message == "a"
+
+
+async def test_an_end_waits_no_longer_than_it_is_allowed(conductor: tuple[Slow, ScheduleStream]) -> None:
+    slow, stream = conductor
+    asking = ask(stream, "a")
+    await until(lambda: len(slow.asked) == 1)
+    await asyncio.wait_for(stream.close(0.1), SOON_S / 2)
+    with pytest.raises(Unanswered, match="given up"):
+        await asking
+
+
+async def test_a_channel_that_is_closed_ends_the_waiting(conductor: tuple[Slow, ScheduleStream]) -> None:
+    slow, stream = conductor
+    asking = ask(stream, "a")
+    await until(lambda: len(slow.asked) == 1)
+    await stream.channel.close(None)
+    with pytest.raises(Unanswered) as unanswered:
+        await asking
+    assert unanswered.value.lost
