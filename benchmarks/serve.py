@@ -173,7 +173,8 @@ def _beside(name: str, figure: Reading, case: str, ours: Sequence[float], theirs
         wanted = None
     met = None if wanted is None else ratio >= wanted
     shown = ratio if ratio is not None and math.isfinite(ratio) else None
-    return [Row(name, figure.unit, median(mine), (min(mine), max(mine)), peer, VLLM, shown, wanted, met, case=case)]
+    spread = min(mine), max(mine)
+    return [Row(name, figure.unit, median(mine), spread, peer, VLLM, shown, wanted, met, case=case, rounds=len(mine))]
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[float], more_is_better: bool) -> float | None:

@@ -80,6 +80,15 @@ def test_a_ratio_is_of_one_rate_and_of_what_was_served() -> None:
     assert not any(row.row.startswith("TTFT p90 of chats") for row in refused)
 
 
+def test_a_figure_is_of_as_many_rounds_as_there_were() -> None:
+    runs = runs_of(ours=GOOD, admitting=GOOD, vllm=LATE)
+    for of_system in runs.values():
+        of_system.records[1.0].append(records(LATE))
+    made = {(row.row, row.case): row for row in rows(runs, [1.0], OBJECTIVES)}
+    goodput = made["goodput", "1 requests/s"]
+    assert (goodput.rounds, goodput.spread) == (2, (pytest.approx(0.5), pytest.approx(0.75)))
+
+
 def test_the_sweep_takes_the_best_setting_of_each_rate_and_prefers_what_has_more_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[tuple[float, Setting]] = []
     quick, slow = ServerSettings(64, 2), ServerSettings(2048, 2)
