@@ -2,8 +2,9 @@
 (`make bench-fidelity`). Takes twenty minutes.
 
 The machine is profiled by `springtide profile`. What the profile does not know, what lies between passes and steps and how much engines
-slow each other down, is learnt from a cluster of 1 prefill and 1 decode node at a low rate. The simulator is then held to what it has not
-seen: clusters of other shapes, and rates up to where requests pile up.
+slow each other down, is learnt from a cluster of 1 prefill and 1 decode node at a low rate, at which requests come in pairs: as many by
+chance hardly meet, and how much a pass slows the steps beside it could not be told. The simulator is then held to what it has not seen:
+clusters of other shapes, and rates up to where requests pile up.
 
 `make bench-fidelity ARGS="--turns 1 --rates 2"` is a shorter look; results are written by whole runs only.
 """
@@ -60,6 +61,9 @@ class ClusterShape:
 
 
 FITTED, FITTED_RATE = ClusterShape(1, 1), 0.5
+BEHIND_S = 0.25
+"""The second of a pair comes so long after the first, to be computed while the answer to that is made."""
+LONGEST_OUTPUT = 64
 SHAPES = (FITTED, ClusterShape(2, 1), ClusterShape(1, 2), ClusterShape(2, 2))
 RATES = tuple(FITTED_RATE * factor for factor in (2, 4, 8, 16))
 """Requests a second, of each shape: the rate that was fitted to, doubled until requests pile up, whatever comes of it."""
@@ -67,7 +71,8 @@ NOTES = (
     f"{REQUESTS} requests in each of {TURNS} turns, a Poisson process of questions of 20 to 300 tokens on {DOCUMENTS} documents of 128 to "
     f"640, 16 to 64 tokens of output; all engines share {CORES:g} cores, with a thread each. `ours` is the simulation, the ratio the "
     f"smaller of both figures over the larger. Fitted to a profile of the machine and, once for all rows, to a cluster of {FITTED}: "
-    f"{IDLE_REQUESTS} requests one after another and {REQUESTS} at {FITTED_RATE:g} requests/s in each turn. Compared are other requests, "
+    f"{IDLE_REQUESTS} requests one after another and {REQUESTS} in pairs, of which the second comes {1000 * BEHIND_S:.0f} ms after the "
+    f"first, at {FITTED_RATE:g} requests/s in all, in each turn. Compared are other requests, "
     f"on clusters of {', '.join(map(str, SHAPES))} at {', '.join(f'{rate:g}' for rate in RATES)} requests/s: no rate that was fitted to, "
     "and the same for every shape, the last being more than the cores can serve. The rows of the fit itself say what is left where "
     "nothing is extrapolated; of them nothing is wanted."
@@ -87,7 +92,7 @@ def workload(rate_per_s: float, seed: int, requests: int = REQUESTS) -> Workload
         question = int(random.integers(20, 300))
         own = [1_000_000 + 100 * number + i for i in range(-(-question // BLOCK_TOKENS))]
         tokens = BLOCK_TOKENS * len(prefix) + question
-        made.append(SimRequest(number, arrival, tokens, int(random.integers(16, 64)), (*prefix, *own)))
+        made.append(SimRequest(number, arrival, tokens, int(random.integers(16, LONGEST_OUTPUT)), (*prefix, *own)))
     return Workload("fidelity", BLOCK_TOKENS, made)
 
 
@@ -158,6 +163,16 @@ def alone(seed: int) -> Workload:
     return Workload("alone", BLOCK_TOKENS, [replace(request, arrival_s=10.0 * i) for i, request in enumerate(requests)])
 
 
+def pairs(seed: int) -> Workload:
+    """Requests by twos, FITTED_RATE of them a second: the first has a long answer, amid which the second's prompt is computed."""
+    made = []
+    for number, request in enumerate(workload(FITTED_RATE, seed).requests):
+        pair, second = divmod(number, 2)
+        output = request.output_tokens if second else LONGEST_OUTPUT
+        made.append(replace(request, arrival_s=2 * pair / FITTED_RATE + second * BEHIND_S, output_tokens=output))
+    return Workload("pairs", BLOCK_TOKENS, made)
+
+
 def compare(case: str, real: Played, simulated: Played, wanted: float | None = WANTED) -> list[Row]:
     rows = []
     for figure, take in (("mean", statistics.fmean), ("p90", lambda values: float(np.percentile(values, 90)))):
@@ -189,7 +204,7 @@ class Observations:
                 see(cluster, workload(1.0, seed, WARM_UP_REQUESTS), seed)
                 if shape == FITTED:
                     self.lone.append(see(cluster, alone(seed + 1), seed + 1, at_once=False))
-                    self.low.append(see(cluster, workload(FITTED_RATE, seed + 2), seed + 2))
+                    self.low.append(see(cluster, pairs(seed + 2), seed + 2))
                 for index, rate in enumerate(rates, 3):
                     self.compared[shape, rate].append(see(cluster, workload(rate, seed + index), seed + index))
 
@@ -197,7 +212,7 @@ class Observations:
         rows = []
         for (shape, rate), seen in self.compared.items():
             rows += compare(f"{shape}, {rate:g} requests/s", *both(model, shape, seen))
-        return [*rows, *compare(f"{FITTED}, {FITTED_RATE:g} requests/s, fitted to", *both(model, FITTED, self.low), wanted=None)]
+        return [*rows, *compare(f"{FITTED}, {FITTED_RATE:g} requests/s in pairs, fitted to", *both(model, FITTED, self.low), wanted=None)]
 
 
 def both(model: Model, shape: ClusterShape, runs: Sequence[Seen]) -> tuple[Played, Played]:
