@@ -15,10 +15,11 @@ import httpx
 import psutil
 import yaml
 
-from deploy.local.plan import LOOPBACK, free_port
+from deploy.local.plan import LOOPBACK
 from springtide.config import SECRET_VARIABLE
 from tests.chaos.shapes import Shape
 from tests.support.cluster import Cluster
+from tests.support.ports import ReservedPorts
 
 SUPERVISOR = "supervisor"
 
@@ -118,7 +119,8 @@ class ExtraGateway:
             first = next((child for child in first.children() if "gateway" in child.cmdline()), first)
         run_dir = Path(up.record.run_dir)
         settings = yaml.safe_load((run_dir / "config.yaml").read_text())
-        port, grpc_port = free_port("server.port", LOOPBACK, 0), free_port("server.grpc_port", LOOPBACK, 0)
+        self._ports = ReservedPorts(2)
+        port, grpc_port = self._ports.numbers
         settings["server"] |= {"port": port, "grpc_port": grpc_port}
         config = directory / f"{name}.yaml"
         config.write_text(yaml.safe_dump(settings))
@@ -149,6 +151,7 @@ class ExtraGateway:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._ports.release()
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:

@@ -31,6 +31,7 @@ from springtide.protocol.status import ClusterStatus
 from springtide.rpc import conductor_pb2 as pb
 from springtide.rpc import conductor_pb2_grpc
 from springtide.rpc.authentication import TOKEN_KEY
+from tests.support.ports import ReservedPorts
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -46,7 +47,9 @@ class Cluster:
     """
 
     def __init__(self, **settings: Any) -> None:
-        server = {"port": 0, "grpc_port": 0, **settings.get("server", {})}
+        self._ports = ReservedPorts(2)
+        port, grpc_port = self._ports.numbers
+        server = {"port": port, "grpc_port": grpc_port, **settings.get("server", {})}
         self._scratch = tempfile.TemporaryDirectory(prefix="springtide-test-")
         self._settings = {**settings, "server": server}
         self._process: subprocess.Popen[bytes] | None = None
@@ -75,6 +78,7 @@ class Cluster:
         try:
             self.stop()
         finally:
+            self._ports.release()
             self._scratch.cleanup()
 
     def stop(self) -> None:
