@@ -51,14 +51,14 @@ def main() -> None:
         install_s, _ = make(clone, ".venv")
         starts, stops = zip(*(serve(clone) for _ in range(STARTS)), strict=True)
         whole_s, output = make(clone, "test")
-    tests = TESTS_LINE.search(output)
-    assert tests is not None, output[-2000:]
+    runs_s = [float(seconds) for seconds in TESTS_LINE.findall(output)]
+    assert runs_s, output[-2000:]
     rows = [
         Row(INSTALL, "s", install_s),
         plain(START, "s", starts),
         plain("Ctrl-C, until everything has ended", "s", stops),
-        Row("`make test`: the tests", "s", float(tests[1])),
-        Row("`make test`: development tools, linters and types besides", "s", whole_s - float(tests[1])),
+        Row("`make test`: the tests", "s", sum(runs_s)),
+        Row("`make test`: development tools, linters and types besides", "s", whole_s - sum(runs_s)),
     ]
     notes = "In a fresh clone of the last commit, one command after the other."
     print(write("setup", "make bench-setup", rows, notes, (INSTALL, START)))

@@ -140,7 +140,8 @@ async def test_what_a_slow_network_takes_is_in_the_line_whatever_the_stages(
         fetch_ms, waited_ms, hidden = figures(FETCH)
         assert outcome.done is not None
         assert [fetch_ms, waited_ms] == pytest.approx([outcome.done.fetch_ms, outcome.done.fetch_wait_ms], abs=0.06)
-        assert fetch_ms >= 200 and 0 < waited_ms <= fetch_ms and hidden == pytest.approx(100 * (1 - waited_ms / fetch_ms), abs=1)
+        # Whoever waits learns of the end when it is its turn on the cores.
+        assert fetch_ms >= 200 and waited_ms > 0 and hidden == pytest.approx(max(0.0, 100 * (1 - waited_ms / fetch_ms)), abs=1)
 
         read.armed, write.armed = False, True
         await nodes.gateway.run(PROMPT[::-1], GREEDY, on=("prefill-0", "decode-1"))
