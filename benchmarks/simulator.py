@@ -1,5 +1,5 @@
-"""How fast the simulator is, and how large a cluster it plays in how much memory (`make bench-simulator`; the trace of the first table with
-`python -m benchmarks.simulator --trace FILE`). The million requests take the better part of an hour: `--most-requests` leaves them out."""
+"""How fast the simulator is, and how large a cluster it plays in how much memory (`make bench-simulator`; the million requests take the
+better part of an hour), or how fast with a trace (`make bench-simulator ARGS="--trace FILE"`; results by the trace's name)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from benchmarks.simulated import HARDWARE, RATE_PER_S, STEPS, TURN_TOKENS, Case,
 
 SPEEDS, RUNS = (1.0, 2.0), 5
 TRACE_INSTANCES = 16
-LIMIT_S = 20.0
-"""Of one core, for the conversation trace's 12,031 requests."""
+LIMIT_S, LIMIT_REQUESTS = 20.0, 12_031
+"""Of one core, for so many requests of a trace."""
 CELLS = {10_000: (16, 128, 1000), 100_000: (16, 128, 1000), 1_000_000: (1000,)}
 """Requests, and with how many instances they are played."""
 LIMIT_GIB = 4.0
 """At the largest cell."""
-NOTES = (
+MACHINE = (
     f"Each run is a process of its own, which computes on one core; the machine modelled is {HARDWARE}, half of the instances prefill and "
-    "half decode, with the default policy and admission. The trace: 8 + 8. The table: generated conversations (`chat`) of "
-    f"{STEPS:g} turns on average, {TURN_TOKENS:g} new tokens each, {RATE_PER_S:g} request a second for each prefill instance. Time is from "
-    "the cluster's first part to the results; memory is the most that the process held, workload included. An event is a moment of virtual "
-    "time at which something is due. The most requests are played with 1000 instances only: time is by the request, and with fewer "
-    "instances they would take about as long and less memory."
+    "half decode, with the default policy and admission. Time is from the cluster's first part to the results."
+)
+TABLE_NOTES = (
+    f"{MACHINE} Generated conversations (`chat`) of {STEPS:g} turns on average, {TURN_TOKENS:g} new tokens each, {RATE_PER_S:g} request a "
+    "second for each prefill instance. Memory is the most that the process held, workload included. An event is a moment of virtual time "
+    "at which something is due. The most requests are played with 1000 instances only: time is by the request, and with fewer instances "
+    "they would take about as long and less memory."
 )
 
 
@@ -42,9 +44,9 @@ def of_trace(trace: Path) -> list[Row]:
     for speed in SPEEDS:
         console.print(f"{trace.name}, speed {speed:g}, {RUNS} times")
         runs = [run(Case(TRACE_INSTANCES, trace=str(trace), speed=speed)) for _ in range(RUNS)]
-        name = f"{trace.stem}, {runs[0].requests:,} requests, speed {speed:g}"
+        name = f"{runs[0].requests:,} requests on {TRACE_INSTANCES} instances, speed {speed:g}"
         rows += [
-            within(f"{name}: CPU time", "s", [took.cpu_s for took in runs], LIMIT_S),
+            within(f"{name}: CPU time", "s", [took.cpu_s for took in runs], LIMIT_S * runs[0].requests / LIMIT_REQUESTS),
             plain(f"{name}: wall time", "s", [took.wall_s for took in runs]),
         ]
     return rows
@@ -73,19 +75,19 @@ def of_cell(instances: int, requests: int) -> list[Row]:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trace", type=Path, help="JSONL of the Mooncake project; without it, the table only")
-    parser.add_argument("--most-requests", type=int, default=max(CELLS), help="leave out what is larger")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--trace", type=Path, help="JSONL of the Mooncake project; without it, generated conversations")
+    trace = parser.parse_args(arguments).trace
     remark = others_at_work()
-    rows = of_trace(options.trace.resolve()) if options.trace is not None else []
-    for requests, clusters in CELLS.items():
-        if requests <= options.most_requests:
-            rows += [row for instances in clusters for row in of_cell(instances, requests)]
-    rows.sort(key=lambda row: [*FIGURES].index(row.row.partition(": ")[2]) if row.case else -1)
+    if trace is None:
+        rows = [row for requests, clusters in CELLS.items() for instances in clusters for row in of_cell(instances, requests)]
+        rows.sort(key=lambda row: [*FIGURES].index(row.row.partition(": ")[2]) if row.case else -1)
+        name, given, notes = "simulator", "", TABLE_NOTES
+    else:
+        rows = of_trace(trace.resolve())
+        name, given, notes = f"simulator-{trace.stem}", f" ARGS='--trace {trace.name}'", MACHINE
     show("Simulator", rows)
-    given = f" --trace {options.trace.name}" if options.trace is not None else ""
     headlines = [row.label for row in rows if row.wanted is not None]
-    print(write("simulator", f"python -m benchmarks.simulator{given}", rows, with_remarks(NOTES, [], remark), headlines))
+    print(write(name, f"make bench-simulator{given}", rows, with_remarks(notes, [], remark), headlines))
 
 
 if __name__ == "__main__":
