@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,13 +136,15 @@ async def test_what_a_slow_network_takes_is_in_the_line_whatever_the_stages(
         await nodes.start_store("prefill-0")
         nodes.members["prefill-0"] = await nodes.member("prefill-0", other_than=before)
         read.armed = True
+        began = time.monotonic()
         outcome = await nodes.gateway.run(PROMPT, GREEDY, source="decode-0")
+        run_ms = 1000 * (time.monotonic() - began)
         await until(lambda: len(lines) == 2)
         fetch_ms, waited_ms, hidden = figures(FETCH)
         assert outcome.done is not None
         assert [fetch_ms, waited_ms] == pytest.approx([outcome.done.fetch_ms, outcome.done.fetch_wait_ms], abs=0.06)
-        # Whoever waits learns of the end when it is its turn on the cores.
-        assert fetch_ms >= 200 and waited_ms > 0 and hidden == pytest.approx(max(0.0, 100 * (1 - waited_ms / fetch_ms)), abs=1)
+        # The wait is for the store's word too, which on a busy machine comes later than the last byte.
+        assert fetch_ms >= 200 and 0 < waited_ms <= run_ms and hidden == pytest.approx(max(0.0, 100 * (1 - waited_ms / fetch_ms)), abs=1)
 
         read.armed, write.armed = False, True
         await nodes.gateway.run(PROMPT[::-1], GREEDY, on=("prefill-0", "decode-1"))
