@@ -15,6 +15,8 @@ from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
 from tests.support.reference import Reference, random_prompt
 
+LAYERS = 12
+"""So many that the answer takes several seconds: who dies is looked up while it is being made."""
 OUTPUT_TOKENS = 1500
 ROUNDING = 1.0
 """Of the standard deviation of a position's logits: by so much at most the token that was taken is below the best in float32. One of 270
@@ -23,7 +25,7 @@ RESCHEDULES, SLOTS = "springtide_gateway_reschedules_total", "springtide_store_s
 
 
 def test_a_moved_request_goes_on_from_what_was_sent(tmp_path: Path) -> None:
-    path = make_tiny_llama(tmp_path / "tiny")
+    path = make_tiny_llama(tmp_path / "tiny", num_hidden_layers=LAYERS)
     prompt, begun = random_prompt(1, 300, 10, 250), Event()
     settings = {"kv": {"arena_size": "256MiB"}, "conductor": {"admission": "baseline"}}
     with (
