@@ -67,7 +67,7 @@ class Tool:
 
     name: str
     description: str = ""
-    parameters: Mapping[str, Any] = NOTHING
+    parameters: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     """JSON schema of the arguments, an object's."""
     strict: bool = False
     """Arguments are held to the schema."""
@@ -101,7 +101,7 @@ class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
-    template_options: Mapping[str, Any] = NOTHING
+    template_options: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     """Names for the template beside its own: `enable_thinking`."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -160,7 +160,7 @@ class ApiRequest:
     prompt: Conversation | Texts
     max_tokens: int | None = None
     """None: the rest of the context for a Conversation, `COMPLETION_MAX_TOKENS` for Texts. 0: the prompt alone is computed."""
-    sampling: Mapping[str, Any] = NOTHING
+    sampling: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
     """SamplingParams' fields by name, but for `max_tokens`: those that the client has set. The others are the model's defaults."""
     n: int = 1
     best_of: int = 0
