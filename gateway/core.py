@@ -286,6 +286,8 @@ class GatewayCore:
         ]
         if event.output.finish is not None:
             attempt.close(Role.DECODE if attempt.assignment.inlined else Role.PREFILL)
+        if state.generation.prompt_only:
+            return [*actions, *self._finish(state, Finish.LENGTH)]
         actions += self._take(state, attempt, event.output, Role.PREFILL, now)
         for output in attempt.held:
             # Stops by itself: once the attempt is over, it is no longer known.

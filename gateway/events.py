@@ -33,10 +33,15 @@ class Generation:
     """When the API request came: the further choices of a prompt begin later. None: with this generation."""
     accepted: bool = False
     """Belongs to a request that the Conductor has accepted already (a further choice of it): never rejected for load."""
+    prompt_only: bool = False
+    """No output is wanted: the prompt is computed, and is in the pool from then on. `sampling` asks for one token, which nodes sample
+    anyway and nobody gets."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise ValueError("Generation.prompt_ids must hold at least one token")
+        if self.prompt_only and self.sampling.max_tokens != 1:
+            raise ValueError(f"a Generation of a prompt alone has max_tokens 1, not {self.sampling.max_tokens}")
 
 
 # ---- events ----

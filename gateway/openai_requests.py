@@ -243,7 +243,7 @@ class OpenAIRequest(_Body):
     n: Annotated[int, _default_when_null(1), Field(ge=1, le=MAX_CHOICES)] = 1
     stop: Stop = ()
     seed: Seed | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, _default_when_null(1.0)] = 1.0
     top_p: Annotated[float, _default_when_null(1.0)] = 1.0
     presence_penalty: Annotated[float, _default_when_null(0.0)] = 0.0
@@ -309,7 +309,7 @@ class OpenAIRequest(_Body):
 
 class ChatCompletionRequest(OpenAIRequest):
     messages: Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[bool, _default_when_null(False)] = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     safety_identifier: str | None = None

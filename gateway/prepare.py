@@ -91,6 +91,8 @@ class PreparedRequest:
     terms: Terms = NO_TERMS
     traceparent: str = ""
     requested_at: float | None = None
+    prompt_only: bool = False
+    """Prompts are computed, and no output is wanted (`ev.Generation.prompt_only`)."""
 
     def generation(self, index: int, *, accepted: bool) -> ev.Generation:
         """The generation of choice `index`: choice i of prompt p is number p * n + i, and draws with seed + i."""
@@ -105,6 +107,7 @@ class PreparedRequest:
             traceparent=self.traceparent,
             requested_at=self.requested_at,
             accepted=accepted,
+            prompt_only=self.prompt_only,
         )
 
 
@@ -173,8 +176,8 @@ class Preparer:
         terms: Terms,
         n: int = 1,
     ) -> PreparedRequest:
-        """What runs. `sampling` has SamplingParams' fields but for `max_tokens`; a seed of None is drawn. Raises InvalidRequest, naming the
-        field."""
+        """What runs. `sampling` has SamplingParams' fields but for `max_tokens`, of which 0 is for the prompts alone; a seed of None is
+        drawn. Raises InvalidRequest, naming the field."""
         if len(sampling["stop_token_ids"]) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequest(
                 f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids, not {len(sampling['stop_token_ids'])}", param="stop_token_ids"
@@ -184,7 +187,7 @@ class Preparer:
         seed = secrets.randbits(63) if sampling["seed"] is None else sampling["seed"] % SEED_RANGE
         allowed = self._allowed_tokens(prompts, origin.tenant, max_tokens, default_max_tokens, prompt_field)
         try:
-            params = SamplingParams(**{**sampling, "seed": seed, "max_tokens": allowed})
+            params = SamplingParams(**{**sampling, "seed": seed, "max_tokens": max(1, allowed)})
             # What the nodes will see: a value that is in range here but not in single precision is refused here too.
             params = SAMPLING_PARAMS.decode(SAMPLING_PARAMS.encode(params))
         except ValueError as error:
@@ -199,6 +202,7 @@ class Preparer:
             terms=terms,
             traceparent=origin.traceparent,
             requested_at=origin.requested_at,
+            prompt_only=allowed == 0,
         )
 
     def _allowed_tokens(self, prompts: Sequence[Sequence[int]], tenant: str, wanted: int | None, default: int, prompt_field: str) -> int:
@@ -208,9 +212,9 @@ class Preparer:
         quota = self._quota_tokens.get(tenant, self._quota_tokens.get("*"))
         most = self.context_length if quota is None else min(quota, self.context_length)
         left = most - longest
-        if left >= (wanted or 1):
-            return wanted or min(default, left)
-        if wanted:
+        if left >= (1 if wanted is None else wanted):
+            return min(default, left) if wanted is None else wanted
+        if wanted is not None:
             asked = f"you asked for {longest + wanted} tokens ({longest} in {prompt_field}, {wanted} for the output)"
         else:
             asked = f"{prompt_field} alone takes {longest} tokens, which leaves none for the output"

@@ -137,6 +137,37 @@ def test_an_inlined_request_that_its_first_token_ends_needs_no_abort() -> None:
     assert [type(action) for action in done] == [ev.Report, ev.Report, ev.Terminal]
 
 
+class PromptOnly(Course):
+    """One request whose prompt alone is wanted."""
+
+    def __init__(self) -> None:
+        self.core = new_core()
+        self.now = 100.0
+        self.did = self.feed(ev.Arrived(replace(generation(0, 1), prompt_only=True)))
+
+
+@pytest.mark.parametrize("at_decode_node", [False, True])
+@pytest.mark.parametrize("finish", [Finish.STOP, Finish.LENGTH])
+def test_of_a_prompt_that_is_wanted_alone_nobody_gets_the_token_that_nodes_sample(at_decode_node: bool, finish: Finish) -> None:
+    course = PromptOnly()
+    inlined(course) if at_decode_node else course.assign()
+    tokens = (SampledToken(7),) if finish is Finish.LENGTH else ()
+    course.feed(PrefillDone(TokenOutput(FIRST, 0, tokens, finish), cached_tokens=2))
+    assert emitted(course.did) == []
+    assert course.did[-1] == ev.Terminal(RequestId("r0"), ev.Finished(Finish.LENGTH, 2))
+    aborted = [action.side for action in course.did if isinstance(action, ev.Abort)]
+    assert aborted == ([] if at_decode_node else [Role.DECODE])
+
+
+def test_a_prompt_that_is_wanted_alone_is_computed_elsewhere_when_its_node_is_lost() -> None:
+    course = PromptOnly()
+    course.assign()
+    course.lose(Role.PREFILL)
+    course.assign(SECOND)
+    course.feed(PrefillDone(TokenOutput(SECOND, 0, (), Finish.STOP), cached_tokens=0))
+    assert course.did[-1] == ev.Terminal(RequestId("r0"), ev.Finished(Finish.LENGTH, 0))
+
+
 def test_a_failed_inlined_prompt_is_scheduled_again_elsewhere() -> None:
     course = Course()
     inlined(course)

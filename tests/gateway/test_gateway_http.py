@@ -77,6 +77,19 @@ async def test_too_long_a_request_is_told_both_numbers(http: httpx.AsyncClient) 
         assert "2000" in error["message"] and str(len(body["prompt"]) + body.get("max_tokens", 0)) in error["message"]
 
 
+async def test_with_max_tokens_0_the_prompt_alone_is_computed(http: httpx.AsyncClient, cluster: Cluster) -> None:
+    """Also one that fills the context."""
+    for path, body in ((CHAT, chat(max_tokens=0)), (PLAIN, plain(max_tokens=0)), (PLAIN, plain(prompt=[5] * 2000, max_tokens=0))):
+        answer = (await http.post(path, json=body)).json()
+        (choice,) = answer["choices"]
+        assert (choice.get("text", "") or choice.get("message", {}).get("content", "")) == ""
+        assert choice["finish_reason"] == "length"
+        assert answer["usage"]["completion_tokens"] == 0 and answer["usage"]["prompt_tokens"] > 0
+        streamed = (await http.post(path, json={**body, "stream": True})).text
+        assert '"finish_reason":"length"' in streamed and streamed.endswith("data: [DONE]\n\n")
+    await until(lambda: cluster.idle)
+
+
 async def text_of(http: httpx.AsyncClient) -> str:
     return (await http.post(PLAIN, json=plain())).json()["choices"][0]["text"]
 

@@ -58,7 +58,7 @@ INVALID: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, chat(top_logprobs=3), "top_logprobs", "logprobs is true"),
     (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs", "20"),
     (CHAT, chat(max_tokens=3, max_completion_tokens=4), "max_tokens", "contradict"),
-    (CHAT, chat(max_tokens=0), "max_tokens", "greater than or equal to 1"),
+    (CHAT, chat(max_tokens=-1), "max_tokens", "greater than or equal to 0"),
     (PLAIN, plain(max_tokens="5"), "max_tokens", "not '5'"),
     (PLAIN, plain(temperature=2.5), "temperature", "between 0 and 2, not 2.5"),
     (PLAIN, plain(top_p=0), "top_p", "above 0"),
