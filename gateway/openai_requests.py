@@ -261,6 +261,8 @@ class OpenAIRequest(_Body):
     """The higher, the more important."""
     deadline_ms: Annotated[float, Field(gt=0, le=MAX_DEADLINE_MS)] | None = None
     """Ours: until when the whole output is wanted, from the request's arrival."""
+    idle: Annotated[bool, _default_when_null(False)] = False
+    """Ours: only in capacity that nobody else wants."""
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> OpenAIRequest:

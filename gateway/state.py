@@ -204,6 +204,7 @@ class RequestState:
             block_tokens=self.block_tokens,
             age_s=self._age_ms(now) / 1000,
             traceparent=self.generation.traceparent,
+            idle=self.generation.terms.idle,
         )
 
     def live_attempt(self, attempt: AttemptState) -> LiveAttempt:
@@ -219,6 +220,7 @@ class RequestState:
             tenant=self.generation.tenant,
             max_new_tokens=self.generation.sampling.max_tokens - attempt.base,
             prediction=attempt.assignment.prediction,
+            idle=self.generation.terms.idle,
         )
 
     def _age_ms(self, now: float) -> float:

@@ -229,4 +229,5 @@ def _instance_status(core: ConductorCore, instance: Instance, now: float) -> Ins
         slots_available=load.slots_available,
         cached_blocks=core.index.blocks_of(instance.ref.node_id),
         seconds_since_report=now - instance.changed_at,
+        idle=load.idle.running,
     )

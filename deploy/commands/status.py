@@ -90,7 +90,7 @@ def _table(members: Sequence[Member], reply: ClusterStatus) -> Table:
         table.add_row(
             instance.instance.instance_id,
             _state(instance, instance.instance.node_id in stores),
-            str(instance.running),
+            f"{instance.running} + {instance.idle} idle" if instance.idle else str(instance.running),
             str(instance.waiting),
             f"{instance.queue_ms:.0f} ms",
             f"{instance.step_ms:.1f} ms",

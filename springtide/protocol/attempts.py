@@ -81,6 +81,8 @@ class LiveAttempt:
     """Upper bound of its output; 0: none."""
     prediction: Prediction | None = None
     """By the Conductor that placed it; None: not known."""
+    idle: bool = False
+    """As of Terms: it counts for nothing where others are concerned."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached_tokens < self.num_tokens:

@@ -34,8 +34,29 @@ class InstanceRef:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleLoad:
+    """The attempts in idle capacity (Terms.idle) at an instance, all of which would give way at once. Raises ValueError as Load does."""
+
+    running: int = 0
+    tokens: int = 0
+    """As of Load."""
+    queue_ms: float = 0.0
+    slots_held: int = 0
+    slots_promised: int = 0
+    """Decode: what they are expected to grow by."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.queue_ms < math.inf:
+            raise ValueError(f"IdleLoad.queue_ms must be finite and not negative, not {self.queue_ms}")
+
+
+NO_IDLE_LOAD = IdleLoad()
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
-    """How an instance is doing. Raises ValueError, naming the field, for what is no amount: a NaN would pass every comparison."""
+    """How an instance is doing, without the attempts in idle capacity unless said otherwise. Raises ValueError, naming the field, for what
+    is no amount: a NaN would pass every comparison."""
 
     running: int = 0
     waiting: int = 0
@@ -49,13 +70,14 @@ class Load:
     slots_available: int = 0
     max_batch: int = 0
     attempt_ids: frozenset[AttemptId] = frozenset()
-    """Attempts whose work here is not over."""
+    """Attempts whose work here is not over, those in idle capacity included."""
     prefill_cost: PrefillCost | None = None
     decode_cost: DecodeCost | None = None
     ssd_read_us_per_block: int = 0
     """What the node's store expects a block to take that it has to read from its SSD; 0: it has none."""
     slots_promised: int = 0
     """Decode: what attempts there are expected to grow by, and what those that wait will take."""
+    idle: IdleLoad = NO_IDLE_LOAD
 
     def __post_init__(self) -> None:
         for name in ("queue_ms", "step_ms"):

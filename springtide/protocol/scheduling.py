@@ -32,6 +32,9 @@ class Terms:
     deadline_ms: float = 0.0
     """Until when the whole output is wanted, counted from where the terms are: from the request's arrival as the client sends them, from
     now as a gateway asks the Conductor (`after`). 0: whenever."""
+    idle: bool = False
+    """Only in capacity that nobody else wants: never refused for load, it waits for such, and gives way at once to whoever asks without
+    this."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.deadline_ms <= MAX_DEADLINE_MS:
@@ -140,6 +143,8 @@ class Reason(Enum):
     """What is left under load is for tenants that have had less than their share."""
     SIZE = "size"
     """What is left under load serves several smaller requests in its place."""
+    NOT_IDLE = "not_idle"
+    """It asks for idle capacity, of which there is none just now."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class Request:
     first."""
     traceparent: str = ""
     """W3C Trace Context header of the request's span; empty when it is not traced."""
+    idle: bool = False
+    """As of Terms: it gives way to all that are not, and never waits for room at a node."""
 
     def __post_init__(self) -> None:
         count = len(self.token_ids)

@@ -23,6 +23,8 @@ class InstanceStatus:
     slots_available: int
     cached_blocks: int
     seconds_since_report: float
+    idle: int = 0
+    """Attempts in idle capacity, which are not among those above."""
 
 
 @dataclass(frozen=True, slots=True)

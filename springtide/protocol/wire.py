@@ -24,6 +24,7 @@ HUNG_INSTANCES = Codec(instances.HungInstances, conductor_pb2.HungInstances)
 ROLE_SWITCH = Codec(instances.RoleSwitch, node_pb2.SwitchRoleRequest)
 PREFILL_COST = Codec(PrefillCost, node_pb2.PrefillCost)
 DECODE_COST = Codec(DecodeCost, node_pb2.DecodeCost)
+IDLE_LOAD = Codec(instances.IdleLoad, node_pb2.IdleLoad)
 LOAD = Codec(instances.Load, node_pb2.Load)
 LOAD_REPORT = Codec(instances.LoadReport, node_pb2.LoadReport)
 

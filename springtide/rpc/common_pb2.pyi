@@ -47,12 +47,14 @@ FAILURE_CODE_INTERNAL: FailureCode
 FAILURE_CODE_QUOTA_USED: FailureCode
 
 class Terms(_message.Message):
-    __slots__ = ("priority", "deadline_ms")
+    __slots__ = ("priority", "deadline_ms", "idle")
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     priority: int
     deadline_ms: float
-    def __init__(self, priority: _Optional[int] = ..., deadline_ms: _Optional[float] = ...) -> None: ...
+    idle: bool
+    def __init__(self, priority: _Optional[int] = ..., deadline_ms: _Optional[float] = ..., idle: _Optional[bool] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop_token_ids", "max_tokens", "ignore_eos", "logprobs", "logit_bias")

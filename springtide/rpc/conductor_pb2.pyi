@@ -20,6 +20,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_PRIORITY: _ClassVar[Reason]
     REASON_TENANT_SHARE: _ClassVar[Reason]
     REASON_SIZE: _ClassVar[Reason]
+    REASON_NOT_IDLE: _ClassVar[Reason]
 
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -38,6 +39,7 @@ REASON_DEADLINE: Reason
 REASON_PRIORITY: Reason
 REASON_TENANT_SHARE: Reason
 REASON_SIZE: Reason
+REASON_NOT_IDLE: Reason
 PHASE_UNSPECIFIED: Phase
 PHASE_PREFILL: Phase
 PHASE_DECODE: Phase
@@ -251,7 +253,7 @@ class AdvanceReply(_message.Message):
     def __init__(self) -> None: ...
 
 class LiveAttempt(_message.Message):
-    __slots__ = ("attempt_id", "prefill_id", "decode_id", "phase", "num_tokens", "cached_tokens", "tenant", "max_new_tokens", "prediction")
+    __slots__ = ("attempt_id", "prefill_id", "decode_id", "phase", "num_tokens", "cached_tokens", "tenant", "max_new_tokens", "prediction", "idle")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PREFILL_ID_FIELD_NUMBER: _ClassVar[int]
     DECODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +263,7 @@ class LiveAttempt(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     prefill_id: str
     decode_id: str
@@ -270,7 +273,8 @@ class LiveAttempt(_message.Message):
     tenant: str
     max_new_tokens: int
     prediction: Prediction
-    def __init__(self, attempt_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., decode_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ...) -> None: ...
+    idle: bool
+    def __init__(self, attempt_id: _Optional[str] = ..., prefill_id: _Optional[str] = ..., decode_id: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., num_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., tenant: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., prediction: _Optional[_Union[Prediction, _Mapping]] = ..., idle: _Optional[bool] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("gateway_id", "attempts")
@@ -303,7 +307,7 @@ class GetClusterRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class InstanceStatus(_message.Message):
-    __slots__ = ("instance", "ready", "incarnation", "running", "waiting", "queue_ms", "step_ms", "slots_total", "slots_available", "cached_blocks", "seconds_since_report")
+    __slots__ = ("instance", "ready", "incarnation", "running", "waiting", "queue_ms", "step_ms", "slots_total", "slots_available", "cached_blocks", "seconds_since_report", "idle")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +319,7 @@ class InstanceStatus(_message.Message):
     SLOTS_AVAILABLE_FIELD_NUMBER: _ClassVar[int]
     CACHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_REPORT_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     instance: InstanceRef
     ready: bool
     incarnation: int
@@ -326,7 +331,8 @@ class InstanceStatus(_message.Message):
     slots_available: int
     cached_blocks: int
     seconds_since_report: float
-    def __init__(self, instance: _Optional[_Union[InstanceRef, _Mapping]] = ..., ready: _Optional[bool] = ..., incarnation: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., seconds_since_report: _Optional[float] = ...) -> None: ...
+    idle: int
+    def __init__(self, instance: _Optional[_Union[InstanceRef, _Mapping]] = ..., ready: _Optional[bool] = ..., incarnation: _Optional[int] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., seconds_since_report: _Optional[float] = ..., idle: _Optional[int] = ...) -> None: ...
 
 class PredictionErrors(_message.Message):
     __slots__ = ("quantity", "count", "median_error", "p90_error", "bias")

@@ -28,7 +28,7 @@ class PrefillCommand(_message.Message):
     def __init__(self, start: _Optional[_Union[PrefillStart, _Mapping]] = ..., abort: _Optional[_Union[AbortAttempt, _Mapping]] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("attempt_id", "request_id", "tenant", "token_ids", "num_prompt_tokens", "params", "namespace", "keys", "block_tokens", "age_s", "traceparent")
+    __slots__ = ("attempt_id", "request_id", "tenant", "token_ids", "num_prompt_tokens", "params", "namespace", "keys", "block_tokens", "age_s", "traceparent", "idle")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class Request(_message.Message):
     BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     request_id: str
     tenant: str
@@ -51,7 +52,8 @@ class Request(_message.Message):
     block_tokens: int
     age_s: float
     traceparent: str
-    def __init__(self, attempt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    idle: bool
+    def __init__(self, attempt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., namespace: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., age_s: _Optional[float] = ..., traceparent: _Optional[str] = ..., idle: _Optional[bool] = ...) -> None: ...
 
 class PrefillStart(_message.Message):
     __slots__ = ("request", "decode_store_address", "decode_store_node_id", "ttft_budget_ms", "sources")
@@ -171,8 +173,22 @@ class LoadReport(_message.Message):
     stalled: str
     def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., stalled: _Optional[str] = ...) -> None: ...
 
+class IdleLoad(_message.Message):
+    __slots__ = ("running", "tokens", "queue_ms", "slots_held", "slots_promised")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_MS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_HELD_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_PROMISED_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    tokens: int
+    queue_ms: float
+    slots_held: int
+    slots_promised: int
+    def __init__(self, running: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., slots_held: _Optional[int] = ..., slots_promised: _Optional[int] = ...) -> None: ...
+
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "tokens", "queue_ms", "step_ms", "slots_total", "slots_available", "max_batch", "attempt_ids", "prefill_cost", "decode_cost", "ssd_read_us_per_block", "slots_promised")
+    __slots__ = ("running", "waiting", "tokens", "queue_ms", "step_ms", "slots_total", "slots_available", "max_batch", "attempt_ids", "prefill_cost", "decode_cost", "ssd_read_us_per_block", "slots_promised", "idle")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +202,7 @@ class Load(_message.Message):
     DECODE_COST_FIELD_NUMBER: _ClassVar[int]
     SSD_READ_US_PER_BLOCK_FIELD_NUMBER: _ClassVar[int]
     SLOTS_PROMISED_FIELD_NUMBER: _ClassVar[int]
+    IDLE_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     tokens: int
@@ -199,7 +216,8 @@ class Load(_message.Message):
     decode_cost: DecodeCost
     ssd_read_us_per_block: int
     slots_promised: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ..., prefill_cost: _Optional[_Union[PrefillCost, _Mapping]] = ..., decode_cost: _Optional[_Union[DecodeCost, _Mapping]] = ..., ssd_read_us_per_block: _Optional[int] = ..., slots_promised: _Optional[int] = ...) -> None: ...
+    idle: IdleLoad
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., step_ms: _Optional[float] = ..., slots_total: _Optional[int] = ..., slots_available: _Optional[int] = ..., max_batch: _Optional[int] = ..., attempt_ids: _Optional[_Iterable[str]] = ..., prefill_cost: _Optional[_Union[PrefillCost, _Mapping]] = ..., decode_cost: _Optional[_Union[DecodeCost, _Mapping]] = ..., ssd_read_us_per_block: _Optional[int] = ..., slots_promised: _Optional[int] = ..., idle: _Optional[_Union[IdleLoad, _Mapping]] = ...) -> None: ...
 
 class PrefillCost(_message.Message):
     __slots__ = ("fixed_ms", "per_token_ms", "per_pair_ms", "slowest_share")

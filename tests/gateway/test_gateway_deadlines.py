@@ -101,12 +101,20 @@ async def test_openai_clients_give_them_as_extra_fields(client: openai.AsyncOpen
     assert 50_000 < request.terms.deadline_ms <= 60_000
 
 
+async def test_who_asks_for_idle_capacity_says_so_to_conductor_and_nodes(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+    await client.chat.completions.create(model=MODEL, messages=QUESTION, extra_body={"idle": True})
+    await client.chat.completions.create(model=MODEL, messages=QUESTION)
+    assert [request.terms.idle for request in cluster.conductor.requests] == [True, False]
+    for role in ("prefill", "decode"):
+        assert [start.request.idle for name, start in cluster.started if name.startswith(role)] == [True, False]
+
+
 @pytest.mark.parametrize("body", [ChatCompletionRequest, CompletionRequest])
 def test_http_has_a_field_for_whatever_can_be_asked(body: type[BaseModel]) -> None:
     assert {*(field.name for field in fields(Terms)), *SAMPLING_FIELDS} <= body.model_fields.keys()
 
 
-@pytest.mark.parametrize("extra", [{"deadline_ms": 0}, {"deadline_ms": -5}, {"deadline_ms": "soon"}, {"priority": 0.5}])
+@pytest.mark.parametrize("extra", [{"deadline_ms": 0}, {"deadline_ms": -5}, {"deadline_ms": "soon"}, {"priority": 0.5}, {"idle": 7}])
 async def test_senseless_ones_are_refused_by_name(client: openai.AsyncOpenAI, extra: dict[str, object]) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await client.chat.completions.create(model=MODEL, messages=QUESTION, extra_body=extra)
