@@ -1,5 +1,5 @@
-"""The answer to one API request in the making: its choices run side by side, and their tokens come out as one sequence of deltas of text,
-which is cut at the first stop string, and held back while one may be in the making."""
+"""The answer to one API request in the making: its choices run side by side, and their tokens come out as one sequence of deltas, whose
+text is cut at the first stop string, and held back while one may be in the making."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import redis.asyncio as redis
+
 from engine.tokenizer.detokenizer import StreamingDetokenizer
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
 from gateway.bodies import Bodies, ClientDisconnected, SideThread
 from gateway.conductor_link import ConductorLink
+from gateway.output import Content, Delta, Ending, PlacedToken
 from gateway.prepare import PreparedRequest, Preparer
 from gateway.runner import Runner
 from gateway.tenancy import ApiKeys
@@ -27,32 +30,13 @@ _MEANT_FOR_CLIENTS = ("shutting_down", "not_ready", "deadline", "internal_error"
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedToken:
-    """An output token and its place in the text."""
-
-    token: SampledToken
-    offset: int
-    """Where its text begins, in characters from the start of the output."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """A further piece of choice `index`; the last one of a choice says why it finished."""
-
-    index: int
-    text: str
-    tokens: tuple[PlacedToken, ...]
-    finish: Finish | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Piece:
     """A further piece of the output. Its tokens are those whose text is out in full, with this piece or before."""
 
     text: str
-    tokens: tuple[PlacedToken, ...]
-    stopped: bool = False
-    """A stop string ended the text, which does not contain it."""
+    tokens: tuple[PlacedToken, ...] = ()
+    stop: str | None = None
+    """The stop string that ended the text, which does not contain it."""
 
 
 class StopStrings:
@@ -97,13 +81,13 @@ class TextAssembler:
         self._held = ""
         self._pending: deque[tuple[SampledToken, int, int]] = deque()
         """Tokens not yet given out, with the begin and end of their text."""
-        self._stopped = False
+        self._stopped_by: str | None = None
         self.num_tokens = 0
         """Taken in, up to the one that completed a stop string."""
 
     def push(self, tokens: Iterable[SampledToken]) -> Piece:
         for token in tokens:
-            if self._stopped:
+            if self._stopped_by is not None:
                 break
             self.num_tokens += 1
             begin = self._released + len(self._held)
@@ -111,32 +95,32 @@ class TextAssembler:
             self._held += text
             self._pending.append((token, begin, self._released + len(self._held)))
             if (found := self._find_stop()) is not None:
-                return self._cut(found)
+                return self._cut(*found)
             self._stop.advance(self._begun, text)
-        if self._stopped:
-            return Piece("", (), stopped=True)
+        if self._stopped_by is not None:
+            return Piece("", stop=self._stopped_by)
         return self._release(len(self._held) - max(self._begun, default=0))
 
     def finish(self) -> Piece:
         """The rest, when the output has ended by itself."""
-        if self._stopped:
-            return Piece("", (), stopped=True)
+        if self._stopped_by is not None:
+            return Piece("", stop=self._stopped_by)
         self._held += self._detokenizer.finish()
         if (found := self._find_stop()) is not None:
-            return self._cut(found)
+            return self._cut(*found)
         return self._release(len(self._held), everything=True)
 
-    def _find_stop(self) -> int | None:
-        found = [at for stop in self._stop.texts if (at := self._held.find(stop)) >= 0]
+    def _find_stop(self) -> tuple[int, str] | None:
+        found = [(at, stop) for stop in self._stop.texts if (at := self._held.find(stop)) >= 0]
         return min(found, default=None)
 
-    def _cut(self, at: int) -> Piece:
-        self._stopped = True
+    def _cut(self, at: int, stop: str) -> Piece:
+        self._stopped_by = stop
         end = self._released + at
         tokens = tuple(PlacedToken(token, begin) for token, begin, _ in self._pending if begin < end)
         text, self._held = self._held[:at], ""
         self._pending.clear()
-        return Piece(text, tokens, stopped=True)
+        return Piece(text, tokens, stop)
 
     def _release(self, length: int, everything: bool = False) -> Piece:
         text, self._held = self._held[:length], self._held[length:]
@@ -182,7 +166,7 @@ class AnswerStream:
                     self._queue.put_nowait(entry)
                     break
                 batch.append(entry)
-            unfinished -= sum(delta.finish is not None for delta in batch)
+            unfinished -= sum(delta.ending is not None for delta in batch)
             yield batch
 
     @property
@@ -270,9 +254,9 @@ class _Choice:
     def emit(self, tokens: Sequence[SampledToken]) -> bool:
         piece = self._assembler.push(tokens)
         if piece.text or piece.tokens:
-            self._answer.deliver(Delta(self._index, piece.text, piece.tokens))
+            self._answer.deliver(self._delta(piece))
         self._answer.begun(self._index)
-        return piece.stopped
+        return piece.stop is not None
 
     def end(self, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
         if isinstance(reply, ev.Failed):
@@ -282,15 +266,23 @@ class _Choice:
             self._answer.finished(self._index, 0)
             return
         piece = self._assembler.finish()
-        finish = Finish.STOP if piece.stopped else reply.reason
-        self._answer.deliver(Delta(self._index, piece.text, piece.tokens, finish))
+        ending = Ending(reply.reason, stop=reply.stop_token) if piece.stop is None else Ending(Finish.STOP, stop=piece.stop)
+        self._answer.deliver(self._delta(piece, ending))
         self._answer.finished(self._index, reply.cached_tokens)
         self._answer.begun(self._index)
+
+    def _delta(self, piece: Piece, ending: Ending | None = None) -> Delta:
+        return Delta(self._index, (Content(piece.text),) if piece.text else (), piece.tokens, ending)
 
 
 @dataclass(frozen=True, slots=True)
 class ApiBackend:
     """What the front ends, HTTP and gRPC, have behind them."""
+
+    cluster: str
+    """Its name, with which its keys in Valkey begin."""
+    valkey: redis.Redis
+    """For what is remembered beyond this process: `Records`."""
 
     preparer: Preparer
     tokenizer: Tokenizer

@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 
 import grpc.aio
+import redis.asyncio as redis
 
 from engine.tokenizer.tokenizer import load_tokenizer
 from gateway.answer import ApiBackend
@@ -42,6 +43,7 @@ _GRACE_S = 0.5
 MAX_HTTP_CONNECTIONS, MAX_GRPC_CONNECTIONS = 8192, 4096
 """Where the process may open enough files: half of these are for HTTP, a quarter for gRPC, the rest for the cluster's own connections."""
 _AFTER_CONDUCTOR_S = 0.5
+_VALKEY_TIMEOUT_S = 2.0
 _TAKE_OVER_S = 1.0
 """By when, after the lease of a leader that died is over, another Conductor leads."""
 
@@ -74,6 +76,7 @@ class GatewayServer:
         # A restarted gateway is another one: what it ran before is nobody's.
         self._gateway_id = GatewayId(f"{arguments.instance_id}:{self._incarnation:016x}")
         self._credentials = credentials_of(config)
+        self._valkey = redis.Redis.from_url(config.redis_url, socket_timeout=_VALKEY_TIMEOUT_S, socket_connect_timeout=_VALKEY_TIMEOUT_S)
         self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
         hashing = TenantHashing(arguments.model_info.fingerprint, config.dtype, config.kv.block_tokens)
         self._core = GatewayCore(_limits(config), self._gateway_id, hashing)
@@ -127,6 +130,7 @@ class GatewayServer:
         await self._runner.close()
         await self._conductor.close()
         await self._membership.close()
+        await self._valkey.aclose()
 
     def _new_link(self, config: ClusterConfig, redis_url: str, address: str | None) -> ConductorLink:
         lease, patience_s = None, 0.0
@@ -146,7 +150,18 @@ class GatewayServer:
         context_length, quotas = context_tokens(config, info), quota_tokens(config, info)
         preparer = Preparer(config.served_model_name or info.name, context_length, info.vocab_size, tokenizer, quotas)
         bodies, api_keys = Bodies(preparer.bounds.max_body_bytes), ApiKeys(config.server.api_keys)
-        return ApiBackend(preparer, tokenizer, self._runner, self._conductor, api_keys, bodies, self._side_thread, self._clock)
+        return ApiBackend(
+            config.cluster,
+            self._valkey,
+            preparer,
+            tokenizer,
+            self._runner,
+            self._conductor,
+            api_keys,
+            bodies,
+            self._side_thread,
+            self._clock,
+        )
 
     async def _announce(self) -> None:
         member = Member(

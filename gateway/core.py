@@ -324,7 +324,7 @@ class GatewayCore:
             state.tokens += [token.token_id for token in fresh]
             actions.append(ev.Emit(state.generation.request_id, fresh))
         if output.finish is not None:
-            actions += self._finish(state, output.finish)
+            actions += self._finish(state, output.finish, output.stop_token)
         elif len(state.tokens) >= state.generation.sampling.max_tokens:
             actions += self._finish(state, Finish.LENGTH)
         return actions
@@ -461,8 +461,8 @@ class GatewayCore:
         state.attempt = None
         return actions
 
-    def _finish(self, state: RequestState, reason: Finish) -> list[ev.Action]:
-        return self._end(state, ev.Finished(reason, state.cached_tokens or 0))
+    def _finish(self, state: RequestState, reason: Finish, stop_token: int | None = None) -> list[ev.Action]:
+        return self._end(state, ev.Finished(reason, state.cached_tokens or 0, stop_token))
 
     def _give_up(self, state: RequestState, error: SpringtideError) -> list[ev.Action]:
         return self._end(state, ev.Failed(error))

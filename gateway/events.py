@@ -192,6 +192,8 @@ class Finished:
     reason: Finish
     cached_tokens: int
     """Prompt tokens that the first attempt found in the pool."""
+    stop_token: int | None = None
+    """Which of the request's stop tokens ended it, if one did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ import grpc
 import grpc.aio
 
 from gateway import metrics
-from gateway.answer import ApiBackend, Delta
+from gateway.answer import ApiBackend
+from gateway.api_request import ApiRequest, Conversation, Message, Speaker, Texts
 from gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
+from gateway.output import Delta
 from gateway.prepare import (
-    COMPLETION_MAX_TOKENS,
     MAX_BIASED_TOKENS,
     MAX_LOGPROBS,
-    MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     SAMPLING_FIELDS,
@@ -35,7 +35,10 @@ from springtide.rpc import inference_pb2
 from springtide.rpc.channels import new_public_server
 from springtide.rpc.health import add_health_and_reflection
 
+_OFF_AT_ZERO = ("top_p", "repetition_penalty")
+"""Zero stands for the default, which is another value."""
 _ENDPOINT = "grpc/Generate"
+_SPEAKERS = {"developer": Speaker.SYSTEM, **{name: Speaker(name) for name in ("system", "user", "assistant")}}
 _FINISHES = {Finish.STOP: pb.FINISH_REASON_STOP, Finish.LENGTH: pb.FINISH_REASON_LENGTH}
 
 
@@ -97,7 +100,7 @@ class InferenceService:
         try:
             async for batch in answer.batches():
                 for delta in batch:
-                    yield _chunk(answer.request_id, delta, answer.usage if delta.finish is not None else None)
+                    yield _chunk(answer.request_id, delta, answer.usage if delta.ending is not None else None)
         finally:
             answer.close()
 
@@ -118,8 +121,6 @@ class InferenceService:
     def _prepare(self, request: inference_pb2.GenerateRequest, origin: Origin) -> PreparedRequest:
         preparer = self._backend.preparer
         preparer.check_model(request.model)
-        if len(request.stop) > MAX_STOP_STRINGS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in request.stop):
-            raise InvalidRequest(f"stop may hold at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters", param="stop")
         wanted = request.sampling
         if wanted.HasField("logprobs") and wanted.logprobs > MAX_LOGPROBS:
             raise InvalidRequest(f"sampling.logprobs must be at most {MAX_LOGPROBS}, not {wanted.logprobs}", param="sampling.logprobs")
@@ -127,31 +128,44 @@ class InferenceService:
             raise InvalidRequest(
                 "sampling.logit_bias is between nodes; the request's own logit_bias is what you want", param="sampling.logit_bias"
             )
-        terms = TERMS.decode(request.terms)
         # What is too long is found by its length: to look at an entry costs hundreds of times what it takes in the message.
         preparer.check_count(len(request.chat.messages), "messages")
         preparer.check_count(len(request.tokens.token_ids), "tokens")
         if len(wanted.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequest(f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids")
-        kind = request.WhichOneof("prompt")
-        if kind == "chat":
-            tokens = preparer.chat_tokens([(message.role, message.content) for message in request.chat.messages])
-        elif kind == "text":
-            tokens = preparer.prompt_tokens(request.text, "text")
-        elif kind == "tokens":
-            tokens = preparer.prompt_tokens(tuple(request.tokens.token_ids), "tokens")
-        else:
-            raise InvalidRequest("prompt is required: one of text, tokens and chat", param="prompt")
-        return preparer.prepared(
-            origin,
-            [tokens],
-            prompt_field="prompt",
+        if len(request.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(f"stop may hold at most {MAX_STOP_STRINGS} strings", param="stop")
+        asked = ApiRequest(
+            model=request.model,
+            prompt=_prompt(request),
             max_tokens=wanted.max_tokens or None,
-            default_max_tokens=preparer.context_length if kind == "chat" else COMPLETION_MAX_TOKENS,
             sampling=_sampling_values(request),
             stop=tuple(request.stop),
-            terms=terms,
+            terms=TERMS.decode(request.terms),
+            names={"prompt": request.WhichOneof("prompt") or "prompt"},
         )
+        return preparer.prepared(asked, origin)
+
+
+def _prompt(request: inference_pb2.GenerateRequest) -> Conversation | Texts:
+    """Raises InvalidRequest."""
+    match request.WhichOneof("prompt"):
+        case "chat":
+            return Conversation(tuple(map(_message, range(len(request.chat.messages)), request.chat.messages)))
+        case "text":
+            return Texts((request.text,))
+        case "tokens":
+            return Texts((tuple(request.tokens.token_ids),))
+        case _:
+            raise InvalidRequest("prompt is required: one of text, tokens and chat", param="prompt")
+
+
+def _message(number: int, message: inference_pb2.ChatMessage) -> Message:
+    speaker = _SPEAKERS.get(message.role)
+    if speaker is None:
+        field = f"messages[{number}].role"
+        raise InvalidRequest(f"{field} must be one of {', '.join(_SPEAKERS)}, not {message.role[:100]!r}", param=field)
+    return Message(speaker, message.content)
 
 
 def _sampling_values(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
@@ -162,11 +176,11 @@ def _sampling_values(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
     if any(token_id >= 1 << 31 for token_id in request.logit_bias):
         raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias")
     values = {name: getattr(wanted, name) for name in SAMPLING_FIELDS}
+    for name in _OFF_AT_ZERO:
+        if not values[name]:
+            del values[name]
     return {
         **values,
-        # At their zero value: off.
-        "top_p": wanted.top_p or 1.0,
-        "repetition_penalty": wanted.repetition_penalty or 1.0,
         "seed": wanted.seed or None,
         "stop_token_ids": tuple(wanted.stop_token_ids),
         "logprobs": wanted.logprobs if wanted.HasField("logprobs") else None,
@@ -182,8 +196,8 @@ def _chunk(request_id: str, delta: Delta, usage: Usage | None) -> inference_pb2.
         logprobs=[logprobs for placed in delta.tokens if (logprobs := _logprobs(placed.token)) is not None],
         usage=None if usage is None else USAGE.encode(usage),
     )
-    if delta.finish is not None:
-        chunk.finish_reason = _FINISHES[delta.finish]
+    if delta.ending is not None:
+        chunk.finish_reason = _FINISHES[delta.ending.finish]
     return chunk
 
 

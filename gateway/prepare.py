@@ -6,10 +6,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
+from gateway.api_request import ApiRequest, Conversation, Prompt, Texts
 from springtide.errors import InvalidRequest, ModelNotFound
 from springtide.ids import RequestId
 from springtide.protocol.sampling import LogitBias, SamplingParams
@@ -19,7 +19,6 @@ from springtide.rpc.channels import MAX_MESSAGE_BYTES
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for plain completions."""
-ROLES = ("system", "developer", "user", "assistant")
 MAX_GENERATIONS = 1024
 """Of one API request."""
 MAX_CHOICES = 128
@@ -42,9 +41,6 @@ _BYTES_A_MESSAGE = 64
 _BYTES_A_BIAS = 32
 _FIXED_BYTES = 64 << 10
 _FIXED_VALUES = 1 << 15
-
-Prompt = str | tuple[int, ...]
-"""Text, or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,80 +128,93 @@ class Preparer:
                 f"model {name[:100]!r} does not exist; this server has {self.model_name!r}", param="model", code="model_not_found"
             )
 
-    def chat_tokens(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
-        """The tokens of a conversation of (role, content), ready for the assistant's answer. Raises InvalidRequest."""
-        self.check_count(len(messages), "messages")
-        if not messages:
-            raise InvalidRequest("messages must hold at least one message", param="messages")
-        for number, (role, _) in enumerate(messages):
-            if role not in ROLES:
-                raise InvalidRequest(
-                    f"messages[{number}].role must be one of {', '.join(ROLES)}, not {role[:100]!r}", param=f"messages[{number}].role"
-                )
-        # What OpenAI calls a developer's message now is what chat templates know as the system's.
-        conversation = [{"role": "system" if role == "developer" else role, "content": content} for role, content in messages]
+    def prepared(self, request: ApiRequest, origin: Origin) -> PreparedRequest:
+        """What runs. Raises InvalidRequest, naming the field as the client does, and ModelNotFound."""
+        self.check_model(request.model)
+        if len(request.stop) > MAX_STOP_STRINGS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in request.stop):
+            field = _name(request, "stop")
+            raise InvalidRequest(f"{field} may hold at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters", param=field)
+        self._check_sampling(request)
+        prompts = self.tokens(request)
+        allowed = self._allowed_tokens(request, prompts, origin.tenant)
+        return PreparedRequest(
+            request_id=origin.request_id,
+            prompts=prompts,
+            n=request.n,
+            sampling=self._sampling(request, max(1, allowed)),
+            stop=request.stop,
+            tenant=origin.tenant,
+            terms=request.terms,
+            traceparent=origin.traceparent,
+            requested_at=origin.requested_at,
+            prompt_only=allowed == 0,
+        )
+
+    def tokens(self, request: ApiRequest) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each prompt; of a conversation, ready for the assistant's answer. Raises InvalidRequest."""
+        if isinstance(request.prompt, Conversation):
+            return (self._chat_tokens(request.prompt, _name(request, "messages")),)
+        return self._text_tokens(request.prompt, request.n, _name(request, "prompt"))
+
+    def _chat_tokens(self, conversation: Conversation, field: str) -> tuple[int, ...]:
+        self.check_count(len(conversation.messages), field)
+        if not conversation.messages:
+            raise InvalidRequest(f"{field} must hold at least one message", param=field)
+        messages = [{"role": message.speaker.value, "content": message.content} for message in conversation.messages]
         # Only what is rendered counts: a template may leave out the spaces around a message.
-        text = self._tokenizer.render_chat(conversation)
-        self._check_length(text, "messages")
+        text = self._tokenizer.render_chat(messages)
+        self._check_length(text, field)
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _text_tokens(self, texts: Texts, n: int, field: str) -> tuple[tuple[int, ...], ...]:
+        if len(texts.prompts) * n > MAX_GENERATIONS:
+            many = f"{len(texts.prompts)} prompts with n={n} are more than {MAX_GENERATIONS} outputs in one request"
+            raise InvalidRequest(f"{field}: {many}", param=field)
+        tokens: list[tuple[int, ...]] = []
+        left = self.bounds.max_values
+        for prompt in texts.prompts:
+            tokens.append(self._prompt_tokens(prompt, texts.add_special_tokens, field))
+            left -= len(tokens[-1])
+            if left < 0 and len(texts.prompts) > 1:
+                raise InvalidRequest(f"{field}: the prompts have more than {self.bounds.max_values} tokens together", param=field)
+        return tuple(tokens)
+
+    def _prompt_tokens(self, prompt: Prompt, add_special_tokens: bool, field: str) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            self._check_length(prompt, field)
+            return tuple(self._tokenizer.encode(prompt, add_special_tokens))
+        self.check_count(len(prompt), field)
+        self._check_ids(prompt, field)
+        return prompt
 
     def check_count(self, count: int, field: str) -> None:
         """Raises InvalidRequest when so many messages, each of which takes at least a token, or so many token ids can never fit."""
         if count > self.context_length:
             raise self._too_long(field, f"{field} has {count} entries")
 
-    def prompt_tokens(self, prompt: Prompt, field: str) -> tuple[int, ...]:
-        """Raises InvalidRequest."""
-        if isinstance(prompt, str):
-            self._check_length(prompt, field)
-            return tuple(self._tokenizer.encode(prompt))
-        self.check_count(len(prompt), field)
-        self._check_ids(prompt, field)
-        return prompt
+    def _check_sampling(self, request: ApiRequest) -> None:
+        stop_tokens, field = request.sampling.get("stop_token_ids", ()), _name(request, "stop_token_ids")
+        if len(stop_tokens) > MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(f"{field} may hold at most {MAX_STOP_TOKEN_IDS} ids, not {len(stop_tokens)}", param=field)
+        self._check_ids(stop_tokens, field)
+        if (biases := request.sampling.get("logit_bias")) is not None:
+            self._check_bias(biases, _name(request, "logit_bias"))
 
-    def prepared(
-        self,
-        origin: Origin,
-        prompts: Sequence[tuple[int, ...]],
-        *,
-        prompt_field: str,
-        max_tokens: int | None,
-        default_max_tokens: int,
-        sampling: dict[str, Any],
-        stop: tuple[str, ...],
-        terms: Terms,
-        n: int = 1,
-    ) -> PreparedRequest:
-        """What runs. `sampling` has SamplingParams' fields but for `max_tokens`, of which 0 is for the prompts alone; a seed of None is
-        drawn. Raises InvalidRequest, naming the field."""
-        if len(sampling["stop_token_ids"]) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequest(
-                f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids, not {len(sampling['stop_token_ids'])}", param="stop_token_ids"
-            )
-        self._check_ids(sampling["stop_token_ids"], "stop_token_ids")
-        self._check_bias(sampling["logit_bias"])
-        seed = secrets.randbits(63) if sampling["seed"] is None else sampling["seed"] % SEED_RANGE
-        allowed = self._allowed_tokens(prompts, origin.tenant, max_tokens, default_max_tokens, prompt_field)
+    def _sampling(self, request: ApiRequest, max_tokens: int) -> SamplingParams:
+        seed = request.sampling.get("seed")
+        seed = secrets.randbits(63) if seed is None else seed % SEED_RANGE
         try:
-            params = SamplingParams(**{**sampling, "seed": seed, "max_tokens": max(1, allowed)})
+            params = SamplingParams(**{**request.sampling, "seed": seed, "max_tokens": max_tokens})
             # What the nodes will see: a value that is in range here but not in single precision is refused here too.
-            params = SAMPLING_PARAMS.decode(SAMPLING_PARAMS.encode(params))
+            return SAMPLING_PARAMS.decode(SAMPLING_PARAMS.encode(params))
         except ValueError as error:
-            raise InvalidRequest(str(error), param=str(error).split()[0]) from None
-        return PreparedRequest(
-            request_id=origin.request_id,
-            prompts=tuple(prompts),
-            n=n,
-            sampling=params,
-            stop=stop,
-            tenant=origin.tenant,
-            terms=terms,
-            traceparent=origin.traceparent,
-            requested_at=origin.requested_at,
-            prompt_only=allowed == 0,
-        )
+            name, _, reason = str(error).partition(" ")
+            field = _name(request, name)
+            raise InvalidRequest(f"{field} {reason}", param=field) from None
 
-    def _allowed_tokens(self, prompts: Sequence[Sequence[int]], tenant: str, wanted: int | None, default: int, prompt_field: str) -> int:
+    def _allowed_tokens(self, request: ApiRequest, prompts: Sequence[Sequence[int]], tenant: str) -> int:
+        chat, wanted = isinstance(request.prompt, Conversation), request.max_tokens
+        prompt_field, default = _name(request, "messages" if chat else "prompt"), self.context_length if chat else COMPLETION_MAX_TOKENS
         if not all(prompts):
             raise InvalidRequest(f"{prompt_field} must have at least one token", param=prompt_field)
         longest = max(len(prompt) for prompt in prompts)
@@ -239,9 +248,14 @@ class Preparer:
             wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
             raise InvalidRequest(f"{field}: token ids must be between 0 and {self._vocab_size - 1}, not {wrong}", param=field)
 
-    def _check_bias(self, biases: LogitBias) -> None:
+    def _check_bias(self, biases: LogitBias, field: str) -> None:
         token_ids, values = biases.columns()
         if len(biases):
-            self._check_ids((int(token_ids.min()), int(token_ids.max())), "logit_bias")
+            self._check_ids((int(token_ids.min()), int(token_ids.max())), field)
             if not (abs(values) <= MAX_LOGIT_BIAS).all():
-                raise InvalidRequest(f"logit_bias values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}", param="logit_bias")
+                raise InvalidRequest(f"{field} values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}", param=field)
+
+
+def _name(request: ApiRequest, field: str) -> str:
+    """What the client calls it."""
+    return request.names.get(field, field)

@@ -9,6 +9,7 @@ from pathlib import Path
 from deploy.commands.locate import Located
 from deploy.local.plan import ClusterPaths
 from engine.tokenizer.tokenizer import load_tokenizer
+from gateway.api_request import ApiRequest, Conversation, Message, Speaker, Texts
 from gateway.prepare import Preparer
 from springtide.blocks import KEY_BYTES, block_keys, namespace_root
 from springtide.errors import ConfigError, Unavailable
@@ -72,6 +73,5 @@ def _token_ids(located: Located, prompt: NamedPrompt) -> Sequence[int]:
         raise ConfigError("a prompt's text needs the model's tokenizer, which only a cluster of this machine lends; give its --tokens")
     info = ModelInfo.load(ClusterPaths(Path(located.record.run_dir)).model_info)
     preparer = Preparer(info.name, info.context_length, info.vocab_size, load_tokenizer(info))
-    if prompt.text is not None:
-        return preparer.prompt_tokens(prompt.text, "prompt")
-    return preparer.chat_tokens([("user", prompt.chat or "")])
+    asked = Conversation((Message(Speaker.USER, prompt.chat or ""),)) if prompt.text is None else Texts((prompt.text,))
+    return preparer.tokens(ApiRequest(info.name, asked))[0]

@@ -45,6 +45,8 @@ class TokenOutput:
     tokens: tuple[SampledToken, ...]
     finish: Finish | None = None
     """Set in the last of an attempt that ended well."""
+    stop_token: int | None = None
+    """Which of the request's stop tokens ended it. None: none of them, but its length or the model's own end token."""
 
     @property
     def end(self) -> int:
@@ -167,5 +169,9 @@ def token_output(
     if params.stop_token_ids or (eos_ids and not params.ignore_eos):
         stops = (i for i, token in enumerate(sampled, 1) if finish_of(token.token_id, position + i, params, eos_ids))
         taken = min(taken, next(stops, taken))
-    finish = finish_of(sampled[taken - 1].token_id, position + taken, params, eos_ids)
-    return TokenOutput(attempt_id, position, tuple(sampled[: taken - (finish is Finish.STOP)]), finish)
+    last = sampled[taken - 1].token_id
+    finish = finish_of(last, position + taken, params, eos_ids)
+    if finish is not Finish.STOP:
+        return TokenOutput(attempt_id, position, tuple(sampled[:taken]), finish)
+    own_end = last in eos_ids and not params.ignore_eos
+    return TokenOutput(attempt_id, position, tuple(sampled[: taken - 1]), finish, None if own_end else last)

@@ -129,16 +129,18 @@ class AttemptFailed(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
 
 class TokenOutput(_message.Message):
-    __slots__ = ("attempt_id", "position", "tokens", "finish")
+    __slots__ = ("attempt_id", "position", "tokens", "finish", "stop_token")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     position: int
     tokens: _containers.RepeatedCompositeFieldContainer[SampledToken]
     finish: FinishReason
-    def __init__(self, attempt_id: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., finish: _Optional[_Union[FinishReason, str]] = ...) -> None: ...
+    stop_token: int
+    def __init__(self, attempt_id: _Optional[str] = ..., position: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[SampledToken, _Mapping]]] = ..., finish: _Optional[_Union[FinishReason, str]] = ..., stop_token: _Optional[int] = ...) -> None: ...
 
 class PrefixSource(_message.Message):
     __slots__ = ("node_id", "store_address", "num_blocks")

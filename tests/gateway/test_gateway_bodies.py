@@ -19,7 +19,7 @@ from starlette.requests import Request
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import bodies as bodies_module
 from gateway.bodies import INLINE_BYTES, Bodies, BodyTimeout, BodyTooLarge, SideThread, has_more_values, parse_body
-from gateway.openai_requests import ChatCompletionRequest, CompletionRequest
+from gateway.openai.requests import ChatCompletionRequest, CompletionRequest
 from gateway.prepare import MAX_STOP_TOKEN_IDS, Bounds
 from springtide.errors import InvalidRequest, Overloaded
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from gateway import events as ev
 from gateway.app import GatewayServer
 from gateway.core import GatewayCore
-from gateway.openai_requests import ChatCompletionRequest, CompletionRequest
+from gateway.openai.requests import ChatCompletionRequest, CompletionRequest
 from gateway.prepare import SAMPLING_FIELDS
 from springtide.clock import Tick
 from springtide.errors import DeadlineExceeded, Overloaded, SpringtideError

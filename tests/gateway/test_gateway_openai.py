@@ -9,10 +9,10 @@ import pytest
 from gateway_cluster import MODEL, Cluster, until
 
 from engine.tokenizer.tokenizer import Tokenizer
-from gateway.answer import Delta, PlacedToken
-from gateway.openai_answers import ChatFormat, CompletionFormat
+from gateway.openai.answers import ChatFormat, CompletionFormat
+from gateway.output import Content, Delta, Ending, PlacedToken, gathered
 from springtide.protocol import wire
-from springtide.protocol.outputs import SampledToken
+from springtide.protocol.outputs import Finish, SampledToken
 from springtide.protocol.sampling import LogitBias
 from springtide.protocol.usage import Usage
 from springtide.rpc import conductor_pb2
@@ -166,9 +166,14 @@ def test_an_answer_is_json_whatever_the_model_computed(
     tokenizer: Tokenizer, kind: type[ChatFormat] | type[CompletionFormat], logprob: float, shown: float
 ) -> None:
     tokens = tuple(PlacedToken(SampledToken(500 + at, logprob, ((7, logprob),)), at) for at in range(100))
-    deltas = [Delta(1, "b", tokens[:50]), Delta(0, "a", tokens), Delta(1, "c", tokens[50:], "stop"), Delta(0, "", (), "length")]
+    deltas = [
+        Delta(1, (Content("b"),), tokens[:50]),
+        Delta(0, (Content("a"),), tokens),
+        Delta(1, (Content("c"),), tokens[50:], Ending(Finish.STOP)),
+        Delta(0, (), (), Ending(Finish.LENGTH)),
+    ]
     for wants_logprobs in (True, False):
-        answer = json.loads("".join(kind("r", "m", wants_logprobs, False, tokenizer).whole(deltas, Usage(1, 2, 3))))
+        answer = json.loads("".join(kind("r", "m", wants_logprobs, False, tokenizer).whole(gathered(deltas, Usage(1, 2, 3)))))
         first, second = answer["choices"]
         assert [(choice["index"], choice["finish_reason"]) for choice in (first, second)] == [(0, "length"), (1, "stop")]
         if wants_logprobs:

@@ -44,14 +44,14 @@ def test_however_text_is_split_into_tokens_it_comes_out_once_up_to_the_first_sto
         piece = assembler.push(tokens[begin : begin + batch])
         out += piece.text
         placed += piece.tokens
-        stopped = stopped or piece.stopped
+        stopped = stopped or piece.stop is not None
     last = assembler.finish()
     out += last.text
     placed += last.tokens
 
     # The stop string that is complete first ends the text, as it would for a reader of the stream.
     found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
-    assert (stopped or last.stopped) == bool(found)
+    assert (stopped or last.stop is not None) == bool(found)
     assert text.startswith(out)
     if not found:
         assert out == text and [entry.token for entry in placed] == tokens
@@ -80,7 +80,7 @@ def test_nothing_is_held_back_that_cannot_become_a_stop_string() -> None:
     assembler = TextAssembler(StreamingDetokenizer(Bytes([b"one STO", b"NE", b" ST", b"OP rest"])), StopStrings(["STOP"]))
     texts = [assembler.push([SampledToken(token_id)]).text for token_id in range(4)]
     assert texts == ["one ", "STONE", " ", ""]
-    assert assembler.finish().stopped and assembler.num_tokens == 4
+    assert assembler.finish().stop == "STOP" and assembler.num_tokens == 4
 
 
 def test_half_a_character_waits_for_its_other_half_and_is_replaced_when_none_comes() -> None:

@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's requests, and what they ask for (`prepared`). A field that cannot be honoured is refused by name; nothing is
+"""The bodies of OpenAI's requests, and what they ask for (`api_request`). A field that cannot be honoured is refused by name; nothing is
 ignored silently.
 
 Fields that exist in OpenAI's API but have no meaning here are accepted at the values that ask for nothing (`Neutral`).
@@ -7,33 +7,29 @@ Fields that exist in OpenAI's API but have no meaning here are accepted at the v
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 
+from gateway.api_request import ApiRequest, Conversation, Message, Prompt, Speaker, Texts
 from gateway.prepare import (
-    COMPLETION_MAX_TOKENS,
     MAX_BIASED_TOKENS,
     MAX_CHOICES,
-    MAX_GENERATIONS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     SAMPLING_FIELDS,
-    Origin,
-    PreparedRequest,
-    Preparer,
-    Prompt,
 )
-from springtide.errors import InvalidRequest
 from springtide.protocol.sampling import LogitBias
 from springtide.protocol.scheduling import MAX_DEADLINE_MS, Terms
 
 _TERMS = tuple(field.name for field in fields(Terms))
+# What OpenAI calls a developer's message now is what chat templates know as the system's.
+_SPEAKERS = {"developer": Speaker.SYSTEM, **{name: Speaker(name) for name in ("system", "user", "assistant")}}
 INT32 = (-(1 << 31), (1 << 31) - 1)
 _MAX_FIELDS = 256
 """Of an object: those that are not known are listed one by one."""
@@ -85,9 +81,9 @@ def _stop_strings(value: Any) -> Any:
     return tuple(map(_unicode, stops))
 
 
-def _logit_bias(value: Any) -> LogitBias:
+def _logit_bias(value: Any) -> LogitBias | None:
     if value is None:
-        return LogitBias()
+        return None
     if not isinstance(value, dict):
         raise ValueError("must map token ids to numbers")
     if len(value) > MAX_BIASED_TOKENS:
@@ -178,7 +174,7 @@ Bias = Annotated[
         }
     ),
 ]
-"""After validation a LogitBias."""
+"""After validation a LogitBias, or None."""
 Prompts = Annotated[
     Any,
     BeforeValidator(_prompts),
@@ -244,19 +240,19 @@ class OpenAIRequest(_Body):
     stop: Stop = ()
     seed: Seed | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    temperature: Annotated[float, _default_when_null(1.0)] = 1.0
-    top_p: Annotated[float, _default_when_null(1.0)] = 1.0
-    presence_penalty: Annotated[float, _default_when_null(0.0)] = 0.0
-    frequency_penalty: Annotated[float, _default_when_null(0.0)] = 0.0
-    logit_bias: Bias = LogitBias()
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Bias = None
     user: str | None = None
     """Says who the end user is; there is nothing to be done with it."""
 
-    ignore_eos: Annotated[bool, _default_when_null(False)] = False
-    top_k: Annotated[int, _default_when_null(0), Field(ge=-1, lt=1 << 32)] = 0
-    min_p: Annotated[float, _default_when_null(0.0)] = 0.0
-    repetition_penalty: Annotated[float, _default_when_null(1.0)] = 1.0
-    stop_token_ids: Annotated[list[int], _default_when_null([]), Field(max_length=MAX_STOP_TOKEN_IDS)] = Field(default_factory=list)
+    ignore_eos: bool | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 32)] | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     priority: Annotated[int, _default_when_null(0), Field(ge=INT32[0], le=INT32[1])] = 0
     """The higher, the more important."""
     deadline_ms: Annotated[float, Field(gt=0, le=MAX_DEADLINE_MS)] | None = None
@@ -280,33 +276,21 @@ class OpenAIRequest(_Body):
         """How many log-probabilities are wanted beside a token's own; None when not even that is."""
 
     @abstractmethod
-    def prepared(self, preparer: Preparer, origin: Origin) -> PreparedRequest:
-        """What runs for it. Raises InvalidRequest, naming the field."""
+    def api_request(self) -> ApiRequest:
+        """What it asks for."""
 
-    def _prepared(
-        self,
-        preparer: Preparer,
-        origin: Origin,
-        prompts: Sequence[tuple[int, ...]],
-        prompt_field: str,
-        max_tokens: int | None,
-        default_max_tokens: int,
-    ) -> PreparedRequest:
-        values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
-        sampled = {"top_k": max(self.top_k, 0), "stop_token_ids": tuple(self.stop_token_ids), "logprobs": self.num_top_logprobs}
+    def _api_request(self, prompt: Conversation | Texts, max_tokens: int | None) -> ApiRequest:
         # Its fields are the body's of the same names; what that leaves out has the default.
         terms = Terms(**{name: value for name in _TERMS if (value := getattr(self, name)) is not None})
-        return preparer.prepared(
-            origin,
-            prompts,
-            prompt_field=prompt_field,
-            max_tokens=max_tokens,
-            default_max_tokens=default_max_tokens,
-            sampling={**values, **sampled},
-            stop=self.stop,
-            terms=terms,
-            n=self.n,
-        )
+        return ApiRequest(self.model, prompt, max_tokens, self._sampling(), n=self.n, stop=self.stop, terms=terms)
+
+    def _sampling(self) -> dict[str, Any]:
+        values = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if self.top_k is not None:
+            values["top_k"] = max(self.top_k, 0)
+        if self.stop_token_ids is not None:
+            values["stop_token_ids"] = tuple(self.stop_token_ids)
+        return {**values, "logprobs": self.num_top_logprobs}
 
 
 class ChatCompletionRequest(OpenAIRequest):
@@ -348,11 +332,10 @@ class ChatCompletionRequest(OpenAIRequest):
     def num_top_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def prepared(self, preparer: Preparer, origin: Origin) -> PreparedRequest:
-        preparer.check_model(self.model)
-        prompt = preparer.chat_tokens([(message.role, message.content) for message in self.messages])
+    def api_request(self) -> ApiRequest:
         max_tokens = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        return self._prepared(preparer, origin, [prompt], "messages", max_tokens, default_max_tokens=preparer.context_length)
+        messages = tuple(Message(_SPEAKERS[message.role], message.content) for message in self.messages)
+        return self._api_request(Conversation(messages), max_tokens)
 
 
 class CompletionRequest(OpenAIRequest):
@@ -372,17 +355,5 @@ class CompletionRequest(OpenAIRequest):
     def num_top_logprobs(self) -> int | None:
         return self.logprobs
 
-    def prepared(self, preparer: Preparer, origin: Origin) -> PreparedRequest:
-        preparer.check_model(self.model)
-        if len(self.prompt) * self.n > MAX_GENERATIONS:
-            raise InvalidRequest(
-                f"prompt: {len(self.prompt)} prompts with n={self.n} are more than {MAX_GENERATIONS} outputs in one request", param="prompt"
-            )
-        prompts = []
-        left = preparer.bounds.max_values
-        for prompt in self.prompt:
-            prompts.append(preparer.prompt_tokens(prompt, "prompt"))
-            left -= len(prompts[-1])
-            if left < 0 and len(self.prompt) > 1:
-                raise InvalidRequest(f"prompt: the prompts have more than {preparer.bounds.max_values} tokens together", param="prompt")
-        return self._prepared(preparer, origin, prompts, "prompt", self.max_tokens, default_max_tokens=COMPLETION_MAX_TOKENS)
+    def api_request(self) -> ApiRequest:
+        return self._api_request(Texts(self.prompt), self.max_tokens)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from engine.tokenizer.tokenizer import Tokenizer
-from gateway.answer import Delta, PlacedToken, message_for_client
+from gateway.answer import message_for_client
+from gateway.exchange import Json, dump, server_sent
+from gateway.output import Answer, Choice, Delta, Ending, PlacedToken
 from springtide.errors import SpringtideError
-from springtide.protocol.outputs import Finish
 from springtide.protocol.usage import Usage
-
-Json = dict[str, Any]
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have. OpenAI's choice."""
@@ -38,36 +35,29 @@ def error_json(message: str, kind: str, code: str | None, param: str | None = No
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-@dataclass(slots=True)
-class _Collected:
-    text: str = ""
-    tokens: list[PlacedToken] = field(default_factory=list)
-    finish: Finish | None = None
-
-
-class Format(Protocol):
-    """How one endpoint writes its answers. Made for one request."""
-
-    def chunks(self, delta: Delta) -> list[Json]:
-        """Stream events for a delta, possibly none."""
-        ...
-
-    def last_chunks(self, usage: Usage) -> list[Json]:
-        """Stream events at the end of a whole answer, possibly none."""
-        ...
-
-    def whole(self, deltas: Sequence[Delta], usage: Usage) -> Iterator[str]:
-        """The JSON text of the whole answer, in pieces each of which takes a millisecond or so: with log-probabilities, all of it may
-        take seconds."""
-        ...
-
-
 class _Envelope:
+    """What both kinds of answers have in common."""
+
+    CHUNK: str
+    media_type = "text/event-stream"
+
     def __init__(self, request_id: str, model: str, wants_logprobs: bool, wants_usage: bool, tokenizer: Tokenizer) -> None:
+        self._request_id = request_id
         self._head: Json = {"id": request_id, "created": int(time.time()), "model": model}
         self._wants_logprobs = wants_logprobs
         self._wants_usage = wants_usage
         self._tokenizer = tokenizer
+
+    def begin(self) -> Iterable[bytes]:
+        return ()
+
+    def end(self, usage: Usage) -> Iterable[bytes]:
+        if self._wants_usage:
+            yield self._chunk([], usage)
+        yield b"data: [DONE]\n\n"
+
+    def failed(self, error: SpringtideError) -> Iterable[bytes]:
+        yield server_sent(error_body(error, self._request_id))
 
     def _whole(self, kind: str, choices: Iterable[Iterator[str]], usage: Usage) -> Iterator[str]:
         yield dump({**self._head, "object": kind, "usage": usage_json(usage)})[:-1] + ',"choices":['
@@ -76,11 +66,11 @@ class _Envelope:
             yield from pieces
         yield "]}"
 
-    def _event(self, kind: str, choices: list[Json], usage: Usage | None = None) -> Json:
-        event = {**self._head, "object": kind, "choices": choices}
+    def _chunk(self, choices: list[Json], usage: Usage | None = None) -> bytes:
+        event = {**self._head, "object": self.CHUNK, "choices": choices}
         if self._wants_usage:
             event["usage"] = None if usage is None else usage_json(usage)
-        return event
+        return server_sent(event)
 
 
 class ChatFormat(_Envelope):
@@ -90,30 +80,27 @@ class ChatFormat(_Envelope):
         super().__init__(request_id, model, wants_logprobs, wants_usage, tokenizer)
         self._introduced: set[int] = set()
 
-    def chunks(self, delta: Delta) -> list[Json]:
-        chunks = []
+    def delta(self, delta: Delta, usage: Usage) -> Iterable[bytes]:
         if delta.index not in self._introduced:
             self._introduced.add(delta.index)
-            chunks.append(self._chunk(delta.index, {"role": "assistant", "content": ""}, (), None))
-        if delta.text or (delta.tokens and self._wants_logprobs):
-            chunks.append(self._chunk(delta.index, {"content": delta.text}, delta.tokens, None))
-        if delta.finish is not None:
-            chunks.append(self._chunk(delta.index, {}, (), delta.finish))
-        return chunks
+            yield self._said(delta.index, {"role": "assistant", "content": ""})
+        text = delta.text
+        if text or (delta.tokens and self._wants_logprobs):
+            yield self._said(delta.index, {"content": text}, delta.tokens)
+        if delta.ending is not None:
+            yield self._said(delta.index, {}, ending=delta.ending)
 
-    def _chunk(self, index: int, content: Json, tokens: Sequence[PlacedToken], finish: Finish | None) -> Json:
+    def _said(self, index: int, content: Json, tokens: Sequence[PlacedToken] = (), ending: Ending | None = None) -> bytes:
         logprobs = self._logprobs(tokens) if tokens else None
-        return self._event(self.CHUNK, [{"index": index, "delta": content, "logprobs": logprobs, "finish_reason": finish}])
+        finish = None if ending is None else ending.finish
+        return self._chunk([{"index": index, "delta": content, "logprobs": logprobs, "finish_reason": finish}])
 
-    def last_chunks(self, usage: Usage) -> list[Json]:
-        return [self._event(self.CHUNK, [], usage)] if self._wants_usage else []
+    def whole(self, answer: Answer) -> Iterator[str]:
+        return self._whole(self.WHOLE, map(self._choice, answer.choices), answer.usage)
 
-    def whole(self, deltas: Sequence[Delta], usage: Usage) -> Iterator[str]:
-        return self._whole(self.WHOLE, (self._choice(index, choice) for index, choice in _collect(deltas)), usage)
-
-    def _choice(self, index: int, choice: _Collected) -> Iterator[str]:
+    def _choice(self, choice: Choice) -> Iterator[str]:
         message = {"role": "assistant", "content": choice.text, "refusal": None}
-        yield dump({"index": index, "message": message, "finish_reason": choice.finish})[:-1] + ',"logprobs":'
+        yield dump({"index": choice.index, "message": message, "finish_reason": choice.ending.finish})[:-1] + ',"logprobs":'
         if not self._wants_logprobs:
             yield "null}"
             return
@@ -138,22 +125,19 @@ class ChatFormat(_Envelope):
 
 
 class CompletionFormat(_Envelope):
-    KIND = "text_completion"
+    CHUNK = "text_completion"
 
-    def chunks(self, delta: Delta) -> list[Json]:
-        if not (delta.text or delta.finish is not None or (delta.tokens and self._wants_logprobs)):
-            return []
-        logprobs = self._logprobs(delta.tokens)
-        return [self._event(self.KIND, [{"index": delta.index, "text": delta.text, "logprobs": logprobs, "finish_reason": delta.finish}])]
+    def delta(self, delta: Delta, usage: Usage) -> Iterable[bytes]:
+        if not (delta.text or delta.ending is not None or (delta.tokens and self._wants_logprobs)):
+            return
+        finish = None if delta.ending is None else delta.ending.finish
+        yield self._chunk([{"index": delta.index, "text": delta.text, "logprobs": self._logprobs(delta.tokens), "finish_reason": finish}])
 
-    def last_chunks(self, usage: Usage) -> list[Json]:
-        return [self._event(self.KIND, [], usage)] if self._wants_usage else []
+    def whole(self, answer: Answer) -> Iterator[str]:
+        return self._whole(self.CHUNK, map(self._choice, answer.choices), answer.usage)
 
-    def whole(self, deltas: Sequence[Delta], usage: Usage) -> Iterator[str]:
-        return self._whole(self.KIND, (self._choice(index, choice) for index, choice in _collect(deltas)), usage)
-
-    def _choice(self, index: int, choice: _Collected) -> Iterator[str]:
-        yield dump({"index": index, "text": choice.text, "finish_reason": choice.finish})[:-1] + ',"logprobs":'
+    def _choice(self, choice: Choice) -> Iterator[str]:
+        yield dump({"index": choice.index, "text": choice.text, "finish_reason": choice.ending.finish})[:-1] + ',"logprobs":'
         if not self._wants_logprobs:
             yield "null}"
             return
@@ -177,10 +161,6 @@ class CompletionFormat(_Envelope):
         }
 
 
-def dump(data: Json | list[Any]) -> str:
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
-
-
 def _listed(tokens: Sequence[PlacedToken], entry: Callable[[PlacedToken], Any]) -> Iterator[str]:
     """A JSON list with an entry for each token, in pieces."""
     yield "["
@@ -194,16 +174,3 @@ def _finite(logprob: float | None) -> float | None:
     if logprob is None:
         return None
     return min(logprob, 0.0) if logprob > LEAST_LOGPROB else LEAST_LOGPROB
-
-
-def _collect(deltas: Sequence[Delta]) -> list[tuple[int, _Collected]]:
-    choices: dict[int, _Collected] = {}
-    texts: dict[int, list[str]] = {}
-    for delta in deltas:
-        choice = choices.setdefault(delta.index, _Collected())
-        texts.setdefault(delta.index, []).append(delta.text)
-        choice.tokens += delta.tokens
-        choice.finish = delta.finish or choice.finish
-    for index, choice in choices.items():
-        choice.text = "".join(texts[index])
-    return sorted(choices.items())

@@ -1,0 +1,261 @@
+"""One HTTP request for an answer of the model, and that answer: received, ordered, run and written, whichever API it is of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+from starlette.types import Receive, Scope, Send
+
+from gateway import metrics
+from gateway.answer import AnswerStream, ApiBackend
+from gateway.api_request import ApiRequest
+from gateway.bodies import ClientDisconnected, check_media_type
+from gateway.output import Answer, Delta, gathered
+from gateway.prepare import Origin, PreparedRequest
+from springtide.errors import Overloaded, SpringtideError, Unauthenticated
+from springtide.ids import new_id
+from springtide.protocol.usage import Usage
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID_HEADER = "x-request-id"
+"""Of every answer to a generation: under it, the log has what became of the request."""
+SCHEMAS = "#/components/schemas/{model}"
+"""Where the API's own description has a body's schema."""
+_PIECES_AT_ONCE = 4
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a façade may know of the HTTP request, beside its body."""
+
+    origin: Origin
+    headers: Mapping[str, str]
+    """By their names in lower case."""
+    path_params: Mapping[str, str]
+    query: Mapping[str, str]
+
+
+class Format(Protocol):
+    """How one answer is written. Made for one request."""
+
+    media_type: str
+    """Of a stream."""
+
+    def begin(self) -> Iterable[bytes]:
+        """What of a stream goes out with its headers."""
+        ...
+
+    def delta(self, delta: Delta, usage: Usage) -> Iterable[bytes]:
+        """What of a stream a delta is, possibly nothing. `usage` is that of all choices so far."""
+        ...
+
+    def end(self, usage: Usage) -> Iterable[bytes]:
+        """The end of the stream of a whole answer."""
+        ...
+
+    def failed(self, error: SpringtideError) -> Iterable[bytes]:
+        """The end of the stream of one that failed."""
+        ...
+
+    def whole(self, answer: Answer) -> Iterator[str]:
+        """The JSON text of the whole answer, in pieces each of which takes a millisecond or so: with log-probabilities, all of it may take
+        seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A valid request, and how its answer is wanted."""
+
+    request: ApiRequest
+    stream: bool
+    format: Format
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One way of asking for answers: what is sent, and how it is answered."""
+
+    path: str
+    id_prefix: str
+    body: type[BaseModel]
+    """For the API's own description."""
+    order: Callable[[bytes, Call, ApiBackend], Order]
+    """Reads a body, beside the event loop. Raises InvalidRequest, naming the field."""
+    error: Callable[[SpringtideError, str], Json]
+    """The body of the answer to a request, of this id, that fails."""
+    after: Callable[[Order, Answer], Awaitable[None]] | None = None
+    """What is done with a whole answer before its end goes out: to keep it, for example."""
+
+
+async def exchange(backend: ApiBackend, request: Request, endpoint: Endpoint) -> Response:
+    """The answer to `request`, whole or as a stream."""
+    return await _Exchange(backend, request, endpoint).run()
+
+
+class _Exchange:
+    """One request and its answer, with whatever has to be undone at its end however it ends."""
+
+    def __init__(self, backend: ApiBackend, request: Request, endpoint: Endpoint) -> None:
+        self._backend = backend
+        self._request = request
+        self._endpoint = endpoint
+        origin = Origin(new_id(endpoint.id_prefix), backend.clock.now(), request.state.tenant, request.headers.get("traceparent", ""))
+        self._call = Call(origin, request.headers, request.path_params, request.query_params)
+        self._answer: AnswerStream | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._ended = False
+        metrics.IN_FLIGHT.labels(self._endpoint.path).inc()
+
+    async def run(self) -> Response:
+        request_id = self._call.origin.request_id
+        try:
+            order, prepared = await self._ordered()
+            answer = self._answer = self._backend.start(prepared)
+            self._watcher = asyncio.create_task(self._watch(answer))
+            # Nothing is sent before the first token: a refusal at the last admission check is still a plain 429.
+            await answer.started()
+            if order.stream:
+                return _Stream(order.format.media_type, lambda: self._streamed(answer, order), self._end, self._headers)
+            deltas = [delta async for batch in answer.batches() for delta in batch]
+            whole = gathered(deltas, answer.usage)
+            await self._after(order, whole)
+            response = Response(await _written(order.format.whole(whole)), media_type="application/json", headers=self._headers)
+        except SpringtideError as error:
+            self._end(self._outcome(error))
+            logger.info("answered %d: %s", error.http_status, error.message, extra={"request_id": request_id})
+            return error_response(error, self._endpoint.error(error, request_id), request_id)
+        except BaseException:
+            self._end("500")
+            raise
+        self._end("200")
+        return response
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {REQUEST_ID_HEADER: self._call.origin.request_id}
+
+    async def _ordered(self) -> tuple[Order, PreparedRequest]:
+        check_media_type(self._request)
+        async with self._backend.bodies.received(self._request) as raw:
+            return await self._backend.side_thread.run(len(raw), self._read, raw)
+
+    def _read(self, raw: bytes) -> tuple[Order, PreparedRequest]:
+        order = self._endpoint.order(raw, self._call, self._backend)
+        return order, self._backend.preparer.prepared(order.request, self._call.origin)
+
+    async def _streamed(self, answer: AnswerStream, order: Order) -> AsyncIterator[bytes]:
+        """The stream's bytes; the last are those of its end, or of an error."""
+        kept: list[Delta] = []
+        try:
+            if begin := b"".join(order.format.begin()):
+                yield begin
+            async for batch in answer.batches():
+                usage = answer.usage
+                if data := b"".join(piece for delta in batch for piece in order.format.delta(delta, usage)):
+                    yield data
+                if self._endpoint.after is not None:
+                    kept += batch
+            if self._endpoint.after is not None:
+                await self._after(order, gathered(kept, answer.usage))
+            yield b"".join(order.format.end(answer.usage))
+            self._end("200")
+        except SpringtideError as error:
+            yield b"".join(order.format.failed(error))
+            self._end(self._outcome(error))
+
+    async def _after(self, order: Order, answer: Answer) -> None:
+        if self._endpoint.after is not None:
+            await self._endpoint.after(order, answer)
+
+    async def _watch(self, answer: AnswerStream) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        answer.disconnect()
+
+    def _outcome(self, error: SpringtideError) -> str:
+        if isinstance(error, ClientDisconnected):
+            metrics.DISCONNECTS.labels(self._endpoint.path).inc()
+        return str(error.http_status)
+
+    def _end(self, status: str) -> None:
+        """The first call counts."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._answer is not None:
+            self._answer.close()
+        metrics.IN_FLIGHT.labels(self._endpoint.path).dec()
+        metrics.REQUESTS.labels(self._endpoint.path, status).inc()
+
+
+class _Stream(Response):
+    """Unlike Starlette's StreamingResponse it does not watch for the client's going: the exchange does already."""
+
+    def __init__(
+        self, media_type: str, pieces: Callable[[], AsyncIterator[bytes]], on_end: Callable[[str], None], headers: dict[str, str]
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers}, media_type=media_type)
+        del self.headers["content-length"]
+        self._pieces = pieces
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for data in self._pieces():
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._on_end("499")
+
+
+def takes(body: type[BaseModel]) -> Json:
+    """A route's `openapi_extra`, for the API's own description: bodies are read by us."""
+    schema = {"$ref": SCHEMAS.format(model=body.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def dump(data: Json | list[Any]) -> str:
+    """JSON text as it goes over the wire."""
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+
+
+def server_sent(data: Json, event: str = "") -> bytes:
+    """A server-sent event, of a name if there is one."""
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {dump(data)}\n\n".encode()
+
+
+def error_response(error: SpringtideError, body: Json, request_id: str = "") -> JSONResponse:
+    """A whole answer that tells of an error in an API's own words."""
+    headers = {REQUEST_ID_HEADER: request_id} if request_id else {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    elif isinstance(error, Unauthenticated):
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(body, status_code=error.http_status, headers=headers)
+
+
+async def _written(pieces: Iterator[str]) -> str:
+    """All of a long answer, with everybody else served in between."""
+    text = []
+    for piece in pieces:
+        text.append(piece)
+        if len(text) % _PIECES_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return "".join(text)

@@ -1,0 +1,1 @@
+"""OpenAI's APIs, with what vLLM's server adds to them."""

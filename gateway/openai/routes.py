@@ -1,0 +1,72 @@
+"""The routes of OpenAI's APIs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from gateway.answer import ApiBackend
+from gateway.bodies import parse_body
+from gateway.exchange import Call, Endpoint, Order, exchange, takes
+from gateway.openai.answers import ChatFormat, CompletionFormat, error_body
+from gateway.openai.requests import ChatCompletionRequest, CompletionRequest, OpenAIRequest
+
+
+def routes(backend: ApiBackend) -> APIRouter:
+    router = APIRouter()
+    created = int(time.time())
+    preparer = backend.preparer
+
+    def model_card() -> dict[str, Any]:
+        return {
+            "id": preparer.model_name,
+            "object": "model",
+            "created": created,
+            "owned_by": "springtide",
+            "max_model_len": preparer.context_length,
+        }
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model_card()]}
+
+    @router.get("/v1/models/{model_id:path}")
+    async def model(model_id: str) -> dict[str, Any]:
+        preparer.check_model(model_id)
+        return model_card()
+
+    @router.post(CHAT.path, openapi_extra=takes(CHAT.body))
+    async def chat_completions(request: Request) -> Response:
+        return await exchange(backend, request, CHAT)
+
+    @router.post(COMPLETION.path, openapi_extra=takes(COMPLETION.body))
+    async def completions(request: Request) -> Response:
+        return await exchange(backend, request, COMPLETION)
+
+    return router
+
+
+def _chat(raw: bytes, call: Call, backend: ApiBackend) -> Order:
+    body = parse_body(raw, ChatCompletionRequest, backend.preparer.bounds.max_values)
+    return _order(body, ChatFormat, call, backend)
+
+
+def _completion(raw: bytes, call: Call, backend: ApiBackend) -> Order:
+    body = parse_body(raw, CompletionRequest, backend.preparer.bounds.max_values)
+    return _order(body, CompletionFormat, call, backend)
+
+
+def _order(body: OpenAIRequest, answers: type[ChatFormat | CompletionFormat], call: Call, backend: ApiBackend) -> Order:
+    written = answers(
+        call.origin.request_id, backend.preparer.model_name, body.num_top_logprobs is not None, body.include_usage, backend.tokenizer
+    )
+    return Order(body.api_request(), body.stream, written)
+
+
+CHAT = Endpoint("/v1/chat/completions", "chatcmpl", ChatCompletionRequest, _chat, error_body)
+COMPLETION = Endpoint("/v1/completions", "cmpl", CompletionRequest, _completion, error_body)
+BODIES = (CHAT.body, COMPLETION.body)
+"""For the API's own description."""
