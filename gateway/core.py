@@ -462,7 +462,8 @@ class GatewayCore:
         return actions
 
     def _finish(self, state: RequestState, reason: Finish, stop_token: int | None = None) -> list[ev.Action]:
-        return self._end(state, ev.Finished(reason, state.cached_tokens or 0, stop_token))
+        prompt_at = None if state.attempt is None else state.attempt.assignment.prefill
+        return self._end(state, ev.Finished(reason, state.cached_tokens or 0, stop_token, prompt_at))
 
     def _give_up(self, state: RequestState, error: SpringtideError) -> list[ev.Action]:
         return self._end(state, ev.Failed(error))

@@ -194,6 +194,8 @@ class Finished:
     """Prompt tokens that the first attempt found in the pool."""
     stop_token: int | None = None
     """Which of the request's stop tokens ended it, if one did."""
+    prompt_at: InstanceRef | None = None
+    """Where the prompt was last computed: its blocks are in the store of that node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,10 +122,14 @@ class Records:
             raise _unreachable(error) from None
 
     async def update(
-        self, owner: str, record_id: str, change: Callable[[dict[str, Any]], dict[str, Any] | None], ttl_s: float | None = None
+        self,
+        owner: str,
+        record_id: str,
+        change: Callable[[dict[str, Any]], dict[str, Any] | None],
+        ttl_s: float | Callable[[dict[str, Any]], float] | None = None,
     ) -> dict[str, Any] | None:
         """What it is after `change`, which may be called again when another process was quicker, and whose None leaves it as it is. None:
-        there is none. `ttl_s` counts from now; None: for ever."""
+        there is none. `ttl_s`, which may follow from what it is then, counts from now; None: for ever."""
         for _ in range(_MOST_TRIES):
             raw = await self._raw(owner, record_id)
             if raw is None:
@@ -133,7 +137,7 @@ class Records:
             changed = change(json.loads(raw))
             if changed is None:
                 return dict(json.loads(raw))
-            if await self._write(owner, record_id, changed, 0.0, ttl_s, expected=raw):
+            if await self._write(owner, record_id, changed, 0.0, ttl_s(changed) if callable(ttl_s) else ttl_s, expected=raw):
                 return changed
         raise Unavailable(f"{record_id} is changed by many at once; try again", code="conflict")
 

@@ -154,7 +154,8 @@ def test_of_a_prompt_that_is_wanted_alone_nobody_gets_the_token_that_nodes_sampl
     tokens = (SampledToken(7),) if finish is Finish.LENGTH else ()
     course.feed(PrefillDone(TokenOutput(FIRST, 0, tokens, finish), cached_tokens=2))
     assert emitted(course.did) == []
-    assert course.did[-1] == ev.Terminal(RequestId("r0"), ev.Finished(Finish.LENGTH, 2))
+    computed_at = instance("d0" if at_decode_node else "p0")
+    assert course.did[-1] == ev.Terminal(RequestId("r0"), ev.Finished(Finish.LENGTH, 2, prompt_at=computed_at))
     aborted = [action.side for action in course.did if isinstance(action, ev.Abort)]
     assert aborted == ([] if at_decode_node else [Role.DECODE])
 
@@ -165,7 +166,7 @@ def test_a_prompt_that_is_wanted_alone_is_computed_elsewhere_when_its_node_is_lo
     course.lose(Role.PREFILL)
     course.assign(SECOND)
     course.feed(PrefillDone(TokenOutput(SECOND, 0, (), Finish.STOP), cached_tokens=0))
-    assert course.did[-1] == ev.Terminal(RequestId("r0"), ev.Finished(Finish.LENGTH, 0))
+    assert course.did[-1] == ev.Terminal(RequestId("r0"), ev.Finished(Finish.LENGTH, 0, prompt_at=instance("p0")))
 
 
 def test_a_failed_inlined_prompt_is_scheduled_again_elsewhere() -> None:
@@ -204,7 +205,8 @@ def test_a_lost_decode_node_is_replaced_with_the_tokens_already_received() -> No
     assert again.accepted and again.avoid == {"d0"} and again.max_new_tokens == 2
     course.assign(SECOND)
     assert emitted(course.first_token(SECOND, position=2)) == [2]
-    assert course.tokens(3, 3, attempt_id=SECOND, finish=Finish.LENGTH)[-1] == ev.Terminal(RequestId("r0"), ev.Finished(Finish.LENGTH, 2))
+    last = course.tokens(3, 3, attempt_id=SECOND, finish=Finish.LENGTH)[-1]
+    assert last == ev.Terminal(RequestId("r0"), ev.Finished(Finish.LENGTH, 2, prompt_at=instance("p0")))
 
 
 def test_tokens_that_overtake_the_first_one_wait_for_it() -> None:

@@ -114,3 +114,9 @@ async def test_without_valkey_it_is_said_that_it_cannot_be_asked() -> None:
     with pytest.raises(Unavailable):
         await Records(client, "test", "thing").get("ann", "r1")
     await client.aclose()
+
+
+async def test_how_long_a_record_lives_may_follow_from_what_it_has_become(records: Records, client: redis.Redis) -> None:
+    await records.create("ann", "r1", {"ttl": 10}, made_at=1.0)
+    await records.update("ann", "r1", lambda value: {"ttl": value["ttl"] * 10}, lambda value: float(value["ttl"]))
+    assert 90_000 < await client.pttl("test:thing:3:ann:r1") <= 100_000

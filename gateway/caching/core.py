@@ -1,0 +1,275 @@
+"""What is done for a context cache: one look at it, from its beginning to the time of the next. Free of I/O, clock and randomness.
+
+A look begins with what stores there are. Those that held it are asked to pin it anew, which shows what they still hold; where none does, it
+is computed, and pinned where it was; where fewer hold it than should, others copy it. All of it may be done again, by whomever, whenever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from gateway.caching.context import ContextCache, Kept, Status, Strength
+from springtide.ids import Incarnation, NodeId
+
+LOOK_EVERY_S = 20.0
+"""At a cache that is as it should be. Stores that come and go are noticed sooner (`Keeper`)."""
+PIN_LEASE_S = 600.0
+"""How long a pin outlives its cache's keepers: so long the front end may be away as a whole."""
+_RETRY_S, _MOST_RETRY_S = 1.0, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A store of the cluster."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    address: str
+    prefills: bool = False
+    """Its node computes prompts: what it holds is used there without being copied."""
+
+
+# ---- events ----
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The look begins."""
+
+    stores: tuple[Store, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A store has pinned so many of its blocks, from the first: those that it holds, which may be none."""
+
+    node_id: NodeId
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotPinned:
+    """A store does not answer, or not as it should."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyHard:
+    """A store takes no more blocks under hard pins."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A store has copied what it could get: so many blocks are there now. 0: it failed."""
+
+    node_id: NodeId
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """It has been computed, and is at this store."""
+
+    store: Store
+
+
+@dataclass(frozen=True, slots=True)
+class NotComputed:
+    """It could not be computed: never, or not now."""
+
+    message: str
+    for_good: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Its owner has deleted it."""
+
+
+Event = Begun | Pinned | NotPinned | TooManyHard | Copied | Computed | NotComputed | Gone
+
+# ---- actions ----
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Have a store keep it. Answered by Pinned, NotPinned or TooManyHard."""
+
+    node_id: NodeId
+    strength: Strength
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """Have a store keep it no longer. Not answered."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Have a store copy it from others. Answered by Copied."""
+
+    node_id: NodeId
+    sources: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Have it computed, in idle capacity. Answered by Computed or NotComputed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write down what is known of it now. Answered by Gone when it is there no more, else not."""
+
+    kept: Kept
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """The look is over; the next one is due then. None: none is."""
+
+    until: float | None
+
+
+Action = Pin | Unpin | Copy | Compute | Save | Rest
+
+
+class Look:
+    """One look at one cache: events in, actions out. The last action is a Rest."""
+
+    def __init__(self, cache: ContextCache) -> None:
+        self._cache = cache
+        self._kept = cache.kept
+        self._stores: dict[NodeId, Store] = {}
+        self._asked: set[NodeId] = set()
+        """Who has yet to answer."""
+        self._holders: set[NodeId] = set()
+        """Who has pinned all of it."""
+        self._tried: set[NodeId] = set()
+        """Who does not answer, or has been asked to copy it, in this look."""
+        self._computed = False
+        self._over = False
+
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        if self._over:
+            return []
+        match event:
+            case Begun(stores):
+                return self._on_begun(stores, now)
+            case Pinned(node_id, blocks):
+                return self._on_pinned(node_id, blocks, now)
+            case NotPinned(node_id):
+                self._tried.add(node_id)
+                return self._answered(node_id, now)
+            case TooManyHard(node_id):
+                return [Pin(node_id, Strength.SOFT, self._pin_ttl_s(now))]
+            case Copied(node_id, blocks):
+                return [self._pin(node_id, now)] if blocks >= self._cache.blocks else self._answered(node_id, now)
+            case Computed(store):
+                self._computed = True
+                self._stores[store.node_id] = store
+                self._tried.discard(store.node_id)
+                return [self._pin(store.node_id, now)]
+            case NotComputed(message, for_good):
+                return self._on_not_computed(message, for_good, now)
+            case Gone():
+                # Whoever is still asked to pin it comes to that before it is asked to unpin it.
+                return [*(Unpin(node_id) for node_id in sorted(self._holders | self._asked)), *self._rest(None)]
+
+    def validate(self) -> None:
+        """Asserts the invariants."""
+        assert self._holders <= self._stores.keys(), "who holds it is there"
+        assert not self._holders & self._asked, "who has answered is not awaited"
+
+    def _on_begun(self, stores: tuple[Store, ...], now: float) -> list[Action]:
+        self._stores = {store.node_id: store for store in stores}
+        held = [store for store in stores if self._kept.held.get(store.node_id) == store.incarnation]
+        if self._cache.expired(now):
+            ended = Kept(Status.INACTIVE, error=self._kept.error)
+            return [*(Unpin(store.node_id) for store in held), *self._save(ended), *self._rest(None)]
+        if self._kept.status is Status.ERROR:
+            return self._rest(None)
+        return [self._pin(store.node_id, now) for store in held] or self._next(now)
+
+    def _on_pinned(self, node_id: NodeId, blocks: int, now: float) -> list[Action]:
+        if blocks >= self._cache.blocks:
+            self._holders.add(node_id)
+            return self._answered(node_id, now)
+        # A part of it is not worth its place: where another store has all of it, it is copied from there and pinned anew.
+        return [*([Unpin(node_id)] if blocks else []), *self._answered(node_id, now)]
+
+    def _on_not_computed(self, message: str, for_good: bool, now: float) -> list[Action]:
+        if for_good:
+            return [*self._save(Kept(Status.ERROR, message)), *self._rest(None)]
+        return self._try_later(message, now)
+
+    def _answered(self, node_id: NodeId, now: float) -> list[Action]:
+        self._asked.discard(node_id)
+        return [] if self._asked else self._next(now)
+
+    def _next(self, now: float) -> list[Action]:
+        """What is still to be done, now that nobody is awaited."""
+        if not self._holders:
+            return self._recover(now)
+        actions: list[Action] = []
+        surplus = sorted(self._holders, key=self._rank)[self._cache.replicas :]
+        for node_id in surplus:
+            self._holders.discard(node_id)
+            self._tried.add(node_id)
+            actions.append(Unpin(node_id))
+        # What is known is written down before what takes long.
+        actions += self._save(Kept(Status.READY, held={node_id: self._stores[node_id].incarnation for node_id in sorted(self._holders)}))
+        missing = self._cache.replicas - len(self._holders)
+        untried = sorted(self._stores.keys() - self._holders - self._tried, key=self._rank)
+        sources = tuple(sorted(self._holders, key=self._rank))
+        for node_id in untried[:missing]:
+            self._asked.add(node_id)
+            self._tried.add(node_id)
+            actions.append(Copy(node_id, sources))
+        return actions if self._asked else [*actions, *self._rest(now + LOOK_EVERY_S)]
+
+    def _recover(self, now: float) -> list[Action]:
+        """Nobody holds all of it."""
+        if self._cache.marked:
+            return [*self._save(Kept(Status.INACTIVE)), *self._rest(None)]
+        if self._computed:
+            return self._try_later("it was computed, but no store has kept it: there is no room", now)
+        return [*self._save(Kept(Status.PENDING, failures=self._kept.failures)), Compute()]
+
+    def _try_later(self, message: str, now: float) -> list[Action]:
+        failures = self._kept.failures + 1
+        pause_s = min(_RETRY_S * 2 ** min(failures - 1, 10), _MOST_RETRY_S)
+        return [*self._save(Kept(Status.PENDING, message, failures=failures)), *self._rest(now + pause_s)]
+
+    def _pin(self, node_id: NodeId, now: float) -> Pin:
+        self._asked.add(node_id)
+        return Pin(node_id, self._cache.strength, self._pin_ttl_s(now))
+
+    def _pin_ttl_s(self, now: float) -> float:
+        return max(0.001, min(self._cache.expires_at - now, PIN_LEASE_S))
+
+    def _save(self, kept: Kept) -> list[Action]:
+        if kept == self._kept:
+            return []
+        self._kept = kept
+        return [Save(kept)]
+
+    def _rest(self, until: float | None) -> list[Action]:
+        self._over = True
+        return [Rest(until if until is None else min(until, self._cache.expires_at))]
+
+    def _rank(self, node_id: NodeId) -> tuple[bool, bytes]:
+        """The best first: where prompts are computed; among these, another for each cache, and the same one at each look."""
+        choice = blake2b(f"{self._cache.cache_id}\n{node_id}".encode(), digest_size=8).digest()
+        return (not self._stores[node_id].prefills, choice)

@@ -1,0 +1,415 @@
+"""Context caches as clients and their requests see them: created, found, extended, deleted; put in the place of messages; counted. What an
+API calls all this is its façade's business."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gateway.api_request import Conversation
+from gateway.bodies import SideThread
+from gateway.caching.catalogue import MARK_PREFIX, Catalogue, Tag
+from gateway.caching.context import (
+    CacheId,
+    Content,
+    ContextCache,
+    Kept,
+    Meter,
+    Status,
+    Strength,
+    canonical,
+    content_bytes,
+    content_from,
+    message_json,
+)
+from gateway.caching.keeper import Keeper
+from gateway.caching.prefix import stable_prefix
+from gateway.caching.stores import Stores
+from gateway.records import Order
+from springtide.errors import InvalidRequest, Overloaded, SpringtideError
+from springtide.ids import BlockKey, NodeId
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TTL_S = 3600.0
+MAX_TTL_S = 30 * 24 * 3600.0
+MAX_REPLICAS = 16
+MAX_TAGS_LISTED = MAX_LISTED = 100
+MAX_NAME, MAX_DESCRIPTION = 256, 512
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+_CONTENTS_KEPT = 32
+"""Of the last used, each of some bytes a token."""
+
+
+class NoSuchCache(InvalidRequest):
+    """The tenant has no such context cache."""
+
+    http_status = 404
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A context cache to be."""
+
+    conversation: Conversation
+    ttl_s: float = DEFAULT_TTL_S
+    strength: Strength = Strength.HARD
+    replicas: int = 1
+    name: str = ""
+    description: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The context cache that a request begins with, as it was then."""
+
+    cache: ContextCache
+    status: Status
+    matches: bool = True
+    """The request's messages and tools begin with those of the cache. Else it is answered as any other."""
+
+    @property
+    def promised_tokens(self) -> int:
+        """Tokens that should be found in the pool."""
+        return self.cache.tokens if self.matches and self.status is Status.READY else 0
+
+
+class MissReason:
+    """Why a request did not find what its cache keeps."""
+
+    PENDING = "pending"
+    """No store holds it just now: it is being computed."""
+    INACTIVE = "inactive"
+    """Its time was over."""
+    ERROR = "error"
+    MESSAGES_CHANGED = "messages_changed"
+    """The request does not begin with its messages and tools."""
+    NOT_HELD = "not_held"
+    """It was said to be held, and was not found: it has been lost, or could not be read in time."""
+
+
+class Desk:
+    """The context caches, for whoever asks. Everything is of one tenant: what is another's looks like what there is not."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        keeper: Keeper,
+        stores: Stores,
+        side_thread: SideThread,
+        render: Callable[[Conversation], Sequence[int]],
+        keys: Callable[[str, Sequence[int]], Sequence[BlockKey]],
+        block_tokens: int,
+        budget_tokens: int,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`render` makes a conversation's tokens, `keys` the keys of a tenant's full blocks of tokens; both are called beside the event
+        loop. `budget_tokens` is what all caches of a tenant may have together."""
+        self._catalogue = catalogue
+        self._keeper = keeper
+        self._stores = stores
+        self._side_thread = side_thread
+        self._render = render
+        self._keys = keys
+        self._block_tokens = block_tokens
+        self._budget_tokens = budget_tokens
+        self._now = now
+        self._contents: dict[tuple[str, str], Content] = {}
+        """Of the last used, the last at the end."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def now(self) -> float:
+        return self._now()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- what clients do with them ----
+
+    async def create(self, tenant: str, model: str, draft: Draft) -> ContextCache:
+        """Pending; it is computed from now on. Raises InvalidRequest, and Overloaded when the tenant's budget is used up."""
+        _check_draft(draft)
+        now = self._now()
+        size = sum(len(message.content) for message in draft.conversation.messages)
+        content, tokens, keys, written = await self._side_thread.run(size, self._written, tenant, draft.conversation)
+        cache = ContextCache(
+            cache_id=CacheId(f"cache-{secrets.token_hex(12)}"),
+            tenant=tenant,
+            model=model,
+            tokens=tokens,
+            blocks=len(keys),
+            created_at=now,
+            expires_at=now + draft.ttl_s,
+            strength=draft.strength,
+            replicas=draft.replicas,
+            name=draft.name,
+            description=draft.description,
+            metadata=draft.metadata,
+            active_since=now,
+        )
+        await self._spend(cache, now)
+        await self._catalogue.add(cache, keys, written, now)
+        self._remember(tenant, cache.cache_id, content)
+        self._keeper.hurry()
+        return cache
+
+    def _written(self, tenant: str, conversation: Conversation) -> tuple[Content, int, Sequence[BlockKey], bytes]:
+        token_ids, stable = stable_prefix(self._render, conversation)
+        keys = self._keys(tenant, token_ids[:stable])
+        if not keys:
+            raise InvalidRequest(
+                f"messages and tools have {stable} tokens that every conversation which begins with them shares; "
+                f"at least {self._block_tokens} are needed to be kept (kv.block_tokens)",
+                param="messages",
+                code="context_too_short",
+            )
+        content = Content(conversation, tuple(token_ids[:stable]))
+        return content, len(token_ids), keys, content_bytes(content)
+
+    async def get(self, tenant: str, cache_id: str) -> ContextCache:
+        """Raises NoSuchCache."""
+        cache = None if cache_id.startswith(MARK_PREFIX) else await self._catalogue.get(tenant, cache_id)
+        if cache is None:
+            raise NoSuchCache(f"there is no context cache {cache_id[:100]!r}", param="cache_id", code="cache_not_found")
+        return cache
+
+    async def content(self, tenant: str, cache_id: str) -> Content:
+        """Raises NoSuchCache."""
+        known = self._contents.pop((tenant, cache_id), None)
+        if known is None:
+            raw = await self._catalogue.content(tenant, cache_id)
+            if raw is None:
+                raise NoSuchCache(f"there is no context cache {cache_id[:100]!r}", param="cache_id", code="cache_not_found")
+            known = await self._side_thread.run(len(raw), content_from, raw)
+        self._remember(tenant, cache_id, known)
+        return known
+
+    async def meter(self, cache: ContextCache) -> Meter:
+        return await self._catalogue.meter(cache.tenant, cache.cache_id)
+
+    async def page(
+        self, tenant: str, *, order: Order = "desc", after: str = "", before: str = "", limit: int = 20
+    ) -> tuple[list[ContextCache], bool]:
+        """Up to so many of them, and whether there are more."""
+        return await self._catalogue.page(tenant, order=order, after=after, before=before, limit=min(limit, MAX_LISTED))
+
+    async def update(
+        self, tenant: str, cache_id: str, *, ttl_s: float | None = None, metadata: Mapping[str, str] | None = None
+    ) -> ContextCache:
+        """Lets it end in `ttl_s` from now, and gives it other metadata. One that has ended is pending again. Raises NoSuchCache,
+        InvalidRequest, and Overloaded when the tenant's budget does not suffice for it any more."""
+        now = self._now()
+        if ttl_s is not None:
+            _check_ttl(ttl_s)
+        if metadata is not None:
+            _check_metadata(metadata)
+        cache = await self.get(tenant, cache_id)
+        if ttl_s is not None:
+            await self._spend(replace(cache, expires_at=now + ttl_s), now)
+
+        def change(cache: ContextCache) -> ContextCache:
+            if metadata is not None:
+                cache = replace(cache, metadata=metadata)
+            return cache if ttl_s is None else cache.extended(now + ttl_s, now)
+
+        changed = await self._catalogue.change(tenant, cache_id, change, now)
+        if changed is None:
+            raise NoSuchCache(f"there is no context cache {cache_id[:100]!r}", param="cache_id", code="cache_not_found")
+        self._keeper.hurry()
+        return changed
+
+    async def delete(self, tenant: str, cache_id: str) -> None:
+        """Its blocks are kept no longer than others. Raises NoSuchCache."""
+        await self.get(tenant, cache_id)
+        cache = await self._catalogue.remove(tenant, cache_id)
+        self._contents.pop((tenant, cache_id), None)
+        if cache is not None:
+            await asyncio.gather(*(self._stores.unpin(node_id, cache.pin_id) for node_id in cache.kept.held))
+
+    async def tag(self, tenant: str, tag: str, cache_id: str) -> Tag:
+        """Names a cache, in place of what the name was for. Raises NoSuchCache."""
+        await self.get(tenant, cache_id)
+        named = Tag(tag, CacheId(cache_id), self._now())
+        await self._catalogue.tag(tenant, named)
+        return named
+
+    async def tagged(self, tenant: str, tag: str) -> Tag:
+        """Raises NoSuchCache."""
+        found = await self._catalogue.tagged(tenant, tag)
+        if found is None:
+            raise NoSuchCache(f"there is no tag {tag[:128]!r}", param="tag", code="tag_not_found")
+        return found
+
+    async def tags(
+        self, tenant: str, *, order: Order = "desc", after: str = "", before: str = "", limit: int = 20
+    ) -> tuple[list[Tag], bool]:
+        return await self._catalogue.tags(tenant, order=order, after=after, before=before, limit=min(limit, MAX_TAGS_LISTED))
+
+    async def untag(self, tenant: str, tag: str) -> bool:
+        """Whether there was one."""
+        return await self._catalogue.untag(tenant, tag)
+
+    # ---- what requests do with them ----
+
+    async def begin_with(self, tenant: str, cache_id: str, conversation: Conversation) -> tuple[Conversation, Use]:
+        """The conversation with the cache's messages and tools before its own. Raises NoSuchCache, and InvalidRequest when it has tools of
+        its own."""
+        if conversation.tools:
+            raise InvalidRequest("tools must not be given where a context cache is: it has its own", param="tools")
+        cache, content = await asyncio.gather(self.get(tenant, cache_id), self.content(tenant, cache_id))
+        begun = replace(
+            conversation,
+            messages=content.conversation.messages + conversation.messages,
+            tools=content.conversation.tools,
+            template_options={**content.conversation.template_options, **conversation.template_options},
+        )
+        return begun, Use(cache, cache.status(self._now()))
+
+    async def compared(self, tenant: str, cache_id: str, conversation: Conversation) -> Use:
+        """Whether the conversation begins with the cache's messages and has its tools. Raises NoSuchCache."""
+        cache, content = await asyncio.gather(self.get(tenant, cache_id), self.content(tenant, cache_id))
+        kept = content.conversation
+        size = sum(len(message.content) for message in kept.messages)
+        matches = await self._side_thread.run(size, _begins_with, conversation, kept)
+        return Use(cache, cache.status(self._now()), matches)
+
+    def used(self, use: Use, cached_tokens: int) -> str | None:
+        """Counts a request that has been answered, in the background. Returns why it missed; None: it did not."""
+        reason = self._why_missed(use, cached_tokens)
+        cache, now = use.cache, self._now()
+        self._spawn(self._catalogue.count(cache, now, calls=1, saved_tokens=min(cached_tokens, cache.tokens) if use.matches else 0))
+        if reason == MissReason.NOT_HELD:
+            # Whoever looks finds out where it has gone.
+            self._spawn(self._catalogue.wake(cache.tenant, cache.cache_id, now))
+            self._keeper.hurry()
+        return reason
+
+    def _why_missed(self, use: Use, cached_tokens: int) -> str | None:
+        if not use.matches:
+            return MissReason.MESSAGES_CHANGED
+        if cached_tokens >= use.cache.blocks * self._block_tokens:
+            return None
+        reasons = {Status.PENDING: MissReason.PENDING, Status.INACTIVE: MissReason.INACTIVE, Status.ERROR: MissReason.ERROR}
+        return reasons.get(use.status, MissReason.NOT_HELD)
+
+    # ---- marks ----
+
+    def mark(self, tenant: str, model: str, keys: Sequence[BlockKey], ttl_s: float, prompt_at: NodeId) -> None:
+        """Keeps the blocks, which a request has just used at that node, for `ttl_s` from now; in the background, and only if the tenant's
+        budget suffices. Marking the same again lets them stay longer."""
+        if keys and ttl_s > 0:
+            self._spawn(self._mark(tenant, model, keys, min(ttl_s, MAX_TTL_S), prompt_at))
+
+    async def _mark(self, tenant: str, model: str, keys: Sequence[BlockKey], ttl_s: float, prompt_at: NodeId) -> None:
+        now = self._now()
+        store = self._stores.store(prompt_at)
+        if store is None:
+            return
+        # The last key is that of the tenant's whole prefix.
+        cache_id = CacheId(f"{MARK_PREFIX}{keys[-1].hex()}")
+        kept = Kept(held={prompt_at: store.incarnation})
+        cache = ContextCache(
+            cache_id=cache_id,
+            tenant=tenant,
+            model=model,
+            tokens=len(keys) * self._block_tokens,
+            blocks=len(keys),
+            created_at=now,
+            expires_at=now + ttl_s,
+            marked=True,
+            active_since=now,
+            kept=kept,
+        )
+        # What this one keeps for as long, it keeps in the place of those before: a conversation's turns are not counted each by itself.
+        shorter = [f"{MARK_PREFIX}{key.hex()}" for key in keys[:-1]]
+        for covered in await self._catalogue.ending_by(tenant, shorter, cache.expires_at):
+            if (removed := await self._catalogue.remove(tenant, covered)) is not None:
+                await asyncio.gather(*(self._stores.unpin(node_id, removed.pin_id) for node_id in removed.kept.held))
+        if await self._catalogue.spend(cache, self._budget_tokens, now) is not None:
+            logger.info("the budget of %r does not suffice to keep %d marked tokens", tenant, cache.tokens)
+            return
+
+        def renew(cache: ContextCache) -> ContextCache:
+            lasting = replace(cache, expires_at=max(cache.expires_at, now + ttl_s))
+            return lasting if cache.kept.status in (Status.PENDING, Status.READY) and cache.kept.held else lasting.with_kept(kept)
+
+        if not await self._catalogue.add(cache, keys, b"", now):
+            await self._catalogue.change(tenant, cache_id, renew, now)
+        self._keeper.hurry()
+
+    # ---- helpers ----
+
+    async def _spend(self, cache: ContextCache, now: float) -> None:
+        over = await self._catalogue.spend(cache, self._budget_tokens, now)
+        if over is None:
+            return
+        if cache.budgeted_tokens > self._budget_tokens:
+            raise InvalidRequest(
+                f"{cache.tokens} tokens in {cache.replicas} stores are more than the budget for context caches: "
+                f"{self._budget_tokens} (server.cache_budget_tokens)",
+                param="messages",
+                code="cache_budget_exceeded",
+            )
+        raise Overloaded(
+            f"context caches take {over.taken_tokens} of {self._budget_tokens} tokens (server.cache_budget_tokens): no room for "
+            f"{cache.budgeted_tokens} more; delete one, or wait for the next to end",
+            retry_after_s=max(1.0, over.next_end - now),
+            reason="cache_budget_exceeded",
+        )
+
+    def _remember(self, tenant: str, cache_id: str, content: Content) -> None:
+        self._contents[tenant, cache_id] = content
+        if len(self._contents) > _CONTENTS_KEPT:
+            del self._contents[next(iter(self._contents))]
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        async def run() -> None:
+            try:
+                await work
+            except SpringtideError as error:
+                logger.info("a context cache cannot be written down: %s", error.message)
+
+        task = asyncio.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _begins_with(conversation: Conversation, kept: Conversation) -> bool:
+    beginning = conversation.messages[: len(kept.messages)]
+    same_messages = [message_json(message) for message in beginning] == [message_json(message) for message in kept.messages]
+    return same_messages and canonical(conversation)["tools"] == canonical(kept)["tools"]
+
+
+def _check_draft(draft: Draft) -> None:
+    if not draft.conversation.messages:
+        raise InvalidRequest("messages must hold at least one message", param="messages")
+    _check_ttl(draft.ttl_s)
+    if not 1 <= draft.replicas <= MAX_REPLICAS:
+        raise InvalidRequest(f"replicas must be between 1 and {MAX_REPLICAS}, not {draft.replicas}", param="replicas")
+    for name, value, most in (("name", draft.name, MAX_NAME), ("description", draft.description, MAX_DESCRIPTION)):
+        if len(value) > most:
+            raise InvalidRequest(f"{name} may have at most {most} characters, not {len(value)}", param=name)
+    _check_metadata(draft.metadata)
+
+
+def _check_ttl(ttl_s: float) -> None:
+    if not 0 < ttl_s <= MAX_TTL_S:
+        raise InvalidRequest(f"ttl must be more than 0 and at most {MAX_TTL_S:.0f} seconds, not {ttl_s:g}", param="ttl")
+
+
+def _check_metadata(metadata: Mapping[str, str]) -> None:
+    if len(metadata) > MAX_METADATA:
+        raise InvalidRequest(f"metadata may have at most {MAX_METADATA} entries, not {len(metadata)}", param="metadata")
+    for name, value in metadata.items():
+        if len(name) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
+            most = f"{MAX_METADATA_KEY} characters in a key and {MAX_METADATA_VALUE} in a value"
+            raise InvalidRequest(f"metadata[{name[:MAX_METADATA_KEY]}]: at most {most} are allowed", param="metadata")

