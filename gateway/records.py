@@ -17,8 +17,8 @@ Order = Literal["asc", "desc"]
 _MOST_TRIES = 16
 _AT_ONCE = 100
 
-# What follows keeps an owner's books: the index (KEYS[1], a sorted set of ids) and the sizes (KEYS[2], a hash from ids to bytes, '' being all
-# of them together). The records' keys begin with `prefix`.
+# What follows keeps an owner's books: the index (KEYS[1], a sorted set of ids) and the sizes (KEYS[2], a hash from ids to bytes, '' being
+# all of them together). The records' keys begin with `prefix`.
 _FORGET = """
 local function forget(id)
   redis.call('DEL', prefix .. id)
@@ -29,7 +29,7 @@ end
 """
 
 # ARGV: prefix, id, the value, time made, milliseconds to live (0: for ever), the value it must have now ('': there must be none; '*':
-# whatever it has), bytes that the owner may have (0: any). Returns 1, or 0 when it has another value, or -1 when it is larger than all may be.
+# whatever it has), bytes that the owner may have (0: any). Returns 1, 0 when it has another value, or -1 when it is larger than all may be.
 _PUT = f"""
 local prefix, id, value, budget = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[7])
 {_FORGET}
