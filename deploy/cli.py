@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from deploy.options import DEFAULT_URL, ClusterName, RedisUrl, SettingsOption, Url, names_of, parse_settings
+from deploy.accounts_cli import keys, tenants, usage
+from deploy.options import DEFAULT_URL, Ca, ClusterName, RedisUrl, SettingsOption, Url, names_of, parse_settings
 from deploy.simulate_cli import simulate
 from deploy.store_cli import store
 from springtide.choices import DtypeName
@@ -32,6 +33,9 @@ app = typer.Typer(
 bench = typer.Typer(help="Measures a running cluster, or its cache on a trace.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(store, name="store")
+app.add_typer(keys, name="keys")
+app.add_typer(tenants, name="tenants")
+app.command()(usage)
 app.command()(simulate)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML; see docs/configuration.md")]
@@ -111,6 +115,7 @@ def status(
 def chat(
     question: Annotated[str | None, typer.Argument(help="one question; without it, a conversation")] = None,
     url: Url = DEFAULT_URL,
+    ca: Ca = None,
     model: Annotated[str | None, typer.Option(help="default: the one that is served")] = None,
     system: Annotated[str | None, typer.Option(help="a system prompt")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="most tokens of an answer")] = None,
@@ -120,7 +125,7 @@ def chat(
     from deploy.commands.chat import ChatOptions
     from deploy.commands.chat import chat as converse
 
-    converse(question, ChatOptions(url, model, system, max_tokens, temperature))
+    converse(question, ChatOptions(url, ca, model, system, max_tokens, temperature))
 
 
 @app.command()
@@ -163,6 +168,7 @@ def profile(
 @bench.command("serve")
 def bench_serve(
     url: Url = DEFAULT_URL,
+    ca: Ca = None,
     model: Annotated[str | None, typer.Option(help="default: the one that is served")] = None,
     requests: Annotated[int, typer.Option(min=1)] = 64,
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 512,
@@ -196,7 +202,7 @@ def bench_serve(
         vocab_size=vocab_size or local_vocab_size(url) or 32000,
         seed=seed,
     )
-    raise typer.Exit(run(workload, BenchOptions(url, model, ttft_slo_ms, tbt_slo_ms, as_json, output)))
+    raise typer.Exit(run(workload, BenchOptions(url, ca, model, ttft_slo_ms, tbt_slo_ms, as_json, output)))
 
 
 @bench.command("kvstore")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
@@ -10,6 +11,7 @@ from springtide.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 Url = Annotated[str, typer.Option("--url", help="where the cluster serves HTTP")]
+Ca = Annotated[Path | None, typer.Option("--ca", help="PEM file of the authorities that a cluster at https://… is trusted for")]
 RedisUrl = Annotated[str | None, typer.Option(help="the Valkey or Redis of a cluster that runs elsewhere")]
 ClusterName = Annotated[str, typer.Option("--cluster", help="its name there, setting `cluster`")]
 SettingsOption = Annotated[

@@ -23,6 +23,7 @@ from gateway.prepare import Preparer
 from gateway.runner import Runner
 from gateway.state import Limits
 from gateway.tenancy import ApiKeys, TenantHashing
+from gateway.tls import Tls, TlsFiles
 from springtide.capacity import context_tokens, quota_tokens
 from springtide.clock import MonotonicClock
 from springtide.config import ClusterConfig
@@ -84,6 +85,8 @@ class GatewayServer:
         self._clock = MonotonicClock()
         self._runner = Runner(self._core, self._conductor, self._clock, self._credentials)
         self._side_thread = SideThread()
+        tls_files = TlsFiles.of(config.server)
+        self._tls = None if tls_files is None else Tls(tls_files)
         self._grpc_server: grpc.aio.Server | None = None
         self._http_server: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -96,14 +99,17 @@ class GatewayServer:
         try:
             backend = await self._backend()
             grpc_server = self._grpc_server = await new_server(backend, min(files // 4, MAX_GRPC_CONNECTIONS))
-            self.grpc_address = f"{server.host}:{_bind_grpc(grpc_server, server.host, server.grpc_port)}"
+            self.grpc_address = f"{server.host}:{_bind_grpc(grpc_server, server.host, server.grpc_port, self._tls)}"
             self.http_address = f"{server.host}:{http_socket.getsockname()[1]}"
             await grpc_server.start()
         except BaseException:
             http_socket.close()
             raise
-        self._http_server = HttpServer(create_app(backend), min(files // 2, MAX_HTTP_CONNECTIONS))
+        tls = None if self._tls is None else self._tls.http_context()
+        self._http_server = HttpServer(create_app(backend), min(files // 2, MAX_HTTP_CONNECTIONS), tls)
         self._serving = asyncio.create_task(self._http_server.serve(sockets=[http_socket]), name="gateway-http")
+        if self._tls is not None:
+            self._tls.start()
         self._conductor.start()
         self._runner.start()
         await self._announce()
@@ -126,6 +132,8 @@ class GatewayServer:
             await asyncio.gather(self._serving, return_exceptions=True)
         if self._grpc_server is not None:
             await self._grpc_server.stop(None)
+        if self._tls is not None:
+            await self._tls.close()
         self._side_thread.close()
         await self._runner.close()
         await self._conductor.close()
@@ -186,8 +194,9 @@ def _limits(config: ClusterConfig) -> Limits:
     return limits
 
 
-def _bind_grpc(server: grpc.aio.Server, host: str, port: int) -> int:
+def _bind_grpc(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:
+    address = f"{host}:{port}"
     try:
-        return server.add_insecure_port(f"{host}:{port}")
+        return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.grpc_credentials())
     except RuntimeError:
         raise ConfigError(f"server.grpc_port: cannot listen on {host}:{port}", param="server.grpc_port") from None

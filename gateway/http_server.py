@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Generator, Hashable
 from typing import Any, Generic, Literal, TypeVar
@@ -109,7 +110,7 @@ class ConnectionTable(Generic[Key]):
 class HttpServer(uvicorn.Server):
     """The HTTP server of one app, with at most `max_connections`."""
 
-    def __init__(self, app: FastAPI, max_connections: int) -> None:
+    def __init__(self, app: FastAPI, max_connections: int, tls: ssl.SSLContext | None = None) -> None:
         self._table: ConnectionTable[_Connection] = ConnectionTable(max_connections)
         settings = uvicorn.Config(
             app,
@@ -121,6 +122,8 @@ class HttpServer(uvicorn.Server):
             timeout_keep_alive=int(MOST_S["idle"]),
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
         )
+        settings.load()
+        settings.ssl = tls
         super().__init__(settings)
 
     @contextlib.contextmanager

@@ -8,6 +8,7 @@ from springtide.telemetry import LATENCY_BUCKETS_S
 
 REQUESTS = Counter("springtide_gateway_requests_total", "API requests answered.", ["endpoint", "status"])
 UNAUTHENTICATED = Counter("springtide_gateway_unauthenticated_total", "API requests without an API key that is known.")
+RATE_LIMITED = Counter("springtide_gateway_rate_limited_total", "API requests over their key's or tenant's limit, by its kind.", ["kind"])
 IN_FLIGHT = Gauge("springtide_gateway_requests_in_flight", "API requests being answered.", ["endpoint"])
 DISCONNECTS = Counter("springtide_gateway_client_disconnects_total", "API requests whose client went away first.", ["endpoint"])
 TTFT_SECONDS = Histogram("springtide_gateway_ttft_seconds", "From a generation's arrival to its first token.", buckets=LATENCY_BUCKETS_S)

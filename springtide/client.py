@@ -12,15 +12,26 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
-from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unauthenticated, Unavailable
+from springtide.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    SpringtideError,
+    Unauthenticated,
+    Unavailable,
+)
 from springtide.protocol.usage import Usage
 
 CONNECT_TIMEOUT_S = 5.0
@@ -43,10 +54,12 @@ class Chunk:
 class Client:
     """The client, blocking. Iterate a stream to its end, or close its generator: that is what ends the work in the cluster."""
 
-    def __init__(self, base_url: str, *, api_key: str | None = None, timeout_s: float = 600.0) -> None:
-        """`api_key`: the environment's `OPENAI_API_KEY` unless given. `timeout_s` bounds each wait for the next piece of an answer."""
+    def __init__(self, base_url: str, *, api_key: str | None = None, timeout_s: float = 600.0, ca: Path | None = None) -> None:
+        """`api_key`: the environment's `OPENAI_API_KEY` unless given. `timeout_s` bounds each wait for the next piece of an answer. `ca`: a
+        PEM file of the authorities that a server at `https://…` is trusted for; the environment's `SSL_CERT_FILE`, or those that all trust,
+        unless given."""
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        self._http = httpx.Client(base_url=base_url, timeout=timeout, headers=_headers(api_key))
+        self._http = httpx.Client(base_url=base_url, timeout=timeout, headers=_headers(api_key), verify=_verification(ca))
         self._model: str | None = None
 
     def __enter__(self) -> Self:
@@ -101,10 +114,20 @@ class Client:
 class AsyncClient:
     """The same as `Client`, for asyncio."""
 
-    def __init__(self, base_url: str, *, api_key: str | None = None, timeout_s: float = 600.0, max_connections: int | None = None) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        max_connections: int | None = None,
+        ca: Path | None = None,
+    ) -> None:
         limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections)
         timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-        self._http = httpx.AsyncClient(base_url=base_url, timeout=timeout, limits=limits, headers=_headers(api_key))
+        self._http = httpx.AsyncClient(
+            base_url=base_url, timeout=timeout, limits=limits, headers=_headers(api_key), verify=_verification(ca)
+        )
         self._model: str | None = None
 
     async def __aenter__(self) -> Self:
@@ -208,6 +231,16 @@ def _typed_error(status: int | None, error: Mapping[str, Any], retry_after: str 
 def _headers(api_key: str | None) -> dict[str, str]:
     key = api_key or os.environ.get("OPENAI_API_KEY")
     return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def _verification(ca: Path | None) -> ssl.SSLContext | bool:
+    """How the server's certificate is verified."""
+    if ca is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise ConfigError(f"{ca} is no PEM file of certificate authorities: {error}") from None
 
 
 def _connection_failed(base_url: httpx.URL, error: httpx.HTTPError) -> Unavailable:

@@ -26,6 +26,7 @@ _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?\s*$", re.IGNORECASE)
 _API_KEY = re.compile(r"sha256:[0-9a-f]{64}")
 _NOT_SCALAR = {
     "server.api_keys": "{sha256:<64 digits>: acme}",
+    "server.cors_origins": "[https://app.example]",
     "kv.transports": "[shm, tcp]",
     "prefill_node.stage_layers": "[8, 8, 7, 7]",
     "prefill_node.devices": "[0, 1]",
@@ -64,8 +65,25 @@ class ServerConfig(Section):
     api_keys: dict[str, str] = Field(
         {},
         description="the tenant of each API key; in place of the key `sha256:` and its digest (docs/api.md). With any, requests without a "
-        "known key are refused",
+        "known key are refused. More keys are made by `springtide keys`",
     )
+    require_api_keys: bool = Field(
+        False, description="refuse requests without a known key also before any key has been made, or after all were lost with Valkey"
+    )
+    max_streams_per_tenant: int = Field(
+        2048, ge=1, description="requests of one tenant that a gateway answers at once; requests of no tenant have no such bound"
+    )
+    tls_certificate: Path | None = Field(
+        None, description="PEM file of the certificate chain for HTTP and gRPC, read again when it changes. Default: neither has TLS"
+    )
+    tls_key: Path | None = Field(None, description="PEM file of the certificate's private key, without a passphrase")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM file of certificate authorities: only clients with a certificate of one of them are served"
+    )
+    cors_origins: tuple[str, ...] = Field(
+        (), description="origins whose pages may call the HTTP API, such as `https://app.example`; `*`: any"
+    )
+    gzip: bool = Field(True, description="compress whole answers over HTTP from 4 KiB on for clients that accept it; streams never are")
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -76,6 +94,15 @@ class ServerConfig(Section):
         if not all(isinstance(tenant, str) and tenant for tenant in value.values()):
             raise ValueError("each key must have a tenant's name")
         return value
+
+    @model_validator(mode="after")
+    def _whole_tls(self) -> ServerConfig:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            given, missing = ("tls_certificate", "tls_key") if self.tls_key is None else ("tls_key", "tls_certificate")
+            raise ValueError(f"{given} is given, but not {missing}; TLS needs both")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca is given, but no tls_certificate; clients' certificates need TLS")
+        return self
 
     @model_validator(mode="after")
     def _two_ports(self) -> ServerConfig:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 from deploy.bench.statistics import RequestRecord
 from deploy.bench.workload import BenchWorkload
@@ -35,11 +36,16 @@ class Gate:
 
 
 async def drive(
-    url: str, model: str | None, workload: BenchWorkload, on_done: Callable[[RequestRecord], None], gate: Gate | None = None
+    url: str,
+    model: str | None,
+    workload: BenchWorkload,
+    on_done: Callable[[RequestRecord], None],
+    gate: Gate | None = None,
+    ca: Path | None = None,
 ) -> tuple[str, list[RequestRecord]]:
     """The model's name and a record for each request; `on_done` is told of each as it ends. `gate`: one that other workloads pass too, in
-    the place of the workload's own. Raises Unavailable when nothing answers."""
-    async with AsyncClient(url) as client:
+    the place of the workload's own. `ca`: as for a client. Raises Unavailable when nothing answers."""
+    async with AsyncClient(url, ca=ca) as client:
         name = model or (await client.models())[0]
         entrance = gate or Gate(workload.concurrency or workload.requests)
         start = time.monotonic()

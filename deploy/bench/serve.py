@@ -25,6 +25,7 @@ from springtide.modelinfo import ModelInfo
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
     url: str
+    ca: Path | None
     model: str | None
     ttft_slo_ms: float
     tbt_slo_ms: float
@@ -79,7 +80,7 @@ async def _with_progress(workload: BenchWorkload, options: BenchOptions) -> tupl
             failed += record.error is not None
             progress.update(task, advance=1, errors=f"[red]{failed} failed" if failed else "")
 
-        return await drive(options.url, options.model, workload, on_done)
+        return await drive(options.url, options.model, workload, on_done, ca=options.ca)
 
 
 def _table(model: str, summary: Summary) -> Table:

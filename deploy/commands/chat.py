@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,6 +16,7 @@ from springtide.errors import SpringtideError
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
     url: str
+    ca: Path | None
     model: str | None
     system: str | None
     max_tokens: int | None
@@ -50,7 +52,7 @@ def chat(question: str | None, options: ChatOptions) -> None:
     """Answers one question, or, without one, as many as are typed until end of input. An error ends a one-shot question only."""
     console = Console()
     messages = [{"role": "system", "content": options.system}] if options.system else []
-    with Client(options.url) as client:
+    with Client(options.url, ca=options.ca) as client:
         options = replace(options, model=options.model or client.models()[0])
         if question is not None:
             _ask(console, client, messages, question, options)

@@ -182,12 +182,12 @@ def default_pin_id(keys: Sequence[BlockKey]) -> str:
     return f"cli-{keys[-1].hex()[:16]}"
 
 
-def parse_ttl(text: str) -> float:
-    """The seconds in `90s`, `30m`, `12h`, `7d` or a plain number of them. Raises ConfigError."""
+def parse_ttl(text: str, option: str = "--ttl") -> float:
+    """The seconds in `90s`, `30m`, `12h`, `7d` or a plain number of them. Raises ConfigError, naming the option."""
     match = _TTL.match(text.strip().lower())
     seconds = float(match[1]) * _TTL_FACTORS[match[2]] if match else 0.0
     if seconds <= 0:
-        raise ConfigError(f"--ttl {text}: write a time such as 90s, 30m, 12h or 7d")
+        raise ConfigError(f"{option} {text}: write a time such as 90s, 30m, 12h or 7d")
     return seconds
 
 

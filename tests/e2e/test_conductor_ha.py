@@ -6,6 +6,7 @@ import concurrent.futures
 import itertools
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -15,11 +16,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import httpx
 import pytest
 
+from deploy.local.plan import VALKEY_DIRECTORY
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 from tests.support.cluster import Cluster
 from tests.support.reference import random_prompt
@@ -207,6 +210,8 @@ def test_a_valkey_that_comes_back_empty_costs_no_request(cluster: Cluster) -> No
     _, epoch = leader_of(cluster)
     with load_on(cluster) as load:
         killed_at = time.monotonic()
+        # What it would find again when it is started anew.
+        shutil.rmtree(Path(cluster.record.run_dir, VALKEY_DIRECTORY))
         cluster.kill("valkey")
         load.wait_for_more()
         cluster.wait_ready(restarted="valkey")
