@@ -24,13 +24,22 @@ class SequenceChunk:
     slots: Sequence[int] | Int32Array
     wants_logits: bool = True
     """Of the last token."""
+    wants_all: bool = False
+    """Of every token, by `ModelRunner.logits_between`."""
 
     def __post_init__(self) -> None:
         if not self.token_ids:
             raise ValueError("a SequenceChunk needs at least one token")
 
-    def last_token(self) -> SequenceChunk:
-        """The chunk's last token alone."""
+    @property
+    def num_wanted(self) -> int:
+        """Of how many of its tokens, the last ones, logits are wanted."""
+        return len(self.token_ids) if self.wants_all else int(self.wants_logits)
+
+    def wanted(self) -> SequenceChunk:
+        """Those tokens alone, of which there are some."""
+        if self.wants_all:
+            return self
         return replace(self, token_ids=self.token_ids[-1:], start=self.start + len(self.token_ids) - 1)
 
 
@@ -51,3 +60,13 @@ class SamplingRow:
     """The original prompt."""
     output_ids: Sequence[int]
     """Everything generated since; the next token's output position is its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """What is wanted to know of a chunk's tokens: how likely the token after each of them was."""
+
+    next_ids: Sequence[int]
+    """These tokens. There is one less where the chunk ends its prompt."""
+    num_top: int
+    """How many of the likeliest tokens are wanted beside."""

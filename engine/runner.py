@@ -191,6 +191,12 @@ class ModelRunner:
                 hidden = hidden.index_select(0, rows)
             return self.model.logits(hidden)
 
+    def logits_between(self, hidden: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+        """Float32 logits [end - begin, vocab] of rows [begin, end) of what `forward_layers` returned at the last stage, of chunks that want
+        all. They take as much memory as they have elements: a long chunk's are asked for in pieces."""
+        with torch.inference_mode():
+            return self.model.logits(hidden[begin:end])
+
     def forward_layers(self, batch: Sequence[SequenceChunk], hidden: torch.Tensor | None, hooks: LayerHooks | None = None) -> torch.Tensor:
         """Computes this stage's layers only: from the stage before, `hidden` [tokens of the batch, hidden size], which is overwritten, or
         None where the model's first layer is here; returns the same for the next stage. `hooks` number these layers from 0. After the

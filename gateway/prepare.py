@@ -29,8 +29,8 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 100.0
 MAX_BIASED_TOKENS = 1 << 16
 MAX_LOGPROBS = 20
-SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name != "max_tokens")
-"""Those that clients set as they are; how many tokens they may have is for the context to say, too."""
+SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name not in ("max_tokens", "prompt_logprobs"))
+"""Those that clients set as they are: how many tokens they may have is for the context to say, too, and `prompt_logprobs` for bounds."""
 SEED_RANGE = 1 << 64
 _BYTES_A_TOKEN = 256
 """Taken for the longest token where the tokenizer promises nothing."""

@@ -64,7 +64,7 @@ class StepGraphs:
         size = size_for(len(batch))
         if size not in self._sizes or size in self._failed or not _can_record(model):
             return False
-        return all(len(chunk.token_ids) == 1 and chunk.wants_logits for chunk in batch)
+        return all(len(chunk.token_ids) == 1 and chunk.wants_logits and not chunk.wants_all for chunk in batch)
 
     def record_all(self, model: Model) -> None:
         """Records the steps that are not yet: now, rather than in the first step of each size. The largest first, whose memory the others

@@ -20,6 +20,7 @@ class SentChunk(NamedTuple):
     start: int
     slots: bytes | int
     wants_logits: bool
+    wants_all: bool
 
 
 class BatchWriter:
@@ -39,7 +40,7 @@ class BatchWriter:
             slots = np.asarray(chunk.slots, np.int32).tobytes() if known is None else known[0]
             if _constant(chunk.slots):
                 self._last[id(chunk.slots)] = place, chunk.slots
-            sent.append(SentChunk(tuple(chunk.token_ids), chunk.start, slots, chunk.wants_logits))
+            sent.append(SentChunk(tuple(chunk.token_ids), chunk.start, slots, chunk.wants_logits, chunk.wants_all))
         return tuple(sent)
 
 
@@ -50,7 +51,8 @@ class BatchReader:
     def read(self, sent: Sequence[SentChunk]) -> tuple[SequenceChunk, ...]:
         last = self._last
         self._last = [last[one.slots] if isinstance(one.slots, int) else np.frombuffer(one.slots, np.int32) for one in sent]
-        return tuple(SequenceChunk(one.token_ids, one.start, slots, one.wants_logits) for one, slots in zip(sent, self._last, strict=True))
+        read = zip(sent, self._last, strict=True)
+        return tuple(SequenceChunk(one.token_ids, one.start, slots, one.wants_logits, one.wants_all) for one, slots in read)
 
 
 def _constant(slots: Slots) -> bool:

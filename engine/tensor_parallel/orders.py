@@ -57,7 +57,10 @@ class RunLayers:
 
 @dataclass(frozen=True, slots=True)
 class ComputeLogits:
-    """Compute the logits of the batch of the last RunLayers."""
+    """Compute logits of the batch of the last RunLayers."""
+
+    rows: tuple[int, int] | None = None
+    """Those of rows [begin, end); None: of the last token of each chunk that wants them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,9 +107,12 @@ def _serve(orders: Connection) -> None:
             case Forget(slots):
                 if runner is not None:
                     runner.forget(slots)
-            case ComputeLogits():
+            case ComputeLogits(rows):
                 assert runner is not None and hidden is not None
-                runner.logits(batch, hidden)
+                if rows is None:
+                    runner.logits(batch, hidden)
+                else:
+                    runner.logits_between(hidden, *rows)
 
 
 def _hidden_for(runner: ModelRunner, batch: Sequence[SequenceChunk]) -> torch.Tensor:

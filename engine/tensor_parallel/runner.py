@@ -139,6 +139,11 @@ class TensorParallelRunner(ModelRunner):
             self._others.tell(ComputeLogits())
             return super().logits(batch, hidden)
 
+    def logits_between(self, hidden: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+        with self._in_step(None):
+            self._others.tell(ComputeLogits((begin, end)))
+            return super().logits_between(hidden, begin, end)
+
     def close(self) -> None:
         super().close()
         self._others.close()

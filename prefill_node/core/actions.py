@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from engine.batch import SamplingRow, SequenceChunk
+from engine.batch import SamplingRow, Scoring, SequenceChunk
 from node_runtime.events import SendUpdate
 from springtide.ids import AttemptId
 from springtide.protocol import storage
@@ -14,11 +14,12 @@ from springtide.protocol.outputs import PrefillUpdate
 
 @dataclass(frozen=True, slots=True)
 class PassRow:
-    """One attempt's chunk. `sampling` is set when the chunk ends the prompt."""
+    """One attempt's chunk. `sampling` is set when the chunk ends the prompt, `scoring` when log-probabilities of the prompt are wanted."""
 
     attempt_id: AttemptId
     chunk: SequenceChunk
     sampling: SamplingRow | None
+    scoring: Scoring | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class RunPass:
     def num_tokens(self) -> int:
         """How many are computed."""
         return sum(len(row.chunk.token_ids) for row in self.rows)
+
+    @property
+    def scores(self) -> bool:
+        """Whether any row wants log-probabilities of its prompt."""
+        return any(row.scoring is not None for row in self.rows)
 
 
 Action = storage.Order | RunPass | SendUpdate[PrefillUpdate]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.batch import SamplingRow, SequenceChunk
+from engine.batch import SamplingRow, Scoring, SequenceChunk
 from prefill_node.core.actions import PassRow
 from springtide.ids import AttemptId, Slot
-from springtide.protocol.outputs import PrefillDone, TokenOutput
+from springtide.protocol.outputs import PrefillDone, PromptLogprobs, TokenOutput
 from springtide.protocol.starts import PrefillStart, Request
 
 PrefillPhase = Literal["waiting", "acquiring", "running", "handing-over"]
@@ -58,6 +58,8 @@ class PrefillAttempt:
     """The time from the order until all that was fetched had arrived; 0 when nothing was."""
     fetch_wait_ms: float = 0.0
     """How long its passes waited for that, and no pass at all was in flight; also when nothing came of it."""
+    scores: list[PromptLogprobs] = field(default_factory=list)
+    """Of its chunks that are computed, where they are wanted."""
 
     @property
     def attempt_id(self) -> AttemptId:
@@ -71,6 +73,17 @@ class PrefillAttempt:
     def requested_at(self) -> float:
         """When the request arrived at its gateway."""
         return self.arrived_at - self.request.age_s
+
+    @property
+    def num_top(self) -> int | None:
+        """How many log-probabilities are wanted in the place of each token of the prompt. None: none, or they have been sent before."""
+        return None if self.request.continues else self.request.params.prompt_logprobs
+
+    @property
+    def reusable_blocks(self) -> int:
+        """How many of its blocks need not be computed where they are in the pool. Its last token's logits are always wanted; where those of
+        all its tokens are, all are computed."""
+        return 0 if self.num_top is not None else (self.request.num_tokens - 1) // self.request.block_tokens
 
     @property
     def runnable(self) -> bool:
@@ -107,11 +120,12 @@ class PrefillAttempt:
         request = self.request
         begin, end = self.launched, self.launched + num_tokens
         last = end == request.num_tokens
-        chunk = SequenceChunk(request.token_ids[begin:end], begin, self.slots, wants_logits=last)
+        scoring = None if self.num_top is None else Scoring(request.token_ids[begin + 1 : end + 1], self.num_top)
+        chunk = SequenceChunk(request.token_ids[begin:end], begin, self.slots, wants_logits=last, wants_all=scoring is not None)
         if not last:
-            return PassRow(self.attempt_id, chunk, None)
+            return PassRow(self.attempt_id, chunk, None, scoring)
         prompt, output = request.token_ids[: request.num_prompt_tokens], request.token_ids[request.num_prompt_tokens :]
-        return PassRow(self.attempt_id, chunk, SamplingRow(request.params, prompt, output))
+        return PassRow(self.attempt_id, chunk, SamplingRow(request.params, prompt, output), scoring)
 
     def done(self, output: TokenOutput, block_tokens: int) -> PrefillDone:
         """What its gateway is told when its whole prompt is computed. Queue time lasts until the first pass, compute time is that of its
@@ -126,4 +140,5 @@ class PrefillAttempt:
             compute_ms=self.compute_ms,
             fetch_ms=self.fetch_ms if fetched_blocks > 0 else 0.0,
             fetch_wait_ms=self.fetch_wait_ms,
+            prompt_logprobs=None if self.num_top is None else PromptLogprobs.joined(self.scores),
         )

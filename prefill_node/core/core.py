@@ -6,7 +6,7 @@ their Release is held back until the last of those has ended in all stages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from node_runtime import events
@@ -25,7 +25,16 @@ from springtide.cost import PrefillCost
 from springtide.ids import AttemptId
 from springtide.protocol import storage
 from springtide.protocol.instances import Load
-from springtide.protocol.outputs import NO_ROOM, AttemptFailed, AttemptSign, Failure, FailureCode, SampledToken, token_output
+from springtide.protocol.outputs import (
+    NO_ROOM,
+    AttemptFailed,
+    AttemptSign,
+    Failure,
+    FailureCode,
+    PromptLogprobs,
+    SampledToken,
+    token_output,
+)
 from springtide.protocol.starts import AbortAttempt, PrefillStart, Request
 
 MIN_SLOT_WAIT_S, MAX_SLOT_WAIT_S = 5.0, 60.0
@@ -173,15 +182,14 @@ class PrefillCore:
         attempt.phase, attempt.asked_at, attempt.idle_before_s = "acquiring", now, self._idle.until(now)
         attempt.answer_due_at = self._observed.now + (ANSWERS_WITH_SOURCES if attempt.start.sources else 1) * self._settings.answer_s
         request = attempt.request
-        # The last token is always computed: its logits are what is asked for.
-        reusable = (request.num_tokens - 1) // self._block_tokens
+        reusable = attempt.reusable_blocks
         self._out.append(
             storage.Acquire(
                 attempt_id=attempt.attempt_id,
                 keys=request.keys,
                 num_blocks=request.num_blocks,
                 max_reused_blocks=reusable,
-                sources=attempt.start.sources,
+                sources=attempt.start.sources if reusable else (),
                 tenant=request.tenant,
                 recompute_us_per_block=self._recompute_us(request.num_tokens, reusable),
             )
@@ -328,9 +336,11 @@ class PrefillCore:
                     self._fail(attempt, Failure(FailureCode.INTERNAL, message))
                 case ev.PassInterrupted(_, overdue) if not discarded:
                     self._interrupted(attempt, overdue)
-                case ev.PassDone(_, sampled, elapsed_ms):
+                case ev.PassDone(_, sampled, elapsed_ms, _, scores):
                     attempt.compute_ms += elapsed_ms
                     if not discarded:
+                        if row.scoring is not None:
+                            attempt.scores.append(_scores_of(scores, i))
                         self._advance(attempt, len(row.chunk.token_ids), sampled[i], now)
 
     def _observe(self, ended: PassInFlight, elapsed_ms: float, now: float) -> None:
@@ -338,6 +348,9 @@ class PrefillCore:
         the slowest stage's share when they came right behind another one of their size. Those that began some time after it had stages
         to themselves for a while."""
         if len(ended.run.rows) > 1 or ended.run.awaits is not None:
+            return
+        if ended.run.scores or (ended.behind is not None and ended.behind.scores):
+            # Logits of whole chunks are beside the model.
             return
         chunk = ended.run.rows[0].chunk
         if ended.behind is not None:
@@ -409,6 +422,12 @@ class PrefillCore:
             return attempt.computed + self._passes.tokens_of(attempt.attempt_id, left=True)
         sources = attempt.start.sources
         return min(sources[0].num_blocks * self._block_tokens, attempt.request.num_tokens - 1) if sources else 0
+
+
+def _scores_of(scores: Sequence[PromptLogprobs | None], row: int) -> PromptLogprobs:
+    own = scores[row]
+    assert own is not None, "a row that wants scores has some"
+    return own
 
 
 def _slot_deadline(attempt: PrefillAttempt) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node_runtime.events import EngineEvent
-from springtide.protocol.outputs import SampledToken
+from springtide.protocol.outputs import PromptLogprobs, SampledToken
 from springtide.protocol.starts import PrefillStart
 
 
@@ -28,6 +28,8 @@ class PassDone:
     """The time since its begin, or since the end of the pass before it when that came later."""
     waited_ms: float = 0.0
     """What was waited for the prefix, in all stages together."""
+    scores: Sequence[PromptLogprobs | None] = ()
+    """Of each row; None for rows that want none, and nothing at all where no row wants any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,9 +86,13 @@ def conclude(run: RunPass, results: Sequence[StagePassEnded], elapsed_ms: float)
         sampled_tokens = results[-1].tokens
         if len(sampled_tokens) != ending:
             return PassFailed(run.pass_id, f"{len(sampled_tokens)} tokens were sampled for {ending} prompts that end in the pass")
-        tokens = iter(sampled_tokens)
+        scoring = sum(row.scoring is not None for row in run.rows)
+        if len(results[-1].scores) != scoring:
+            return PassFailed(run.pass_id, f"{len(results[-1].scores)} rows were scored of {scoring} that want it")
+        tokens, scores = iter(sampled_tokens), iter(results[-1].scores)
         sampled = [next(tokens) if row.sampling is not None else None for row in run.rows]
-        return PassDone(run.pass_id, sampled, elapsed_ms, waited_ms)
+        scored = [next(scores) if row.scoring is not None else None for row in run.rows] if scoring else ()
+        return PassDone(run.pass_id, sampled, elapsed_ms, waited_ms, scored)
     if why.outcome in (StageOutcome.PREFIX_MISSING, StageOutcome.PREFIX_OVERDUE):
         return PassInterrupted(run.pass_id, why.outcome is StageOutcome.PREFIX_OVERDUE, waited_ms)
     return PassFailed(run.pass_id, why.message)

@@ -6,20 +6,23 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 
 import torch
 
-from engine.batch import SamplingRow, SequenceChunk
+from engine.batch import SamplingRow, Scoring, SequenceChunk
 from engine.device.memory import put
 from engine.runner import ModelRunner
 from engine.sampling.sampler import sample
+from engine.sampling.scoring import score
 from messenger.base import TransferTimeout
 from prefill_node.core.actions import PassRow, RunPass
 from springtide.blocks import blocks_for
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId
-from springtide.protocol.outputs import SampledToken
-from springtide.protocol.stages import StageOutcome, StagePass, StagePassEnded, StageRow, StageSampling
+from springtide.protocol.outputs import PromptLogprobs, SampledToken
+from springtide.protocol.stages import StageOutcome, StagePass, StagePassEnded, StageRow, StageSampling, StageScoring
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +32,8 @@ WaitLayer = Callable[[AttemptId, int, float], int | None]
 
 @dataclass(frozen=True, slots=True)
 class PassPart:
-    """A stage's part of a pass. `sampling` is set at the last stage, of which each row belongs to a chunk that wants logits."""
+    """A stage's part of a pass. `sampling` and `scoring` are set at the last stage. Each row of `sampling` belongs to a chunk that wants
+    logits."""
 
     pass_id: int
     chunks: Sequence[SequenceChunk]
@@ -38,6 +42,8 @@ class PassPart:
     report_layers: Collection[int]
     """Ends of layers, counted from the model's first: after these, and at most these, `computed` is called."""
     sampling: Sequence[SamplingRow] | None
+    scoring: Sequence[Scoring | None] = ()
+    """Of each chunk; empty where none wants all of its logits."""
 
     @classmethod
     def of_run(cls, run: RunPass, report_layers: Collection[int], last: bool) -> PassPart:
@@ -48,18 +54,24 @@ class PassPart:
             awaits=run.awaits,
             report_layers=frozenset(report_layers),
             sampling=[row.sampling for row in run.rows if row.sampling is not None] if last else None,
+            scoring=[row.scoring for row in run.rows] if last and run.scores else (),
         )
 
     @classmethod
     def of_order(cls, order: StagePass, last: bool) -> PassPart:
         """The part of a further stage. Only the first one embeds: chunks have as many tokens here, all of them 0."""
         sampling = [row.sampling for row in order.rows if row.sampling is not None]
+        scoring = [None if row.scoring is None else Scoring(row.scoring.next_ids, row.scoring.num_top) for row in order.rows]
         return cls(
             pass_id=order.pass_id,
-            chunks=[SequenceChunk((0,) * row.num_tokens, row.start, row.slots, row.sampling is not None) for row in order.rows],
+            chunks=[
+                SequenceChunk((0,) * row.num_tokens, row.start, row.slots, row.sampling is not None, row.scoring is not None)
+                for row in order.rows
+            ],
             awaits=order.awaits,
             report_layers=order.report_layers,
             sampling=[SamplingRow(one.params, one.prompt_ids, one.output_ids) for one in sampling] if last else None,
+            scoring=scoring if any(scoring) else (),
         )
 
     @property
@@ -77,8 +89,9 @@ def stage_order(run: RunPass, report_layers: Collection[int], last: bool, block_
 def _stage_row(row: PassRow, last: bool, block_tokens: int) -> StageRow:
     chunk, own = row.chunk, row.sampling
     sampling = StageSampling(own.params, own.prompt_ids, own.output_ids) if last and own is not None else None
+    scoring = StageScoring(row.scoring.next_ids, row.scoring.num_top) if last and row.scoring is not None else None
     slots = tuple(chunk.slots[: blocks_for(chunk.start + len(chunk.token_ids), block_tokens)])
-    return StageRow(len(chunk.token_ids), chunk.start, slots, sampling)
+    return StageRow(len(chunk.token_ids), chunk.start, slots, sampling, scoring)
 
 
 class PrefixMissing(Exception):
@@ -121,15 +134,18 @@ def compute(
     `outgoing`, where the result is left for the next one, at the last."""
     began = runner.work_clock()
 
-    def ended(outcome: StageOutcome, message: str = "", tokens: Sequence[SampledToken] = ()) -> StagePassEnded:
+    def ended(
+        outcome: StageOutcome, message: str = "", tokens: Sequence[SampledToken] = (), scores: Sequence[PromptLogprobs] = ()
+    ) -> StagePassEnded:
         busy_s = runner.work_clock() - began - (hooks.waited_s if runner.waiting_counts else 0.0)
         waited_ms = hooks.waited_s * 1000 + runner.copy_times().load_waited_ms
-        return StagePassEnded(part.pass_id, outcome, message, tuple(tokens), max(0.0, busy_s) * 1000, waited_ms)
+        return StagePassEnded(part.pass_id, outcome, message, tuple(tokens), max(0.0, busy_s) * 1000, waited_ms, tuple(scores))
 
     try:
         hidden = runner.forward_layers(part.chunks, incoming, hooks)
         if outgoing is not None:
             put(hidden, outgoing)
+        scores = _scores(runner, part, hidden) if part.scoring else []
         tokens = sample(runner.logits(part.chunks, hidden), part.sampling) if part.sampling else []
     except PrefixMissing:
         return ended(StageOutcome.PREFIX_MISSING)
@@ -140,4 +156,11 @@ def compute(
     except Exception as error:
         logger.exception("pass %d failed", part.pass_id)
         return ended(StageOutcome.FAILED, f"the pass failed: {error!r}")
-    return ended(StageOutcome.DONE, tokens=tokens)
+    return ended(StageOutcome.DONE, tokens=tokens, scores=scores)
+
+
+def _scores(runner: ModelRunner, part: PassPart, hidden: torch.Tensor) -> list[PromptLogprobs]:
+    """Of the chunks that want all logits, from what came of the last layer."""
+    between, vocab_size = partial(runner.logits_between, hidden), runner.model.config.vocab_size
+    begins = accumulate((len(chunk.token_ids) for chunk in part.chunks), initial=0)
+    return [score(between, begin, wanted, vocab_size) for begin, wanted in zip(begins, part.scoring, strict=False) if wanted is not None]

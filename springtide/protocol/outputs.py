@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from springtide.ids import AttemptId
 from springtide.protocol.sampling import SamplingParams
+
+_Floats = np.ndarray[Any, np.dtype[np.float32]]
+_Integers = np.ndarray[Any, np.dtype[np.int32]]
+_FLOAT, _INTEGER = np.dtype("<f4"), np.dtype("<i4")
+_VALUE_BYTES = 4
 
 
 class Finish(StrEnum):
@@ -55,6 +62,45 @@ class TokenOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a prompt's tokens after its first, as the model has them, in columns: a prompt may be long. Rows are tokens, one
+    after another. Raises ValueError when the columns do not fit one another."""
+
+    logprobs: bytes = b""
+    """float32, little-endian: of the tokens themselves."""
+    ranks: bytes = b""
+    """int32, little-endian: how many tokens would have been as likely or more, the token itself included."""
+    top_ids: bytes = b""
+    """int32, little-endian, [rows, k]: the likeliest tokens in its place, the likeliest first."""
+    top_logprobs: bytes = b""
+    """float32, little-endian, the same shape."""
+
+    def __post_init__(self) -> None:
+        rows, tops = len(self.logprobs), len(self.top_logprobs)
+        if rows % _VALUE_BYTES or rows != len(self.ranks) or tops != len(self.top_ids) or (tops % rows if rows else tops):
+            raise ValueError(f"prompt_logprobs has columns of {rows}, {len(self.ranks)}, {len(self.top_ids)} and {tops} bytes")
+
+    @classmethod
+    def joined(cls, parts: Sequence[PromptLogprobs]) -> PromptLogprobs:
+        """Those of a prompt from those of its chunks, in their order."""
+        return cls(*(b"".join(getattr(part, field.name) for part in parts) for field in fields(cls)))
+
+    def __len__(self) -> int:
+        return len(self.logprobs) // _VALUE_BYTES
+
+    @property
+    def num_top(self) -> int:
+        """How many of the likeliest tokens each row has."""
+        return len(self.top_ids) // len(self.logprobs) if self.logprobs else 0
+
+    def columns(self) -> tuple[_Floats, _Integers, _Integers, _Floats]:
+        """`logprobs` and `ranks` [rows], `top_ids` and `top_logprobs` [rows, k]: views, which may not be written to."""
+        shape = (len(self), self.num_top)
+        top_ids, tops = np.frombuffer(self.top_ids, _INTEGER).reshape(shape), np.frombuffer(self.top_logprobs, _FLOAT).reshape(shape)
+        return np.frombuffer(self.logprobs, _FLOAT), np.frombuffer(self.ranks, _INTEGER), top_ids, tops
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillDone:
     """The prompt is computed and its next token sampled. The hand-over may still be in flight; when it fails later,
     AttemptFailed follows."""
@@ -69,6 +115,8 @@ class PrefillDone:
     """From the order to fetch the remote ones until all were here; 0 when none were."""
     fetch_wait_ms: float = 0.0
     """How long passes waited for them, and the group had nothing else to do before them: what of `fetch_ms` was not hidden behind work."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Of all its tokens after the first, where the parameters ask for them and no token has been sent before."""
 
 
 class FailureCode(Enum):

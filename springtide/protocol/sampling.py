@@ -63,6 +63,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     logit_bias: LogitBias = _NO_BIAS
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (

@@ -77,6 +77,8 @@ class Schedule:
     """The answer is to have every alternative's estimate."""
     epoch: int = 0
     """The highest leadership epoch that the gateway has seen."""
+    whole_prompt: bool = False
+    """All of the prompt is computed by a prefill group: nothing of it is reused, and no decode node computes it in its steps."""
 
     def __post_init__(self) -> None:
         if not self.attempt_id:
@@ -86,6 +88,11 @@ class Schedule:
         for name in ("ttft_slo_ms", "tbt_slo_ms"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidRequest(f"{name} must be finite and not negative, but is {getattr(self, name)}", param=name)
+
+    @property
+    def reusable_keys(self) -> Sequence[BlockKey]:
+        """Of the blocks that may be taken from where they are."""
+        return () if self.whole_prompt else self.block_keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from springtide.ids import AttemptId, Incarnation, InstanceId
-from springtide.protocol.outputs import AttemptFailed, SampledToken
+from springtide.protocol.outputs import AttemptFailed, PromptLogprobs, SampledToken
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.storage import Acquired, FetchProgress, FetchTruncated
 
@@ -49,6 +49,14 @@ class StageSampling:
 
 
 @dataclass(frozen=True, slots=True)
+class StageScoring:
+    """What is wanted to know of a row's tokens: as of engine.batch.Scoring."""
+
+    next_ids: Sequence[int]
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
 class StageRow:
     """One sequence's share of a pass, without its tokens, which only the first stage embeds."""
 
@@ -57,6 +65,8 @@ class StageRow:
     slots: Sequence[int]
     sampling: StageSampling | None = None
     """Set at the last stage, when the chunk ends its prompt."""
+    scoring: StageScoring | None = None
+    """Set at the last stage, when log-probabilities of the prompt are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +146,8 @@ class StagePassEnded:
     """What the layers took: of the thread that ran them, or of its device. Without waiting for the prefix."""
     waited_ms: float = 0.0
     """What was waited for the prefix."""
+    scores: tuple[PromptLogprobs, ...] = ()
+    """At the last stage: one for each row with a `scoring`."""
 
 
 StageReport = GroupJoined | LayersComputed | StagePassEnded

@@ -54,6 +54,7 @@ FAILURE = Codec(outputs.Failure, common_pb2.Failure)
 ATTEMPT_FAILED = Codec(outputs.AttemptFailed, common_pb2.AttemptFailed)
 ATTEMPT_SIGN = Codec(outputs.AttemptSign, node_pb2.AttemptSign)
 ATTEMPT_SIGNS = Codec(outputs.AttemptSigns, node_pb2.AttemptSigns)
+PROMPT_LOGPROBS = Codec(outputs.PromptLogprobs, common_pb2.PromptLogprobs)
 PREFILL_DONE = Codec(outputs.PrefillDone, node_pb2.PrefillDone)
 PREFILL_UPDATE: OneOf[outputs.PrefillUpdate, node_pb2.PrefillUpdate] = OneOf(
     node_pb2.PrefillUpdate, done=PREFILL_DONE, failed=ATTEMPT_FAILED, signs=ATTEMPT_SIGNS
@@ -137,6 +138,7 @@ REPLICATED = Codec(storage.Replicated, store_pb2.ReplicateReply)
 
 LOAD_LAYERS = Codec(stages.LoadLayers, stage_pb2.LoadLayers)
 STAGE_SAMPLING = Codec(stages.StageSampling, stage_pb2.StageSampling)
+STAGE_SCORING = Codec(stages.StageScoring, stage_pb2.StageScoring)
 STAGE_ROW = Codec(stages.StageRow, stage_pb2.StageRow)
 STAGE_ORDER: OneOf[stages.StageOrder, stage_pb2.StageOrder] = OneOf(
     stage_pb2.StageOrder,

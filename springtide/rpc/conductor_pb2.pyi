@@ -65,7 +65,7 @@ class ScheduleAnswer(_message.Message):
     def __init__(self, number: _Optional[int] = ..., reply: _Optional[_Union[ScheduleReply, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class ScheduleRequest(_message.Message):
-    __slots__ = ("attempt_id", "request_id", "gateway_id", "block_keys", "num_tokens", "max_new_tokens", "min_new_tokens", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "tenant", "terms", "debug", "epoch")
+    __slots__ = ("attempt_id", "request_id", "gateway_id", "block_keys", "num_tokens", "max_new_tokens", "min_new_tokens", "accepted", "avoid", "ttft_slo_ms", "tbt_slo_ms", "tenant", "terms", "debug", "epoch", "whole_prompt")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class ScheduleRequest(_message.Message):
     TERMS_FIELD_NUMBER: _ClassVar[int]
     DEBUG_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_PROMPT_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     request_id: str
     gateway_id: str
@@ -96,7 +97,8 @@ class ScheduleRequest(_message.Message):
     terms: _common_pb2.Terms
     debug: bool
     epoch: int
-    def __init__(self, attempt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., block_keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., tenant: _Optional[str] = ..., terms: _Optional[_Union[_common_pb2.Terms, _Mapping]] = ..., debug: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
+    whole_prompt: bool
+    def __init__(self, attempt_id: _Optional[str] = ..., request_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., block_keys: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., accepted: _Optional[bool] = ..., avoid: _Optional[_Iterable[str]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ..., tenant: _Optional[str] = ..., terms: _Optional[_Union[_common_pb2.Terms, _Mapping]] = ..., debug: _Optional[bool] = ..., epoch: _Optional[int] = ..., whole_prompt: _Optional[bool] = ...) -> None: ...
 
 class ScheduleReply(_message.Message):
     __slots__ = ("assignment", "rejection", "not_leader", "estimates", "epoch")

@@ -102,7 +102,7 @@ class AttemptSign(_message.Message):
     def __init__(self, attempt_id: _Optional[str] = ..., computed_tokens: _Optional[int] = ..., waiting: _Optional[bool] = ...) -> None: ...
 
 class PrefillDone(_message.Message):
-    __slots__ = ("output", "cached_tokens", "remote_tokens", "queue_ms", "compute_ms", "fetch_ms", "fetch_wait_ms")
+    __slots__ = ("output", "cached_tokens", "remote_tokens", "queue_ms", "compute_ms", "fetch_ms", "fetch_wait_ms", "prompt_logprobs")
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REMOTE_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class PrefillDone(_message.Message):
     COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
     FETCH_MS_FIELD_NUMBER: _ClassVar[int]
     FETCH_WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     output: _common_pb2.TokenOutput
     cached_tokens: int
     remote_tokens: int
@@ -117,7 +118,8 @@ class PrefillDone(_message.Message):
     compute_ms: float
     fetch_ms: float
     fetch_wait_ms: float
-    def __init__(self, output: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., fetch_ms: _Optional[float] = ..., fetch_wait_ms: _Optional[float] = ...) -> None: ...
+    prompt_logprobs: _common_pb2.PromptLogprobs
+    def __init__(self, output: _Optional[_Union[_common_pb2.TokenOutput, _Mapping]] = ..., cached_tokens: _Optional[int] = ..., remote_tokens: _Optional[int] = ..., queue_ms: _Optional[float] = ..., compute_ms: _Optional[float] = ..., fetch_ms: _Optional[float] = ..., fetch_wait_ms: _Optional[float] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class DecodeCommand(_message.Message):
     __slots__ = ("start", "abort")

@@ -97,16 +97,26 @@ class StagePass(_message.Message):
     def __init__(self, pass_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[StageRow, _Mapping]]] = ..., report_layers: _Optional[_Iterable[int]] = ..., awaits: _Optional[str] = ...) -> None: ...
 
 class StageRow(_message.Message):
-    __slots__ = ("num_tokens", "start", "slots", "sampling")
+    __slots__ = ("num_tokens", "start", "slots", "sampling", "scoring")
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SCORING_FIELD_NUMBER: _ClassVar[int]
     num_tokens: int
     start: int
     slots: _containers.RepeatedScalarFieldContainer[int]
     sampling: StageSampling
-    def __init__(self, num_tokens: _Optional[int] = ..., start: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[StageSampling, _Mapping]] = ...) -> None: ...
+    scoring: StageScoring
+    def __init__(self, num_tokens: _Optional[int] = ..., start: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[StageSampling, _Mapping]] = ..., scoring: _Optional[_Union[StageScoring, _Mapping]] = ...) -> None: ...
+
+class StageScoring(_message.Message):
+    __slots__ = ("next_ids", "num_top")
+    NEXT_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_FIELD_NUMBER: _ClassVar[int]
+    next_ids: _containers.RepeatedScalarFieldContainer[int]
+    num_top: int
+    def __init__(self, next_ids: _Optional[_Iterable[int]] = ..., num_top: _Optional[int] = ...) -> None: ...
 
 class StageSampling(_message.Message):
     __slots__ = ("params", "prompt_ids", "output_ids")
@@ -145,17 +155,19 @@ class LayersComputed(_message.Message):
     def __init__(self, pass_id: _Optional[int] = ..., layer_end: _Optional[int] = ...) -> None: ...
 
 class StagePassEnded(_message.Message):
-    __slots__ = ("pass_id", "outcome", "message", "tokens", "busy_ms", "waited_ms")
+    __slots__ = ("pass_id", "outcome", "message", "tokens", "busy_ms", "waited_ms", "scores")
     PASS_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     BUSY_MS_FIELD_NUMBER: _ClassVar[int]
     WAITED_MS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
     pass_id: int
     outcome: StageOutcome
     message: str
     tokens: _containers.RepeatedCompositeFieldContainer[_common_pb2.SampledToken]
     busy_ms: float
     waited_ms: float
-    def __init__(self, pass_id: _Optional[int] = ..., outcome: _Optional[_Union[StageOutcome, str]] = ..., message: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[_common_pb2.SampledToken, _Mapping]]] = ..., busy_ms: _Optional[float] = ..., waited_ms: _Optional[float] = ...) -> None: ...
+    scores: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptLogprobs]
+    def __init__(self, pass_id: _Optional[int] = ..., outcome: _Optional[_Union[StageOutcome, str]] = ..., message: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[_common_pb2.SampledToken, _Mapping]]] = ..., busy_ms: _Optional[float] = ..., waited_ms: _Optional[float] = ..., scores: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ...) -> None: ...

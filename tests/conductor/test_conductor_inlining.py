@@ -52,6 +52,13 @@ def inlined(assignment: Assignment) -> bool:
     return assignment.prefill == assignment.decode
 
 
+def test_a_prompt_that_is_computed_as_a_whole_goes_to_a_prefill_group_and_is_predicted_without_reuse() -> None:
+    core = cluster(queue_ms=0.0)
+    reusing, whole = place(cluster(inline_tokens=0, queue_ms=0.0)), place(core, whole_prompt=True)
+    assert not inlined(whole) and (whole.local_blocks, whole.sources) == (0, ())
+    assert whole.prediction.prefill_ms > 2 * reusing.prediction.prefill_ms
+
+
 def test_a_prompt_whose_prefix_a_decode_node_has_is_computed_there_when_that_is_sooner() -> None:
     assignment = place(cluster())
     assert inlined(assignment) and assignment.decode.instance_id == "d0"

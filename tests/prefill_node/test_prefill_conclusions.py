@@ -7,14 +7,14 @@ from math import inf
 
 import pytest
 
-from engine.batch import SamplingRow, SequenceChunk
+from engine.batch import SamplingRow, Scoring, SequenceChunk
 from prefill_node.core.actions import PassRow, RunPass
 from prefill_node.core.events import PassDone, PassFailed, PassInterrupted
 from prefill_node.server.passes import Pushes, conclude, longest_pass_s
 from prefill_node.stage.compute import PassPart, stage_order
 from springtide.ids import AttemptId
 from springtide.protocol import storage
-from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode, SampledToken, TokenLogprob
+from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode, PromptLogprobs, SampledToken, TokenLogprob
 from springtide.protocol.sampling import LogitBias, SamplingParams
 from springtide.protocol.stages import ForgetAttempt, SlotsGivenBack, StageOrder, StageOutcome, StagePass, StagePassEnded
 from springtide.protocol.wire import STAGE_ORDER, STAGE_REPORT
@@ -51,6 +51,26 @@ def test_it_comes_to_what_the_first_stage_says_that_did_not_do_it(why: StagePass
 
 def test_a_last_stage_with_too_few_tokens_fails_the_pass() -> None:
     assert conclude(RUN, (DONE, DONE), 9.0) == PassFailed(4, "0 tokens were sampled for 1 prompts that end in the pass")
+
+
+SCORES = PromptLogprobs(b"abcd", b"efgh", b"ijkl", b"mnop")
+SCORED = replace(RUN, rows=(replace(RUN.rows[0], scoring=Scoring((6, 7, 4), 1)), RUN.rows[1]))
+
+
+def test_scores_belong_to_the_rows_that_want_them() -> None:
+    last = StagePassEnded(4, StageOutcome.DONE, tokens=(SampledToken(7),), scores=(SCORES,))
+    assert conclude(SCORED, (DONE, last), 9.0) == PassDone(4, [None, SampledToken(7)], 9.0, 2.0, [SCORES, None])
+    assert conclude(SCORED, (DONE, replace(last, scores=())), 9.0) == PassFailed(4, "0 rows were scored of 1 that want it")
+
+
+def test_what_is_to_be_scored_reaches_the_last_stage_alone() -> None:
+    order = STAGE_ORDER.decode(STAGE_ORDER.encode(stage_order(SCORED, (), last=True, block_tokens=8)))
+    assert isinstance(order, StagePass)
+    part, own = PassPart.of_order(order, last=True), PassPart.of_run(SCORED, (), last=True)
+    assert part.scoring == own.scoring == [Scoring((6, 7, 4), 1), None]
+    assert [chunk.wants_all for chunk in part.chunks] == [True, False]
+    before = PassPart.of_order(stage_order(SCORED, (), last=False, block_tokens=8), last=False)
+    assert not before.scoring and not PassPart.of_order(stage_order(RUN, (), last=True, block_tokens=8), last=True).scoring
 
 
 def test_a_pass_has_many_times_what_was_predicted_and_what_its_layers_may_wait() -> None:
@@ -92,6 +112,7 @@ def test_results_come_back_as_they_were() -> None:
     tokens = (SampledToken(7), SampledToken(8, -0.5, (TokenLogprob(8, -0.5),)))
     for result in (
         StagePassEnded(4, StageOutcome.DONE, tokens=tokens, busy_ms=1.5, waited_ms=0.25),
+        StagePassEnded(4, StageOutcome.DONE, tokens=tokens, scores=(SCORES, PromptLogprobs())),
         StagePassEnded(4, StageOutcome.FAILED, "why"),
         VOID,
     ):

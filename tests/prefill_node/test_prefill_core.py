@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from springtide.clock import Tick
 from springtide.cost import PrefillCost
 from springtide.ids import NodeId
 from springtide.protocol import storage
-from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, PrefillDone, SampledToken
+from springtide.protocol.outputs import AttemptFailed, FailureCode, Finish, PrefillDone, PromptLogprobs, SampledToken
 from springtide.protocol.scheduling import PrefixSource
 from springtide.protocol.starts import AbortAttempt, PrefillStart
 from springtide.protocol.storage import Acquire, Acquired, Commit, FetchProgress, FetchTruncated, OpenHandOver, Push, Release, Seal
@@ -91,6 +92,30 @@ def test_a_prompt_is_acquired_computed_committed_pushed_sealed_and_released() ->
     assert done.output.tokens == (SampledToken(7),) and done.output.position == 0 and done.cached_tokens == 0 and done.compute_ms == 15.0
     assert actions[-2:] == [Seal("a", 7), Release("a", finish_hand_over=True)]
     assert node.tell(storage.HandedOver("a", 1)) == [] and node.core.load().attempt_ids == frozenset()
+
+
+def scores_of(tokens: int) -> PromptLogprobs:
+    return PromptLogprobs(bytes(4 * tokens), bytes(4 * tokens))
+
+
+def test_a_prompt_whose_tokens_are_scored_is_computed_as_a_whole_and_committed() -> None:
+    node = Node()
+    begin = start("a", 37, source_blocks=4)
+    request = replace(begin.start.request, params=replace(begin.start.request.params, prompt_logprobs=0))
+    begin = replace(begin, start=replace(begin.start, request=request))
+    assert node.tell(begin) == [Acquire("a", request.keys, 5, 0)]
+    actions = seen = node.tell(Acquired("a", slots(5), 0, 0))
+    while run := next((action for action in actions if isinstance(action, RunPass)), None):
+        (row,) = run.rows
+        assert row.chunk.wants_all and row.scoring is not None
+        assert list(row.scoring.next_ids) == list(request.token_ids[row.chunk.start + 1 :][: len(row.chunk.token_ids)])
+        sampled = [SampledToken(7) if row.sampling else None]
+        actions = node.tell(ev.PassDone(run.pass_id, sampled, 5000.0, scores=[scores_of(len(row.scoring.next_ids))]))
+        seen = seen + actions
+    done = only(seen, SendUpdate)[0].update
+    assert done.prompt_logprobs == scores_of(36) and done.cached_tokens == 0
+    assert [(commit.first_block, len(commit.keys)) for commit in only(seen, Commit)] == [(0, 2), (2, 2)]
+    assert node.core.cost == new_core().cost, "passes that make more logits than others say nothing of these"
 
 
 def test_the_cached_prefix_is_pushed_at_once_and_reported() -> None:

@@ -54,7 +54,7 @@ class Scheduler:
         """Of a request whose output is predicted to have so many tokens; `turn`: decisions made before this one."""
         self._follow_state()
         settings = self._settings
-        matches = self._index.match(request.block_keys)
+        matches = self._index.match(request.reusable_keys)
         holders = self._holders(matches)
         decodes = self._decodes(request, matches)
         return Alternatives(
@@ -177,7 +177,7 @@ class Scheduler:
         )
         estimates = PrefillEstimates.unfilled(columns.instance_ids, source_id, best)
         held = matches.blocks_by_bit()
-        in_dram = self._index.match_in_dram(request.block_keys).blocks_by_bit() if self._index.has_ssd else None
+        in_dram = self._index.match_in_dram(request.reusable_keys).blocks_by_bit() if self._index.has_ssd else None
         rates = transfers.rates_from(source)
         _native.estimate_prefills(columns.instances.rows, held, in_dram, transfers.links.rows, rates, asked, estimates)
         queue_ms, prefill_ms = estimates.queue_ms, estimates.prefill_ms
@@ -194,10 +194,10 @@ class Scheduler:
 
     def _inlines(self, request: Schedule, matches: Matches, decodes: DecodeEstimates) -> Sequence[InlineEstimate]:
         settings, instances = self._settings, self._decode.instances
-        if not settings.inline_tokens or not self._policy.fetches or not len(decodes):
+        if request.whole_prompt or not settings.inline_tokens or not self._policy.fetches or not len(decodes):
             return ()
         if self._index.has_ssd:
-            matches = self._index.match_in_dram(request.block_keys)
+            matches = self._index.match_in_dram(request.reusable_keys)
         in_dram = matches.blocks_by_bit()[instances.bit]
         return _inline_estimates(decodes, instances, in_dram, request.num_tokens, settings.block_tokens, settings.inline_tokens)
 

@@ -36,11 +36,11 @@ class NativeAttention(AttentionBackend):
 
     def plan(self, batch: Sequence[SequenceChunk]) -> AttentionPass:
         ends = accumulate(len(chunk.token_ids) for chunk in batch)
-        rows = [end - 1 for end, chunk in zip(ends, batch, strict=True) if chunk.wants_logits]
+        rows = [row for end, chunk in zip(ends, batch, strict=True) for row in range(end - chunk.num_wanted, end)]
         spared = sum(len(chunk.token_ids) for chunk in batch) - len(rows)
         if rows and spared < max(LEAST_SPARED, len(rows) / 2):
             return self._plan(batch, None)
-        return self._plan(batch, LastRows(rows, lambda: self._plan([chunk.last_token() for chunk in batch if chunk.wants_logits], None)))
+        return self._plan(batch, LastRows(rows, lambda: self._plan([chunk.wanted() for chunk in batch if chunk.num_wanted], None)))
 
     def _plan(self, batch: Sequence[SequenceChunk], last: LastRows | None) -> NativePass:
         chunks = [(chunk.start, len(chunk.token_ids), _as_array(chunk.slots)) for chunk in batch]
