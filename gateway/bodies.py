@@ -295,6 +295,9 @@ def _explained(problem: ErrorDetails) -> InvalidRequest:
 def _dotted(location: Sequence[str | int]) -> str:
     path = ""
     for part in location:
+        if isinstance(part, str) and part.startswith("<"):
+            # One of several kinds that a value may be of, which is no field.
+            continue
         path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
     return path
 

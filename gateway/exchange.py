@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -34,6 +34,7 @@ SCHEMAS = "#/components/schemas/{model}"
 _PIECES_AT_ONCE = 4
 
 Json = dict[str, Any]
+ReadT = TypeVar("ReadT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,8 @@ class Endpoint:
     """Reads a body, beside the event loop. Raises InvalidRequest, naming the field."""
     error: Callable[[SpringtideError, str], Json]
     """The body of the answer to a request, of this id, that fails."""
+    id_header: str = REQUEST_ID_HEADER
+    """Where the API's own clients look for the id; it is in `x-request-id` too."""
     after: Callable[[Order, Answer], Awaitable[None]] | None = None
     """What is done with a whole answer before its end goes out: to keep it, for example."""
 
@@ -103,6 +106,13 @@ class Endpoint:
 async def exchange(backend: ApiBackend, request: Request, endpoint: Endpoint) -> Response:
     """The answer to `request`, whole or as a stream."""
     return await _Exchange(backend, request, endpoint).run()
+
+
+async def read(backend: ApiBackend, request: Request, reader: Callable[[bytes], ReadT]) -> ReadT:
+    """What `reader` makes of the body of `request`, beside the event loop. Raises InvalidRequest, and what receiving it may fail with."""
+    check_media_type(request)
+    async with backend.bodies.received(request) as raw:
+        return await backend.side_thread.run(len(raw), reader, raw)
 
 
 class _Exchange:
@@ -136,7 +146,9 @@ class _Exchange:
         except SpringtideError as error:
             self._end(self._outcome(error))
             logger.info("answered %d: %s", error.http_status, error.message, extra={"request_id": request_id})
-            return error_response(error, self._endpoint.error(error, request_id), request_id)
+            refusal = error_response(error, self._endpoint.error(error, request_id))
+            refusal.headers.update(self._headers)
+            return refusal
         except BaseException:
             self._end("500")
             raise
@@ -145,12 +157,11 @@ class _Exchange:
 
     @property
     def _headers(self) -> dict[str, str]:
-        return {REQUEST_ID_HEADER: self._call.origin.request_id}
+        request_id = self._call.origin.request_id
+        return {REQUEST_ID_HEADER: request_id, self._endpoint.id_header: request_id}
 
     async def _ordered(self) -> tuple[Order, PreparedRequest]:
-        check_media_type(self._request)
-        async with self._backend.bodies.received(self._request) as raw:
-            return await self._backend.side_thread.run(len(raw), self._read, raw)
+        return await read(self._backend, self._request, self._read)
 
     def _read(self, raw: bytes) -> tuple[Order, PreparedRequest]:
         order = self._endpoint.order(raw, self._call, self._backend)
@@ -241,9 +252,9 @@ def server_sent(data: Json, event: str = "") -> bytes:
     return f"{name}data: {dump(data)}\n\n".encode()
 
 
-def error_response(error: SpringtideError, body: Json, request_id: str = "") -> JSONResponse:
+def error_response(error: SpringtideError, body: Json) -> JSONResponse:
     """A whole answer that tells of an error in an API's own words."""
-    headers = {REQUEST_ID_HEADER: request_id} if request_id else {}
+    headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     elif isinstance(error, Unauthenticated):

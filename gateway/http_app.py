@@ -11,19 +11,24 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway import model_cards
 from gateway.answer import ApiBackend
-from gateway.exchange import SCHEMAS, error_response
+from gateway.anthropic import routes as anthropic
+from gateway.anthropic.answers import error_json as anthropic_error
+from gateway.exchange import SCHEMAS, Json, error_response
+from gateway.gemini import routes as gemini
+from gateway.gemini.answers import error_json as gemini_error
 from gateway.openai import routes as openai
-from gateway.openai.answers import error_body, error_json
+from gateway.openai.answers import error_body as openai_error
 from gateway.tenancy import ApiKeys
-from springtide.errors import SpringtideError, Unavailable
+from springtide.errors import InvalidRequest, SpringtideError, Unavailable
 
 TENANT_HEADER = "x-springtide-tenant"
-_GUARDED = "/v1/"
+_GUARDED = ("/v1/", "/v1beta/")
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -33,7 +38,8 @@ def create_app(backend: ApiBackend) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
     app.add_middleware(TenantGuard, api_keys=backend.api_keys)
-    app.include_router(openai.routes(backend))
+    for routes in (openai.routes, anthropic.routes, gemini.routes, model_cards.routes):
+        app.include_router(routes(backend))
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -51,7 +57,7 @@ def create_app(backend: ApiBackend) -> FastAPI:
     async def prometheus() -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    _describe(app, openai.BODIES)
+    _describe(app, [*openai.BODIES, *anthropic.BODIES, *gemini.BODIES])
     return app
 
 
@@ -80,27 +86,46 @@ class TenantGuard:
         if scope["type"] == "http" and scope["path"].startswith(_GUARDED):
             headers = Headers(scope=scope)
             try:
-                tenant = self._api_keys.of(headers.get("authorization", ""), headers.get(TENANT_HEADER, ""))
+                tenant = self._api_keys.of(_authorization(scope["path"], headers, scope["query_string"]), headers.get(TENANT_HEADER, ""))
             except SpringtideError as error:
-                await error_response(error, error_body(error))(scope, receive, send)
+                await error_response(error, _told(error, scope["path"], headers))(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
 
 
-async def _on_springtide_error(_: Request, error: Exception) -> JSONResponse:
+def _authorization(path: str, headers: Headers, query: bytes) -> str:
+    """The `Authorization` header, or what other APIs' clients send in its place."""
+    if authorization := headers.get("authorization"):
+        return authorization
+    key = headers.get("x-api-key") or headers.get("x-goog-api-key")
+    if not key and gemini.speaks(path, headers):
+        key = QueryParams(query).get("key")
+    return f"Bearer {key}" if key else ""
+
+
+def _told(error: SpringtideError, path: str, headers: Headers) -> Json:
+    """The error in the words of the API that a request is of."""
+    if gemini.speaks(path, headers):
+        return gemini_error(error)
+    if anthropic.speaks(path, headers):
+        return anthropic_error(error)
+    return openai_error(error)
+
+
+async def _on_springtide_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, SpringtideError)
-    return error_response(error, error_body(error))
+    return error_response(error, _told(error, request.url.path, request.headers))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    what = f"{error.detail}: {request.method} {request.url.path}"
-    body = error_json(what, "invalid_request_error", _HTTP_CODES.get(error.status_code))
-    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+    refusal = InvalidRequest(f"{error.detail}: {request.method} {request.url.path}", code=_HTTP_CODES.get(error.status_code))
+    refusal.http_status = error.status_code
+    return JSONResponse(_told(refusal, request.url.path, request.headers), status_code=error.status_code, headers=error.headers)
 
 
-async def _on_bug(_: Request, error: Exception) -> JSONResponse:
+async def _on_bug(request: Request, error: Exception) -> JSONResponse:
     # Starlette raises it again afterwards, so that the server logs it with its traceback.
     bug = SpringtideError("internal error; the server's log has more", code="internal_error")
-    return error_response(bug, error_body(bug))
+    return error_response(bug, _told(bug, request.url.path, request.headers))

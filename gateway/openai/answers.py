@@ -27,6 +27,10 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
+def model_json(name: str, created: int, context_length: int) -> Json:
+    return {"id": name, "object": "model", "created": created, "owned_by": "springtide", "max_model_len": context_length}
+
+
 def error_body(error: SpringtideError, request_id: str = "") -> Json:
     return error_json(message_for_client(error, request_id), error.openai_type, error.code, error.param)
 

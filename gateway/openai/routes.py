@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -17,26 +14,6 @@ from gateway.openai.requests import ChatCompletionRequest, CompletionRequest, Op
 
 def routes(backend: ApiBackend) -> APIRouter:
     router = APIRouter()
-    created = int(time.time())
-    preparer = backend.preparer
-
-    def model_card() -> dict[str, Any]:
-        return {
-            "id": preparer.model_name,
-            "object": "model",
-            "created": created,
-            "owned_by": "springtide",
-            "max_model_len": preparer.context_length,
-        }
-
-    @router.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model_card()]}
-
-    @router.get("/v1/models/{model_id:path}")
-    async def model(model_id: str) -> dict[str, Any]:
-        preparer.check_model(model_id)
-        return model_card()
 
     @router.post(CHAT.path, openapi_extra=takes(CHAT.body))
     async def chat_completions(request: Request) -> Response:

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API, as a façade over the one request model."""

@@ -1,0 +1,1 @@
+"""Gemini's API, as a façade over the one request model."""
