@@ -9,9 +9,11 @@ from prometheus_client import Counter, Gauge, Histogram
 from conductor.core.conductor import ConductorCore
 from conductor.core.types.events import Decided, PrefillFinished, Scored
 from springtide.protocol.instances import Role
-from springtide.protocol.scheduling import Rejection
+from springtide.protocol.scheduling import Reason, Rejection
 
-DECISIONS = Counter("springtide_conductor_decisions_total", "Requests scheduled or rejected.", ["outcome"])
+DECISIONS = Counter(
+    "springtide_conductor_decisions_total", "Requests scheduled or rejected, or that found no idle capacity and ask again.", ["outcome"]
+)
 REJECTIONS = Counter("springtide_conductor_rejections_total", "Requests rejected, by reason.", ["reason"])
 DECISION_SECONDS = Histogram(
     "springtide_conductor_decision_seconds",
@@ -61,6 +63,9 @@ def forget_node(node_id: str) -> None:
 def observe_decided(decided: Decided, seconds: float, block_tokens: int, num_tokens: int) -> None:
     DECISION_SECONDS.observe(seconds)
     if isinstance(decided.decision, Rejection):
+        if decided.decision.reason is Reason.NOT_IDLE:
+            DECISIONS.labels("not_idle").inc()
+            return
         DECISIONS.labels("rejected").inc()
         REJECTIONS.labels(decided.decision.reason.value).inc()
         return

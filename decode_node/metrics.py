@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 RUNNING = Gauge("springtide_decode_running", "Sequences whose prompt is here")
+IDLE = Gauge("springtide_decode_idle", "Sequences in idle capacity, which are not among the running ones")
 WAITING = Gauge("springtide_decode_waiting", "Attempts that wait for slots or for their prompt")
 CONTEXT_TOKENS = Gauge("springtide_decode_context_tokens", "Tokens of context of the running sequences")
 BATCH_SIZE = Histogram("springtide_decode_batch_size", "Sequences in one step", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512))
@@ -16,7 +17,7 @@ STEP_SECONDS = Histogram(
 TOKENS = Counter("springtide_decode_tokens", "Tokens generated, without the first ones")
 INLINED = Counter("springtide_decode_inlined", "Prompts that were computed here and not by a prefill group")
 INLINED_TOKENS = Counter("springtide_decode_inlined_tokens", "Tokens of prompts computed here")
-PREEMPTIONS = Counter("springtide_decode_preemptions", "Sequences that gave their slots to an older one")
+PREEMPTIONS = Counter("springtide_decode_preemptions", "Sequences that gave their slots to an older one or, in idle capacity, to any other")
 ADMISSION_REJECTIONS = Counter(
     "springtide_decode_admission_rejections", "Attempts refused by the admission check because the step would miss its objective"
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gateway import events as ev
+from gateway.idle_line import IdleLine
 from gateway.state import AttemptState, Hashing, Limits, Pulse, RequestState
 from springtide.clock import ObservedTime, Tick
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unavailable
@@ -47,11 +48,18 @@ class GatewayCore:
         self._asked: dict[AttemptId, RequestState] = {}
         """Those for which the Conductor's answer is awaited."""
         self._retries: dict[RequestId, float] = {}
+        self._idle = IdleLine()
         self._shut_down = False
         self._looked_at = float("-inf")
         self._observed = ObservedTime(_MOST_BETWEEN_TICKS_S)
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
+        actions = self._handle(event, now)
+        while (request_id := self._idle.take(now)) is not None:
+            actions += self._ask(self._requests[request_id], now)
+        return actions
+
+    def _handle(self, event: ev.Event, now: float) -> list[ev.Action]:
         match event:
             case ev.Arrived():
                 return self._on_arrived(event, now)
@@ -89,7 +97,8 @@ class GatewayCore:
 
     def next_deadline(self) -> float | None:
         """The time at which the next request that waits wants a Tick."""
-        return min(self._retries.values()) if self._retries else None
+        moments = [*self._retries.values(), *([self._idle.next_at] if self._idle.next_at is not None else [])]
+        return min(moments, default=None)
 
     def live_attempts(self) -> list[LiveAttempt]:
         return [state.live_attempt(state.attempt) for state in self._by_attempt.values() if state.attempt is not None]
@@ -98,7 +107,7 @@ class GatewayCore:
         """Asserts the invariants."""
         for request_id, state in self._requests.items():
             assert state.generation.request_id == request_id
-            stages = [state.asked is not None, state.retry_at is not None, state.attempt is not None]
+            stages = [state.asked is not None, state.retry_at is not None, state.attempt is not None, request_id in self._idle]
             assert sum(stages) == 1, f"{request_id} is in {sum(stages)} stages at once"
             assert self._retries.get(request_id) == state.retry_at
             assert state.asked is None or self._asked.get(state.asked) is state
@@ -126,6 +135,13 @@ class GatewayCore:
         return self._schedule(state, now)
 
     def _schedule(self, state: RequestState, now: float) -> list[ev.Action]:
+        """Asks for a new attempt; who is content with idle capacity does so in its turn."""
+        if state.generation.terms.idle:
+            self._idle.join(state.generation.request_id)
+            return []
+        return self._ask(state, now)
+
+    def _ask(self, state: RequestState, now: float) -> list[ev.Action]:
         """Asks for a new attempt, or for the same again when the Conductor may have placed it without our learning of it. When the
         request's deadline has passed, there is no further attempt."""
         terms = state.terms_left(now)
@@ -170,6 +186,7 @@ class GatewayCore:
         state = self._asked.pop(attempt_id, None)
         if state is not None:
             state.asked = None
+            self._idle.leave(state.generation.request_id)
         return state
 
     def _on_assigned(self, assignment: Assignment, now: float) -> list[ev.Action]:
@@ -178,8 +195,11 @@ class GatewayCore:
             # Nobody waits for it any more: the Conductor must not count it as load.
             return [] if assignment.attempt_id in self._by_attempt else [ev.Report(Progress(assignment.attempt_id, Phase.FINISHED))]
         state.accepted = True
+        idle = state.generation.terms.idle
+        if idle:
+            self._idle.found()
         # Who found a node full before does not take it for roomy again, whatever the Conductor has heard of it by now.
-        waits = not assignment.inlined and (assignment.waits or state.crowded_out > 0)
+        waits = not assignment.inlined and not idle and (assignment.waits or state.crowded_out > 0)
         pulses = {side: Pulse(self._observed.now, self._observed.now) for side in Role}
         attempt = AttemptState(assignment, len(state.tokens), len(state.token_ids), now, pulses, waits)
         state.attempt = attempt
@@ -225,6 +245,11 @@ class GatewayCore:
         if state is None:
             return []
         reason, message, retry_after_s = event.rejection.reason, event.rejection.message, event.rejection.retry_after_s
+        if reason is Reason.NOT_IDLE:
+            state.waiting_since = None  # somebody is there
+            self._idle.refused(now, retry_after_s)
+            self._idle.join(state.generation.request_id)
+            return []
         if reason is Reason.TOO_LARGE and not state.accepted:
             return self._give_up(state, InvalidRequest(message, code="request_too_large"))
         if state.accepted or reason in _NOBODY_THERE:
@@ -459,6 +484,8 @@ class GatewayCore:
         actions.append(ev.Report(progress, culprit, why))
         del self._by_attempt[attempt.attempt_id]
         state.attempt = None
+        if state.generation.terms.idle:
+            self._idle.found()
         return actions
 
     def _finish(self, state: RequestState, reason: Finish, stop_token: int | None = None) -> list[ev.Action]:
@@ -479,6 +506,7 @@ class GatewayCore:
         if state.asked is not None:
             del self._asked[state.asked]
         self._retries.pop(request_id, None)
+        self._idle.leave(request_id)
         del self._requests[request_id]
         return [*actions, ev.Terminal(request_id, reply)]
 

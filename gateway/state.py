@@ -142,8 +142,8 @@ class AttemptState:
 
 @dataclass(slots=True)
 class RequestState:
-    """A request that has not ended. Exactly one of `asked`, `retry_at` and `attempt` is set: it is being scheduled, waits to be, or
-    runs."""
+    """A request that has not ended. Exactly one of `asked`, `retry_at` and `attempt` is set, or it is in the line for idle capacity: it is
+    being scheduled, waits to be, or runs."""
 
     generation: Generation
     namespace: BlockKey

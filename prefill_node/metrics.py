@@ -7,6 +7,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from springtide.telemetry import LATENCY_BUCKETS_S
 
 RUNNING = Gauge("springtide_prefill_running", "Attempts that hold slots and have prompt left to compute")
+IDLE = Gauge("springtide_prefill_idle", "Attempts in idle capacity, which are not among the others")
 WAITING = Gauge("springtide_prefill_waiting", "Attempts that wait for slots")
 QUEUE_SECONDS = Gauge("springtide_prefill_queue_seconds", "Predicted time until everything accepted is computed")
 PASS_SECONDS = Histogram("springtide_prefill_pass_seconds", "Time of one pass over the model", buckets=LATENCY_BUCKETS_S)

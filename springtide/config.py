@@ -207,6 +207,11 @@ class DecodeConfig(Section):
 class SLOConfig(Section):
     ttft_ms: float = Field(30_000, gt=0, description="time to first token that requests are admitted for")
     tbt_ms: float = Field(1_000, gt=0, description="time between tokens that requests are admitted for")
+    idle_slowdown: float = Field(
+        0.05,
+        ge=0,
+        description="by how much batches, and what else runs in idle capacity, may lengthen a decode step of others, within `tbt_ms`",
+    )
 
 
 class ConductorConfig(Section):

@@ -8,6 +8,9 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+IDLE_STEP_SHARE = 1 / 8
+"""Of the objective for the time between tokens: the most that a step with none but sequences in idle capacity takes. Whoever comes in the
+middle of one waits for its end."""
 _WEIGHT_ABOVE = 0.05
 _MOST_ROUNDS = 50
 
@@ -114,3 +117,11 @@ def _least_squares(design: np.ndarray, weights: np.ndarray) -> np.ndarray:
             break
         active.pop(int(np.argmin(solution * scale)))
     return coefficients
+
+
+def most_with_idle_ms(others_ms: float, objective_ms: float, slowdown: float) -> float:
+    """The most that a step may take with sequences in idle capacity (Terms.idle) in it, which would take `others_ms` without them, 0 when
+    there are no others. `objective_ms`: for the time between tokens, 0 for none. `slowdown`: by how much the others may be slower for
+    them."""
+    objective_ms = objective_ms or math.inf
+    return min(others_ms * (1.0 + slowdown), objective_ms) if others_ms > 0 else objective_ms * IDLE_STEP_SHARE

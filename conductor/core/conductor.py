@@ -172,9 +172,11 @@ class ConductorCore:
         output_tokens = self.state.output_tokens(request)
         alternatives = self.scheduler.estimate(request, output_tokens, self.totals.decided, now)
         decision = self._for_those_away(request, alternatives, place(alternatives))
-        self.replication.ask(request, alternatives, now)
-        self.demand.ask(request, alternatives, decision, output_tokens, now)
-        if isinstance(decision, Placement) and not request.accepted:
+        idle = request.terms.idle
+        if not idle:
+            self.replication.ask(request, alternatives, now)
+            self.demand.ask(request, alternatives, decision, output_tokens, now)
+        if isinstance(decision, Placement) and not request.accepted and not idle:
             alternatives.outlook = outlook = self.lookahead.outlook(request, alternatives, decision, output_tokens, now)
             decision = admit(alternatives, decision)
             if isinstance(decision, Placement):
@@ -196,7 +198,7 @@ class ConductorCore:
                 tbt_slo_ms=alternatives.tbt_slo_ms,
                 prediction=prediction,
                 waits=decision.waits,
-                refusable=not request.accepted and ADMISSIONS[self.settings.admission].foresight is not Foresight.NONE,
+                refusable=not request.accepted and not idle and ADMISSIONS[self.settings.admission].foresight is not Foresight.NONE,
             )
             self.state.place(
                 PlacedAttempt(
@@ -215,6 +217,7 @@ class ConductorCore:
                     tenant=request.tenant,
                     most_tokens=request.max_new_tokens or math.inf,
                     prediction=prediction,
+                    idle=idle,
                 )
             )
             if sources:
@@ -267,6 +270,8 @@ class ConductorCore:
 
     def _count(self, decision: Decision) -> None:
         if isinstance(decision, Rejection):
+            if decision.reason is Reason.NOT_IDLE:
+                return  # It waits.
             self.totals.rejected[decision.reason] += 1
         else:
             self.totals.scheduled += 1
@@ -280,7 +285,7 @@ class ConductorCore:
         attempt.renewed_at = now
         if event.phase.over:
             output_tokens = event.output_tokens if event.phase is Phase.FINISHED else 0
-            scores = self.scores.finished(attempt, output_tokens, now)
+            scores = () if attempt.idle else self.scores.finished(attempt, output_tokens, now)
             self.transfers.end(event.attempt_id)
             self.state.finish(event.attempt_id, output_tokens, now)
             return [Scored(event.attempt_id, attempt.request_id, scores)] if scores else []
@@ -288,8 +293,10 @@ class ConductorCore:
             return []
         self.transfers.end(event.attempt_id, event.remote_tokens * self.settings.bytes_per_token, event.fetch_ms)
         self.state.prefill_over(attempt, now)
-        self.scores.first_token(attempt, event)
         self.totals.count_prompt(attempt.request_id, attempt.num_tokens, event.cached_tokens)
+        if attempt.idle:
+            return []  # What it waited for says nothing of others.
+        self.scores.first_token(attempt, event)
         predicted_ms = attempt.prediction.ttft_ms if attempt.prediction is not None else 0.0
         return [PrefillFinished(event.attempt_id, predicted_ms, event.ttft_ms, attempt.num_tokens, event.cached_tokens)]
 
@@ -344,6 +351,7 @@ class ConductorCore:
             tenant=live.tenant,
             most_tokens=live.max_new_tokens or math.inf,
             prediction=live.prediction,
+            idle=live.idle,
         )
 
     def _expected_tokens(self, live: LiveAttempt) -> int:

@@ -54,6 +54,8 @@ class ConductorSettings:
     """At each node, whether it gives or takes."""
     replication_gain_ms: float = 300.0
     """A copy is made where it spares a request so much."""
+    idle_slowdown: float = 0.05
+    """By how much requests in idle capacity may lengthen a decode step of others."""
     inline_tokens: int = 0
     """Most tokens of a prompt that a decode node computes itself; 0: none does."""
     chunk_ms: float | None = None
@@ -86,6 +88,7 @@ class ConductorSettings:
             replication_bytes_per_s=float(config.conductor.replication_rate),
             replication_node_bytes_per_s=float(config.kv.replication_rate),
             replication_gain_ms=config.conductor.replication_gain_ms,
+            idle_slowdown=config.slo.idle_slowdown,
             inline_tokens=config.decode_node.inline_tokens,
             pool_balance=_pool_balance(config.conductor),
         )

@@ -49,6 +49,8 @@ class PlacedAttempt:
     """By whichever Conductor placed it; None when it is not known."""
     unlisted: bool = False
     """Its gateway's last renewal did not list it."""
+    idle: bool = False
+    """In idle capacity: it counts for nothing where others are concerned."""
     first_token_at: float | None = None
     scores: list[Score] = field(default_factory=list)
     """Of what was predicted of it, as far as it has come to pass."""
@@ -73,6 +75,9 @@ class Instance:
     arriving: dict[AttemptId, PlacedAttempt] = field(default_factory=dict)
     """Decode only: placed here and not yet in the batch of which the latest report tells."""
 
+    idle: dict[AttemptId, PlacedAttempt] = field(default_factory=dict)
+    """Placed here in idle capacity, and in no report yet. They are in none of the others."""
+
     def queue_ms(self, now: float) -> float:
         """EstimatePrefillQueueTime of Algorithm 1: what the report still leaves to do by now, and what was placed since."""
         left = self.load.queue_ms - 1000.0 * (now - self.changed_at)
@@ -88,8 +93,8 @@ class Instance:
 
     def slots_free(self) -> int:
         """Slots at the instance's store, less those that attempts there, and those placed since the report, will take; negative when more
-        is promised than there is."""
-        free = self.load.slots_available - self.load.slots_promised
+        is promised than there is. Those in idle capacity would give back theirs."""
+        free = self.load.slots_available + self.load.idle.slots_held - self.load.slots_promised
         if self.unreported:
             free -= sum(attempt.num_blocks for attempt in self.unreported.values())
         return free
@@ -99,6 +104,8 @@ class Instance:
         self.most_slots = load.slots_total or self.most_slots
         for attempt_id in load.attempt_ids & self.unreported.keys():
             del self.unreported[attempt_id]
+        for attempt_id in load.attempt_ids & self.idle.keys():
+            del self.idle[attempt_id]
         for attempt in [attempt for attempt in self.arriving.values() if attempt.phase is not Phase.PREFILL]:
             del self.arriving[attempt.attempt_id]
 
@@ -111,14 +118,14 @@ class ClusterState:
         self.instances: dict[InstanceId, Instance] = {}
         self.attempts: dict[AttemptId, PlacedAttempt] = {}
         self.in_prefill: dict[AttemptId, PlacedAttempt] = {}
-        """Of the attempts, those that wait for their first token."""
+        """Of the attempts, those that wait for their first token, without those in idle capacity."""
         self.lengths = OutputLengths()
         self.forecast = DecodeForecast(self.lengths)
         self.queue_bias = QueueBias()
         self.touched: set[InstanceId] = set()
         """Instances that are no longer as `InstanceColumns` last saw them."""
-        self._tokens_to_come = 0
-        """Predicted lengths of the live attempts' outputs, together."""
+        self._tokens_to_come = self._with_output = 0
+        """Predicted lengths of the live attempts' outputs, together, and how many attempts these are: without those in idle capacity."""
         self._of_gateway: dict[GatewayId, dict[AttemptId, PlacedAttempt]] = {}
         self._renewed: dict[GatewayId, float] = {}
         """When each gateway last told of its attempts."""
@@ -133,7 +140,7 @@ class ClusterState:
     @property
     def mean_output_tokens(self) -> float:
         """Predicted mean length of the outputs that are under way; without any, that of the recent ones."""
-        return self._tokens_to_come / len(self.attempts) if self.attempts else self.lengths.mean_tokens
+        return self._tokens_to_come / self._with_output if self._with_output else self.lengths.mean_tokens
 
     def prefill_ms(self, cost: PrefillCost, new_tokens: int, cached_tokens: int) -> float:
         """EstimatePrefillExecutionTime of Algorithm 1, every chunk paying the fixed part of the cost."""
@@ -185,18 +192,24 @@ class ClusterState:
         self.remove(attempt.attempt_id)
         self._over.pop(attempt.attempt_id, None)
         self.attempts[attempt.attempt_id] = attempt
-        self._tokens_to_come += attempt.output_tokens
         self._of_gateway.setdefault(attempt.gateway_id, {})[attempt.attempt_id] = attempt
+        if not attempt.idle:
+            self._foresee(attempt)
+        for instance_id in (attempt.prefill_id, attempt.decode_id):
+            instance = self.instances.get(instance_id)
+            if instance is not None:
+                self._count_work(instance, attempt)
+
+    def _foresee(self, attempt: PlacedAttempt) -> None:
+        """It counts in what is predicted of others."""
+        self._tokens_to_come += attempt.output_tokens
+        self._with_output += 1
         law = self.lengths.law(attempt.tenant)
         self.forecast.place(attempt.attempt_id, attempt.decode_id, attempt.num_tokens, attempt.most_tokens, law, attempt.joins_at)
         if attempt.phase is Phase.DECODE:
             self.forecast.join(attempt.attempt_id, attempt.renewed_at)
         else:
             self.in_prefill[attempt.attempt_id] = attempt
-        for instance_id in (attempt.prefill_id, attempt.decode_id):
-            instance = self.instances.get(instance_id)
-            if instance is not None:
-                self._count_work(instance, attempt)
 
     def of_gateway(self, gateway_id: GatewayId) -> Collection[PlacedAttempt]:
         """The live attempts of a gateway."""
@@ -220,11 +233,12 @@ class ClusterState:
             self.touched.add(attempt.prefill_id)
             if prefill.ref.role is Role.PREFILL:
                 prefill.unreported.pop(attempt.attempt_id, None)
+                prefill.idle.pop(attempt.attempt_id, None)
 
     def finish(self, attempt_id: AttemptId, output_tokens: int, now: float) -> None:
         """The attempt is over; a late message about it will not bring it back."""
         attempt = self.attempts.get(attempt_id)
-        if attempt is not None and output_tokens > 0:
+        if attempt is not None and output_tokens > 0 and not attempt.idle:
             self.lengths.record(attempt.tenant, output_tokens)
         self.remove(attempt_id)
         self._over.pop(attempt_id, None)
@@ -235,8 +249,10 @@ class ClusterState:
         if attempt is None:
             return
         self.in_prefill.pop(attempt_id, None)
-        self._tokens_to_come -= attempt.output_tokens
-        self.forecast.remove(attempt_id)
+        if not attempt.idle:
+            self._tokens_to_come -= attempt.output_tokens
+            self._with_output -= 1
+            self.forecast.remove(attempt_id)
         others = self._of_gateway[attempt.gateway_id]
         del others[attempt_id]
         if not others:
@@ -245,6 +261,7 @@ class ClusterState:
             if instance is not None:
                 instance.unreported.pop(attempt_id, None)
                 instance.arriving.pop(attempt_id, None)
+                instance.idle.pop(attempt_id, None)
                 self.touched.add(instance.ref.instance_id)
 
     def expire(self, now: float, lease_s: float) -> list[AttemptId]:
@@ -273,6 +290,11 @@ class ClusterState:
         self.touched.add(instance.ref.instance_id)
         in_prefill = attempt.phase is Phase.PREFILL
         reported = attempt.attempt_id in instance.load.attempt_ids
+        if attempt.idle:
+            there = attempt.prefill_id if instance.ref.role is Role.PREFILL else attempt.decode_id
+            if there == instance.ref.instance_id and not reported and (in_prefill or instance.ref.role is Role.DECODE):
+                instance.idle[attempt.attempt_id] = attempt
+            return
         if instance.ref.role is Role.PREFILL:
             if attempt.prefill_id == instance.ref.instance_id and in_prefill and not reported:
                 instance.unreported[attempt.attempt_id] = attempt
@@ -285,17 +307,20 @@ class ClusterState:
     def validate(self) -> None:
         """Asserts that no work is counted for an attempt that is over, elsewhere, or not what it was placed for."""
         assert not self.attempts.keys() & self._over.keys(), "an attempt is live and over"
-        assert self._tokens_to_come == sum(attempt.output_tokens for attempt in self.attempts.values())
-        self.forecast.validate(self.attempts.keys())
+        foreseen = {attempt_id: attempt for attempt_id, attempt in self.attempts.items() if not attempt.idle}
+        assert self._tokens_to_come == sum(attempt.output_tokens for attempt in foreseen.values())
+        assert self._with_output == len(foreseen)
+        self.forecast.validate(foreseen.keys())
         for instance_id, instance in self.instances.items():
-            for attempt_id, attempt in [*instance.unreported.items(), *instance.arriving.items()]:
+            for attempt_id, attempt in [*instance.unreported.items(), *instance.arriving.items(), *instance.idle.items()]:
+                assert attempt.idle == (attempt_id in instance.idle), f"{attempt_id} counts as what it is not at {instance_id}"
                 assert self.attempts.get(attempt_id) is attempt, f"{instance_id} counts {attempt_id}, which is not live"
                 place = attempt.prefill_id if instance.ref.role is Role.PREFILL else attempt.decode_id
                 assert place == instance_id, f"{attempt_id} is counted at {instance_id}, not {place}"
             if instance.ref.role is Role.PREFILL:
                 assert not instance.arriving, f"{instance_id} is no decode node"
                 assert all(attempt.phase is Phase.PREFILL for attempt in instance.unreported.values()), "a finished prefill is queued"
-        waiting = {key for key, attempt in self.attempts.items() if attempt.phase is Phase.PREFILL}
+        waiting = {key for key, attempt in foreseen.items() if attempt.phase is Phase.PREFILL}
         assert waiting == self.in_prefill.keys(), "those in prefill are not those that wait for their first token"
         by_gateway = [attempt_id for attempts in self._of_gateway.values() for attempt_id in attempts]
         assert sorted(by_gateway) == sorted(self.attempts), "the gateways' attempts are not those that live"

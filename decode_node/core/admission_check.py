@@ -1,7 +1,8 @@
 """The admission check, the second one: would the batch still meet its objective with one more sequence in it? (Mooncake, section 7.)
 
 The Conductor looks ahead; the node knows exactly what runs now, or is about to. Who is accepted but still in prefill is not counted: by
-when such an attempt joins, others will have left, and counting both would leave a part of the node unused.
+when such an attempt joins, others will have left, and counting both would leave a part of the node unused. Nor is who is in idle capacity,
+which makes room.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def predict_step_ms(cost: DecodeCost, running: Collection[DecodeAttempt], joinin
 
 def refusal(cost: DecodeCost, accepted: Collection[DecodeAttempt], joining: DecodeAttempt, max_batch: int) -> str | None:
     """Why the attempt may not come in; None when it may."""
-    running = [attempt for attempt in accepted if attempt.has_begun]
+    running = [attempt for attempt in accepted if attempt.has_begun and not attempt.idle]
     objectives = [attempt.tbt_slo_ms for attempt in (*running, joining) if attempt.tbt_slo_ms > 0]
     predicted_ms = predict_step_ms(cost, running, joining, max_batch)
     if objectives and predicted_ms > min(objectives):

@@ -74,6 +74,16 @@ class DecodeAttempt:
         return self.arrived_at - self.request.age_s
 
     @property
+    def idle(self) -> bool:
+        """Whether it is in idle capacity: it gives way to all that are not."""
+        return self.request.idle
+
+    @property
+    def place_in_order(self) -> tuple[bool, float]:
+        """The less, the sooner its turn: those in idle capacity are last, and of others the oldest is first."""
+        return self.idle, self.requested_at
+
+    @property
     def has_begun(self) -> bool:
         """Whether its prompt is here: it runs, or is about to."""
         return self.phase in ("loading", "running")

@@ -31,7 +31,7 @@ from springtide.clock import ObservedTime, Tick
 from springtide.cost import DecodeCost
 from springtide.ids import AttemptId
 from springtide.protocol import storage
-from springtide.protocol.instances import Load
+from springtide.protocol.instances import NO_IDLE_LOAD, IdleLoad, Load
 from springtide.protocol.outputs import (
     NO_ROOM,
     AttemptFailed,
@@ -60,12 +60,13 @@ class DecodeCore:
         self._attempts: dict[AttemptId, DecodeAttempt] = {}
         self._holders: dict[AttemptId, DecodeAttempt] = {}
         """The attempts that have slots, or have asked for them: at most a batch, in the order in which the requests arrived at their
-        gateways, whatever attempts they have had since."""
+        gateways, whatever attempts they have had since; those in idle capacity after all others."""
         self._claims = SlotClaims()
         self._steps = StepsInFlight()
         self._loads = LoadsInFlight()
         self._room_awaited_until = float("-inf")
-        """Slots were taken from an attempt that a peer may still be writing: until they are here, or then, nobody else gives way."""
+        """Slots were taken from an attempt that a peer may still be writing, or from one in idle capacity: until they are here, or then,
+        nobody else gives way."""
         self._recent_ms: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._observed = ObservedTime(events.MOST_BETWEEN_TICKS_S)
         self._orders: list[Action] = []
@@ -103,6 +104,7 @@ class DecodeCore:
                     self._retry_growth()
             case _:
                 self._notice(event, now)
+        self._give_way(now)
         self._make_room(now)
         self._ask_for_waiting(now)
         self._load_ahead()
@@ -120,7 +122,10 @@ class DecodeCore:
         """How the node is doing, without what only the store knows."""
         running = tokens = 0
         promised = self._claims.wanted_blocks
+        idle = [attempt for attempt in self._holders.values() if attempt.idle]
         for attempt in self._holders.values():
+            if attempt.idle:
+                continue
             promised += attempt.growth_blocks(self._settings.block_tokens)
             if attempt.has_begun:
                 running += 1
@@ -129,13 +134,26 @@ class DecodeCore:
                 promised += attempt.request.num_blocks
         return Load(
             running=running,
-            waiting=len(self._attempts) - running,
+            waiting=len(self._attempts) - len(idle) - running,
             tokens=tokens,
             step_ms=median(self._recent_ms) if self._recent_ms else 0.0,
             slots_promised=promised,
             max_batch=self._settings.max_batch,
             attempt_ids=frozenset(self._attempts),
             decode_cost=self.cost,
+            idle=self._idle_load(idle) if idle else NO_IDLE_LOAD,
+        )
+
+    def _idle_load(self, idle: Sequence[DecodeAttempt]) -> IdleLoad:
+        """Of these, which are all that are in idle capacity."""
+        return IdleLoad(
+            running=len(idle),
+            tokens=sum(attempt.context_tokens for attempt in idle),
+            slots_held=sum(len(attempt.slots) for attempt in idle),
+            slots_promised=sum(
+                attempt.growth_blocks(self._settings.block_tokens) + (attempt.request.num_blocks if attempt.phase == "reserving" else 0)
+                for attempt in idle
+            ),
         )
 
     def signs(self) -> Iterator[tuple[int, AttemptSign]]:
@@ -169,8 +187,10 @@ class DecodeCore:
             assert attempt.ahead == sum(attempt in step.attempts for step in self._steps)
         assert all(attempt_id in self._attempts for attempt_id in self._claims)
         assert self._holders.keys() <= self._attempts.keys()
-        ages = [attempt.requested_at for attempt in self._holders.values()]
-        assert ages == sorted(ages)
+        order = [attempt.place_in_order for attempt in self._holders.values()]
+        assert order == sorted(order)
+        assert not any(self._attempts[attempt_id].idle for attempt_id in self._claims), "nobody waits here for idle capacity"
+        assert len(self._holders) <= self._settings.max_batch
         if self._claims.num_slots is None:
             assert not self._attempts
         assert len(self._steps) <= (2 if self._settings.overlap else 1)
@@ -201,10 +221,12 @@ class DecodeCore:
         elif most_blocks > self._claims.num_slots:
             message = f"the sequence may come to need {most_blocks} blocks, the arena has {self._claims.num_slots} slots"
             self._reply_failure(attempt, FailureCode.INVALID, message)
+        elif attempt.idle:
+            self._start_idle(attempt)
         elif start.refusable and (why := admission_check.refusal(self.cost, self._holders.values(), attempt, self._settings.max_batch)):
             self._reply_failure(attempt, FailureCode.OVERLOADED, why)
         elif self._claims.goes_before(request.tenant) or not self._has_place or request.tenant in self._starving_tenants():
-            if attempt.waits:
+            if attempt.waits or self._room_comes(now):
                 self._attempts[attempt_id] = attempt
                 deadline, growth = now + self._settings.slot_wait_s, attempt.growth_blocks(self._settings.block_tokens)
                 self._claims.wait(
@@ -216,6 +238,15 @@ class DecodeCore:
             self._attempts[attempt_id] = attempt
             self._reserve(attempt)
 
+    def _start_idle(self, attempt: DecodeAttempt) -> None:
+        """Takes it in where nobody else wants the place or the slots. It does not wait here: its gateway looks for idle capacity anew."""
+        starving = any(one.growth == "refused" for one in self._holders.values())
+        if len(self._claims) or starving or len(self._holders) >= self._settings.max_batch:
+            self._reply_failure(attempt, FailureCode.POOL_FULL, "there is no idle capacity here")
+            return
+        self._attempts[attempt.attempt_id] = attempt
+        self._reserve(attempt)
+
     # ---- store ----
 
     def _reserve(self, attempt: DecodeAttempt) -> None:
@@ -224,8 +255,8 @@ class DecodeCore:
         attempt.answer_due_at = self._observed.now + self._settings.answer_s
         last = next(reversed(self._holders.values()), None)
         self._holders[attempt.attempt_id] = attempt
-        if last is not None and last.requested_at > attempt.requested_at:
-            self._holders = dict(sorted(self._holders.items(), key=lambda entry: entry[1].requested_at))
+        if last is not None and last.place_in_order > attempt.place_in_order:
+            self._holders = dict(sorted(self._holders.items(), key=lambda entry: entry[1].place_in_order))
         request = attempt.request
         if not attempt.inlined:
             self._orders.append(
@@ -249,21 +280,29 @@ class DecodeCore:
 
     def _kept_for_growth(self, newcomer: DecodeAttempt | None = None, tenant: str | None = None) -> int:
         """Slots that have to be available still (of the tenant's quota, if one is given) once the newcomer has its own, so that preemption
-        is rare: what those who hold slots, and it, are expected to grow by. Alone, an attempt may have everything."""
-        holders = [one for one in self._holders.values() if tenant in (None, one.request.tenant)]
+        is rare: what those who hold slots, and it, are expected to grow by. Alone, an attempt may have everything. Those in idle capacity
+        would give way to any but their like."""
+        with_idle = newcomer is not None and newcomer.idle
+        holders = [one for one in self._holders.values() if tenant in (None, one.request.tenant) and (with_idle or not one.idle)]
         growing = [*holders, newcomer] if holders and newcomer is not None else holders
         return sum(attempt.growth_blocks(self._settings.block_tokens) for attempt in growing)
 
     @property
     def _has_place(self) -> bool:
         """Whether there is a place for one more in the batch, which those take too who are yet to join it: who has no place waits before
-        its prefill, not between two tokens. And nobody is taken in while another lacks a slot to go on."""
-        starving = any(attempt.growth == "refused" and not attempt.quota_used for attempt in self._holders.values())
-        return len(self._holders) < self._settings.max_batch and not starving
+        its prefill, not between two tokens. And nobody is taken in while another lacks a slot to go on. Those in idle capacity make
+        room."""
+        holders = [attempt for attempt in self._holders.values() if not attempt.idle]
+        starving = any(attempt.growth == "refused" and not attempt.quota_used for attempt in holders)
+        return len(holders) < self._settings.max_batch and not starving
 
     def _starving_tenants(self) -> set[str]:
         """The tenants of whom one attempt cannot go on for want of quota: they take in nobody else."""
-        return {attempt.request.tenant for attempt in self._holders.values() if attempt.growth == "refused" and attempt.quota_used}
+        return {
+            attempt.request.tenant
+            for attempt in self._holders.values()
+            if attempt.growth == "refused" and attempt.quota_used and not attempt.idle
+        }
 
     def _notice(self, notice: storage.Notice, now: float) -> None:
         if isinstance(notice, storage.StoreLoad):
@@ -295,14 +334,18 @@ class DecodeCore:
             case AttemptFailed(_, failure) if failure.code in NO_ROOM and attempt.growth == "asked":
                 attempt.growth = "refused"
                 attempt.quota_used = failure.code is FailureCode.QUOTA_USED
+                if attempt.quota_used and not attempt.idle:
+                    self._take_from_idle(1, now, attempt.request.tenant)
             case AttemptFailed(_, failure):
                 self._fail(attempt, failure.code, failure.message)
 
     def _no_room(self, attempt: DecodeAttempt, failure: Failure, now: float) -> None:
-        if not attempt.waits:
+        request = attempt.request
+        if failure.code is FailureCode.QUOTA_USED and not attempt.idle:
+            self._take_from_idle(request.num_blocks, now, request.tenant)
+        if attempt.idle or not (attempt.waits or self._room_comes(now)):
             self._fail(attempt, failure.code, failure.message)
             return
-        request = attempt.request
         self._claims.refused(
             attempt.attempt_id,
             request.num_blocks,
@@ -349,9 +392,8 @@ class DecodeCore:
     def _ask_for_waiting(self, now: float) -> None:
         if not self._claims or not self._has_place:
             return
-        head = self._claims.next_to_ask(
-            now, kept_blocks=self._kept_for_growth(), alone=not self._holders, held_back=self._starving_tenants()
-        )
+        alone = all(attempt.idle for attempt in self._holders.values())
+        head = self._claims.next_to_ask(now, kept_blocks=self._kept_for_growth(), alone=alone, held_back=self._starving_tenants())
         if head is not None:
             self._reserve(self._attempts[head])
 
@@ -367,6 +409,34 @@ class DecodeCore:
             if attempt.growth == "refused":
                 attempt.growth = "none"
                 self._grow_ahead(attempt)
+
+    def _give_way(self, now: float) -> None:
+        """Those in idle capacity give up places and slots as soon as others want them, not only when those lack them to go on."""
+        for _ in range(len(self._holders) - self._settings.max_batch):
+            self._preempt(next(reversed(self._holders.values())), now)
+        lacking = sum(attempt.growth == "refused" and not attempt.quota_used for attempt in self._holders.values() if not attempt.idle)
+        if self._claims and self._has_place:
+            lacking += max(0, self._claims.wanted_blocks + self._kept_for_growth() - self._claims.available)
+        if lacking and not self._held_back() and now >= self._room_awaited_until:
+            self._take_from_idle(lacking, now)
+
+    def _take_from_idle(self, num_slots: int, now: float, tenant: str | None = None) -> None:
+        """Takes so many slots from those in idle capacity (of the tenant, if one is given), or all they have: the youngest go first."""
+        for attempt in reversed([one for one in self._holders.values() if one.idle and tenant in (None, one.request.tenant)]):
+            if num_slots <= 0:
+                return
+            num_slots -= len(attempt.slots)
+            self._preempt(attempt, now)
+
+    def _preempt(self, attempt: DecodeAttempt, now: float) -> None:
+        """Takes everything from an attempt in idle capacity."""
+        assert attempt.idle
+        self._room_awaited_until = now + _MOST_ROOM_WAIT_S
+        self._fail(attempt, FailureCode.PREEMPTED, "it was in idle capacity, which others want now")
+
+    def _room_comes(self, now: float) -> bool:
+        """Whether there is, or soon will be, more room than the store knows: those in idle capacity have it, or had until now."""
+        return bool(self._held_back()) or now < self._room_awaited_until or any(one.idle and one.slots for one in self._holders.values())
 
     def _make_room(self, now: float) -> None:
         """When a sequence sits out steps because the pool, or its tenant's part of it, is truly full, the youngest that holds slots gives
@@ -437,9 +507,16 @@ class DecodeCore:
         settings = self._settings
         while self._claims.num_slots is not None and len(self._steps) < (2 if settings.overlap else 1):
             batch = scheduling.choose(
-                self._holders.values(), self.cost, settings.max_batch, settings.block_tokens, settings.inline_tokens, self._claims.pages
+                self._holders.values(),
+                self.cost,
+                settings.max_batch,
+                settings.block_tokens,
+                settings.inline_tokens,
+                self._claims.pages,
+                settings.idle_slowdown,
             )
-            if not batch:
+            # Who comes now is not to wait for more than one step of those that have time.
+            if not batch or (self._steps and all(attempt.idle for attempt, _ in batch)):
                 return
             for attempt, prompt_tokens in batch:
                 if prompt_tokens and attempt.first_step_at is None:

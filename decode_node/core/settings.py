@@ -14,7 +14,8 @@ class DecodeSettings:
     (the gateway aborts, the store tells that the writer is gone); this bounds what nobody speaks for any more. `slot_wait_s`: how long room
     is waited for here, until it is looked for elsewhere. `overlap`: a step is launched while another runs; without it, which is easier to
     follow, when that one's tokens are known. `inline_tokens`: most tokens of a prompt that a step computes. `loads_ahead`: prompts that
-    were handed over are loaded ahead of the steps that they join. `answer_s`: within which a store that lives answers."""
+    were handed over are loaded ahead of the steps that they join. `answer_s`: within which a store that lives answers.
+    `idle_slowdown`: by how much sequences in idle capacity may lengthen a step of others."""
 
     cost: DecodeCost
     block_tokens: int
@@ -26,3 +27,4 @@ class DecodeSettings:
     inline_tokens: int = 0
     loads_ahead: bool = False
     answer_s: float = 2.5
+    idle_slowdown: float = 0.05

@@ -60,6 +60,7 @@ class DecodeServer(EngineServer[DecodeStart, DecodeUpdate, StepEvent, RunStep | 
             inline_tokens=config.decode_node.inline_tokens,
             loads_ahead=parts.runner.loads_ahead,
             answer_s=config.silence_s,
+            idle_slowdown=config.slo.idle_slowdown,
         )
         self.core = DecodeCore(settings)
         super().__init__(DECODE_SERVICE, parts, self.core)
@@ -123,6 +124,7 @@ class DecodeServer(EngineServer[DecodeStart, DecodeUpdate, StepEvent, RunStep | 
         if isinstance(event, Tick):
             load = self.core.load()
             metrics.RUNNING.set(load.running)
+            metrics.IDLE.set(load.idle.running)
             metrics.WAITING.set(load.waiting)
             metrics.CONTEXT_TOKENS.set(load.tokens)
 

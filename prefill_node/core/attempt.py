@@ -86,6 +86,11 @@ class PrefillAttempt:
         return 0 if self.num_top is not None else (self.request.num_tokens - 1) // self.request.block_tokens
 
     @property
+    def idle(self) -> bool:
+        """Whether it is in idle capacity: it gives way to all that are not."""
+        return self.request.idle
+
+    @property
     def runnable(self) -> bool:
         """Whether it may take part in a pass; while `fetching`, only alone, and in one at a time: each further one would wait for an
         overdue prefix anew."""

@@ -24,7 +24,7 @@ from springtide.clock import ObservedTime, Tick
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId
 from springtide.protocol import storage
-from springtide.protocol.instances import Load
+from springtide.protocol.instances import NO_IDLE_LOAD, IdleLoad, Load
 from springtide.protocol.outputs import (
     NO_ROOM,
     AttemptFailed,
@@ -39,6 +39,7 @@ from springtide.protocol.starts import AbortAttempt, PrefillStart, Request
 
 MIN_SLOT_WAIT_S, MAX_SLOT_WAIT_S = 5.0, 60.0
 """A full pool is waited for as long as the TTFT budget lasts, within these bounds."""
+MOST_ROOM_WAIT_S = 1.0
 ANSWERS_WITH_SOURCES = 2
 """A store that asks other stores for the prefix answers when they have, or have not within its own patience."""
 
@@ -56,6 +57,8 @@ class PrefillCore:
         self._claims = SlotClaims()
         self._passes = PassesInFlight(settings.num_stages)
         self._idle = IdleTime()
+        self._room_awaited_until = float("-inf")
+        """Slots were taken from attempts in idle capacity: until the store tells of them, or then, no others give way."""
         self._observed = ObservedTime(events.MOST_BETWEEN_TICKS_S)
         self._out: list[Action] = []
 
@@ -84,10 +87,12 @@ class PrefillCore:
                 self._store_lost(reason)
             case storage.StoreLoad():
                 self._claims.available = event.slots_available
+                self._room_awaited_until = float("-inf")
             case _:
                 self._notice(event, now)
         if self.cost is not self._calibration.cost:
             self._policy = ChunkPolicy(replace(self._policy.chunking, cost=self._calibration.cost))
+        self._give_way(now)
         self._wait_for_slots(now)
         self._launch(now, late=had_room)
         self._idle.saw(not self._passes, now)
@@ -104,8 +109,9 @@ class PrefillCore:
         left the first stage are in nobody's way unless they wait for another; what that stage is at counts whole, as of its begin."""
         running = computing = tokens = 0
         queue_ms = self.cost.slowest_share * sum(run.predicted_ms for run in self._passes.waiting)
+        idle = [attempt for attempt in self._attempts.values() if attempt.idle and attempt.phase != "handing-over"]
         for attempt in self._attempts.values():
-            if attempt.phase == "handing-over":
+            if attempt.phase == "handing-over" or attempt.idle:
                 continue
             computing += 1
             running += attempt.phase == "running"
@@ -118,6 +124,16 @@ class PrefillCore:
             queue_ms=queue_ms,
             attempt_ids=frozenset(self._attempts),
             prefill_cost=self.cost,
+            idle=self._idle_load(idle) if idle else NO_IDLE_LOAD,
+        )
+
+    def _idle_load(self, idle: Sequence[PrefillAttempt]) -> IdleLoad:
+        """Of these, which are all that are in idle capacity."""
+        return IdleLoad(
+            running=len(idle),
+            tokens=sum(attempt.remaining_tokens for attempt in idle),
+            queue_ms=sum(self._policy.occupied_ms(one.request.num_tokens, self._out_of_the_way(one)) for one in idle),
+            slots_held=sum(len(attempt.slots) for attempt in idle),
         )
 
     def signs(self) -> Iterator[tuple[int, AttemptSign]]:
@@ -142,6 +158,7 @@ class PrefillCore:
             else:
                 assert not self._passes.tokens_of(attempt.attempt_id)
         assert all(attempt_id in self._attempts for attempt_id in self._claims)
+        assert not any(self._attempts[attempt_id].idle for attempt_id in self._claims), "nobody waits here for idle capacity"
         if self._claims.num_slots is None:
             assert not self._attempts
         for one in self._passes:
@@ -161,6 +178,9 @@ class PrefillCore:
         if request.num_blocks > self._claims.num_slots:
             message = f"the prompt needs {request.num_blocks} blocks, the arena has {self._claims.num_slots} slots"
             self._refuse(session, request, FailureCode.INVALID, message)
+            return
+        if request.idle and len(self._claims):
+            self._refuse(session, request, FailureCode.POOL_FULL, "there is no idle capacity here")
             return
         attempt = self._attempts[attempt_id] = PrefillAttempt(session, start, arrived_at=now)
         if self._claims.goes_before(request.tenant):
@@ -231,17 +251,21 @@ class PrefillCore:
                 self._fail(attempt, failure)
             case AttemptFailed(_, failure) if failure.code in NO_ROOM and attempt.phase == "acquiring":
                 attempt.phase = "waiting"
-                self._claims.refused(
-                    attempt.attempt_id,
-                    attempt.request.num_blocks,
-                    attempt.requested_at,
-                    _slot_deadline(attempt),
-                    now,
-                    tenant=attempt.request.tenant,
-                    quota_used=failure.code is FailureCode.QUOTA_USED,
-                )
+                self._no_room(attempt, failure, now)
             case AttemptFailed(_, failure):
                 self._fail(attempt, failure)
+
+    def _no_room(self, attempt: PrefillAttempt, failure: Failure, now: float) -> None:
+        request, quota_used = attempt.request, failure.code is FailureCode.QUOTA_USED
+        if attempt.idle:
+            self._fail(attempt, failure)
+            return
+        if quota_used:
+            self._take_from_idle(request.num_blocks, now, request.tenant)
+        deadline = _slot_deadline(attempt)
+        self._claims.refused(
+            attempt.attempt_id, request.num_blocks, attempt.requested_at, deadline, now, tenant=request.tenant, quota_used=quota_used
+        )
 
     def _acquired(self, attempt: PrefillAttempt, notice: storage.Acquired) -> None:
         self._claims.leave(attempt.attempt_id)
@@ -285,6 +309,22 @@ class PrefillCore:
         attempt.pushed_layers = 0
         attempt.layers_arrived = self._groups.layers
         self._push_prefix(attempt)
+
+    def _give_way(self, now: float) -> None:
+        """Attempts in idle capacity give up their slots as soon as others wait for some."""
+        lacking = self._claims.wanted_blocks - self._claims.available
+        if lacking > 0 and not self._passes.held_back() and now >= self._room_awaited_until:
+            self._take_from_idle(lacking, now)
+
+    def _take_from_idle(self, num_slots: int, now: float, tenant: str | None = None) -> None:
+        """Takes so many slots from those in idle capacity (of the tenant, if one is given), or all they have; who came last goes
+        first."""
+        idle = [one for one in self._attempts.values() if one.idle and one.phase == "running" and tenant in (None, one.request.tenant)]
+        while idle and num_slots > 0:
+            attempt = idle.pop()
+            num_slots -= len(attempt.slots)
+            self._room_awaited_until = now + MOST_ROOM_WAIT_S
+            self._fail(attempt, Failure(FailureCode.PREEMPTED, "it was in idle capacity, which others want now"))
 
     def _wait_for_slots(self, now: float) -> None:
         for attempt_id in self._claims.expired(now):

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from prefill_node.core.attempt import PrefillAttempt
-from springtide.chunking import EPSILON, Chunking
+from springtide.chunking import EPSILON, LEAST_PART, Chunking
 
 STRETCH = 3.0
 """An attempt is due when it has taken so many times its own predicted work, or at its objective, whichever is sooner: with one
@@ -46,13 +46,20 @@ class ChunkPolicy:
 
     def choose(self, attempts: Iterable[PrefillAttempt], now: float) -> Sequence[tuple[PrefillAttempt, int]]:
         """Returns the attempts of the next pass with their numbers of tokens, at most `chunk_tokens` in all; empty when nothing can run.
+        Attempts in idle capacity run when there is nothing left to launch of any other, in passes of a LEAST_PART: who comes in the middle
+        of one waits for its end.
 
         The most urgent one comes first; others join with their whole rest. When the first one's ends in this pass, they have what it
         leaves; when it does not, they may have up to half, for which its chunk shrinks. An attempt whose prefix still arrives runs
         alone, and only when nothing else can: nobody else's step waits for its slabs.
         """
         most_tokens, most_ms = self.chunking.chunk_tokens, self.chunking.budget_ms
-        order = sorted((attempt for attempt in attempts if attempt.runnable), key=lambda attempt: self.relative_slack(attempt, now))
+        candidates = [attempt for attempt in attempts if attempt.phase != "handing-over" and attempt.unlaunched_tokens > 0]
+        others = [attempt for attempt in candidates if not attempt.idle]
+        if candidates and not others:
+            most_tokens, most_ms = self.chunking.least_tokens, most_ms / LEAST_PART
+        runnable = [attempt for attempt in others or candidates if attempt.runnable]
+        order = sorted(runnable, key=lambda attempt: self.relative_slack(attempt, now))
         ready = [attempt for attempt in order if not attempt.fetching]
         if not ready:
             return [(attempt, self._chunk(attempt, most_tokens, most_ms)) for attempt in order[:1]]

@@ -120,6 +120,7 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
             case Tick():
                 load = self.core.load()
                 metrics.RUNNING.set(load.running)
+                metrics.IDLE.set(load.idle.running)
                 metrics.WAITING.set(load.waiting)
                 metrics.QUEUE_SECONDS.set(load.queue_ms / 1000)
                 self._transfers.keep(load.attempt_ids)

@@ -71,7 +71,7 @@ class SimGateway:
             range(request.input_tokens),
             sampling,
             tenant=request.tenant,
-            terms=Terms(request.priority, request.deadline_ms),
+            terms=Terms(request.priority, request.deadline_ms, request.idle),
         )
         self._mailbox.post(ev.Arrived(generation))
 

@@ -1,7 +1,7 @@
 """Workloads from and to the format of the Mooncake traces, see `records`.
 
-Four fields more, that other readers pass over, carry what the format has no place for: `output_hash_ids`, `tenant`, `priority` and
-`deadline_ms`, each left out where it has its default.
+Five fields more, that other readers pass over, carry what the format has no place for: `output_hash_ids`, `tenant`, `priority`,
+`deadline_ms` and `idle`, each left out where it has its default.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ def write_mooncake(workload: Workload, path: Path) -> None:
                 record["priority"] = request.priority
             if request.deadline_ms:
                 record["deadline_ms"] = request.deadline_ms
+            if request.idle:
+                record["idle"] = True
             file.write(json.dumps(record) + "\n")
 
 
-_Row = tuple[float, int, int, Sequence[int], Sequence[int], str, int, float]
+_Row = tuple[float, int, int, Sequence[int], Sequence[int], str, int, float, bool]
 """The fields of a SimRequest after its id."""
 
 
@@ -70,6 +72,7 @@ def _row(record: dict[str, Any], where: str, block_tokens: int) -> _Row:
         field(record, "tenant", where, "a string", lambda value: isinstance(value, str)) if "tenant" in record else "",
         field(record, "priority", where, "an integer", is_integer) if "priority" in record else 0,
         _deadline_ms(record, where),
+        bool(field(record, "idle", where, "true or false", lambda value: isinstance(value, bool))) if "idle" in record else False,
     )
 
 

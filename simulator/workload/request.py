@@ -42,6 +42,8 @@ class SimRequest:
     priority: int = 0
     deadline_ms: float = 0.0
     """From the arrival to the last token; 0 for none."""
+    idle: bool = False
+    """Only in capacity that nobody else wants."""
 
     def __hash__(self) -> int:
         return hash(self.request_id)

@@ -15,7 +15,7 @@ from springtide.protocol.attempts import Prediction
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.outputs import AttemptFailed, AttemptSign, Failure, FailureCode, Finish, PrefillDone, SampledToken, TokenOutput
 from springtide.protocol.sampling import SamplingParams
-from springtide.protocol.scheduling import Assignment, Reason, Rejection, Schedule
+from springtide.protocol.scheduling import Assignment, Reason, Rejection, Schedule, Terms
 
 LIMITS = Limits(max_attempts=3, capacity_wait_s=5, arrival_wait_s=3, scheduler_wait_s=2, silence_s=3, standstill_s=10)
 GATEWAY = GatewayId("g")
@@ -90,8 +90,9 @@ class TokensAsKeys:
         return tuple(BlockKey(token_id.to_bytes(16, "little")) for token_id in token_ids)
 
 
-def generation(number: int, max_tokens: int, *, accepted: bool = False) -> ev.Generation:
-    return ev.Generation(RequestId(f"r{number}"), (number, number, number), SamplingParams(max_tokens=max_tokens), accepted=accepted)
+def generation(number: int, max_tokens: int, *, accepted: bool = False, idle: bool = False) -> ev.Generation:
+    sampling, terms = SamplingParams(max_tokens=max_tokens), Terms(idle=idle)
+    return ev.Generation(RequestId(f"r{number}"), (number, number, number), sampling, accepted=accepted, terms=terms)
 
 
 @dataclass
@@ -173,6 +174,8 @@ class World:
                 assert action.num_tokens == len(request.generation.prompt_ids) + len(request.emitted)
                 assert not any(attempt.running & {Role.DECODE} for attempt in request.attempts), "two attempts at once"
                 self.asked[action.attempt_id] = action
+                asking = [asked for asked in self.asked.values() if asked.terms.idle and not self.requests[asked.request_id].terminals]
+                assert len(asking) <= 1, "one at a time asks for idle capacity"
             case ev.StartAtDecode(at, start):
                 request = self.requests[start.request.request_id]
                 base = start.request.first_position
@@ -187,6 +190,7 @@ class World:
                 else:
                     attempt.waits = start.waits
                 assert start.waits or not placed.waits or placed.inlined
+                assert start.request.idle == request.generation.terms.idle and not (start.waits and start.request.idle)
                 request.attempts.append(attempt)
                 self.attempts[attempt.attempt_id] = attempt
             case ev.StartAtPrefill(at, start):
@@ -226,16 +230,17 @@ class World:
     def arrive(self) -> None:
         max_tokens = self.random.randint(1, 12)
         stop_at = self.random.choice([None, self.random.randrange(max_tokens)])
-        request = Request(generation(len(self.requests), max_tokens, accepted=self.random.random() < 0.2), stop_at)
+        idle = self.random.random() < 0.3
+        request = Request(generation(len(self.requests), max_tokens, accepted=self.random.random() < 0.2, idle=idle), stop_at)
         self.requests[request.generation.request_id] = request
         self.feed(ev.Arrived(request.generation))
 
     def assign(self, attempt_id: AttemptId) -> None:
-        del self.asked[attempt_id]
+        idle = self.asked.pop(attempt_id).terms.idle
         prefill, decode = (instance(self.random.choice(names)) for names in (("p0", "p1"), ("d0", "d1")))
-        if self.random.random() < 0.3:
+        if self.random.random() < 0.3 and not idle:
             prefill = decode
-        waits, refusable = self.random.random() < 0.3, self.random.random() < 0.5
+        waits, refusable = self.random.random() < 0.3 and not idle, self.random.random() < 0.5 and not idle
         placed = assignment(attempt_id, prefill, decode, predicted_ttft_ms=5.0, ttft_slo_ms=100.0, waits=waits, refusable=refusable)
         self.placed[attempt_id] = placed
         self.feed(placed)
@@ -245,9 +250,11 @@ class World:
         self.feed(ev.DecodeReserved(attempt.attempt_id))
 
     def answer_badly(self, attempt_id: AttemptId) -> None:
-        del self.asked[attempt_id]
+        idle = self.asked.pop(attempt_id).terms.idle
         if self.random.random() < 0.3:
             self.feed(ev.SchedulerUnreachable(attempt_id, "gone"))
+        elif idle and self.random.random() < 0.7:
+            self.feed(ev.Rejected(attempt_id, Rejection(Reason.NOT_IDLE, "no idle capacity", 0.1)))
         else:
             self.feed(ev.Rejected(attempt_id, Rejection(self.random.choice(REASONS), "no", 2.0)))
 

@@ -40,9 +40,16 @@ def new_core(unit_bytes: int = 150, stages: int = 1) -> PrefillCore:
 
 
 def start(
-    name: str, num_tokens: int, *, session: int = 1, source_blocks: int = 0, max_tokens: int = 8, budget_ms: float = 0.0
+    name: str,
+    num_tokens: int,
+    *,
+    session: int = 1,
+    source_blocks: int = 0,
+    max_tokens: int = 8,
+    budget_ms: float = 0.0,
+    idle: bool = False,
 ) -> events.Start:
-    request = make_request(name, num_tokens, max_tokens=max_tokens)
+    request = replace(make_request(name, num_tokens, max_tokens=max_tokens), idle=idle)
     source = PrefixSource(NodeId("prefill-1"), "source:1", source_blocks)
     return events.Start(session, PrefillStart(request, "decode:1", NodeId("decode-0"), budget_ms, (source,) if source_blocks else ()))
 
@@ -555,7 +562,8 @@ class World:
         num_tokens = self.data.draw(st.integers(1, 90), label="num_tokens")
         max_tokens = self.data.draw(st.sampled_from([1, 8]), label="max_tokens")
         source_blocks = self.data.draw(st.integers(0, 4), label="source_blocks")
-        self.requests[name] = start(name, num_tokens, session=session, max_tokens=max_tokens, source_blocks=source_blocks)
+        idle = self.data.draw(st.integers(0, 2), label="idle") == 0
+        self.requests[name] = start(name, num_tokens, session=session, max_tokens=max_tokens, source_blocks=source_blocks, idle=idle)
         self.tell(self.requests[name])
 
     def abort(self) -> None:

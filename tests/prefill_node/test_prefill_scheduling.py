@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from prefill_node.core.attempt import PrefillAttempt
@@ -17,11 +19,17 @@ POLICY = ChunkPolicy(Chunking(PrefillCost(fixed_ms=1.0, per_token_ms=1.0, per_pa
 
 
 def running(
-    name: str, num_tokens: int, *, arrived_at: float = 0.0, computed: int = 0, fetching: bool = False, budget_ms: float = 0.0
+    name: str,
+    num_tokens: int,
+    *,
+    arrived_at: float = 0.0,
+    computed: int = 0,
+    fetching: bool = False,
+    budget_ms: float = 0.0,
+    idle: bool = False,
 ) -> PrefillAttempt:
-    attempt = PrefillAttempt(
-        0, PrefillStart(make_request(name, num_tokens), "decode:1", "decode-0", budget_ms), arrived_at, phase="running"
-    )
+    request = replace(make_request(name, num_tokens), idle=idle)
+    attempt = PrefillAttempt(0, PrefillStart(request, "decode:1", "decode-0", budget_ms), arrived_at, phase="running")
     attempt.computed = attempt.launched = computed
     attempt.fetching = fetching
     attempt.work_ms = POLICY.work_ms(num_tokens, computed)
@@ -36,6 +44,25 @@ def chosen(*attempts: PrefillAttempt, now: float = 0.0) -> list[tuple[str, int]]
 def test_a_long_prompt_is_computed_chunk_by_chunk() -> None:
     assert chosen(running("long", 250)) == [("long", 100)]
     assert chosen(running("long", 250, computed=200)) == [("long", 50)]
+
+
+def test_prompts_in_idle_capacity_have_passes_of_an_eighth() -> None:
+    assert chosen(running("idle", 250, idle=True)) == [("idle", 12)]
+    assert chosen(running("a", 5, idle=True), running("b", 6, idle=True), running("c", 90, idle=True)) == [("a", 5), ("b", 6)]
+
+
+def test_prompts_in_idle_capacity_wait_for_all_others_however_late_they_are() -> None:
+    idle, online = running("idle", 10, arrived_at=-60.0, idle=True), running("online", 250)
+    assert chosen(idle, online) == [("online", 100)]
+    online.launched = 250
+    assert chosen(idle, online) == [("idle", 10)]
+
+
+def test_nothing_of_them_begins_while_another_waits_for_its_slots_or_its_prefix() -> None:
+    idle, waiting = running("idle", 10, idle=True), running("waiting", 10)
+    waiting.phase = "acquiring"
+    assert chosen(idle, waiting) == []
+    assert chosen(idle, running("fetching", 90, computed=40, fetching=True)) == []
 
 
 def test_short_prompts_share_a_pass_within_the_token_budget() -> None:

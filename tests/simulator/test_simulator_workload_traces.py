@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ def contents(workload: Workload) -> list[tuple[object, ...]]:
             r.tenant,
             r.priority,
             r.deadline_ms,
+            r.idle,
         )
         for r in workload.requests
     ]
@@ -39,12 +41,13 @@ def test_a_mooncake_trace_is_read_in_order_of_time(tmp_path: Path) -> None:
     trace = write_records(tmp_path / "busy.jsonl", GOOD, {**GOOD, "timestamp": 250, "hash_ids": [1, 3]})
     workload = read_trace(trace)
     assert (workload.name, workload.block_tokens) == ("busy", 512)
-    assert contents(workload) == [(0, 0.25, 600, 5, [1, 3], [], "", 0, 0.0), (1, 1.5, 600, 5, [1, 2], [], "", 0, 0.0)]
+    assert contents(workload) == [(0, 0.25, 600, 5, [1, 3], [], "", 0, 0.0, False), (1, 1.5, 600, 5, [1, 2], [], "", 0, 0.0, False)]
 
 
 @pytest.mark.parametrize("name", ["poisson", "chat"])
 def test_a_workload_that_is_written_is_read_back(tmp_path: Path, name: str) -> None:
     workload = generate(name, 2.0, 100.0, 3, 64, tenants={"a": 1, "b": 2}, priorities={0: 1, 5: 1}, deadline_ms=2e4)
+    workload = replace(workload, requests=[replace(request, idle=request.request_id % 3 == 0) for request in workload.requests])
     write_mooncake(workload, tmp_path / f"{name}.jsonl")
     again = read_mooncake(tmp_path / f"{name}.jsonl", 64)
     assert again.name == name
@@ -61,6 +64,7 @@ def test_a_workload_that_is_written_is_read_back(tmp_path: Path, name: str) -> N
         ({"output_hash_ids": [7]}, "output_hash_ids should be a list of 0 ids, the blocks that the output fills, not [7]"),
         ({"tenant": 4}, "tenant should be a string, not 4"),
         ({"priority": "high"}, 'priority should be an integer, not "high"'),
+        ({"idle": 1}, "idle should be true or false, not 1"),
         ({"deadline_ms": -1}, "deadline_ms should be a number of milliseconds, 0 to 86400000, not -1"),
         ({"deadline_ms": 86400001}, "deadline_ms should be a number of milliseconds, 0 to 86400000, not 86400001"),
     ],

@@ -61,10 +61,11 @@ def start(
     age_s: float = 0.0,
     tenant: str = "",
     expected_tokens: float = 0.0,
+    idle: bool = False,
 ) -> events.Start:
     """A continuation, with tokens already `sent`, is not refused by the admission check."""
     request = make_request(name, num_tokens, num_prompt_tokens=num_tokens - sent, max_tokens=max_tokens)
-    request = replace(request, age_s=age_s, tenant=tenant)
+    request = replace(request, age_s=age_s, tenant=tenant, idle=idle)
     return events.Start(session, DecodeStart(request, tbt_slo_ms, inlined, waits, refusable=not sent, expected_tokens=expected_tokens))
 
 
@@ -248,12 +249,13 @@ class World:
         num_tokens = self.data.draw(st.integers(2, 50), label="num_tokens")
         sent = self.data.draw(st.integers(0, 1), label="sent")
         max_tokens = self.data.draw(st.sampled_from([sent + 1, sent + 3, 30]), label="max_tokens")
-        inlined = self.data.draw(st.booleans(), label="inlined")
-        waits = not inlined and self.data.draw(st.booleans(), label="waits")
+        idle = self.data.draw(st.integers(0, 2), label="idle") == 0
+        inlined = not idle and self.data.draw(st.booleans(), label="inlined")
+        waits = not idle and not inlined and self.data.draw(st.booleans(), label="waits")
         age_s = self.data.draw(st.sampled_from([0.0, 0.0, 60.0]), label="age_s")
         self.positions[name] = sent if inlined else sent + 1
         self.begun[name] = start(
-            name, num_tokens, session=session, sent=sent, max_tokens=max_tokens, inlined=inlined, waits=waits, age_s=age_s
+            name, num_tokens, session=session, sent=sent, max_tokens=max_tokens, inlined=inlined, waits=waits, age_s=age_s, idle=idle
         )
         self.tell(self.begun[name])
 

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import ClassVar, Generic, TypeVar
 
+import numpy as np
+
 from conductor.core.placement.transfer import TransferModel
 from conductor.core.prefix_index import PrefixIndex
 from conductor.core.state import Instance
@@ -62,6 +64,24 @@ class DecodeInstances(StructuredArray):
     """Predicted time of the prompts that it is to compute itself."""
 
 
+class IdleColumns:
+    """What attempts in idle capacity are at each instance, reported and placed since: of interest to their like alone."""
+
+    def __init__(self, count: int) -> None:
+        self.attempts: Ints = np.zeros(count, np.int64)
+        self.context_tokens: Floats = np.zeros(count)
+        self.queue_ms: Floats = np.zeros(count)
+        self.slots: Ints = np.zeros(count, np.int64)
+        """Held, and promised."""
+
+    def write(self, row: int, instance: Instance) -> None:
+        told, placed = instance.load.idle, instance.idle.values()
+        self.attempts[row] = told.running + len(placed)
+        self.context_tokens[row] = told.tokens + sum(attempt.num_tokens for attempt in placed)
+        self.queue_ms[row] = told.queue_ms + sum(attempt.prefill_ms for attempt in placed)
+        self.slots[row] = told.slots_held + told.slots_promised + sum(attempt.num_blocks for attempt in placed)
+
+
 InstancesT = TypeVar("InstancesT", PrefillInstances, DecodeInstances)
 
 
@@ -77,6 +97,8 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         self.instance_ids: tuple[InstanceId, ...] = ()
         self.instances: InstancesT = kind.zeros(0)
         """Of which the next refresh changes some."""
+        self.idle = IdleColumns(0)
+        """As `instances`."""
 
     @abstractmethod
     def locate(self, bits: list[int], nodes: list[int]) -> None:
@@ -101,8 +123,10 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         self._row_of = {instance_id: row for row, instance_id in enumerate(self.instance_ids)}
         self.instances = self._kind.zeros(len(rows))
         self.locate([bit for _, bit in rows], [transfers.number(instance.ref.node_id) for instance, _ in rows])
+        self.idle = IdleColumns(len(rows))
         for row, (instance, _) in enumerate(rows):
             self.write(row, instance)
+            self.idle.write(row, instance)
 
     def __contains__(self, instance_id: InstanceId) -> bool:
         return instance_id in self._row_of
@@ -115,6 +139,8 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         if row is None or self._node_ids[row] != instance.ref.node_id:
             return False
         self.write(row, instance)
+        if instance.idle or instance.load.idle.running or self.idle.attempts[row]:
+            self.idle.write(row, instance)
         return True
 
 

@@ -22,13 +22,28 @@ from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
 from conductor.core.types.arrays import Ints
 from conductor.core.types.decision import Alternatives, Decision, Placement
-from conductor.core.types.estimates import Asked, DecodeEstimate, DecodeEstimates, InlineEstimate, PrefillEstimate, PrefillEstimates
+from conductor.core.types.estimates import (
+    Asked,
+    DecodeEstimate,
+    DecodeEstimates,
+    InlineEstimate,
+    OthersEstimates,
+    PrefillEstimate,
+    PrefillEstimates,
+)
 from springtide.blocks import blocks_for
+from springtide.cost import most_with_idle_ms
 from springtide.ids import InstanceId, NodeId
 from springtide.protocol.instances import Role
 from springtide.protocol.scheduling import Reason, Rejection, Schedule
 
 _MOST_HOLDERS = 5
+_NEAR_EMPTY = 0.02
+"""Of the objective for the first token, the wait in a prefill queue behind which requests in idle capacity still go."""
+_SLOTS_LEFT = 1 / 8
+"""Of a decode node's slots, what requests in idle capacity leave: whoever comes need not wait until they have given theirs back."""
+_IDLE_AGAIN_S = 0.1
+"""When such a request may look again for what it did not find: a moment is all that there may be."""
 _MOST_INLINE_NODES = 8
 """Decode nodes that could compute the prompt themselves: a decision looks at those whose first token would come soonest."""
 _STEPS_AHEAD = 1.5
@@ -57,6 +72,8 @@ class Scheduler:
         matches = self._index.match(request.reusable_keys)
         holders = self._holders(matches)
         decodes = self._decodes(request, matches)
+        prefills = self._prefills(request, matches, holders, now)
+        others = self._count_idle(request, prefills, decodes) if request.terms.idle else None
         return Alternatives(
             attempt_id=request.attempt_id,
             policy=settings.policy,
@@ -73,10 +90,12 @@ class Scheduler:
             tbt_slo_ms=request.tbt_slo_ms or settings.tbt_slo_ms,
             mean_output_tokens=self._state.mean_output_tokens,
             rejoin_s=settings.rejoin_s,
-            prefills=self._prefills(request, matches, holders, now),
+            prefills=prefills,
             decodes=decodes,
             holders=holders,
-            inlines=self._inlines(request, matches, decodes),
+            inlines=self._inlines(request, matches, decodes) if others is None else (),
+            others=others,
+            idle_slowdown=settings.idle_slowdown if others is not None else 0.0,
         )
 
     def ready(self, instance: Instance) -> bool:
@@ -192,6 +211,23 @@ class Scheduler:
         _native.estimate_decodes(columns.instances.rows, matches.blocks_by_bit(), request.num_tokens, estimates)
         return estimates
 
+    def _count_idle(self, request: Schedule, prefills: PrefillEstimates, decodes: DecodeEstimates) -> OthersEstimates:
+        """Adds what is in idle capacity to the estimates of a request that is to join it; returns what they were without."""
+        instances, idle = self._decode.instances, self._decode.idle
+        attempts, most = instances.attempts, np.where(instances.max_batch > 0, instances.max_batch, np.iinfo(np.int64).max)
+        at_once = np.minimum(attempts, most)
+        step_ms = instances.fixed_ms + instances.per_sequence_ms * at_once + instances.per_context_token_ms * instances.context_tokens
+        others = OthersEstimates(prefills.queue_ms.copy(), np.where(attempts > 0, step_ms, 0.0))
+        prefills.queue_ms += self._prefill.idle.queue_ms
+        prefills.ttft_ms += self._prefill.idle.queue_ms
+        decodes.batch += idle.attempts
+        decodes.slots_free -= idle.slots
+        context = instances.context_tokens + idle.context_tokens + request.num_tokens
+        decodes.tbt_ms[:] = (
+            instances.fixed_ms + instances.per_sequence_ms * np.minimum(decodes.batch, most) + instances.per_context_token_ms * context
+        )
+        return others
+
     def _inlines(self, request: Schedule, matches: Matches, decodes: DecodeEstimates) -> Sequence[InlineEstimate]:
         settings, instances = self._settings, self._decode.instances
         if request.whole_prompt or not settings.inline_tokens or not self._policy.fetches or not len(decodes):
@@ -248,12 +284,34 @@ def place(alternatives: Alternatives) -> Decision:
     if not len(fit_prefill) or not len(fit_decode):
         return _too_large(alternatives)
     policy = POLICIES[alternatives.policy]
+    if alternatives.others is not None:
+        return _place_idle(alternatives, alternatives.others, fit_prefill, fit_decode)
     prefill = policy.prefill(alternatives, _avoid(fit_prefill, prefills, alternatives))
     decode = _decode(alternatives, _avoid(fit_decode, decodes, alternatives))
     inline = _inline(alternatives, max(prefills.ttft_ms[prefill], decode.wait_ms))
     if inline is not None:
         return Placement(inline.as_prefill(int(decodes.slots_total[inline.row])), decodes.row(inline.row))
     return Placement(prefills.row(prefill), decode)
+
+
+def _place_idle(alternatives: Alternatives, others: OthersEstimates, fit_prefill: Ints, fit_decode: Ints) -> Decision:
+    """Where a request in idle capacity would run, of the instances where it fits: behind queues that are near empty, in places and slots
+    that nobody wants, within what the steps of others may be lengthened by. Where there is nothing else at all, it may have everything."""
+    prefills, decodes, policy = alternatives.prefills, alternatives.decodes, POLICIES[alternatives.policy]
+    near_empty_ms = _NEAR_EMPTY * alternatives.ttft_slo_ms
+    free_prefill = fit_prefill[(prefills.queue_ms[fit_prefill] <= near_empty_ms) | (prefills.queue_ms[fit_prefill] <= 0)]
+    alone = decodes.batch == 1
+    left = decodes.slots_free - alternatives.expected_blocks
+    roomy = decodes.place_in_batch() & ((left >= _SLOTS_LEFT * decodes.slots_total) | (alone & (left >= 0)))
+    objective_ms, slowdown = alternatives.tbt_slo_ms, alternatives.idle_slowdown
+    most_ms = np.array([most_with_idle_ms(others_ms, objective_ms, slowdown) for others_ms in others.step_ms.tolist()])
+    free = roomy & ((decodes.tbt_ms <= most_ms) | alone)
+    free_decode = fit_decode[free[fit_decode]]
+    if not len(free_prefill) or not len(free_decode):
+        where = "prefill instance" if not len(free_prefill) else "decode node"
+        return Rejection(Reason.NOT_IDLE, f"no {where} has idle capacity just now", _IDLE_AGAIN_S)
+    prefill = policy.prefill(alternatives, _avoid(free_prefill, prefills, alternatives))
+    return Placement(prefills.row(prefill), decodes.row(policy.decode(alternatives, _avoid(free_decode, decodes, alternatives))))
 
 
 def _too_large(alternatives: Alternatives) -> Rejection:
@@ -298,7 +356,7 @@ def _inline(alternatives: Alternatives, ttft_ms: float) -> InlineEstimate | None
 
 def admit(alternatives: Alternatives, placement: Placement) -> Decision:
     """Whether it should run there (lines 25 to 27), by the outlook that it has there. Raises ValueError without one."""
-    if alternatives.accepted:
+    if alternatives.accepted or alternatives.terms.idle:
         return placement
     if alternatives.outlook is None:
         raise ValueError(f"{alternatives.attempt_id} has no outlook to be judged by")

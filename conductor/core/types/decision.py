@@ -11,7 +11,14 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Any
 
-from conductor.core.types.estimates import DecodeEstimate, DecodeEstimates, InlineEstimate, PrefillEstimate, PrefillEstimates
+from conductor.core.types.estimates import (
+    DecodeEstimate,
+    DecodeEstimates,
+    InlineEstimate,
+    OthersEstimates,
+    PrefillEstimate,
+    PrefillEstimates,
+)
 from springtide.choices import AdmissionName, PolicyName
 from springtide.ids import AttemptId, InstanceId, NodeId
 from springtide.protocol.scheduling import Rejection, Terms
@@ -124,6 +131,10 @@ class Alternatives:
     """Of the request where it would be placed; None when it cannot be."""
     inlines: Sequence[InlineEstimate] = ()
     """Decode nodes that could compute the prompt themselves, the soonest first."""
+    others: OthersEstimates | None = None
+    """For a request in idle capacity."""
+    idle_slowdown: float = 0.0
+    """As of ConductorSettings, for such a request."""
 
     def drain_ms(self, share: float, tbt_ms: float) -> float:
         """When `share` of a decode node's load will be gone: in steady state all of it is replaced in the time of one mean output."""
@@ -136,6 +147,7 @@ class Alternatives:
         values["prefills"], values["decodes"] = self.prefills.plain(), self.decodes.plain()
         values["outlook"] = self.outlook.to_fields() if self.outlook is not None else None
         values["terms"] = asdict(self.terms)
+        values["others"] = self.others.plain() if self.others is not None else None
         return json.dumps(values, separators=(",", ":"))
 
     @classmethod
@@ -148,6 +160,7 @@ class Alternatives:
         values["holders"] = tuple((node_id, blocks) for node_id, blocks in values["holders"])
         values["inlines"] = tuple(InlineEstimate(*figures) for figures in values["inlines"])
         values["outlook"] = Outlook.from_fields(values["outlook"]) if values["outlook"] is not None else None
+        values["others"] = OthersEstimates.of_plain(values["others"]) if values["others"] is not None else None
         return cls(**values)
 
 

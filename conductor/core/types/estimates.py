@@ -220,6 +220,25 @@ class DecodeEstimates(_Estimates[DecodeEstimate]):
         )
 
 
+@dataclass(slots=True, eq=False)
+class OthersEstimates:
+    """What those that are not in idle capacity come to at each instance, for a request that is: columns beside those of its estimates,
+    which count all."""
+
+    queue_ms: Floats
+    """[prefill instances]"""
+    step_ms: Floats
+    """[decode instances] of them alone; 0 where there are none."""
+
+    def plain(self) -> dict[str, Any]:
+        """The columns as what JSON has, from which `of_plain` makes them again."""
+        return {column.name: getattr(self, column.name).tolist() for column in fields(self)}
+
+    @classmethod
+    def of_plain(cls, columns: Mapping[str, Any]) -> Self:
+        return cls(**{name: np.array(column, np.float64) for name, column in columns.items()})
+
+
 class InlineEstimate(NamedTuple):
     """What the request may expect of one decode node that computes its prompt. Milliseconds."""
 

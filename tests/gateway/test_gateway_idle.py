@@ -1,0 +1,119 @@
+"""Requests in idle capacity at the gateway: they wait for it as long as it takes, one of them asks, and what takes it from them is no
+failure."""
+
+from __future__ import annotations
+
+from gateway_world import assignment, generation, new_core
+
+from gateway import events as ev
+from gateway.idle_line import LONGEST_PAUSE_S
+from springtide.clock import Tick
+from springtide.ids import AttemptId, RequestId
+from springtide.protocol.instances import Role
+from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode, Finish, PrefillDone, SampledToken, TokenOutput
+from springtide.protocol.scheduling import Reason, Rejection, Schedule
+
+NOT_IDLE = Rejection(Reason.NOT_IDLE, "no decode node has idle capacity just now", 0.1)
+
+
+class Line:
+    """A core with requests in idle capacity."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.core = new_core()
+        self.now = 100.0
+        self.asked: list[str] = []
+        self.did: list[ev.Action] = []
+        for number in range(count):
+            self.feed(ev.Arrived(generation(number, 4, idle=True)))
+
+    def feed(self, event: ev.Event) -> list[ev.Action]:
+        self.did = self.core.handle(event, self.now)
+        self.core.validate()
+        self.asked += [action.attempt_id for action in self.did if isinstance(action, Schedule)]
+        return self.did
+
+    def refuse(self) -> None:
+        """Whoever asked last finds none."""
+        self.feed(ev.Rejected(AttemptId(self.asked[-1]), NOT_IDLE))
+
+    def wait(self) -> float:
+        """Until something is due; returns how long that was."""
+        due = self.core.next_deadline()
+        assert due is not None
+        waited, self.now = due - self.now, max(self.now, due)
+        self.feed(Tick())
+        return waited
+
+
+def test_however_long_there_is_none_the_request_waits() -> None:
+    line = Line()
+    for _ in range(5000):
+        line.refuse()
+        assert not any(isinstance(action, ev.Terminal) for action in line.did)
+        line.wait()
+    assert line.now > 4900 and set(line.asked) == {f"r0.{tries}" for tries in range(1, 5002)}
+
+
+def test_pauses_grow_up_to_a_second() -> None:
+    line = Line()
+    pauses = []
+    for _ in range(6):
+        line.refuse()
+        pauses.append(round(line.wait(), 3))
+    assert pauses == [0.1, 0.2, 0.4, 0.8, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
+
+
+def test_one_at_a_time_asks_each_in_its_turn() -> None:
+    line = Line(3)
+    assert line.asked == ["r0.1"]
+    for _ in range(4):
+        line.refuse()
+        line.wait()
+    assert line.asked == ["r0.1", "r1.1", "r2.1", "r0.2", "r1.2"]
+
+
+def test_when_one_finds_some_the_next_asks_at_once() -> None:
+    line = Line(3)
+    for name in ("r0.1", "r1.1", "r2.1"):
+        line.feed(assignment(AttemptId(name)))
+    assert line.asked == ["r0.1", "r1.1", "r2.1"] and len(line.core.live_attempts()) == 3
+    assert all(attempt.idle for attempt in line.core.live_attempts())
+
+
+def test_when_one_is_over_the_next_need_not_end_its_pause() -> None:
+    line = Line(2)
+    line.feed(assignment(AttemptId("r0.1")))
+    line.refuse()
+    line.feed(PrefillDone(TokenOutput(AttemptId("r0.1"), 0, (SampledToken(7),), Finish.STOP), 0))
+    assert line.asked == ["r0.1", "r1.1", "r1.2"]
+
+
+def test_what_was_taken_from_it_it_waits_for_anew_with_the_tokens_that_it_has() -> None:
+    line = Line()
+    line.feed(assignment(AttemptId("r0.1")))
+    line.feed(PrefillDone(TokenOutput(AttemptId("r0.1"), 0, (SampledToken(7),)), 0))
+    for tries in range(2, 40):
+        line.feed(ev.SideFailed(Role.DECODE, AttemptFailed(AttemptId(line.asked[-1]), Failure(FailureCode.PREEMPTED, "others want it"))))
+        while line.asked[-1] != f"r0.{tries}":
+            line.wait()
+        placed = line.feed(assignment(AttemptId(f"r0.{tries}")))
+        (start,) = [action.start for action in placed if isinstance(action, ev.StartAtDecode)]
+        assert start.request.token_ids[-1] == 7 and start.request.first_position == 1
+        assert not start.waits, "it never waits at a node"
+
+
+def test_a_client_that_leaves_makes_way_for_the_next() -> None:
+    line = Line(3)
+    line.feed(ev.ClientGone(RequestId("r1")))
+    line.feed(ev.ClientGone(RequestId("r0")))
+    assert line.asked == ["r0.1", "r2.1"]
+    line.feed(assignment(AttemptId("r0.1")))
+    assert line.asked == ["r0.1", "r2.1"], "that answer is for nobody"
+
+
+def test_others_do_not_wait_in_this_line() -> None:
+    line = Line(2)
+    line.refuse()
+    line.feed(ev.Arrived(generation(9, 4)))
+    assert line.asked == ["r0.1", "r9.1"]
