@@ -4,8 +4,9 @@ text is cut at the first stop string, and held back while one may be in the maki
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 import redis.asyncio as redis
@@ -15,10 +16,11 @@ from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
 from gateway.bodies import Bodies, ClientDisconnected, SideThread
 from gateway.conductor_link import ConductorLink
-from gateway.output import Content, Delta, Ending, PlacedToken
+from gateway.output import CallBegun, Delta, Ending, Part, PlacedToken
 from gateway.prepare import PreparedRequest, Preparer
 from gateway.runner import Runner
 from gateway.tenancy import ApiKeys
+from gateway.tool_calls.reading import Reading
 from springtide.clock import Clock
 from springtide.errors import SpringtideError, Unavailable
 from springtide.ids import RequestId
@@ -73,7 +75,9 @@ def _borders(text: str) -> list[int]:
 class TextAssembler:
     """The text of one choice in the making."""
 
-    def __init__(self, detokenizer: StreamingDetokenizer, stop: StopStrings) -> None:
+    def __init__(self, detokenizer: StreamingDetokenizer, stop: StopStrings, include_stop: bool = False) -> None:
+        """`include_stop`: a stop string is part of the text that it ends."""
+        self._include_stop = include_stop
         self._detokenizer = detokenizer
         self._stop = stop
         self._begun = [0] * len(stop.texts)
@@ -101,11 +105,13 @@ class TextAssembler:
             return Piece("", stop=self._stopped_by)
         return self._release(len(self._held) - max(self._begun, default=0))
 
-    def finish(self) -> Piece:
-        """The rest, when the output has ended by itself."""
+    def finish(self, stop_token: int | None = None) -> Piece:
+        """The rest, when the output has ended by itself, or by a stop token."""
         if self._stopped_by is not None:
             return Piece("", stop=self._stopped_by)
         self._held += self._detokenizer.finish()
+        if stop_token is not None and self._include_stop:
+            self._held += self._detokenizer.text_of(stop_token)
         if (found := self._find_stop()) is not None:
             return self._cut(*found)
         return self._release(len(self._held), everything=True)
@@ -116,6 +122,7 @@ class TextAssembler:
 
     def _cut(self, at: int, stop: str) -> Piece:
         self._stopped_by = stop
+        at += len(stop) if self._include_stop else 0
         end = self._released + at
         tokens = tuple(PlacedToken(token, begin) for token, begin, _ in self._pending if begin < end)
         text, self._held = self._held[:at], ""
@@ -135,11 +142,12 @@ class TextAssembler:
 class AnswerStream:
     """The deltas of one answer. Iterate `batches()` once, and `close()` in any case: it frees what still runs."""
 
-    def __init__(self, request: PreparedRequest, runner: Runner, new_detokenizer: Callable[[], StreamingDetokenizer]) -> None:
+    def __init__(self, request: PreparedRequest, runner: Runner, tokenizer: Tokenizer) -> None:
         self._request = request
         self._runner = runner
         self._stop = StopStrings(request.stop)
-        self._new_detokenizer = new_detokenizer
+        kept = [token_id for marker in request.reading.markers if (token_id := tokenizer.special_id(marker)) is not None]
+        self._new_detokenizer = functools.partial(tokenizer.detokenizer, skip_special_tokens=request.skip_special_tokens, kept=kept)
         self._queue: asyncio.Queue[Delta | SpringtideError] = asyncio.Queue()
         self._choices: dict[int, _Choice] = {}
         self._running: set[int] = set()
@@ -194,7 +202,8 @@ class AnswerStream:
 
     def _launch(self, index: int, *, accepted: bool) -> None:
         generation = self._request.generation(index, accepted=accepted)
-        self._choices[index] = choice = _Choice(self, index, generation.request_id, TextAssembler(self._new_detokenizer(), self._stop))
+        assembler = TextAssembler(self._new_detokenizer(), self._stop, self._request.include_stop)
+        self._choices[index] = choice = _Choice(self, index, generation.request_id, assembler, self._request.reading)
         self._running.add(index)
         self._runner.launch(generation, choice)
 
@@ -241,11 +250,13 @@ class AnswerStream:
 
 
 class _Choice:
-    def __init__(self, answer: AnswerStream, index: int, request_id: RequestId, assembler: TextAssembler) -> None:
+    def __init__(self, answer: AnswerStream, index: int, request_id: RequestId, assembler: TextAssembler, reading: Reading) -> None:
         self.request_id = request_id
         self._answer = answer
         self._index = index
         self._assembler = assembler
+        self._reader = reading.new_reader()
+        self._called = False
 
     @property
     def num_tokens(self) -> int:
@@ -253,8 +264,7 @@ class _Choice:
 
     def emit(self, tokens: Sequence[SampledToken]) -> bool:
         piece = self._assembler.push(tokens)
-        if piece.text or piece.tokens:
-            self._answer.deliver(self._delta(piece))
+        self._deliver(self._reader.push(piece.text), piece)
         self._answer.begun(self._index)
         return piece.stop is not None
 
@@ -265,14 +275,18 @@ class _Choice:
         if isinstance(reply, ev.Cancelled):
             self._answer.finished(self._index, 0)
             return
-        piece = self._assembler.finish()
-        ending = Ending(reply.reason, stop=reply.stop_token) if piece.stop is None else Ending(Finish.STOP, stop=piece.stop)
-        self._answer.deliver(self._delta(piece, ending))
+        piece = self._assembler.finish(reply.stop_token)
+        parts = [*self._reader.push(piece.text), *self._reader.finish()]
+        finish, stop = (reply.reason, reply.stop_token) if piece.stop is None else (Finish.STOP, piece.stop)
+        self._deliver(parts, piece, finish, stop)
         self._answer.finished(self._index, reply.cached_tokens)
         self._answer.begun(self._index)
 
-    def _delta(self, piece: Piece, ending: Ending | None = None) -> Delta:
-        return Delta(self._index, (Content(piece.text),) if piece.text else (), piece.tokens, ending)
+    def _deliver(self, parts: list[Part], piece: Piece, finish: Finish | None = None, stop: str | int | None = None) -> None:
+        self._called = self._called or any(isinstance(part, CallBegun) for part in parts)
+        ending = None if finish is None else Ending(finish, self._called, stop)
+        if parts or piece.tokens or ending is not None:
+            self._answer.deliver(Delta(self._index, tuple(parts), piece.tokens, ending))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +309,7 @@ class ApiBackend:
     """The runner's."""
 
     def start(self, request: PreparedRequest) -> AnswerStream:
-        return AnswerStream(request, self.runner, self.tokenizer.detokenizer)
+        return AnswerStream(request, self.runner, self.tokenizer)
 
     async def ready(self) -> bool:
         """Whether the cluster can take requests. Raises Unavailable when the Conductor cannot be asked."""

@@ -14,6 +14,7 @@ from engine.tokenizer.tokenizer import load_tokenizer
 from gateway.answer import ApiBackend
 from gateway.bodies import Bodies, SideThread
 from gateway.conductor_link import ConductorLink
+from gateway.conversation import ChatModel
 from gateway.core import GatewayCore
 from gateway.events import InstancesHung
 from gateway.grpc_service import new_server
@@ -156,7 +157,8 @@ class GatewayServer:
         config, info = self._arguments.config, self._arguments.model_info
         tokenizer = await asyncio.to_thread(load_tokenizer, info)
         context_length, quotas = context_tokens(config, info), quota_tokens(config, info)
-        preparer = Preparer(config.served_model_name or info.name, context_length, info.vocab_size, tokenizer, quotas)
+        chat_model = ChatModel(tokenizer, config.server.tool_parser, config.server.reasoning_parser)
+        preparer = Preparer(config.served_model_name or info.name, context_length, info.vocab_size, tokenizer, quotas, chat_model)
         bodies, api_keys = Bodies(preparer.bounds.max_body_bytes), ApiKeys(config.server.api_keys)
         return ApiBackend(
             config.cluster,

@@ -36,6 +36,8 @@ class Generation:
     prompt_only: bool = False
     """No output is wanted: the prompt is computed, and is in the pool from then on. `sampling` asks for one token, which nodes sample
     anyway and nobody gets."""
+    salt: str = ""
+    """Only generations of the same tenant with the same salt share blocks."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

@@ -6,10 +6,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
 from gateway.api_request import ApiRequest, Conversation, Prompt, Texts
+from gateway.conversation import ChatModel
+from gateway.tool_calls.reading import PLAIN, Reading
 from springtide.errors import InvalidRequest, ModelNotFound
 from springtide.ids import RequestId
 from springtide.protocol.sampling import LogitBias, SamplingParams
@@ -32,7 +35,7 @@ MAX_LOGPROBS = 20
 SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name not in ("max_tokens", "prompt_logprobs"))
 """Those that clients set as they are: how many tokens they may have is for the context to say, too, and `prompt_logprobs` for bounds."""
 SEED_RANGE = 1 << 64
-_BYTES_A_TOKEN = 256
+BYTES_A_TOKEN = 256
 """Taken for the longest token where the tokenizer promises nothing."""
 _ESCAPED_BYTES = 6
 """Of one byte of text, as JSON may write it: `\\u0000`."""
@@ -41,6 +44,8 @@ _BYTES_A_MESSAGE = 64
 _BYTES_A_BIAS = 32
 _FIXED_BYTES = 64 << 10
 _FIXED_VALUES = 1 << 15
+
+NO_DEFAULTS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class Bounds:
     @classmethod
     def of(cls, context_length: int, vocab_size: int, most_bytes_a_token: int | None) -> Bounds:
         biases = min(vocab_size, MAX_BIASED_TOKENS)
-        text = context_length * (most_bytes_a_token or _BYTES_A_TOKEN)
+        text = context_length * (most_bytes_a_token or BYTES_A_TOKEN)
         body = _ESCAPED_BYTES * text + _BYTES_A_MESSAGE * context_length + _BYTES_A_BIAS * biases + _FIXED_BYTES
         message = text + _BYTES_A_MESSAGE // 4 * context_length + _BYTES_A_BIAS // 2 * biases + _FIXED_BYTES
         return cls(min(body, MAX_MESSAGE_BYTES), min(message, MAX_MESSAGE_BYTES), _FIXED_VALUES + 4 * context_length + 2 * biases)
@@ -89,6 +94,13 @@ class PreparedRequest:
     requested_at: float | None = None
     prompt_only: bool = False
     """Prompts are computed, and no output is wanted (`ev.Generation.prompt_only`)."""
+    salt: str = ""
+    """Only requests of the same tenant with the same salt share blocks."""
+    reading: Reading = PLAIN
+    """How the outputs are read."""
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    """What stops an output, a stop string or token, is part of its text."""
 
     def generation(self, index: int, *, accepted: bool) -> ev.Generation:
         """The generation of choice `index`: choice i of prompt p is number p * n + i, and draws with seed + i."""
@@ -104,6 +116,7 @@ class PreparedRequest:
             requested_at=self.requested_at,
             accepted=accepted,
             prompt_only=self.prompt_only,
+            salt=self.salt,
         )
 
 
@@ -111,9 +124,19 @@ class Preparer:
     """Makes what runs of what is asked for. Thread-safe. All of it takes time in proportion to the request's size, up to a second."""
 
     def __init__(
-        self, model_name: str, context_length: int, vocab_size: int, tokenizer: Tokenizer, quota_tokens: Mapping[str, int] | None = None
+        self,
+        model_name: str,
+        context_length: int,
+        vocab_size: int,
+        tokenizer: Tokenizer,
+        quota_tokens: Mapping[str, int] | None = None,
+        chat_model: ChatModel | None = None,
+        default_sampling: Mapping[str, float] = NO_DEFAULTS,
     ) -> None:
-        """`quota_tokens`: most tokens of one prompt and its output that a tenant's quota holds, `*` being every other tenant."""
+        """`quota_tokens`: most tokens of one prompt and its output that a tenant's quota holds, `*` being every other tenant.
+        `default_sampling`: SamplingParams' fields by name, for what a request leaves out."""
+        self._chat_model = chat_model or ChatModel(tokenizer)
+        self.default_sampling = default_sampling
         self._quota_tokens = dict(quota_tokens or {})
         self.model_name = model_name
         self.context_length = context_length
@@ -130,12 +153,24 @@ class Preparer:
 
     def prepared(self, request: ApiRequest, origin: Origin) -> PreparedRequest:
         """What runs. Raises InvalidRequest, naming the field as the client does, and ModelNotFound."""
+        try:
+            return self._prepared(request, origin)
+        except InvalidRequest as error:
+            raise _in_the_clients_words(error, request) from None
+
+    def tokens(self, request: ApiRequest) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each prompt; of a conversation, ready for the assistant's answer. Raises InvalidRequest as `prepared` does."""
+        try:
+            return self._tokens(request)[0]
+        except InvalidRequest as error:
+            raise _in_the_clients_words(error, request) from None
+
+    def _prepared(self, request: ApiRequest, origin: Origin) -> PreparedRequest:
         self.check_model(request.model)
         if len(request.stop) > MAX_STOP_STRINGS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in request.stop):
-            field = _name(request, "stop")
-            raise InvalidRequest(f"{field} may hold at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters", param=field)
+            raise InvalidRequest(f"stop may hold at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters", param="stop")
         self._check_sampling(request)
-        prompts = self.tokens(request)
+        prompts, reading = self._tokens(request)
         allowed = self._allowed_tokens(request, prompts, origin.tenant)
         return PreparedRequest(
             request_id=origin.request_id,
@@ -148,44 +183,59 @@ class Preparer:
             traceparent=origin.traceparent,
             requested_at=origin.requested_at,
             prompt_only=allowed == 0,
+            salt=request.cache.salt,
+            reading=reading,
+            skip_special_tokens=request.skip_special_tokens,
+            include_stop=request.include_stop,
         )
 
-    def tokens(self, request: ApiRequest) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each prompt; of a conversation, ready for the assistant's answer. Raises InvalidRequest."""
-        if isinstance(request.prompt, Conversation):
-            return (self._chat_tokens(request.prompt, _name(request, "messages")),)
-        return self._text_tokens(request.prompt, request.n, _name(request, "prompt"))
-
-    def _chat_tokens(self, conversation: Conversation, field: str) -> tuple[int, ...]:
-        self.check_count(len(conversation.messages), field)
-        if not conversation.messages:
-            raise InvalidRequest(f"{field} must hold at least one message", param=field)
-        messages = [{"role": message.speaker.value, "content": message.content} for message in conversation.messages]
+    def _tokens(self, request: ApiRequest) -> tuple[tuple[tuple[int, ...], ...], Reading]:
+        most = self._most_prompt_tokens(request)
+        if isinstance(request.prompt, Texts):
+            return self._text_tokens(request.prompt, request.n, most), PLAIN
+        self.check_count(len(request.prompt.messages), "messages")
+        if not request.prompt.messages:
+            raise InvalidRequest("messages must hold at least one message", param="messages")
         # Only what is rendered counts: a template may leave out the spaces around a message.
-        text = self._tokenizer.render_chat(messages)
-        self._check_length(text, field)
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        rendered = self._chat_model.rendered(request.prompt)
+        return (self._encoded(rendered.text, False, "messages", most),), rendered.reading
 
-    def _text_tokens(self, texts: Texts, n: int, field: str) -> tuple[tuple[int, ...], ...]:
+    def _most_prompt_tokens(self, request: ApiRequest) -> int | None:
+        """How many of a prompt's tokens are taken, its last; None: all, or none when there are more than fit."""
+        if request.truncate_prompt_tokens == 0:
+            return None
+        fitting = max(1, self.context_length - (request.max_tokens or 1))
+        return min(request.truncate_prompt_tokens, self.context_length) if request.truncate_prompt_tokens > 0 else fitting
+
+    def _text_tokens(self, texts: Texts, n: int, most: int | None) -> tuple[tuple[int, ...], ...]:
         if len(texts.prompts) * n > MAX_GENERATIONS:
             many = f"{len(texts.prompts)} prompts with n={n} are more than {MAX_GENERATIONS} outputs in one request"
-            raise InvalidRequest(f"{field}: {many}", param=field)
+            raise InvalidRequest(f"prompt: {many}", param="prompt")
         tokens: list[tuple[int, ...]] = []
         left = self.bounds.max_values
         for prompt in texts.prompts:
-            tokens.append(self._prompt_tokens(prompt, texts.add_special_tokens, field))
+            tokens.append(self._prompt_tokens(prompt, texts.add_special_tokens, most))
             left -= len(tokens[-1])
             if left < 0 and len(texts.prompts) > 1:
-                raise InvalidRequest(f"{field}: the prompts have more than {self.bounds.max_values} tokens together", param=field)
+                raise InvalidRequest(f"prompt: the prompts have more than {self.bounds.max_values} tokens together", param="prompt")
         return tuple(tokens)
 
-    def _prompt_tokens(self, prompt: Prompt, add_special_tokens: bool, field: str) -> tuple[int, ...]:
+    def _prompt_tokens(self, prompt: Prompt, add_special_tokens: bool, most: int | None) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            self._check_length(prompt, field)
-            return tuple(self._tokenizer.encode(prompt, add_special_tokens))
-        self.check_count(len(prompt), field)
-        self._check_ids(prompt, field)
-        return prompt
+            return self._encoded(prompt, add_special_tokens, "prompt", most)
+        if most is None:
+            self.check_count(len(prompt), "prompt")
+        taken = prompt if most is None else prompt[-most:]
+        self._check_ids(taken, "prompt")
+        return taken
+
+    def _encoded(self, text: str, add_special_tokens: bool, field: str, most: int | None) -> tuple[int, ...]:
+        if most is None:
+            self._check_length(text, field)
+            return tuple(self._tokenizer.encode(text, add_special_tokens))
+        # No token stands for more: what is before that has no part in the last tokens.
+        longest = (self._tokenizer.most_bytes_a_token or BYTES_A_TOKEN) * self.context_length
+        return tuple(self._tokenizer.encode(text[-longest:], add_special_tokens)[-most:])
 
     def check_count(self, count: int, field: str) -> None:
         """Raises InvalidRequest when so many messages, each of which takes at least a token, or so many token ids can never fit."""
@@ -193,28 +243,28 @@ class Preparer:
             raise self._too_long(field, f"{field} has {count} entries")
 
     def _check_sampling(self, request: ApiRequest) -> None:
-        stop_tokens, field = request.sampling.get("stop_token_ids", ()), _name(request, "stop_token_ids")
+        stop_tokens = request.sampling.get("stop_token_ids", ())
         if len(stop_tokens) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequest(f"{field} may hold at most {MAX_STOP_TOKEN_IDS} ids, not {len(stop_tokens)}", param=field)
-        self._check_ids(stop_tokens, field)
+            raise InvalidRequest(
+                f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids, not {len(stop_tokens)}", param="stop_token_ids"
+            )
+        self._check_ids(stop_tokens, "stop_token_ids")
         if (biases := request.sampling.get("logit_bias")) is not None:
-            self._check_bias(biases, _name(request, "logit_bias"))
+            self._check_bias(biases)
 
     def _sampling(self, request: ApiRequest, max_tokens: int) -> SamplingParams:
         seed = request.sampling.get("seed")
         seed = secrets.randbits(63) if seed is None else seed % SEED_RANGE
         try:
-            params = SamplingParams(**{**request.sampling, "seed": seed, "max_tokens": max_tokens})
+            params = SamplingParams(**{**self.default_sampling, **request.sampling, "seed": seed, "max_tokens": max_tokens})
             # What the nodes will see: a value that is in range here but not in single precision is refused here too.
             return SAMPLING_PARAMS.decode(SAMPLING_PARAMS.encode(params))
         except ValueError as error:
-            name, _, reason = str(error).partition(" ")
-            field = _name(request, name)
-            raise InvalidRequest(f"{field} {reason}", param=field) from None
+            raise InvalidRequest(str(error), param=str(error).split()[0]) from None
 
     def _allowed_tokens(self, request: ApiRequest, prompts: Sequence[Sequence[int]], tenant: str) -> int:
         chat, wanted = isinstance(request.prompt, Conversation), request.max_tokens
-        prompt_field, default = _name(request, "messages" if chat else "prompt"), self.context_length if chat else COMPLETION_MAX_TOKENS
+        prompt_field, default = ("messages", self.context_length) if chat else ("prompt", COMPLETION_MAX_TOKENS)
         if not all(prompts):
             raise InvalidRequest(f"{prompt_field} must have at least one token", param=prompt_field)
         longest = max(len(prompt) for prompt in prompts)
@@ -248,14 +298,17 @@ class Preparer:
             wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
             raise InvalidRequest(f"{field}: token ids must be between 0 and {self._vocab_size - 1}, not {wrong}", param=field)
 
-    def _check_bias(self, biases: LogitBias, field: str) -> None:
+    def _check_bias(self, biases: LogitBias) -> None:
         token_ids, values = biases.columns()
         if len(biases):
-            self._check_ids((int(token_ids.min()), int(token_ids.max())), field)
+            self._check_ids((int(token_ids.min()), int(token_ids.max())), "logit_bias")
             if not (abs(values) <= MAX_LOGIT_BIAS).all():
-                raise InvalidRequest(f"{field} values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}", param=field)
+                raise InvalidRequest(f"logit_bias values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}", param="logit_bias")
 
 
-def _name(request: ApiRequest, field: str) -> str:
-    """What the client calls it."""
-    return request.names.get(field, field)
+def _in_the_clients_words(error: InvalidRequest, request: ApiRequest) -> InvalidRequest:
+    """The error, with the field's name as the client knows it."""
+    name = error.param or ""
+    if (theirs := request.names.get(name)) is None:
+        return error
+    return type(error)(error.message.replace(name, theirs, 1), param=theirs, code=error.code)

@@ -43,7 +43,7 @@ class ApiKeys:
 
 
 class TenantHashing:
-    """Hashing by tenant. Each has a namespace of its own: nobody's blocks match another's."""
+    """Hashing by tenant. Each has a namespace of its own, and one more for each of its salts: nobody's blocks match another's."""
 
     def __init__(self, model_fingerprint: str, kv_dtype: str, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -51,7 +51,7 @@ class TenantHashing:
         self._root = functools.lru_cache(maxsize=4096)(root)
 
     def namespace(self, generation: Generation) -> BlockKey:
-        return self._root(generation.tenant)
+        return self._root(f"{generation.tenant}\0{generation.salt}" if generation.salt else generation.tenant)
 
     def keys(self, generation: Generation, token_ids: Sequence[int]) -> tuple[BlockKey, ...]:
         return tuple(block_keys(self.namespace(generation), token_ids, self.block_tokens))

@@ -13,7 +13,16 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from springtide.choices import AdmissionName, DtypeName, EvictionName, KernelsName, PolicyName, TransportName
+from springtide.choices import (
+    AdmissionName,
+    DtypeName,
+    EvictionName,
+    KernelsName,
+    PolicyName,
+    ReasoningParserName,
+    ToolParserName,
+    TransportName,
+)
 from springtide.errors import ConfigError
 
 ENV_PREFIX = "SPRINGTIDE_"
@@ -84,6 +93,18 @@ class ServerConfig(Section):
         (), description="origins whose pages may call the HTTP API, such as `https://app.example`; `*`: any"
     )
     gzip: bool = Field(True, description="compress whole answers over HTTP from 4 KiB on for clients that accept it; streams never are")
+    tool_parser: ToolParserName | Literal["auto", "none"] = Field(
+        "auto", description="how the model writes calls of tools; `auto`: as its chat template says. none: they are not looked for"
+    )
+    reasoning_parser: ReasoningParserName | Literal["auto", "none"] = Field(
+        "auto", description="how the model marks its reasoning; `auto`: as its chat template says. none: it is part of the answer"
+    )
+    generation_config: Literal["auto", "none"] = Field(
+        "auto", description="default sampling: `auto` takes what the model's files recommend, none is the API's own (temperature 1)"
+    )
+    stream_ping_s: float = Field(
+        10.0, gt=0, description="a stream that has nothing to say for so long sends a comment, so that nobody on the way takes it for dead"
+    )
 
     @field_validator("api_keys", mode="before")
     @classmethod

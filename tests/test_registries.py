@@ -19,12 +19,13 @@ from deploy.cli import app
 from engine.backends.choice import BACKENDS
 from engine.formats.registry import ARCHITECTURES
 from engine.loader import DTYPES
+from gateway.tool_calls.families import REASONING_FAMILIES, TOOL_FAMILIES
 from kvstore.core.eviction import EVICTION_POLICIES
 from messenger.registry import TRANSPORTS
 from simulator.hardware.catalog import MACHINES
 from simulator.workload.generate import GENERATORS
 from springtide import choices
-from springtide.config import ClusterConfig, ConductorConfig, KVConfig, Section, load_config
+from springtide.config import ClusterConfig, ConductorConfig, KVConfig, Section, ServerConfig, load_config
 from springtide.errors import ConfigError
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -33,6 +34,8 @@ SETTINGS: dict[str, tuple[type[Section], Any, Iterable[str]]] = {
     "kv.eviction": (KVConfig, choices.EvictionName, EVICTION_POLICIES),
     "conductor.policy": (ConductorConfig, choices.PolicyName, POLICIES),
     "conductor.admission": (ConductorConfig, choices.AdmissionName, ADMISSIONS),
+    "server.tool_parser": (ServerConfig, choices.ToolParserName, TOOL_FAMILIES),
+    "server.reasoning_parser": (ServerConfig, choices.ReasoningParserName, REASONING_FAMILIES),
     "dtype": (ClusterConfig, choices.DtypeName, DTYPES),
 }
 OPTIONS: dict[str, tuple[Any, Iterable[str]]] = {
@@ -47,6 +50,7 @@ PAGES = {
     "packages/kvstore.md": EVICTION_POLICIES,
     "packages/conductor.md": [*POLICIES, *ADMISSIONS],
     "packages/engine.md": BACKENDS,
+    "packages/gateway.md": [*TOOL_FAMILIES, *REASONING_FAMILIES],
     "packages/models.md": [architecture.name for architecture in ARCHITECTURES],
     "packages/simulator.md": [*GENERATORS, *MACHINES],
 }

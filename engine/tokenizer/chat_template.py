@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
@@ -15,6 +17,8 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from springtide.errors import ConfigError, InvalidRequest
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 class ChatTemplate:
@@ -25,20 +29,40 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        self.source = source
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
+            self.knows_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
+            """Whether it writes the tools that there are."""
         except jinja2.TemplateError as error:
             raise ConfigError(f"the model's chat template is not valid: {error}") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """Raises InvalidRequest, with the template's own words, when it does not take these messages."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] = NO_OPTIONS,
+        continue_final_message: bool = False,
+    ) -> str:
+        """`options` are further names for the template. `continue_final_message`: the text ends with the last message's content. Raises
+        InvalidRequest, with the template's own words, when it does not take these messages."""
+        given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=add_generation_prompt, **self._special_tokens
-            )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+            text = self._template.render(**{**self._special_tokens, **options, **given})
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
             raise InvalidRequest(f"messages do not fit the model's chat template: {error}", param="messages") from None
+        return _cut_after(text, str(messages[-1].get("content") or "")) if continue_final_message else text
+
+
+def _cut_after(text: str, content: str) -> str:
+    """Raises InvalidRequest where the template has not written `content` as it is."""
+    for written in (content, content.strip()):
+        if (at := text.rfind(written)) >= 0:
+            return text[: at + len(written)]
+    raise InvalidRequest("the model's chat template changes the last message, which therefore cannot be continued", param="messages")
 
 
 class _Generation(Extension):

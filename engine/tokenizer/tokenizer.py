@@ -6,7 +6,7 @@ The gateway uses `load_tokenizer(info)`, `Tokenizer.encode`, `apply_chat_templat
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -68,17 +68,27 @@ class Tokenizer:
 
         Raises InvalidRequest when the model has no chat template or its template does not take these messages.
         """
-        return self.encode(self.render_chat(messages, add_generation_prompt), add_special_tokens=False)
+        return self.encode(self.chat_template.render(messages, add_generation_prompt), add_special_tokens=False)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The text that `apply_chat_template` encodes."""
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """Raises InvalidRequest when the model has none."""
         if self._chat_template is None:
             raise InvalidRequest("the model has no chat template; use /v1/completions with a prompt", param="messages")
-        return self._chat_template.render(messages, add_generation_prompt)
+        return self._chat_template
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> StreamingDetokenizer:
-        """A detokenizer for one output."""
-        return StreamingDetokenizer(self, skip_special_tokens=skip_special_tokens)
+    def detokenizer(self, *, skip_special_tokens: bool = True, kept: Collection[int] = ()) -> StreamingDetokenizer:
+        """A detokenizer for one output. `kept` are special tokens that have a text all the same."""
+        return StreamingDetokenizer(self, skip_special_tokens=skip_special_tokens, kept=kept)
+
+    def special_id(self, text: str) -> int | None:
+        """The special token of this text; None: there is none."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self._special else None
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special

@@ -68,7 +68,7 @@ def test_directories_encode_as_transformers_does(tiny_path: Path) -> None:
 
 
 def test_the_demo_chat_template_adds_its_system_prompt(demo_tokenizer: Tokenizer) -> None:
-    text = demo_tokenizer.render_chat([{"role": "user", "content": "Hi"}])
+    text = demo_tokenizer.chat_template.render([{"role": "user", "content": "Hi"}])
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     ids = demo_tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}])
@@ -129,11 +129,11 @@ def test_a_template_that_refuses_is_an_invalid_request(tiny_path: Path, tmp_path
         "{{ ''.__class__.__mro__ }}{{ messages[0].role | tojson }}{{ strftime_now('%Y') | length }}"
     )
     with pytest.raises(InvalidRequest, match="unsafe"):
-        load_tokenizer(info).render_chat([{"role": "user", "content": "x"}])
+        load_tokenizer(info).chat_template.render([{"role": "user", "content": "x"}])
     (tmp_path / "chat_template.jinja").write_text(
         "{% generation %}{{ messages[0].role | tojson }}{% endgeneration %}{% for i in range(3) %}{% break %}{% endfor %}"
     )
-    assert load_tokenizer(info).render_chat([{"role": "us<r", "content": "x"}]) == '"us<r"'
+    assert load_tokenizer(info).chat_template.render([{"role": "us<r", "content": "x"}]) == '"us<r"'
 
 
 def sentencepiece_metadata() -> dict[str, object]:
