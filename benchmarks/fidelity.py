@@ -31,7 +31,7 @@ from benchmarks.results import Row, show, write
 from deploy.bench.workload import LOWEST_TOKEN_ID
 from simulator.hardware import from_profile
 from simulator.workload import SimRequest, Workload
-from springtide.client import AsyncClient
+from springtide.client import NO_RETRIES, AsyncClient
 from springtide.config import ClusterConfig
 from springtide.modelinfo import KVSpec
 from tests.support.cluster import Cluster
@@ -106,7 +106,7 @@ def prompt_of(request: SimRequest, seed: int) -> list[int]:
 
 async def play(url: str, requests: Sequence[SimRequest], seed: int, at_once: bool = True) -> Played:
     """What becomes of the requests on a real cluster. `at_once`: as they arrive, not one after another."""
-    async with AsyncClient(url) as client:
+    async with AsyncClient(url, retries=NO_RETRIES) as client:
         name, start = (await client.models())[0], time.monotonic() + 0.5
 
         async def send(request: SimRequest) -> tuple[float, float]:

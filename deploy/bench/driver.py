@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deploy.bench.statistics import RequestRecord
 from deploy.bench.workload import BenchWorkload
-from springtide.client import AsyncClient
+from springtide.client import NO_RETRIES, AsyncClient
 from springtide.errors import SpringtideError
 from springtide.protocol.usage import Usage
 
@@ -45,7 +45,7 @@ async def drive(
 ) -> tuple[str, list[RequestRecord]]:
     """The model's name and a record for each request; `on_done` is told of each as it ends. `gate`: one that other workloads pass too, in
     the place of the workload's own. `ca`: as for a client. Raises Unavailable when nothing answers."""
-    async with AsyncClient(url, ca=ca) as client:
+    async with AsyncClient(url, ca=ca, retries=NO_RETRIES) as client:
         name = model or (await client.models())[0]
         entrance = gate or Gate(workload.concurrency or workload.requests)
         start = time.monotonic()

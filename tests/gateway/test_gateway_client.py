@@ -8,7 +8,7 @@ import pytest
 from gateway_cluster import MODEL, Cluster, until
 
 from gateway.app import GatewayServer
-from springtide.client import AsyncClient, Client
+from springtide.client import NO_RETRIES, AsyncClient, Client, Retries
 from springtide.errors import InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unavailable
 from springtide.ids import new_incarnation
 from springtide.membership import Member, Membership
@@ -49,7 +49,7 @@ async def test_the_sdks_errors_are_springtides_own(gateway: GatewayServer, clust
             [_ async for _ in client.chat(MESSAGES, **options)]
         return caught.value
 
-    async with AsyncClient(f"http://{gateway.http_address}") as client:
+    async with AsyncClient(f"http://{gateway.http_address}", retries=NO_RETRIES) as client:
         assert isinstance(await error_of(model="gpt-x"), ModelNotFound)
         invalid = await error_of(temperature=9)
         assert isinstance(invalid, InvalidRequest) and invalid.param == "temperature"
@@ -57,7 +57,7 @@ async def test_the_sdks_errors_are_springtides_own(gateway: GatewayServer, clust
         cluster.conductor.rejections.append(rejection)
         overloaded = await error_of()
         assert isinstance(overloaded, Overloaded) and overloaded.retry_after_s == 3 and overloaded.code == "ttft"
-    async with AsyncClient("http://127.0.0.1:1") as client:
+    async with AsyncClient("http://127.0.0.1:1", retries=NO_RETRIES) as client:
         assert not await client.ready()
         assert isinstance(await error_of(model=MODEL), Unavailable)
 
@@ -67,7 +67,7 @@ async def test_a_gateway_by_itself_finds_the_conductor_and_finds_it_again(
 ) -> None:
     gateway = GatewayServer(arguments)
     await gateway.start()
-    async with AsyncClient(f"http://{gateway.http_address}") as client:
+    async with AsyncClient(f"http://{gateway.http_address}", retries=NO_RETRIES) as client:
         assert not await client.ready()
         for _ in range(2):
             membership = Membership(valkey_url, arguments.config.cluster, 5.0)
@@ -84,3 +84,56 @@ async def test_a_gateway_by_itself_finds_the_conductor_and_finds_it_again(
             await cluster.conductor.start()
     await gateway.close()
     await until(lambda: cluster.idle)
+
+
+async def test_what_is_refused_for_load_is_tried_again_when_the_server_says(gateway: GatewayServer, cluster: Cluster) -> None:
+    rejection = conductor_pb2.Rejection(reason=conductor_pb2.REASON_TTFT, message="too busy", retry_after_s=0.5)
+    async with AsyncClient(f"http://{gateway.http_address}", retries=Retries(times=2, longest_s=2)) as client:
+        cluster.conductor.rejections += [rejection, rejection]
+        assert "".join([chunk.text async for chunk in client.chat(MESSAGES)]) == TEXT
+        cluster.conductor.rejections += [rejection]
+        answer = await client.answer(MESSAGES)
+        assert (answer.text, answer.finish_reason) == (TEXT, "stop") and answer.usage.completion_tokens > 0
+        assert answer.message() == {"role": "assistant", "content": TEXT}
+        cluster.conductor.rejections += [rejection] * 3
+        with pytest.raises(Overloaded):
+            await client.answer(MESSAGES)
+        late = conductor_pb2.Rejection(reason=conductor_pb2.REASON_TTFT, message="too busy", retry_after_s=30)
+        cluster.conductor.rejections += [late]
+        with pytest.raises(Overloaded):
+            await client.answer(MESSAGES)
+        with pytest.raises(InvalidRequest):
+            await client.answer(MESSAGES, temperature=9)
+        assert await client.answer(MESSAGES)
+
+
+def test_what_may_have_been_done_is_not_done_twice() -> None:
+    retries = Retries(times=2, first_s=0.5)
+    lost, busy = Unavailable("gone", code="connection_failed"), Unavailable("busy", code="no_capacity")
+    assert retries.pause_s(1, lost, repeatable=False) is None
+    for error, repeatable in ((lost, True), (busy, True), (busy, False)):
+        first, second = (retries.pause_s(tried, error, repeatable=repeatable) for tried in (1, 2))
+        assert first is not None and second is not None and 0.25 <= first <= 0.5 <= second <= 1.0
+        assert retries.pause_s(3, error, repeatable=repeatable) is None
+    assert retries.pause_s(1, InvalidRequest("no"), repeatable=True) is None
+
+
+async def test_a_stream_that_broke_off_is_not_begun_again() -> None:
+    asked = 0
+    event = b'data: {"choices": [{"index": 0, "delta": {"content": "Hel"}, "finish_reason": null}]}\n\n'
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 1000\r\n\r\n" + event)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, AsyncClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", retries=Retries(first_s=0.01)) as client:
+        got = []
+        with pytest.raises(Unavailable):
+            async for chunk in client.chat(MESSAGES, model=MODEL):
+                got.append(chunk.text)
+        assert got == ["Hel"] and asked == 1
