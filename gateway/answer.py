@@ -22,6 +22,7 @@ from gateway.runner import Runner
 from gateway.tenancy import ApiKeys
 from gateway.tool_calls.reading import Reading
 from springtide.clock import Clock
+from springtide.config import ServerConfig
 from springtide.errors import SpringtideError, Unavailable
 from springtide.ids import RequestId
 from springtide.protocol.outputs import Finish, SampledToken
@@ -297,6 +298,7 @@ class ApiBackend:
     """Its name, with which its keys in Valkey begin."""
     valkey: redis.Redis
     """For what is remembered beyond this process: `Records`."""
+    server: ServerConfig
 
     preparer: Preparer
     tokenizer: Tokenizer

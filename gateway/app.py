@@ -163,6 +163,7 @@ class GatewayServer:
         return ApiBackend(
             config.cluster,
             self._valkey,
+            config.server,
             preparer,
             tokenizer,
             self._runner,

@@ -267,16 +267,16 @@ def parse_body(raw: bytes, model: type[BodyT], max_values: int) -> BodyT:
     try:
         return model.model_validate(document)
     except ValidationError as error:
-        invalid = _explained(error.errors(include_url=False)[0])
+        invalid = explained(error.errors(include_url=False)[0])
     # From out here: the original would keep the whole document for as long as this error is known to anybody.
     document = None
     raise invalid
 
 
-def _explained(problem: ErrorDetails) -> InvalidRequest:
-    """The error for one of pydantic's problems, in words that name the field and the value."""
+def explained(problem: ErrorDetails, within: str = "") -> InvalidRequest:
+    """The error for one of pydantic's problems with what is `within` the body, in words that name the field and the value."""
     kind, message = problem["type"], problem["msg"]
-    param = _dotted(problem["loc"])
+    param = _dotted((within, *problem["loc"]) if within else problem["loc"])
     if not param:
         # Raised by a validator of the whole body, whose words begin with the field.
         text = message.removeprefix("Value error, ")

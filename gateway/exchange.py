@@ -83,6 +83,16 @@ class Order:
     request: ApiRequest
     stream: bool
     format: Format
+    hand_over: Callable[[PreparedRequest], Awaitable[Response]] | None = None
+    """Has it run by itself, and answers in the place of the exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A valid body whose request needs what is kept elsewhere."""
+
+    look_up: Callable[[], Awaitable[tuple[int, Callable[[], Order]]]]
+    """What makes the order of it, beside the event loop, and how many bytes that reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,7 @@ class Endpoint:
     id_prefix: str
     body: type[BaseModel]
     """For the API's own description."""
-    order: Callable[[bytes, Call, ApiBackend], Order]
+    order: Callable[[bytes, Call, ApiBackend], Order | Pending]
     """Reads a body, beside the event loop. Raises InvalidRequest, naming the field."""
     error: Callable[[SpringtideError, str], Json]
     """The body of the answer to a request, of this id, that fails."""
@@ -133,6 +143,11 @@ class _Exchange:
         request_id = self._call.origin.request_id
         try:
             order, prepared = await self._ordered()
+            if order.hand_over is not None:
+                response = await order.hand_over(prepared)
+                response.headers.update(self._headers)
+                self._end("200")
+                return response
             answer = self._answer = self._backend.start(prepared)
             self._watcher = asyncio.create_task(self._watch(answer))
             # Nothing is sent before the first token: a refusal at the last admission check is still a plain 429.
@@ -161,10 +176,17 @@ class _Exchange:
         return {REQUEST_ID_HEADER: request_id, self._endpoint.id_header: request_id}
 
     async def _ordered(self) -> tuple[Order, PreparedRequest]:
-        return await read(self._backend, self._request, self._read)
+        found = await read(self._backend, self._request, self._read)
+        if not isinstance(found, Pending):
+            return found
+        num_bytes, order = await found.look_up()
+        return await self._backend.side_thread.run(num_bytes, lambda: self._prepared(order()))
 
-    def _read(self, raw: bytes) -> tuple[Order, PreparedRequest]:
+    def _read(self, raw: bytes) -> tuple[Order, PreparedRequest] | Pending:
         order = self._endpoint.order(raw, self._call, self._backend)
+        return order if isinstance(order, Pending) else self._prepared(order)
+
+    def _prepared(self, order: Order) -> tuple[Order, PreparedRequest]:
         return order, self._backend.preparer.prepared(order.request, self._call.origin)
 
     async def _streamed(self, answer: AnswerStream, order: Order) -> AsyncIterator[bytes]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import redis.asyncio as redis
 
-from springtide.errors import SpringtideError, Unavailable
+from springtide.errors import InvalidRequest, Unavailable
 from springtide.membership import UNREACHABLE
 
 Order = Literal["asc", "desc"]
@@ -73,8 +73,10 @@ end
 """
 
 
-class RecordTooLarge(SpringtideError):
+class RecordTooLarge(InvalidRequest):
     """A record larger than all of its owner's may be together."""
+
+    http_status = 413
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,13 @@ class ServerConfig(Section):
         10.0, gt=0, description="a stream that has nothing to say for so long sends a comment, so that nobody on the way takes it for dead"
     )
 
+    responses_ttl_s: float = Field(
+        86_400.0, gt=0, description="how long a stored response (`/v1/responses`) is kept after it was last used, in seconds"
+    )
+    responses_size: ByteSize = Field(
+        64 << 20, description="most bytes of a tenant's stored responses; beyond, the one goes that has been unused for longest"
+    )
+
     @field_validator("api_keys", mode="before")
     @classmethod
     def _digests(cls, value: Any) -> Any:

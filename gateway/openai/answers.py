@@ -118,14 +118,7 @@ class ChatFormat(_Envelope):
         return {"content": [self._content(placed) for placed in tokens], "refusal": None}
 
     def _content(self, placed: PlacedToken) -> Json:
-        return {
-            **self._entry(placed.token.token_id, placed.token.logprob),
-            "top_logprobs": [self._entry(token_id, logprob) for token_id, logprob in placed.token.top],
-        }
-
-    def _entry(self, token_id: int, logprob: float | None) -> Json:
-        raw = self._tokenizer.token_bytes(token_id)
-        return {"token": self._tokenizer.token_text(token_id), "logprob": _finite(logprob), "bytes": list(raw)}
+        return token_json(placed, self._tokenizer)
 
 
 class CompletionFormat(_Envelope):
@@ -163,6 +156,16 @@ class CompletionFormat(_Envelope):
             "top_logprobs": lambda placed: {text(token_id): _finite(logprob) for token_id, logprob in placed.token.top},
             "text_offset": lambda placed: placed.offset,
         }
+
+
+def token_json(placed: PlacedToken, tokenizer: Tokenizer) -> Json:
+    """A token with its log-probabilities, as chat and responses have it."""
+
+    def entry(token_id: int, logprob: float | None) -> Json:
+        return {"token": tokenizer.token_text(token_id), "logprob": _finite(logprob), "bytes": list(tokenizer.token_bytes(token_id))}
+
+    top = [entry(token_id, logprob) for token_id, logprob in placed.token.top]
+    return {**entry(placed.token.token_id, placed.token.logprob), "top_logprobs": top}
 
 
 def _listed(tokens: Sequence[PlacedToken], entry: Callable[[PlacedToken], Any]) -> Iterator[str]:

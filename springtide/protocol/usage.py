@@ -13,3 +13,5 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     """Of the prompt, those that were found in the pool."""
+    reasoning_tokens: int = 0
+    """Of the completion, those of what the model said to itself first."""

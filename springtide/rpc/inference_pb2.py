@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from springtide.rpc import common_pb2 as springtide_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dspringtide/v1/inference.proto\x12\rspringtide.v1\x1a\x1aspringtide/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\":\n\nChatPrompt\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.springtide.v1.ChatMessage\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xfc\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\x06tokens\x18\x03 \x01(\x0b\x32\x1a.springtide.v1.TokenPromptH\x00\x12)\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x19.springtide.v1.ChatPromptH\x00\x12/\n\x08sampling\x18\x05 \x01(\x0b\x32\x1d.springtide.v1.SamplingParams\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12#\n\x05terms\x18\x08 \x01(\x0b\x32\x14.springtide.v1.Terms\x12\x41\n\nlogit_bias\x18\t \x03(\x0b\x32-.springtide.v1.GenerateRequest.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06prompt\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"f\n\rTokenLogprobs\x12+\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1b.springtide.v1.TokenLogprob\x12(\n\x03top\x18\x02 \x03(\x0b\x32\x1b.springtide.v1.TokenLogprob\"\xcd\x01\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.springtide.v1.TokenLogprobs\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.springtide.v1.FinishReason\x12#\n\x05usage\x18\x06 \x01(\x0b\x32\x14.springtide.v1.Usage\"\x13\n\x11ListModelsRequest\"/\n\tModelCard\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\";\n\x0fListModelsReply\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.springtide.v1.ModelCard2\xa7\x01\n\tInference\x12J\n\x08Generate\x12\x1e.springtide.v1.GenerateRequest\x1a\x1c.springtide.v1.GenerateChunk0\x01\x12N\n\nListModels\x12 .springtide.v1.ListModelsRequest\x1a\x1e.springtide.v1.ListModelsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dspringtide/v1/inference.proto\x12\rspringtide.v1\x1a\x1aspringtide/v1/common.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\":\n\nChatPrompt\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.springtide.v1.ChatMessage\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xfc\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\x06tokens\x18\x03 \x01(\x0b\x32\x1a.springtide.v1.TokenPromptH\x00\x12)\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x19.springtide.v1.ChatPromptH\x00\x12/\n\x08sampling\x18\x05 \x01(\x0b\x32\x1d.springtide.v1.SamplingParams\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12#\n\x05terms\x18\x08 \x01(\x0b\x32\x14.springtide.v1.Terms\x12\x41\n\nlogit_bias\x18\t \x03(\x0b\x32-.springtide.v1.GenerateRequest.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06prompt\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\"f\n\rTokenLogprobs\x12+\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1b.springtide.v1.TokenLogprob\x12(\n\x03top\x18\x02 \x03(\x0b\x32\x1b.springtide.v1.TokenLogprob\"\xcd\x01\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.springtide.v1.TokenLogprobs\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.springtide.v1.FinishReason\x12#\n\x05usage\x18\x06 \x01(\x0b\x32\x14.springtide.v1.Usage\"\x13\n\x11ListModelsRequest\"/\n\tModelCard\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\";\n\x0fListModelsReply\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.springtide.v1.ModelCard2\xa7\x01\n\tInference\x12J\n\x08Generate\x12\x1e.springtide.v1.GenerateRequest\x1a\x1c.springtide.v1.GenerateChunk0\x01\x12N\n\nListModels\x12 .springtide.v1.ListModelsRequest\x1a\x1e.springtide.v1.ListModelsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,17 +45,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=539
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=587
   _globals['_USAGE']._serialized_start=599
-  _globals['_USAGE']._serialized_end=679
-  _globals['_TOKENLOGPROBS']._serialized_start=681
-  _globals['_TOKENLOGPROBS']._serialized_end=783
-  _globals['_GENERATECHUNK']._serialized_start=786
-  _globals['_GENERATECHUNK']._serialized_end=991
-  _globals['_LISTMODELSREQUEST']._serialized_start=993
-  _globals['_LISTMODELSREQUEST']._serialized_end=1012
-  _globals['_MODELCARD']._serialized_start=1014
-  _globals['_MODELCARD']._serialized_end=1061
-  _globals['_LISTMODELSREPLY']._serialized_start=1063
-  _globals['_LISTMODELSREPLY']._serialized_end=1122
-  _globals['_INFERENCE']._serialized_start=1125
-  _globals['_INFERENCE']._serialized_end=1292
+  _globals['_USAGE']._serialized_end=705
+  _globals['_TOKENLOGPROBS']._serialized_start=707
+  _globals['_TOKENLOGPROBS']._serialized_end=809
+  _globals['_GENERATECHUNK']._serialized_start=812
+  _globals['_GENERATECHUNK']._serialized_end=1017
+  _globals['_LISTMODELSREQUEST']._serialized_start=1019
+  _globals['_LISTMODELSREQUEST']._serialized_end=1038
+  _globals['_MODELCARD']._serialized_start=1040
+  _globals['_MODELCARD']._serialized_end=1087
+  _globals['_LISTMODELSREPLY']._serialized_start=1089
+  _globals['_LISTMODELSREPLY']._serialized_end=1148
+  _globals['_INFERENCE']._serialized_start=1151
+  _globals['_INFERENCE']._serialized_end=1318
 # @@protoc_insertion_point(module_scope)

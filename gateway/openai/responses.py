@@ -1,0 +1,247 @@
+"""The routes of OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from gateway.answer import ApiBackend
+from gateway.api_request import ApiRequest, Conversation, Speaker
+from gateway.bodies import parse_body
+from gateway.exchange import Call, Endpoint, Order, Pending, exchange, server_sent, takes
+from gateway.openai.answers import error_body, token_json
+from gateway.openai.responses_body import ResponseRequest
+from gateway.openai.responses_format import Json, ResponseFormat
+from gateway.openai.responses_items import Item, ItemIds
+from gateway.openai.responses_jobs import ResponseJobs
+from gateway.openai.responses_store import EVENTS_KEPT_S, ResponseNotFound, ResponseStore, Stored
+from gateway.output import Answer
+from gateway.prepare import PreparedRequest, Preparer
+from gateway.records import RecordTooLarge
+from springtide.errors import InvalidRequest, Unavailable
+
+PATH = "/v1/responses"
+BODIES = (ResponseRequest,)
+"""For the API's own description."""
+_PAGE, _MOST_ITEMS = 20, 100
+_KEEP_ALIVE = b": waiting\n\n"
+
+
+def routes(backend: ApiBackend) -> APIRouter:
+    router = APIRouter()
+    api = _ResponsesApi(backend)
+
+    @router.post(PATH, openapi_extra=takes(ResponseRequest))
+    async def create(request: Request) -> Response:
+        return await exchange(backend, request, api.endpoint)
+
+    @router.get(f"{PATH}/{{response_id}}")
+    async def retrieve(request: Request, response_id: str) -> Response:
+        return await api.retrieve(request.state.tenant, response_id, request.query_params)
+
+    @router.delete(f"{PATH}/{{response_id}}")
+    async def delete(request: Request, response_id: str) -> Json:
+        await api.store.delete(request.state.tenant, response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    @router.post(f"{PATH}/{{response_id}}/cancel")
+    async def cancel(request: Request, response_id: str) -> Json:
+        return await api.cancel(request.state.tenant, response_id)
+
+    @router.get(f"{PATH}/{{response_id}}/input_items")
+    async def input_items(request: Request, response_id: str) -> Json:
+        return await api.input_items(request.state.tenant, response_id, request.query_params)
+
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept(Order):
+    """An order whose answer is to be kept."""
+
+    tenant: str = ""
+    input_text: str = "[]"
+    """JSON text of its own input's items."""
+    chain: tuple[str, ...] = ()
+    """The responses before it."""
+
+    def stored(self, response: Json) -> Stored:
+        return Stored(response, self.input_text, self.chain)
+
+
+class _ResponsesApi:
+    """What is behind the routes."""
+
+    def __init__(self, backend: ApiBackend) -> None:
+        self._backend = backend
+        settings = backend.server
+        self.store = ResponseStore(backend.valkey, backend.cluster, settings.responses_ttl_s, settings.responses_size)
+        self.jobs = ResponseJobs(self.store)
+        self.endpoint = Endpoint(PATH, "resp", ResponseRequest, self._read, error_body, after=self._keep)
+
+    # ---- a new one ----
+
+    def _read(self, raw: bytes, call: Call, backend: ApiBackend) -> Order | Pending:
+        body = parse_body(raw, ResponseRequest, backend.preparer.bounds.max_values)
+        backend.preparer.check_model(body.model)
+        references = [item["id"] for item in body.input if item["type"] == "item_reference"]
+        if body.previous_response_id is None and not references:
+            return self._order(body, call, (), {})
+        return Pending(lambda: self._look_up(body, len(raw), call, references))
+
+    async def _look_up(
+        self, body: ResponseRequest, num_bytes: int, call: Call, references: Sequence[str]
+    ) -> tuple[int, Callable[[], Order]]:
+        tenant = call.origin.tenant
+        owners = await self.store.owners_of(tenant, references) if references else {}
+        earlier: Sequence[Stored] = ()
+        if body.previous_response_id is not None:
+            earlier = await self.store.conversation(tenant, body.previous_response_id)
+        num_bytes += sum(len(stored.input_text) for stored in earlier)
+        return num_bytes, lambda: self._order(body, call, earlier, owners)
+
+    def _order(self, body: ResponseRequest, call: Call, earlier: Sequence[Stored], owners: Mapping[str, Stored]) -> Order:
+        response_id = call.origin.request_id.replace("-", "_", 1)
+        own = ItemIds(response_id).named([_referenced(item, owners) for item in body.input])
+        request = body.api_request([*(item for stored in earlier for item in stored.items), *own])
+        if body.truncation == "auto":
+            request = _fitted(request, self._backend.preparer, instructed=body.instructions is not None)
+        tokenizer = self._backend.tokenizer
+        entry = (lambda placed: token_json(placed, tokenizer)) if body.wants_logprobs else None
+        written = ResponseFormat(call.origin.request_id, response_id, body.shown(), len(own), entry)
+        chain = (*earlier[-1].chain, str(earlier[-1].response["id"])) if earlier else ()
+        if not body.store:
+            return Order(request, body.stream, written)
+        input_text = json.dumps(own, separators=(",", ":"))
+        order = _Kept(request, body.stream, written, None, call.origin.tenant, input_text, chain)
+        if not body.background:
+            return order
+        self.jobs.check_room(call.origin.tenant)
+        return replace(order, hand_over=lambda prepared: self._begin(order, prepared))
+
+    async def _keep(self, order: Order, answer: Answer) -> None:
+        if not isinstance(order, _Kept):
+            return
+        assert isinstance(order.format, ResponseFormat), "the orders of this API are written in its own words"
+        try:
+            await self.store.keep(order.tenant, order.stored(order.format.completed(answer)))
+        except (Unavailable, RecordTooLarge):
+            # The answer is there: it is given, and says that it is not stored.
+            order.format.not_stored()
+
+    async def _begin(self, order: _Kept, prepared: PreparedRequest) -> Response:
+        written = order.format
+        assert isinstance(written, ResponseFormat), "the orders of this API are written in its own words"
+        await self.jobs.begin(prepared.tenant, order.stored(written.response), written, lambda: self._backend.start(prepared))
+        if order.stream:
+            return self._followed(prepared.tenant, written.response_id, after=-1)
+        return JSONResponse(written.response)
+
+    # ---- those that there are ----
+
+    async def retrieve(self, tenant: str, response_id: str, query: Mapping[str, str]) -> Response:
+        after = _number(query, "starting_after", -1, 0, (1 << 31) - 1)
+        stored = await self.store.get(tenant, response_id)
+        if query.get("stream", "false") not in ("true", "True", "1"):
+            return JSONResponse(stored.response)
+        if not await self.store.has_events(tenant, response_id):
+            message = (
+                f"stream: the events of {response_id} are not there; kept are those of background responses, "
+                f"{EVENTS_KEPT_S:g} s beyond the last one"
+            )
+            raise InvalidRequest(message, param="stream", code="no_events")
+        return self._followed(tenant, response_id, after)
+
+    async def cancel(self, tenant: str, response_id: str) -> Json:
+        stored = await self.store.get(tenant, response_id)
+        if not stored.response["background"]:
+            message = f"response_id: {response_id} was not made in the background; close its connection to end it"
+            raise InvalidRequest(message, param="response_id", code="not_in_background")
+        return (await self.jobs.cancel(tenant, response_id)).response
+
+    async def input_items(self, tenant: str, response_id: str, query: Mapping[str, str]) -> Json:
+        limit = _number(query, "limit", _PAGE, 1, _MOST_ITEMS)
+        order = query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise InvalidRequest(f"order must be 'asc' or 'desc', not {order[:100]!r}", param="order", code="invalid_value")
+        stored = await self.store.get(tenant, response_id)
+        items = await self._backend.side_thread.run(len(stored.input_text), lambda: stored.input)
+        if order == "desc":
+            items.reverse()
+        if (after := query.get("after")) is not None:
+            place = next((number for number, item in enumerate(items) if item["id"] == after), None)
+            if place is None:
+                raise InvalidRequest(f"after: {after[:100]!r} is no item of {response_id}", param="after", code="invalid_value")
+            del items[: place + 1]
+        page = items[:limit]
+        ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": "", "last_id": ""}
+        return {"object": "list", "data": page, **ends, "has_more": len(items) > limit}
+
+    def _followed(self, tenant: str, response_id: str, after: int) -> Response:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        return StreamingResponse(self._events(tenant, response_id, after), media_type=ResponseFormat.media_type, headers=headers)
+
+    async def _events(self, tenant: str, response_id: str, after: int) -> AsyncIterator[bytes]:
+        position = after
+        async for events, last in self.store.events(tenant, response_id, after):
+            position += len(events)
+            yield b"".join(events) or _KEEP_ALIVE
+            if last:
+                return
+        # Its gateway has gone before the last one, or it was ended by another one.
+        response = (await self.store.get(tenant, response_id)).response
+        kind = "response.failed" if response["status"] == "failed" else "response.incomplete"
+        yield server_sent({"type": kind, "sequence_number": position + 1, "response": response}, kind)
+
+
+def _referenced(item: Item, owners: Mapping[str, Stored]) -> Item:
+    if item["type"] != "item_reference":
+        return item
+    for found in owners[item["id"]].items:
+        if found["id"] == item["id"]:
+            return found
+    raise ResponseNotFound(f"input: item {item['id'][:100]!r} is not stored here", param="input", code="item_not_found")
+
+
+def _fitted(request: ApiRequest, preparer: Preparer, *, instructed: bool) -> ApiRequest:
+    """`request` without as many turns from the beginning of the conversation as it takes to fit, instructions kept."""
+    conversation = request.prompt
+    assert isinstance(conversation, Conversation), "a response answers a conversation"
+    head, messages = conversation.messages[:instructed], conversation.messages[instructed:]
+    turns = [number for number, message in enumerate(messages) if message.speaker is Speaker.USER]
+    begins = [0, *(number for number in turns if number)]
+
+    def without(begin: int) -> ApiRequest:
+        return replace(request, prompt=replace(conversation, messages=(*head, *messages[begin:])))
+
+    low, high = 0, len(begins) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _fits(without(begins[middle]), preparer):
+            high = middle
+        else:
+            low = middle + 1
+    return without(begins[low])
+
+
+def _fits(request: ApiRequest, preparer: Preparer) -> bool:
+    try:
+        (tokens,) = preparer.tokens(request)
+    except InvalidRequest as error:
+        if error.code != "context_length_exceeded":
+            raise
+        return False
+    return len(tokens) + (request.max_tokens or 1) <= preparer.context_length
+
+
+def _number(query: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = query.get(name)
+    if text is None:
+        return default
+    if not text.isdecimal() or len(text) > 10 or not least <= int(text) <= most:
+        raise InvalidRequest(f"{name} must be a number from {least} to {most}, not {text[:100]!r}", param=name, code="invalid_value")
+    return int(text)

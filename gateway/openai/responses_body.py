@@ -1,0 +1,352 @@
+"""The body of `POST /v1/responses`, and what it asks for. What cannot be honoured is refused by name; nothing is ignored silently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, ValidationError, model_validator
+
+from gateway.api_request import (
+    ApiRequest,
+    CacheUse,
+    Conversation,
+    FormatKind,
+    Message,
+    OutputFormat,
+    Speaker,
+    Tool,
+    ToolChoice,
+    ToolMode,
+)
+from gateway.bodies import explained
+from gateway.openai.requests import Neutral, NeutralFalse, NeutralList
+from gateway.openai.requests import _Body as Body
+from gateway.openai.requests import _default_when_null as default_when_null
+from gateway.openai.requests import _neutral as neutral
+from gateway.openai.responses_items import Given, Item, ItemText, conversation_of, input_items
+from gateway.prepare import MAX_LOGPROBS
+from springtide.errors import InvalidRequest
+
+Json = dict[str, Any]
+
+MAX_TOOLS = 512
+MAX_TOOL_NAME = 64
+LOGPROBS = "message.output_text.logprobs"
+_MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
+"""Of metadata: OpenAI's."""
+_MAX_IDENTIFIER = 512
+_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+
+Identifier = Annotated[str, Field(max_length=_MAX_IDENTIFIER)]
+ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME, pattern=r"^[a-zA-Z0-9_-]+$")]
+
+
+def _metadata(value: Any) -> Any:
+    if not isinstance(value, dict) or len(value) > _MAX_PAIRS:
+        raise ValueError(f"must be an object of at most {_MAX_PAIRS} texts")
+    for key, text in value.items():
+        if not isinstance(text, str) or len(key) > _MAX_KEY or len(text) > _MAX_VALUE:
+            raise ValueError(
+                f"must map keys of at most {_MAX_KEY} characters to texts of at most {_MAX_VALUE}, which {key[:100]!r} does not"
+            )
+    return value
+
+
+Metadata = Annotated[dict[str, str], BeforeValidator(lambda value: {} if value is None else _metadata(value))]
+
+
+class FunctionTool(Body):
+    type: Literal["function"]
+    name: ToolName
+    description: ItemText | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    output_schema: Neutral = None
+    defer_loading: NeutralFalse = None
+    allowed_callers: Annotated[Any, AfterValidator(neutral(["direct"]))] = None
+    async_: NeutralFalse = Field(None, alias="async")
+
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description or "", self.parameters or {}, bool(self.strict))
+
+    def shown(self) -> Json:
+        description = {} if self.description is None else {"description": self.description}
+        return {"type": "function", "name": self.name, **description, "parameters": self.parameters, "strict": bool(self.strict)}
+
+
+class NamedFunction(Body):
+    type: Literal["function"]
+    name: ToolName
+
+
+class AllowedTools(Body):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+_CHOICES: dict[str, type[NamedFunction | AllowedTools]] = {"function": NamedFunction, "allowed_tools": AllowedTools}
+
+
+class PlainText(Body):
+    type: Literal["text"]
+
+    def format(self) -> OutputFormat | None:
+        return None
+
+
+class JsonObject(Body):
+    type: Literal["json_object"]
+
+    def format(self) -> OutputFormat | None:
+        return OutputFormat(FormatKind.JSON_OBJECT)
+
+
+class JsonSchema(Body):
+    type: Literal["json_schema"]
+    name: ToolName
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+    def format(self) -> OutputFormat | None:
+        return OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(self.schema_, separators=(",", ":"), ensure_ascii=False))
+
+
+_FORMATS: dict[str, type[PlainText | JsonObject | JsonSchema]] = {
+    "text": PlainText,
+    "json_object": JsonObject,
+    "json_schema": JsonSchema,
+}
+
+
+def _by_type(value: Any, name: str, kinds: Mapping[str, type[Body]]) -> Any:
+    """`value` as what its `type` says. Raises InvalidRequest, naming the type where it is not served."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    model = kinds.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        message = f"{name}: type {str(kind)[:100]!r} is not served; these are: {', '.join(kinds)}"
+        raise InvalidRequest(message, param=f"{name}.type" if isinstance(value, dict) else name, code="unsupported_type")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        invalid = explained(error.errors(include_url=False)[0], name)
+    raise invalid
+
+
+def _tools(value: Any) -> Any:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > MAX_TOOLS:
+        raise ValueError(f"must be a list of at most {MAX_TOOLS} tools")
+    tools = tuple(_by_type(tool, f"tools[{number}]", {"function": FunctionTool}) for number, tool in enumerate(value))
+    names = [tool.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise ValueError("must have names of their own")
+    return tools
+
+
+def _tool_choice(value: Any) -> Any:
+    if value is None or value in ("auto", "none", "required"):
+        return value or "auto"
+    if isinstance(value, str):
+        raise ValueError("must be 'auto', 'none', 'required', or an object that names a function")
+    return _by_type(value, "tool_choice", _CHOICES)
+
+
+def _format(value: Any) -> Any:
+    return PlainText(type="text") if value is None else _by_type(value, "text.format", _FORMATS)
+
+
+Input = Annotated[Any, BeforeValidator(input_items, json_schema_input_type=Given)]
+"""After validation `tuple[Item, ...]`."""
+Tools = Annotated[Any, BeforeValidator(_tools, json_schema_input_type=list[FunctionTool] | None)]
+"""After validation `tuple[FunctionTool, ...]`."""
+Choice = Annotated[
+    Any,
+    BeforeValidator(_tool_choice, json_schema_input_type=Literal["auto", "none", "required"] | NamedFunction | AllowedTools | None),
+]
+"""After validation `auto`, `none`, `required`, a NamedFunction or AllowedTools."""
+Format = Annotated[Any, BeforeValidator(_format, json_schema_input_type=PlainText | JsonObject | JsonSchema | None)]
+"""After validation one of the three."""
+
+
+class TextConfig(Body):
+    format: Format = PlainText(type="text")
+    verbosity: Annotated[Any, AfterValidator(neutral("medium"))] = None
+
+    def shown(self) -> Json:
+        return {"format": self.format.model_dump(by_alias=True, exclude_none=True), "verbosity": "medium"}
+
+
+class Reasoning(Body):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Annotated[Any, AfterValidator(neutral("auto"))] = None
+    generate_summary: Annotated[Any, AfterValidator(neutral("auto"))] = None
+    context: Annotated[Any, AfterValidator(neutral("auto", "current_turn"))] = None
+    mode: Annotated[Any, AfterValidator(neutral("standard"))] = None
+
+
+class CacheOptions(Body):
+    mode: Literal["implicit", "explicit"] = "implicit"
+    ttl: Literal["30m", "12h"] = "30m"
+    prewarm: NeutralFalse = None
+    comparison_response_id: Neutral = None
+
+
+class BackgroundOptions(Body):
+    completion_window: Annotated[Any, AfterValidator(neutral("soonest"))] = None
+    continuation_id: Neutral = None
+
+
+class StreamOptions(Body):
+    include_obfuscation: NeutralFalse = None
+
+
+class ResponseRequest(Body):
+    """OpenAI's fields; those below `user` ask for what is not served, and are taken at the values that ask for nothing."""
+
+    model: str
+    input: Input = ()
+    instructions: ItemText | None = None
+    previous_response_id: Identifier | None = None
+    stream: Annotated[bool, default_when_null(False)] = False
+    stream_options: StreamOptions | None = None
+    background: Annotated[bool, default_when_null(False)] = False
+    store: Annotated[bool, default_when_null(True)] = True
+    metadata: Metadata = Field(default_factory=dict)
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    """Of built-in tools, of which there are none."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    include: Annotated[list[str], FailFast(), Field(max_length=64), default_when_null([])] = Field(default_factory=list)
+    tools: Tools = ()
+    tool_choice: Choice = "auto"
+    parallel_tool_calls: Annotated[bool, default_when_null(True)] = True
+    text: Annotated[TextConfig, default_when_null(TextConfig())] = TextConfig()
+    reasoning: Annotated[Reasoning, default_when_null(Reasoning())] = Reasoning()
+    truncation: Annotated[Literal["auto", "disabled"], default_when_null("disabled")] = "disabled"
+    prompt_cache_key: Identifier | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    service_tier: Annotated[Any, AfterValidator(neutral("auto", "default"))] = None
+    safety_identifier: Identifier | None = None
+    user: Identifier | None = None
+
+    conversation: Neutral = None
+    prompt: Neutral = None
+    moderation: Neutral = None
+    image: Neutral = None
+    access_programs: Neutral = None
+    context_management: NeutralList = None
+    background_options: BackgroundOptions | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ResponseRequest:
+        if self.background and not self.store:
+            raise ValueError("background needs store: the answer is fetched later")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options may only be set when stream is true")
+        if not self.input and self.previous_response_id is None and self.instructions is None:
+            raise ValueError("input must have at least one item")
+        unknown = [name for name in self.include if name not in _INCLUDABLE]
+        if unknown:
+            raise ValueError(f"include may hold {', '.join(_INCLUDABLE)}, not {unknown[0][:100]!r}")
+        if isinstance(self.tool_choice, NamedFunction | AllowedTools):
+            known = {tool.name for tool in self.tools}
+            wanted = [self.tool_choice] if isinstance(self.tool_choice, NamedFunction) else self.tool_choice.tools
+            missing = [tool.name for tool in wanted if tool.name not in known]
+            if missing:
+                raise ValueError(f"tool_choice names {missing[0]!r}, which is not among the tools")
+        elif self.tool_choice == "required" and not self.tools:
+            raise ValueError("tool_choice is 'required', but there are no tools")
+        return self
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return LOGPROBS in self.include or bool(self.top_logprobs)
+
+    def api_request(self, history: Sequence[Item]) -> ApiRequest:
+        """What is asked for; `history` has the items of the conversation so far, and then this one's. Raises InvalidRequest."""
+        messages = conversation_of(history)
+        if self.instructions is not None:
+            messages.insert(0, Message(Speaker.SYSTEM, self.instructions))
+        if not messages:
+            raise InvalidRequest("input must have at least one item", param="input")
+        sampling: Json = {name: value for name in ("temperature", "top_p") if (value := getattr(self, name)) is not None}
+        if self.wants_logprobs:
+            sampling["logprobs"] = self.top_logprobs or 0
+        return ApiRequest(
+            model=self.model,
+            prompt=Conversation(tuple(messages), self._offered_tools(), self._choice(), self._template_options()),
+            max_tokens=self.max_output_tokens,
+            sampling=sampling,
+            format=self.text.format.format(),
+            cache=CacheUse(affinity=self.prompt_cache_key or ""),
+            names=_NAMES,
+        )
+
+    def _offered_tools(self) -> tuple[Tool, ...]:
+        allowed = None
+        if isinstance(self.tool_choice, AllowedTools):
+            allowed = {tool.name for tool in self.tool_choice.tools}
+        return tuple(tool.tool() for tool in self.tools if allowed is None or tool.name in allowed)
+
+    def _choice(self) -> ToolChoice:
+        match self.tool_choice:
+            case NamedFunction(name=name):
+                return ToolChoice(ToolMode.REQUIRED, name, self.parallel_tool_calls)
+            case AllowedTools(mode=mode):
+                return ToolChoice(ToolMode(mode), parallel=self.parallel_tool_calls)
+        return ToolChoice(ToolMode(self.tool_choice), parallel=self.parallel_tool_calls)
+
+    def _template_options(self) -> Json:
+        """What templates of reasoning models know."""
+        effort = self.reasoning.effort
+        if effort is None:
+            return {}
+        return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+
+    def shown(self) -> Json:
+        """The fields that a response shows of its request."""
+        choice = self.tool_choice
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": self.max_tool_calls,
+            "metadata": self.metadata,
+            "model": self.model,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "previous_response_id": self.previous_response_id,
+            "prompt_cache_key": self.prompt_cache_key,
+            "reasoning": {"effort": self.reasoning.effort, "summary": None},
+            "safety_identifier": self.safety_identifier,
+            "service_tier": "default",
+            "store": self.store,
+            "background": self.background,
+            "temperature": self.temperature,
+            "text": self.text.shown(),
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": [tool.shown() for tool in self.tools],
+            "top_logprobs": self.top_logprobs or 0,
+            "top_p": self.top_p,
+            "truncation": self.truncation,
+            "user": self.user,
+        }
+
+
+_INCLUDABLE = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+"""OpenAI's. But for the first they are about what is refused, or, in reasoning, is in the item in plain text."""

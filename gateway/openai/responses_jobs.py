@@ -1,0 +1,145 @@
+"""Responses in the background: they are made whether or not anybody waits, and what comes about is in Valkey for whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from gateway.answer import AnswerStream
+from gateway.bodies import ClientDisconnected
+from gateway.exchange import server_sent
+from gateway.openai.responses_format import Json, ResponseFormat
+from gateway.openai.responses_store import MOST_EVENT_BYTES, RENEW_S, ResponseNotFound, ResponseStore, Stored
+from springtide.errors import Overloaded, SpringtideError, Unavailable
+
+logger = logging.getLogger(__name__)
+
+MOST_JOBS = 64
+"""Of a tenant in one gateway: nobody's connection limits them."""
+_RETRY_AFTER_S = 5.0
+_ENDINGS = ("status", "completed_at", "error", "incomplete_details", "usage", "output")
+"""What of a response its end decides."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    tenant: str
+    format: ResponseFormat
+    answer: AnswerStream
+    num_events: int = 0
+    num_bytes: int = 0
+    complete: bool = False
+    """No further event is kept."""
+    events: list[bytes] = field(default_factory=list)
+    """Not yet kept."""
+
+    @property
+    def response_id(self) -> str:
+        return self.format.response_id
+
+
+class ResponseJobs:
+    """The background responses of this gateway."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+        self._jobs: dict[tuple[str, str], _Job] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def check_room(self, tenant: str) -> None:
+        """Raises Overloaded."""
+        running = sum(owner == tenant for owner, _ in self._jobs)
+        if running >= MOST_JOBS:
+            raise Overloaded(
+                f"background: {running} responses of this tenant are being made already", retry_after_s=_RETRY_AFTER_S, reason="background"
+            )
+
+    async def begin(self, tenant: str, stored: Stored, written: ResponseFormat, start: Callable[[], AnswerStream]) -> None:
+        """Returns when it is known to all gateways; it goes on by itself. Raises Overloaded, Unavailable and RecordTooLarge."""
+        self.check_room(tenant)
+        await self._store.begin_run(tenant, written.response_id)
+        await self._store.keep(tenant, stored)
+        job = _Job(tenant, written, start())
+        self._jobs[tenant, job.response_id] = job
+        task = asyncio.create_task(self._run(job), name=f"response {job.response_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def cancel(self, tenant: str, response_id: str) -> Stored:
+        """As it is then. Raises ResponseNotFound."""
+        stored = await self._store.end(tenant, response_id, {"status": "cancelled"})
+        await self._store.cancel_run(tenant, response_id)
+        if (job := self._jobs.get((tenant, response_id))) is not None:
+            job.answer.disconnect()
+        return stored
+
+    async def _run(self, job: _Job) -> None:
+        renewing = asyncio.create_task(self._renew(job))
+        try:
+            await self._keep(job, job.format.begin())
+            async for batch in job.answer.batches():
+                usage = job.answer.usage
+                await self._keep(job, (event for delta in batch for event in job.format.delta(delta, usage)))
+            await self._end(job, job.format.end(job.answer.usage))
+        except ClientDisconnected:
+            await self._end(job, job.format.cancelled(job.answer.usage))
+        except SpringtideError as error:
+            logger.info("background response failed: %s", error.message, extra={"request_id": job.answer.request_id})
+            await self._end(job, job.format.failed(error))
+        finally:
+            renewing.cancel()
+            job.answer.close()
+            del self._jobs[job.tenant, job.response_id]
+
+    async def _renew(self, job: _Job) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                if not await self._store.renew_run(job.tenant, job.response_id):
+                    job.answer.disconnect()
+                    return
+            except Unavailable as error:
+                logger.warning("cannot renew the lease of %s: %s", job.response_id, error.message)
+
+    async def _keep(self, job: _Job, events: Iterable[bytes]) -> None:
+        job.events += events
+        job.num_bytes += sum(map(len, job.events))
+        too_many = job.num_bytes > MOST_EVENT_BYTES
+        if too_many and not job.complete:
+            message = f"the events of this response have more than {MOST_EVENT_BYTES} bytes; retrieve it as a whole"
+            number = job.num_events
+            job.events = [
+                server_sent({"type": "error", "sequence_number": number, "code": "too_long", "message": message, "param": None}, "error")
+            ]
+        await self._add(job, last=too_many)
+
+    async def _add(self, job: _Job, last: bool) -> None:
+        events, job.events = job.events, []
+        if job.complete or not events:
+            return
+        job.complete = last
+        first, job.num_events = job.num_events, job.num_events + len(events)
+        try:
+            await self._store.add_events(job.tenant, job.response_id, events, first, last)
+        except Unavailable as error:
+            # A gap in the events would show only to who reads them: they end here.
+            job.complete = True
+            logger.warning("the events of %s cannot be kept: %s", job.response_id, error.message)
+
+    async def _end(self, job: _Job, events: Iterable[bytes]) -> None:
+        """The response is kept before its last event goes out: who has that finds it."""
+        job.events += events
+        response = job.format.response
+        changes: Json = {name: response[name] for name in _ENDINGS}
+        try:
+            stored = await self._store.end(job.tenant, job.response_id, changes)
+            if stored.response["status"] == "cancelled":
+                await self._store.add_output(job.tenant, job.response_id, {"output": response["output"], "usage": response["usage"]})
+            await self._add(job, last=True)
+            await self._store.end_run(job.tenant, job.response_id)
+        except ResponseNotFound:
+            logger.info("%s was deleted while it was made", job.response_id)
+        except SpringtideError as error:
+            logger.warning("%s cannot be kept: %s", job.response_id, error.message)

@@ -1,0 +1,255 @@
+"""The Responses API, by OpenAI's client against nodes whose model recites."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from gateway_cluster import MODEL, Cluster, Start, until
+
+from engine.tokenizer.tokenizer import Tokenizer
+from gateway.app import GatewayServer
+
+REPLY = "Hello, wörld! One two three four."
+
+
+def prompt_of(cluster: Cluster, tokenizer: Tokenizer) -> str:
+    """What the last request's model was given to read."""
+    start: Start = cluster.started[-1][1]
+    return tokenizer.decode(list(start.request.token_ids), skip_special_tokens=False)
+
+
+async def test_a_text_is_answered_and_the_response_kept(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+    cluster.cached_tokens = 3
+    made = await client.responses.create(
+        model=MODEL, input="Hi.", instructions="Be brief.", metadata={"a": "b"}, temperature=0.5, user="ann", max_output_tokens=50
+    )
+    assert made.status == "completed" and made.output_text == REPLY and made.id.startswith("resp_")
+    assert made.completed_at is not None and made.error is None and made.incomplete_details is None
+    assert made.usage is not None and made.usage.input_tokens_details.cached_tokens == 3
+    assert made.usage.total_tokens == made.usage.input_tokens + made.usage.output_tokens
+    assert made.usage.output_tokens_details.reasoning_tokens == 0
+    assert (made.instructions, made.metadata, made.temperature, made.user) == ("Be brief.", {"a": "b"}, 0.5, "ann")
+
+    assert await client.responses.retrieve(made.id) == made
+    items = await client.responses.input_items.list(made.id)
+    assert [(item.type, item.role, item.content[0].text) for item in items.data] == [("message", "user", "Hi.")]
+    await client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError) as gone:
+        await client.responses.retrieve(made.id)
+    assert gone.value.code == "response_not_found"
+
+
+async def test_what_is_not_to_be_stored_is_not(client: openai.AsyncOpenAI) -> None:
+    made = await client.responses.create(model=MODEL, input="Hi.", store=False)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.retrieve(made.id)
+
+
+async def test_a_stream_has_all_events_in_order(client: openai.AsyncOpenAI) -> None:
+    events = [event async for event in await client.responses.create(model=MODEL, input="Hi.", stream=True)]
+    kinds = [event.type for event in events]
+    first, last = kinds[:4], kinds[-4:]
+    assert first == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"} and len(kinds) > 10
+    assert last == ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed"]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    completed: Any = events[-1]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == REPLY
+    assert completed.response.output_text == REPLY and completed.response.usage.output_tokens > 5
+    assert {event.item_id for event in events if hasattr(event, "item_id")} == {completed.response.output[0].id}
+    # It is there as soon as its last event is.
+    assert await client.responses.retrieve(completed.response.id) == completed.response
+
+
+async def test_the_clients_own_stream_helper_puts_the_response_together(client: openai.AsyncOpenAI) -> None:
+    async with client.responses.stream(model=MODEL, input="Hi.") as stream:
+        snapshots = [event.snapshot async for event in stream if event.type == "response.output_text.delta"]
+        final = await stream.get_final_response()
+    assert final.output_text == snapshots[-1] == REPLY
+
+
+async def test_cut_output_makes_an_incomplete_response(client: openai.AsyncOpenAI) -> None:
+    whole = await client.responses.create(model=MODEL, input="Hi.", max_output_tokens=3)
+    assert whole.status == "incomplete" and whole.incomplete_details is not None
+    assert whole.incomplete_details.reason == "max_output_tokens" and whole.output[0].status == "incomplete"
+    events = [event async for event in await client.responses.create(model=MODEL, input="Hi.", max_output_tokens=3, stream=True)]
+    assert events[-1].type == "response.incomplete" and events[-1].response.output_text == whole.output_text
+
+
+async def test_an_empty_answer_is_a_message_without_text(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+    cluster.script = lambda start: ()
+    made = await client.responses.create(model=MODEL, input="Hi.")
+    assert made.output_text == "" and [item.type for item in made.output] == ["message"]
+    kinds = [event.type async for event in await client.responses.create(model=MODEL, input="Hi.", stream=True)]
+    assert kinds[2:5] == ["response.output_item.added", "response.content_part.added", "response.output_text.done"]
+
+
+async def test_log_probabilities_are_in_the_message(client: openai.AsyncOpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "input": "Hi.", "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
+    whole = await client.responses.create(**options)
+    entries = whole.output[0].content[0].logprobs
+    assert "".join(bytes(byte for entry in entries for byte in entry.bytes).decode()) == REPLY
+    assert all(entry.logprob == -0.5 and len(entry.top_logprobs) == 2 for entry in entries)
+    events = [event async for event in await client.responses.create(**options, stream=True)]
+    streamed = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
+    assert [entry.token for entry in streamed] == [entry.token for entry in entries]
+    assert events[-1].response.output[0].content[0].logprobs == entries
+    assert (await client.responses.retrieve(whole.id)).output[0].content[0].logprobs == []
+
+
+# ---- conversations ----
+
+
+async def test_a_conversation_goes_on_from_a_response_without_its_instructions(
+    client: openai.AsyncOpenAI, cluster: Cluster, tokenizer: Tokenizer
+) -> None:
+    first = await client.responses.create(model=MODEL, input="One?", instructions="Be a pirate.")
+    second = await client.responses.create(model=MODEL, input="Two?", previous_response_id=first.id, instructions="Be a cook.")
+    third = await client.responses.create(model=MODEL, input=[{"role": "user", "content": "Three?"}], previous_response_id=second.id)
+    prompt = prompt_of(cluster, tokenizer)
+    places = [prompt.index(text) for text in ("One?", REPLY, "Two?", "Three?")]
+    assert places == sorted(places) and prompt.count(REPLY) == 2
+    assert "pirate" not in prompt and "cook" not in prompt
+    assert third.previous_response_id == second.id
+
+    await client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match=first.id):
+        await client.responses.create(model=MODEL, input="Four?", previous_response_id=third.id)
+
+
+async def test_an_item_can_be_referred_to(client: openai.AsyncOpenAI, cluster: Cluster, tokenizer: Tokenizer) -> None:
+    first = await client.responses.create(model=MODEL, input="One?")
+    reference: Any = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "Go on."}]
+    second = await client.responses.create(model=MODEL, input=reference)
+    prompt = prompt_of(cluster, tokenizer)
+    assert prompt.index(REPLY) < prompt.index("Go on.") and "One?" not in prompt
+    items = await client.responses.input_items.list(second.id, order="asc")
+    assert items.data[0].id == first.output[0].id
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.create(model=MODEL, input=[{"type": "item_reference", "id": "msg_nobody_0"}])
+
+
+async def test_input_items_come_in_pages(client: openai.AsyncOpenAI) -> None:
+    turns: Any = [{"role": "user", "content": f"Number {number}."} for number in range(5)]
+    made = await client.responses.create(model=MODEL, input=turns)
+    pages = [page async for page in (await client.responses.input_items.list(made.id, limit=2, order="asc")).iter_pages()]
+    assert [len(page.data) for page in pages] == [2, 2, 1]
+    assert [item.content[0].text for page in pages for item in page.data] == [turn["content"] for turn in turns]
+
+
+async def test_calls_and_their_outputs_are_one_turn_each(client: openai.AsyncOpenAI) -> None:
+    turns: Any = [
+        {"role": "user", "content": "How warm is it?"},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city":"Ulm"}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "12"},
+    ]
+    assert (await client.responses.create(model=MODEL, input=turns)).output_text == REPLY
+    with pytest.raises(openai.BadRequestError, match="no function_call with call_id 'c1'"):
+        await client.responses.create(model=MODEL, input=[turns[0], turns[2]])
+
+
+async def test_with_truncation_the_oldest_turns_make_room(client: openai.AsyncOpenAI, cluster: Cluster, tokenizer: Tokenizer) -> None:
+    turns: Any = [{"role": "user", "content": f"Turn {number}: " + "word " * 300} for number in range(10)]
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.responses.create(model=MODEL, input=turns, instructions="Be brief.")
+    assert refused.value.code == "context_length_exceeded" and refused.value.param == "input"
+    made = await client.responses.create(model=MODEL, input=turns, instructions="Be brief.", truncation="auto", max_output_tokens=50)
+    prompt = prompt_of(cluster, tokenizer)
+    assert "Be brief." in prompt and "Turn 9:" in prompt and "Turn 0:" not in prompt and made.output_text == REPLY
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "mcp", "server_label": "x", "server_url": "http://x"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"background": True, "store": False}, "background"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}]}, "input[0].content"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": "x", "colour": "red"}]}, "input[0].colour"),
+        ({"input": []}, "input"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
+        ({"metadata": {"k": "v" * 513}}, "metadata"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"colour": "red"}, "colour"),
+        ({"previous_response_id": "resp_nothing"}, "previous_response_id"),
+    ],
+)
+async def test_what_is_not_served_is_refused_by_name(http: httpx.AsyncClient, fields: dict[str, Any], param: str) -> None:
+    answer = await http.post("/v1/responses", json={"model": MODEL, "input": "Hi.", **fields})
+    assert answer.status_code in (400, 404), answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_tenants_do_not_see_each_others_responses(http: httpx.AsyncClient) -> None:
+    mine, other = {"x-springtide-tenant": "ann"}, {"x-springtide-tenant": "bob"}
+    made = (await http.post("/v1/responses", json={"model": MODEL, "input": "Hi."}, headers=mine)).json()
+    path = f"/v1/responses/{made['id']}"
+    assert (await http.get(path, headers=mine)).status_code == 200
+    for request in (http.get(path, headers=other), http.delete(path, headers=other), http.get(f"{path}/input_items", headers=other)):
+        assert (await request).status_code == 404
+    body = {"model": MODEL, "input": "Hi.", "previous_response_id": made["id"]}
+    assert (await http.post("/v1/responses", json=body, headers=other)).status_code == 404
+
+
+# ---- in the background ----
+
+
+async def ended(client: openai.AsyncOpenAI, response_id: str) -> Any:
+    while (response := await client.responses.retrieve(response_id)).status == "in_progress":  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    return response
+
+
+async def test_a_background_response_is_polled_for(client: openai.AsyncOpenAI) -> None:
+    made = await client.responses.create(model=MODEL, input="Hi.", background=True)
+    assert made.status == "in_progress" and made.output == [] and made.background
+    response = await ended(client, made.id)
+    assert response.status == "completed" and response.output_text == REPLY and response.usage.output_tokens > 5
+    # Its end is final.
+    assert (await client.responses.cancel(made.id)).status == "completed"
+    with pytest.raises(openai.BadRequestError, match="background"):
+        await client.responses.cancel((await client.responses.create(model=MODEL, input="Hi.")).id)
+
+
+async def test_a_background_stream_can_be_taken_up_again(client: openai.AsyncOpenAI, gateway: GatewayServer) -> None:
+    stream = await client.responses.create(model=MODEL, input="Hi.", background=True, stream=True)
+    first: list[Any] = []
+    async for event in stream:
+        first.append(event)
+        if len(first) == 6:
+            break
+    await stream.close()
+    response_id = first[0].response.id
+    rest = [event async for event in await client.responses.retrieve(response_id, stream=True, starting_after=first[-1].sequence_number)]
+    events = [*first, *rest]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == REPLY
+    assert events[-1].type == "response.completed"
+
+
+async def test_a_background_response_is_cancelled(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+    cluster.nodes["decode-0"].pause_at = cluster.nodes["decode-1"].pause_at = 4
+    stream = await client.responses.create(model=MODEL, input="Hi.", background=True, stream=True)
+    events: list[Any] = [await anext(stream) for _ in range(6)]
+    cancelled = await client.responses.cancel(events[0].response.id)
+    assert cancelled.status == "cancelled"
+    events += [event async for event in stream]
+    assert events[-1].type == "response.incomplete" and events[-1].response.status == "cancelled"
+    await until(lambda: cluster.idle)
+    text = (await client.responses.retrieve(cancelled.id)).output_text
+    assert text and REPLY.startswith(text) and text != REPLY
