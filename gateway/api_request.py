@@ -166,6 +166,8 @@ class ApiRequest:
     best_of: int = 0
     """So many are made, and the `n` likeliest are the answer. 0: `n`."""
     stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    """Texts that are not in the output, as far as that can be said of tokens: neither as they are nor after a space."""
     include_stop: bool = False
     """A stop string is part of the text that it ends."""
     skip_special_tokens: bool = True

@@ -154,7 +154,10 @@ class GatewayCore:
         self._asked[state.asked] = state
         generation, token_ids = state.generation, state.token_ids
         state.keys = self._hashing.keys(generation, token_ids)
-        max_new_tokens = generation.sampling.max_tokens - len(state.tokens)
+        sampling = generation.sampling
+        max_new_tokens = sampling.max_tokens - len(state.tokens)
+        # Nothing ends an output before its limit whose end tokens are ignored, unless a stop string, a grammar or the client does.
+        endless = sampling.ignore_eos and not sampling.grammar
         return [
             Schedule(
                 attempt_id=state.asked,
@@ -163,8 +166,7 @@ class GatewayCore:
                 block_keys=state.keys,
                 num_tokens=len(token_ids),
                 max_new_tokens=max_new_tokens,
-                # Nothing ends an output before its limit whose end tokens are ignored, unless a stop string or the client does.
-                min_new_tokens=max_new_tokens if generation.sampling.ignore_eos else 1,
+                min_new_tokens=max_new_tokens if endless else max(1, sampling.min_tokens - len(state.tokens)),
                 accepted=state.accepted,
                 avoid=frozenset(state.avoid),
                 tenant=generation.tenant,

@@ -16,6 +16,7 @@ from gateway.api_request import ApiRequest, Conversation, Message, Speaker, Text
 from gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
 from gateway.output import Delta
 from gateway.prepare import (
+    MAX_BAD_WORDS,
     MAX_BIASED_TOKENS,
     MAX_LOGPROBS,
     MAX_STOP_STRINGS,
@@ -29,7 +30,7 @@ from springtide.ids import new_id
 from springtide.protocol.outputs import Finish, SampledToken
 from springtide.protocol.sampling import LogitBias
 from springtide.protocol.usage import Usage
-from springtide.protocol.wire import TERMS, TOKEN_LOGPROB, USAGE
+from springtide.protocol.wire import GRAMMAR, TERMS, TOKEN_IDS, TOKEN_LOGPROB, USAGE
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import inference_pb2
 from springtide.rpc.channels import new_public_server
@@ -179,8 +180,19 @@ def _sampling_values(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
     for name in _OFF_AT_ZERO:
         if not values[name]:
             del values[name]
+    if len(wanted.bad_words) > MAX_BAD_WORDS:
+        raise InvalidRequest(f"sampling.bad_words may hold at most {MAX_BAD_WORDS} entries", param="sampling.bad_words")
+    try:
+        constraints = {
+            "allowed_token_ids": TOKEN_IDS.decode(wanted.allowed_token_ids),
+            "bad_words": tuple(TOKEN_IDS.decode(one) for one in wanted.bad_words),
+            "grammar": GRAMMAR.decode(wanted.grammar),
+        }
+    except ValueError as error:
+        raise InvalidRequest(f"sampling: {error}", param="sampling") from None
     return {
         **values,
+        **constraints,
         "seed": wanted.seed or None,
         "stop_token_ids": tuple(wanted.stop_token_ids),
         "logprobs": wanted.logprobs if wanted.HasField("logprobs") else None,

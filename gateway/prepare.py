@@ -15,7 +15,7 @@ from gateway.conversation import ChatModel
 from gateway.tool_calls.reading import PLAIN, Reading
 from springtide.errors import InvalidRequest, ModelNotFound
 from springtide.ids import RequestId
-from springtide.protocol.sampling import LogitBias, SamplingParams
+from springtide.protocol.sampling import LogitBias, SamplingParams, TokenIds
 from springtide.protocol.scheduling import NO_TERMS, Terms
 from springtide.protocol.wire import SAMPLING_PARAMS
 from springtide.rpc.channels import MAX_MESSAGE_BYTES
@@ -32,7 +32,12 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 100.0
 MAX_BIASED_TOKENS = 1 << 16
 MAX_LOGPROBS = 20
-SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name not in ("max_tokens", "prompt_logprobs"))
+MAX_ALLOWED_TOKENS = 1 << 18
+MAX_BAD_WORDS = 128
+"""Each output token is looked for among them."""
+MAX_BAD_WORD_LENGTH = 256
+_NOT_AS_THEY_ARE = ("max_tokens", "prompt_logprobs", "allowed_token_ids", "bad_words", "grammar")
+SAMPLING_FIELDS = tuple(field.name for field in fields(SamplingParams) if field.name not in _NOT_AS_THEY_ARE)
 """Those that clients set as they are: how many tokens they may have is for the context to say, too, and `prompt_logprobs` for bounds."""
 SEED_RANGE = 1 << 64
 BYTES_A_TOKEN = 256
@@ -249,18 +254,42 @@ class Preparer:
                 f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids, not {len(stop_tokens)}", param="stop_token_ids"
             )
         self._check_ids(stop_tokens, "stop_token_ids")
+        if allowed := request.sampling.get("allowed_token_ids"):
+            self._check_column(allowed, "allowed_token_ids")
         if (biases := request.sampling.get("logit_bias")) is not None:
             self._check_bias(biases)
 
     def _sampling(self, request: ApiRequest, max_tokens: int) -> SamplingParams:
         seed = request.sampling.get("seed")
         seed = secrets.randbits(63) if seed is None else seed % SEED_RANGE
+        bad_words = self._bad_words(request)
         try:
-            params = SamplingParams(**{**self.default_sampling, **request.sampling, "seed": seed, "max_tokens": max_tokens})
+            given = {**self.default_sampling, **request.sampling, "seed": seed, "max_tokens": max_tokens, "bad_words": bad_words}
+            params = SamplingParams(**given)
             # What the nodes will see: a value that is in range here but not in single precision is refused here too.
             return SAMPLING_PARAMS.decode(SAMPLING_PARAMS.encode(params))
         except ValueError as error:
             raise InvalidRequest(str(error), param=str(error).split()[0]) from None
+
+    def _bad_words(self, request: ApiRequest) -> tuple[TokenIds, ...]:
+        """A text begins with another token after a space, which most vocabularies take together with it."""
+        field, given = "bad_words", request.sampling.get("bad_words", ())
+        too_long = not all(1 <= len(text) <= MAX_BAD_WORD_LENGTH for text in request.bad_words)
+        if too_long or len(request.bad_words) + len(given) > MAX_BAD_WORDS:
+            message = f"{field} may hold at most {MAX_BAD_WORDS} strings of 1 to {MAX_BAD_WORD_LENGTH} characters"
+            raise InvalidRequest(message, param=field)
+        for words in given:
+            self._check_column(words, field)
+        texts = (variant for text in request.bad_words for variant in (text, f" {text.lstrip()}"))
+        found = (TokenIds.of(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+        return tuple(dict.fromkeys((*given, *(words for words in found if words))))
+
+    def _check_column(self, tokens: TokenIds, field: str) -> None:
+        column = tokens.column()
+        if len(column) > MAX_ALLOWED_TOKENS:
+            raise InvalidRequest(f"{field} may hold at most {MAX_ALLOWED_TOKENS} token ids, not {len(column)}", param=field)
+        if len(column):
+            self._check_ids((int(column.min()), int(column.max())), field)
 
     def _allowed_tokens(self, request: ApiRequest, prompts: Sequence[Sequence[int]], tenant: str) -> int:
         chat, wanted = isinstance(request.prompt, Conversation), request.max_tokens

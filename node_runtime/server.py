@@ -8,13 +8,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 import grpc.aio
 
 from engine.batch import Int32Array
+from engine.sampling.grammars import Grammars
 from kvstore.link import StoreLink
-from node_runtime.events import EngineEvent, SendUpdate, StartT, StoreConnected, StoreLost, UpdateT
+from node_runtime.events import EngineEvent, SendUpdate, SessionEnded, Start, StartT, StoreConnected, StoreLost, UpdateT
+from node_runtime.held_starts import HeldStarts
 from node_runtime.loading import Parts, shared_arena
 from node_runtime.model_thread import ObservedSpan
 from node_runtime.role_switch import PendingSwitch
@@ -25,7 +28,8 @@ from springtide.errors import PeerLost
 from springtide.ids import AttemptId, Incarnation, InstanceId
 from springtide.protocol import storage
 from springtide.protocol.instances import Load, LoadReport
-from springtide.protocol.outputs import AttemptSign, AttemptSigns
+from springtide.protocol.outputs import AttemptFailed, AttemptSign, AttemptSigns
+from springtide.protocol.starts import AbortAttempt
 from springtide.supervision import supervised
 
 TICK_S = 0.25
@@ -56,7 +60,9 @@ class Core(Protocol[StartT, UpdateT, EventT_contra, ActionT]):
 class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
     """Everything here runs in one event loop; the model runs on `thread`. `link` is None while there is no store."""
 
-    def __init__(self, service: EngineService[StartT, UpdateT], parts: Parts, core: Core[StartT, UpdateT, EventT, ActionT]) -> None:
+    def __init__(
+        self, service: EngineService[StartT, UpdateT], parts: Parts, core: Core[StartT, UpdateT, EventT, ActionT], grammars: Grammars
+    ) -> None:
         arguments = parts.arguments
         self.runner = parts.runner
         self.thread = parts.thread
@@ -64,12 +70,14 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         self.incarnation = Incarnation(0)
         self.store_load = storage.StoreLoad(0, 0)
         check = partial(check_request, info=arguments.model_info, block_tokens=parts.runner.kv_spec.block_tokens)
-        self.servicer: EngineServicer[StartT, UpdateT] = EngineServicer(service, check, self.tell, self.load_report, parts.clock)
+        self.servicer: EngineServicer[StartT, UpdateT] = EngineServicer(service, check, self._commanded, self.load_report, parts.clock)
         self._service: EngineService[StartT, UpdateT] = service
         self._core: Core[StartT, UpdateT, EventT, ActionT] = core
         self._arguments = arguments
         self._clock = parts.clock
         self._inbox: asyncio.Queue[EngineEvent[StartT] | EventT] = asyncio.Queue()
+        self._grammars = grammars
+        self._held: HeldStarts[StartT] = HeldStarts(grammars, self.samples_first, self.tell, self._refuse)
         self._slot_use = SlotUse()
         self._silence_s = arguments.config.silence_s
         self._store_seen = ObservedSpan(TICK_S)
@@ -98,6 +106,15 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
     def tell(self, event: EngineEvent[StartT] | EventT) -> None:
         """Hands the event to the core, after those before it."""
         self._inbox.put_nowait(event)
+
+    def _commanded(self, event: Start[StartT] | AbortAttempt | SessionEnded) -> None:
+        if not self._held.keeps(event):
+            self.tell(event)
+
+    def _refuse(self, session: int, failed: AttemptFailed) -> None:
+        update = self._service.failed(failed)
+        self.count_update(update)
+        self.servicer.send(session, update)
 
     def act(self, action: storage.Order | SendUpdate[UpdateT] | ActionT) -> None:
         """Does what the core decided. Must not block."""
@@ -139,7 +156,7 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         if self._ticks % TICKS_A_SIGN:
             return
         signs: defaultdict[int, list[AttemptSign]] = defaultdict(list)
-        for session, sign in self._core.signs():
+        for session, sign in chain(self._core.signs(), self._held.signs()):
             signs[session].append(sign)
         for session, its in signs.items():
             self.servicer.send(session, self._service.signs(AttemptSigns(tuple(its))))
@@ -150,6 +167,10 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
     @abstractmethod
     def stalled_work(self) -> str:
         """What the model's thread, or whoever computes with it, is at for too long; empty: nothing."""
+
+    @abstractmethod
+    def samples_first(self, start: StartT) -> bool:
+        """Whether the attempt's first token is sampled here."""
 
     @abstractmethod
     def perform(self, action: ActionT) -> None:
@@ -177,13 +198,16 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
     @property
     def has_work(self) -> bool:
         """Attempts are here, or what they computed is still on its way elsewhere."""
-        return len(self._core.load().attempt_ids) > 0
+        return len(self._held) > 0 or len(self._core.load().attempt_ids) > 0
 
     def load_report(self) -> LoadReport:
         """What watchers are told."""
         offers = self.link is not None and self._store_silent_s < OFFERS_UNTIL * self._silence_s
+        doing = self._core.load()
         doing = replace(
-            self._core.load(),
+            doing,
+            waiting=doing.waiting + len(self._held),
+            attempt_ids=doing.attempt_ids | self._held.attempt_ids,
             slots_total=self.link.num_slots if self.link is not None and offers else 0,
             slots_available=self.store_load.slots_available,
             ssd_read_us_per_block=self.store_load.ssd_read_us_per_block,
@@ -224,6 +248,7 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
 
     async def close(self) -> None:
         """Ends what belongs to it beside its thread."""
+        self._grammars.close()
         await self.thread.run(self.runner.close)
 
     def detach(self, error: PeerLost) -> None:

@@ -538,6 +538,9 @@ class DecodeCore:
                 self._fail(attempt, FailureCode.INTERNAL, event.message)
                 continue
             sampled = event.sampled[i]
+            if isinstance(sampled, Failure):
+                self._fail(attempt, sampled.code, sampled.message)
+                continue
             if attempt.phase == "prefilling":
                 done = self._computed(attempt, ended.run.rows[i].num_tokens, sampled, event.elapsed_ms)
                 if done is not None:
@@ -550,7 +553,7 @@ class DecodeCore:
         ]
         if isinstance(event, ev.StepDone) and not ended.run.has_prompts:
             self._recent_ms.append(event.elapsed_ms)
-            batch, repeated = len(ended.attempts), max(len(tokens or ()) for tokens in event.sampled) - 1
+            batch, repeated = len(ended.attempts), max(len(tokens) if isinstance(tokens, Sequence) else 0 for tokens in event.sampled) - 1
             self._calibration.observe(batch, ended.run.context_tokens + batch * repeated // 2, event.elapsed_ms, now)
 
     def _append(self, attempt: DecodeAttempt, sampled: Sequence[SampledToken]) -> TokenOutput:

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from node_runtime.events import EngineEvent
 from springtide.ids import AttemptId
-from springtide.protocol.outputs import SampledToken
+from springtide.protocol.outputs import Failure, SampledToken
 from springtide.protocol.starts import DecodeStart
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
     """A step has ended. `sampled[i]` belongs to row i of the step: one token, or several where the step was repeated (an engine that takes
-    several steps at a time, or a simulated one), each of which took `elapsed_ms` in the mean. None for a row that samples nothing."""
+    several steps at a time, or a simulated one), each of which took `elapsed_ms` in the mean. None for a row that samples nothing, a
+    Failure for one that no token can follow."""
 
     step_id: int
-    sampled: Sequence[Sequence[SampledToken] | None]
+    sampled: Sequence[Sequence[SampledToken] | Failure | None]
     elapsed_ms: float
 
 

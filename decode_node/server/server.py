@@ -13,6 +13,8 @@ from decode_node.core.events import Event, Loaded, StepDone, StepEvent, StepFail
 from decode_node.core.settings import DecodeSettings
 from decode_node.server.loads import LoadsAhead
 from decode_node.server.steps import StepRunner
+from engine.sampling.grammars import Grammars
+from engine.sampling.sampler import Sampler
 from node_runtime.loading import Parts
 from node_runtime.model_thread import Watchdog, longest_s, stalled_after_s
 from node_runtime.server import EngineServer
@@ -63,8 +65,9 @@ class DecodeServer(EngineServer[DecodeStart, DecodeUpdate, StepEvent, RunStep | 
             idle_slowdown=config.slo.idle_slowdown,
         )
         self.core = DecodeCore(settings)
-        super().__init__(DECODE_SERVICE, parts, self.core)
-        self._steps = StepRunner(parts.runner)
+        grammars = Grammars(parts.arguments.model_info)
+        super().__init__(DECODE_SERVICE, parts, self.core, grammars)
+        self._steps = StepRunner(parts.runner, Sampler(parts.arguments.model_info, grammars).sample)
         self._watchdog = Watchdog(end_process)
         self._loads = LoadsAhead(parts.runner, parts.thread)
 
@@ -72,6 +75,9 @@ class DecodeServer(EngineServer[DecodeStart, DecodeUpdate, StepEvent, RunStep | 
         self._watchdog.close()
         self._loads.close()
         await super().close()
+
+    def samples_first(self, start: DecodeStart) -> bool:
+        return start.inlined
 
     # ---- what the core decides ----
 

@@ -12,7 +12,8 @@ from decode_node.core.actions import RunStep, StepRow
 from decode_node.core.events import StepDone, StepFailed
 from engine.batch import Int32Array, SequenceChunk
 from engine.runner import ModelRunner
-from engine.sampling.sampler import sample
+from engine.sampling.sampler import Draw, sample
+from springtide.protocol.outputs import Failure, SampledToken
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +23,10 @@ class StepRunner:
     when they do and not at every step: nothing that a step takes here grows with the context. An array never changes, by which further
     ranks know it again."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, draw: Draw = sample) -> None:
+        """`draw`: a Sampler's, where outputs may be held to grammars."""
         self._runner = runner
+        self._draw = draw
         self._slots: dict[str, tuple[Sequence[int], Int32Array]] = {}
         """What the slots of the last step's attempts were made from."""
 
@@ -36,11 +39,12 @@ class StepRunner:
             chunks = [SequenceChunk(row.prompt or row.output_ids[-1:], row.start, own, row.samples) for row, own in rows]
             logits = self._runner.forward(chunks)
             sampling = [row for row in run.rows if row.samples]
-            tokens = sample(logits, [row.sampling for row in sampling]) if sampling else []
-            for row, token in zip(sampling, tokens, strict=True):
-                row.output_ids.append(token.token_id)
-            new = iter(tokens)
-            sampled = [(next(new),) if row.samples else None for row in run.rows]
+            drawn = self._draw(logits, [row.sampling for row in sampling]) if sampling else []
+            for row, token in zip(sampling, drawn, strict=True):
+                # Of a sequence that cannot go on nothing is used, but it may take part in the next step already.
+                row.output_ids.append(token.token_id if isinstance(token, SampledToken) else 0)
+            new = iter(drawn)
+            sampled = [_of_row(next(new)) if row.samples else None for row in run.rows]
         except Exception as error:
             logger.exception("a step over %s failed", ", ".join(row.attempt_id for row in run.rows))
             return StepFailed(run.step_id, f"the step failed: {error!r}")
@@ -55,3 +59,7 @@ class StepRunner:
                 made[1].setflags(write=False)
             self._slots[row.attempt_id] = made
         return [made[1] for made in self._slots.values()]
+
+
+def _of_row(drawn: SampledToken | Failure) -> tuple[SampledToken] | Failure:
+    return (drawn,) if isinstance(drawn, SampledToken) else drawn

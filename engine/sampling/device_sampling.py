@@ -7,6 +7,7 @@ how many rows there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 
@@ -19,9 +20,9 @@ _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
 def sample_together(logits: torch.Tensor, every: Sequence[SamplingParams], draws: Sequence[float]) -> list[SampledToken]:
-    """Draws one token for each row of `logits`, float32 [rows, vocab], in which bias and penalties are: the likeliest of rows that are
-    greedy, of the others the one at the row's number of `draws` in their cumulative distribution. The host waits for one copy, of all of
-    them."""
+    """Draws one token for each row of `logits`, float32 [rows, vocab], in which masks, bias and penalties are: the likeliest of rows that
+    are greedy, of the others the one at the row's number of `draws` in their cumulative distribution. The host waits for one copy, of all
+    of them."""
     tokens = torch.argmax(logits, -1)
     drawn = [index for index, params in enumerate(every) if not params.greedy]
     if drawn:
@@ -89,6 +90,7 @@ def _to_host(logits: torch.Tensor, every: Sequence[SamplingParams], tokens: torc
     packed = torch.cat((tokens.double(), table.flatten())).cpu()
     sampled = [SampledToken(token) for token in packed[: len(every)].long().tolist()]
     for (index, count), (logprob, *tops) in zip(wanted, packed[len(every) :].view(len(wanted), -1).tolist(), strict=True):
-        top = tuple(TokenLogprob(int(token), value) for value, token in zip(tops[:count], tops[most : most + count], strict=True))
+        likeliest = zip(tops[:count], tops[most : most + count], strict=True)
+        top = tuple(TokenLogprob(int(token), value) for value, token in likeliest if value > -inf)
         sampled[index] = SampledToken(sampled[index].token_id, logprob, top)
     return sampled

@@ -3,34 +3,63 @@
 A row's token depends on its logits, its parameters and (seed, output position) alone: not on what else is in the batch nor on what was
 drawn before. A request that is scheduled anew after a failure therefore goes on as it would have.
 
-The filters come in the order of transformers' logits processors: bias, penalties, temperature, top-k, top-p, min-p.
+The filters come in the order of transformers' logits processors: what is not allowed, bias, penalties, temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
+from math import inf
+from types import MappingProxyType
 
 import numpy as np
 import torch
 
 from engine.batch import SamplingRow
 from engine.device.memory import upload, upload_floats
+from engine.sampling.constraints import Constraints, TokenMask
 from engine.sampling.device_sampling import at_temperature, sample_together
-from springtide.protocol.outputs import SampledToken, TokenLogprob
+from engine.sampling.grammars import Grammars
+from springtide.modelinfo import ModelInfo
+from springtide.protocol.outputs import Failure, FailureCode, SampledToken, TokenLogprob
 from springtide.protocol.sampling import SamplingParams
 
 _FIRST_CANDIDATES = 1024
 """How many of the likeliest tokens top-p and min-p look at first; all of them when these do not suffice."""
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
-    """Draws one token for each row of `logits`, float32 [rows, vocab], which is left as it is. Log-probabilities are those after bias and
-    penalties, before temperature. On a device all rows are drawn together; on a CPU, whose caches hold one row, one by one."""
+Draw = Callable[[torch.Tensor, Sequence[SamplingRow]], Sequence[SampledToken | Failure]]
+"""What draws a token for each row of logits, as `sample` does, and a Sampler's."""
+_NO_MASKS: Mapping[int, TokenMask] = MappingProxyType({})
+
+
+class Sampler:
+    """Samples step after step what is held to grammars, too, of which it keeps how far they have been followed. For one thread."""
+
+    def __init__(self, info: ModelInfo, grammars: Grammars) -> None:
+        """`grammars`: whoever hears of one before it is sampled by has it compiled there."""
+        self._constraints = Constraints(info.vocab_size, info.eos_token_ids, grammars)
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken | Failure]:
+        """Draws as `sample` does, among the tokens that may come next. A row that cannot go on has a Failure, and is in nobody's way."""
+        if not any(row.params.constrained for row in rows):
+            return list(sample(logits, rows))
+        allowed = self._constraints.allowed(rows)
+        sampled: list[SampledToken | Failure] = list(sample(logits, rows, allowed.masks))
+        for index, message in allowed.refused.items():
+            sampled[index] = Failure(FailureCode.INVALID, message)
+        return sampled
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SamplingRow], masks: Mapping[int, TokenMask] = _NO_MASKS) -> list[SampledToken]:
+    """Draws one token for each row of `logits`, float32 [rows, vocab], which is left as it is. `masks`, by index of the row, [vocab]: True
+    for the tokens that it may get. Log-probabilities are those after masks, bias and penalties, before temperature: tokens that a row may
+    not get have none. On a device all rows are drawn together; on a CPU, whose caches hold one row, one by one."""
     if len(rows) != len(logits):
         raise ValueError(f"{len(rows)} sampling rows for {len(logits)} rows of logits")
     with torch.inference_mode():
-        adjusted = _adjusted(logits, rows)
+        adjusted = _adjusted(logits, rows, masks)
         if logits.device.type != "cpu":
             draws = [0.0 if row.params.greedy else uniform(row.params.seed, len(row.output_ids)) for row in rows]
             return sample_together(adjusted, [row.params for row in rows], draws)
@@ -49,12 +78,20 @@ def uniform(seed: int, position: int) -> float:
     return float(int.from_bytes(digest, "little") >> 11) / float(1 << 53)
 
 
-def _adjusted(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """With bias and penalties; the same tensor where nobody asks for any."""
+def _adjusted(logits: torch.Tensor, rows: Sequence[SamplingRow], masks: Mapping[int, TokenMask]) -> torch.Tensor:
+    """With masks, bias and penalties; the same tensor where nobody asks for any."""
     changed = [index for index, row in enumerate(rows) if _changes_logits(row.params)]
-    if not changed:
+    if not changed and not masks:
         return logits
     adjusted = logits.clone()
+    if masks:
+        forbidden = torch.from_numpy(~np.stack(list(masks.values())))
+        if logits.device.type == "cpu":
+            for index, row in zip(masks, forbidden, strict=True):
+                adjusted[index].masked_fill_(row, -torch.inf)
+        else:
+            (places,) = upload([list(masks)], logits.device)
+            adjusted[places] = adjusted[places].masked_fill(forbidden.pin_memory().to(logits.device, non_blocking=True), -torch.inf)
     for index in changed:
         _adjust(adjusted[index], rows[index])
     return adjusted
@@ -126,6 +163,6 @@ def _with_logprobs(logits: torch.Tensor, rows: Sequence[SamplingRow], tokens: li
     logprobs = torch.log_softmax(logits[wanted], -1)
     for index, row_logprobs in zip(wanted, logprobs, strict=True):
         values, ids = torch.topk(row_logprobs, min(rows[index].params.logprobs or 0, len(row_logprobs)))
-        top = tuple(map(TokenLogprob, ids.tolist(), values.tolist()))
+        top = tuple(TokenLogprob(token, value) for token, value in zip(ids.tolist(), values.tolist(), strict=True) if value > -inf)
         sampled[index] = SampledToken(tokens[index], float(row_logprobs[tokens[index]]), top)
     return sampled

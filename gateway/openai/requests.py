@@ -15,6 +15,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fai
 
 from gateway.api_request import ApiRequest, Conversation, Message, Prompt, Speaker, Texts
 from gateway.prepare import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
     MAX_BIASED_TOKENS,
     MAX_CHOICES,
     MAX_LOGIT_BIAS,
@@ -24,7 +27,7 @@ from gateway.prepare import (
     MAX_STOP_TOKEN_IDS,
     SAMPLING_FIELDS,
 )
-from springtide.protocol.sampling import LogitBias
+from springtide.protocol.sampling import LogitBias, TokenIds
 from springtide.protocol.scheduling import MAX_DEADLINE_MS, Terms
 
 _TERMS = tuple(field.name for field in fields(Terms))
@@ -96,6 +99,28 @@ def _logit_bias(value: Any) -> LogitBias | None:
             raise ValueError(f"values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}, not {str(bias)[:20]}")
         biases[int(key)] = float(bias)
     return LogitBias.of(biases)
+
+
+def _token_ids(value: Any) -> TokenIds | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not _is_token_ids(value):
+        raise ValueError("must be a list of token ids")
+    if not 1 <= len(value) <= MAX_ALLOWED_TOKENS:
+        raise ValueError(f"must hold 1 to {MAX_ALLOWED_TOKENS} token ids, not {len(value)}")
+    if not (min(value) >= 0 and max(value) <= INT32[1]):
+        raise ValueError(f"must hold token ids, not {next(token for token in value if not 0 <= token <= INT32[1])}")
+    return TokenIds.of(value)
+
+
+def _bad_words(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+        raise ValueError("must be a list of strings")
+    if len(value) > MAX_BAD_WORDS or not all(1 <= len(word) <= MAX_BAD_WORD_LENGTH for word in value):
+        raise ValueError(f"may hold at most {MAX_BAD_WORDS} strings of 1 to {MAX_BAD_WORD_LENGTH} characters")
+    return tuple(map(_unicode, value))
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
@@ -175,6 +200,16 @@ Bias = Annotated[
     ),
 ]
 """After validation a LogitBias, or None."""
+AllowedTokens = Annotated[
+    Any, BeforeValidator(_token_ids), WithJsonSchema({"anyOf": [{**_TOKEN_IDS, "maxItems": MAX_ALLOWED_TOKENS}, {"type": "null"}]})
+]
+"""After validation TokenIds, or None."""
+_WORD: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": MAX_BAD_WORD_LENGTH}
+BadWords = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_bad_words),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": _WORD, "maxItems": MAX_BAD_WORDS}, {"type": "null"}]}),
+]
 Prompts = Annotated[
     Any,
     BeforeValidator(_prompts),
@@ -253,6 +288,9 @@ class OpenAIRequest(_Body):
     min_p: float | None = None
     repetition_penalty: float | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=INT32[1])] | None = None
+    allowed_token_ids: AllowedTokens = None
+    bad_words: BadWords = ()
     priority: Annotated[int, _default_when_null(0), Field(ge=INT32[0], le=INT32[1])] = 0
     """The higher, the more important."""
     deadline_ms: Annotated[float, Field(gt=0, le=MAX_DEADLINE_MS)] | None = None
@@ -282,7 +320,7 @@ class OpenAIRequest(_Body):
     def _api_request(self, prompt: Conversation | Texts, max_tokens: int | None) -> ApiRequest:
         # Its fields are the body's of the same names; what that leaves out has the default.
         terms = Terms(**{name: value for name in _TERMS if (value := getattr(self, name)) is not None})
-        return ApiRequest(self.model, prompt, max_tokens, self._sampling(), n=self.n, stop=self.stop, terms=terms)
+        return ApiRequest(self.model, prompt, max_tokens, self._sampling(), n=self.n, stop=self.stop, bad_words=self.bad_words, terms=terms)
 
     def _sampling(self) -> dict[str, Any]:
         values = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
@@ -290,6 +328,8 @@ class OpenAIRequest(_Body):
             values["top_k"] = max(self.top_k, 0)
         if self.stop_token_ids is not None:
             values["stop_token_ids"] = tuple(self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            values["allowed_token_ids"] = self.allowed_token_ids
         return {**values, "logprobs": self.num_top_logprobs}
 
 

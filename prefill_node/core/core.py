@@ -408,7 +408,7 @@ class PrefillCore:
         attempt.launched = attempt.computed
         attempt.stalled = attempt.fetching
 
-    def _advance(self, attempt: PrefillAttempt, num_tokens: int, sampled: SampledToken | None, now: float) -> None:
+    def _advance(self, attempt: PrefillAttempt, num_tokens: int, sampled: SampledToken | Failure | None, now: float) -> None:
         attempt.computed += num_tokens
         attempt.pushed_blocks = max(attempt.pushed_blocks, pushable_blocks(attempt, attempt.computed, self._groups, self._block_tokens))
         if attempt.fetching:
@@ -419,7 +419,10 @@ class PrefillCore:
         self._commit(attempt)
         if attempt.remaining_tokens == 0:
             assert sampled is not None, "the pass that ends a prompt samples its next token"
-            self._finish(attempt, sampled)
+            if isinstance(sampled, Failure):
+                self._fail(attempt, sampled)
+            else:
+                self._finish(attempt, sampled)
 
     def _commit(self, attempt: PrefillAttempt) -> None:
         complete = attempt.computed // self._block_tokens

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node_runtime.events import EngineEvent
-from springtide.protocol.outputs import PromptLogprobs, SampledToken
+from springtide.protocol.outputs import Failure, PromptLogprobs, SampledToken
 from springtide.protocol.starts import PrefillStart
 
 
@@ -19,11 +19,11 @@ class PassLeft:
 
 @dataclass(frozen=True, slots=True)
 class PassDone:
-    """A pass is done in all stages. `sampled[i]` belongs to row i; None for rows that do not end their prompt. Passes end in the order of
-    their begin."""
+    """A pass is done in all stages. `sampled[i]` belongs to row i; None for rows that do not end their prompt, a Failure for one that
+    no token can follow. Passes end in the order of their begin."""
 
     pass_id: int
-    sampled: Sequence[SampledToken | None]
+    sampled: Sequence[SampledToken | Failure | None]
     elapsed_ms: float
     """The time since its begin, or since the end of the pass before it when that came later."""
     waited_ms: float = 0.0

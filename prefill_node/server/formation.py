@@ -14,6 +14,7 @@ from typing import Any
 import grpc.aio
 
 from engine.runner import ModelRunner
+from engine.sampling.sampler import Sampler
 from messenger.base import Endpoint
 from node_runtime.model_thread import ModelThread, ObservedSpan, Watchdog, stalled_after_s
 from prefill_node import metrics
@@ -68,6 +69,7 @@ class Formation:
         self,
         arguments: ProcessArguments,
         runner: ModelRunner,
+        sampler: Sampler,
         thread: ModelThread,
         watchdog: Watchdog,
         ranges: Sequence[range],
@@ -76,6 +78,7 @@ class Formation:
         self._arguments = arguments
         self._watchdog = watchdog
         self._runner = runner
+        self._sampler = sampler
         self._thread = thread
         self._ranges = ranges
         self._arena = arena
@@ -212,7 +215,7 @@ class Formation:
         outgoing = self._ring.outgoing(run.pass_id, run.num_tokens) if self._ring is not None else None
         grace_s = END_TIMEOUT_S if self._ring is not None else 0.0
         with self._watchdog.during(f"pass {run.pass_id}", self._longest_s(run) + grace_s):
-            return compute(self._runner, part, None, outgoing, hooks)
+            return compute(self._runner, part, None, outgoing, hooks, self._sampler.sample)
 
     def _computed(self, one: StagedPass, computing: asyncio.Future[StagePassEnded]) -> None:
         """Whatever has come of it, the stages behind and the core are told: they wait for every pass."""

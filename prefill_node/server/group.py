@@ -12,6 +12,8 @@ import logging
 from collections.abc import Sequence
 
 from engine.runner import ModelRunner
+from engine.sampling.grammars import Grammars
+from engine.sampling.sampler import Sampler
 from kvstore.link import StoreLink
 from node_runtime.loading import SCRATCH_TOKENS
 from node_runtime.model_thread import ModelThread, Watchdog
@@ -41,6 +43,9 @@ class StageGroup:
         self._arguments = arguments
         self._thread = thread
         self._watchdog = Watchdog(end_process)
+        self.grammars = Grammars(arguments.model_info)
+        """Those of the engine's own process."""
+        self._sampler = Sampler(arguments.model_info, self.grammars)
         self._stages = [StageProcess(arguments, number) for number in range(1, arguments.config.prefill_node.stages)]
         self._ranges: Sequence[range] = ()
         self._runner: ModelRunner | None = None
@@ -80,7 +85,7 @@ class StageGroup:
     async def _form_once(self, arena: FormationArena) -> Formation:
         """Raises OSError, SpringtideError."""
         assert self._runner is not None, "its layers are loaded first"
-        formation = Formation(self._arguments, self._runner, self._thread, self._watchdog, self._ranges, arena)
+        formation = Formation(self._arguments, self._runner, self._sampler, self._thread, self._watchdog, self._ranges, arena)
         try:
             await self._start_missing()
             await formation.begin(self._stages)

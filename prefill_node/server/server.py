@@ -55,7 +55,7 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
             answer_s=config.silence_s,
         )
         self.core = PrefillCore(settings)
-        super().__init__(PREFILL_SERVICE, parts, self.core)
+        super().__init__(PREFILL_SERVICE, parts, self.core, group.grammars)
         self._group = group
         self._transfers = PromptTransfers()
 
@@ -79,6 +79,9 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
     async def close(self) -> None:
         await self._group.close()
         await super().close()
+
+    def samples_first(self, start: PrefillStart) -> bool:
+        return True
 
     # ---- what the core decides ----
 

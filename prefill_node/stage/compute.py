@@ -14,20 +14,21 @@ import torch
 from engine.batch import SamplingRow, Scoring, SequenceChunk
 from engine.device.memory import put
 from engine.runner import ModelRunner
-from engine.sampling.sampler import sample
+from engine.sampling.sampler import Draw, sample
 from engine.sampling.scoring import score
 from messenger.base import TransferTimeout
 from prefill_node.core.actions import PassRow, RunPass
 from springtide.blocks import blocks_for
 from springtide.errors import PeerLost
 from springtide.ids import AttemptId
-from springtide.protocol.outputs import PromptLogprobs, SampledToken
+from springtide.protocol.outputs import Failure, PromptLogprobs, SampledToken
 from springtide.protocol.stages import StageOutcome, StagePass, StagePassEnded, StageRow, StageSampling, StageScoring
 
 logger = logging.getLogger(__name__)
 
 WaitLayer = Callable[[AttemptId, int, float], int | None]
 """What waits for a layer of a prefix, as `StoreLink.wait_layer` does."""
+_NO_TOKEN = SampledToken(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,25 +129,32 @@ class Hooks:
 
 
 def compute(
-    runner: ModelRunner, part: PassPart, incoming: torch.Tensor | None, outgoing: torch.Tensor | None, hooks: Hooks
+    runner: ModelRunner,
+    part: PassPart,
+    incoming: torch.Tensor | None,
+    outgoing: torch.Tensor | None,
+    hooks: Hooks,
+    draw: Draw = sample,
 ) -> StagePassEnded:
     """Computes the runner's layers of the pass, on the thread that calls it. `incoming` [tokens, hidden] is None at the first stage,
-    `outgoing`, where the result is left for the next one, at the last."""
+    `outgoing`, where the result is left for the next one, at the last. `draw`: a Sampler's, where outputs may be held to grammars."""
     began = runner.work_clock()
 
     def ended(
-        outcome: StageOutcome, message: str = "", tokens: Sequence[SampledToken] = (), scores: Sequence[PromptLogprobs] = ()
+        outcome: StageOutcome, message: str = "", drawn: Sequence[SampledToken | Failure] = (), scores: Sequence[PromptLogprobs] = ()
     ) -> StagePassEnded:
         busy_s = runner.work_clock() - began - (hooks.waited_s if runner.waiting_counts else 0.0)
         waited_ms = hooks.waited_s * 1000 + runner.copy_times().load_waited_ms
-        return StagePassEnded(part.pass_id, outcome, message, tuple(tokens), max(0.0, busy_s) * 1000, waited_ms, tuple(scores))
+        tokens = tuple(one if isinstance(one, SampledToken) else _NO_TOKEN for one in drawn)
+        refused = {place: one.message for place, one in enumerate(drawn) if isinstance(one, Failure)}
+        return StagePassEnded(part.pass_id, outcome, message, tokens, max(0.0, busy_s) * 1000, waited_ms, tuple(scores), refused)
 
     try:
         hidden = runner.forward_layers(part.chunks, incoming, hooks)
         if outgoing is not None:
             put(hidden, outgoing)
         scores = _scores(runner, part, hidden) if part.scoring else []
-        tokens = sample(runner.logits(part.chunks, hidden), part.sampling) if part.sampling else []
+        drawn = draw(runner.logits(part.chunks, hidden), part.sampling) if part.sampling else []
     except PrefixMissing:
         return ended(StageOutcome.PREFIX_MISSING)
     except TransferTimeout:
@@ -156,7 +164,7 @@ def compute(
     except Exception as error:
         logger.exception("pass %d failed", part.pass_id)
         return ended(StageOutcome.FAILED, f"the pass failed: {error!r}")
-    return ended(StageOutcome.DONE, tokens=tokens, scores=scores)
+    return ended(StageOutcome.DONE, drawn=drawn, scores=scores)
 
 
 def _scores(runner: ModelRunner, part: PassPart, hidden: torch.Tensor) -> list[PromptLogprobs]:

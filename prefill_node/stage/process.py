@@ -13,6 +13,8 @@ import grpc.aio
 import torch
 
 from engine.runner import ModelRunner
+from engine.sampling.grammars import Grammars
+from engine.sampling.sampler import Sampler
 from node_runtime.loading import load_runner
 from node_runtime.model_thread import ModelThread, default_threads
 from prefill_node.core.in_flight import most_passes
@@ -72,6 +74,8 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
     def __init__(self, arguments: ProcessArguments, thread: ModelThread) -> None:
         self._arguments = arguments
         self._thread = thread
+        self._grammars = Grammars(arguments.model_info)
+        self._sampler = Sampler(arguments.model_info, self._grammars)
         self._loading: asyncio.Future[ModelRunner] | None = None
         self._turn = asyncio.Lock()
         self._buffers: torch.Tensor | None = None
@@ -112,6 +116,8 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
             session = StageSession(
                 join=join,
                 runner=runner,
+                sampler=self._sampler,
+                grammars=self._grammars,
                 thread=self._thread,
                 shape=shape,
                 name=arguments.instance_id,

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from engine.runner import ModelRunner
+from engine.sampling.grammars import Grammars
+from engine.sampling.sampler import Sampler
 from kvstore.link import FetchBoard, attach_arena, engine_identity
 from messenger.arena_memory import SharedMemory
 from messenger.base import Endpoint
@@ -45,6 +47,8 @@ class StageSession:
         self,
         join: JoinGroup,
         runner: ModelRunner,
+        sampler: Sampler,
+        grammars: Grammars,
         thread: ModelThread,
         shape: RingShape,
         name: str,
@@ -55,6 +59,8 @@ class StageSession:
         """`buffers`: those on the stage's device, as a Ring has them."""
         self._join = join
         self._runner = runner
+        self._sampler = sampler
+        self._grammars = grammars
         self._thread = thread
         self._prefix_timeout_s = prefix_timeout_s
         self._last = not join.next_endpoint
@@ -124,6 +130,7 @@ class StageSession:
         async for order in orders:
             match STAGE_ORDER.decode(order):
                 case StagePass() as run:
+                    self._prepare(run)
                     self._orders.put_nowait(PassPart.of_order(run, self._last))
                 case ForgetAttempt(attempt_id):
                     self._fetches.forget(attempt_id)
@@ -134,6 +141,12 @@ class StageSession:
                 case notice:
                     self._fetches.update(notice)
         self._reports.put_nowait(None)
+
+    def _prepare(self, run: StagePass) -> None:
+        """Has the grammars of a pass compiled while the stages before are at it."""
+        for row in run.rows:
+            if row.sampling is not None and row.sampling.params.grammar:
+                self._grammars.prepare(row.sampling.params.grammar)
 
     async def _work(self) -> None:
         while True:
@@ -152,4 +165,4 @@ class StageSession:
         hooks = Hooks(part, self._runner.model.begin, self._fetches.wait_layer, self._prefix_timeout_s, computed)
         incoming = self._ring.incoming(arrival, part.num_tokens)
         outgoing = None if self._last else self._ring.outgoing(part.pass_id, part.num_tokens)
-        return await self._thread.run(compute, self._runner, part, incoming, outgoing, hooks)
+        return await self._thread.run(compute, self._runner, part, incoming, outgoing, hooks, self._sampler.sample)

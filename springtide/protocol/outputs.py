@@ -200,8 +200,9 @@ class DecodeUpdate:
 
 def finish_of(token_id: int, num_output_tokens: int, params: SamplingParams, eos_ids: Collection[int]) -> Finish | None:
     """Whether the output ends with `token_id`, its `num_output_tokens`-th token: STOP (the token is then not part of the output),
-    LENGTH (it is), or None when it goes on."""
-    if token_id in params.stop_token_ids or (token_id in eos_ids and not params.ignore_eos):
+    LENGTH (it is), or None when it goes on. Where a grammar lets the output end, it ends, whatever `ignore_eos` says: nothing else may
+    follow."""
+    if token_id in params.stop_token_ids or (token_id in eos_ids and (not params.ignore_eos or params.grammar)):
         return Finish.STOP
     if num_output_tokens >= params.max_tokens:
         return Finish.LENGTH
@@ -214,7 +215,7 @@ def token_output(
     """The output of tokens sampled one after another, the first at output `position` (0 is the first after the original prompt). What
     follows the token with which the output ends is left out."""
     taken = min(len(sampled), max(1, params.max_tokens - position))
-    if params.stop_token_ids or (eos_ids and not params.ignore_eos):
+    if params.stop_token_ids or (eos_ids and (not params.ignore_eos or params.grammar)):
         stops = (i for i, token in enumerate(sampled, 1) if finish_of(token.token_id, position + i, params, eos_ids))
         taken = min(taken, next(stops, taken))
     last = sampled[taken - 1].token_id

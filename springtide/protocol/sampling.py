@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+MAX_GRAMMAR_CHARACTERS = 1 << 18
 _TOKEN_ID, _BIAS = np.dtype("<i4"), np.dtype("<f4")
 
 
@@ -41,7 +42,47 @@ class LogitBias:
         return len(self.token_ids) // _TOKEN_ID.itemsize
 
 
-_NO_BIAS = LogitBias()
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """Tokens in one column: there may be as many as in the vocabulary. Raises ValueError when the column is not of whole ids."""
+
+    packed: bytes = b""
+    """int32, little-endian."""
+
+    def __post_init__(self) -> None:
+        if len(self.packed) % _TOKEN_ID.itemsize:
+            raise ValueError(f"token ids must take {_TOKEN_ID.itemsize} bytes each, which {len(self.packed)} bytes do not divide by")
+
+    @classmethod
+    def of(cls, token_ids: Iterable[int]) -> TokenIds:
+        """The column of these ids, each of which fits int32."""
+        return cls(np.fromiter(token_ids, _TOKEN_ID).tobytes())
+
+    def column(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """A view, which may not be written to."""
+        return np.frombuffer(self.packed, _TOKEN_ID)
+
+    def __len__(self) -> int:
+        return len(self.packed) // _TOKEN_ID.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output's text is held to. Where the text is whole and nothing can follow, the output ends. Raises ValueError when too
+    long."""
+
+    source: str = ""
+    """JSON, as llguidance writes grammars (`gateway/grammars.py` makes them of JSON schemas and other formats). Empty: to nothing."""
+
+    def __post_init__(self) -> None:
+        if len(self.source) > MAX_GRAMMAR_CHARACTERS:
+            raise ValueError(f"grammar must have at most {MAX_GRAMMAR_CHARACTERS} characters, not {len(self.source)}")
+
+    def __bool__(self) -> bool:
+        return bool(self.source)
+
+
+_NO_BIAS, _ANY_TOKEN, _NO_GRAMMAR = LogitBias(), TokenIds(), Grammar()
 REPETITION_PENALTIES = (0.01, 100.0)
 """It divides and multiplies logits, which have to stay finite and apart from one another in single precision."""
 
@@ -64,6 +105,13 @@ class SamplingParams:
     logprobs: int | None = None
     logit_bias: LogitBias = _NO_BIAS
     prompt_logprobs: int | None = None
+    min_tokens: int = 0
+    """The output has at least so many tokens: none of those that end it comes before. A grammar's end does."""
+    allowed_token_ids: TokenIds = _ANY_TOKEN
+    """No other tokens are in the output; empty: any may be."""
+    bad_words: tuple[TokenIds, ...] = ()
+    """None of these sequences is in the output."""
+    grammar: Grammar = _NO_GRAMMAR
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -77,11 +125,20 @@ class SamplingParams:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"{name} must be between {low:g} and {high:g}, not {value}")
-        for name, low in (("top_k", 0), ("seed", 0), ("max_tokens", 1)):
+        for name, low in (("top_k", 0), ("seed", 0), ("max_tokens", 1), ("min_tokens", 0)):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, not {getattr(self, name)}")
         if self.top_p == 0.0:
             raise ValueError("top_p must be above 0, not 0")
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens must be at most max_tokens, which is {self.max_tokens}, not {self.min_tokens}")
+        if not all(self.bad_words):
+            raise ValueError("bad_words must have at least one token each")
+
+    @property
+    def constrained(self) -> bool:
+        """Some tokens may be out of the question."""
+        return bool(self.grammar or self.allowed_token_ids or self.bad_words or self.min_tokens)
 
     @property
     def greedy(self) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from springtide.ids import AttemptId, Incarnation, InstanceId
@@ -148,6 +148,8 @@ class StagePassEnded:
     """What was waited for the prefix."""
     scores: tuple[PromptLogprobs, ...] = ()
     """At the last stage: one for each row with a `scoring`."""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """By index in `tokens`: why there is none, in whose place 0 stands."""
 
 
 StageReport = GroupJoined | LayersComputed | StagePassEnded

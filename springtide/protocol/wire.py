@@ -65,6 +65,8 @@ USAGE = Codec(usage.Usage, inference_pb2.Usage)
 # ---- starts ----
 
 LOGIT_BIAS = Codec(sampling.LogitBias, common_pb2.LogitBias)
+TOKEN_IDS = Codec(sampling.TokenIds, common_pb2.TokenIds)
+GRAMMAR = Codec(sampling.Grammar, common_pb2.Grammar)
 SAMPLING_PARAMS = Codec(sampling.SamplingParams, common_pb2.SamplingParams)
 REQUEST = Codec(starts.Request, node_pb2.Request)
 PREFILL_START = Codec(starts.PrefillStart, node_pb2.PrefillStart)

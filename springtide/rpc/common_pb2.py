@@ -24,37 +24,41 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspringtide/v1/common.proto\x12\rspringtide.v1\"<\n\x05Terms\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\x01\x12\x0c\n\x04idle\x18\x03 \x01(\x08\"\xf5\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nmax_tokens\x18\n \x01(\r\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12,\n\nlogit_bias\x18\r \x01(\x0b\x32\x18.springtide.v1.LogitBias\x12\x1c\n\x0fprompt_logprobs\x18\x13 \x01(\rH\x01\x88\x01\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\".\n\tLogitBias\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x0e\n\x06\x62iases\x18\x02 \x01(\x0c\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"l\n\x0cSampledToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12(\n\x03top\x18\x03 \x03(\x0b\x32\x1b.springtide.v1.TokenLogprobB\n\n\x08_logprob\"X\n\x0ePromptLogprobs\x12\x10\n\x08logprobs\x18\x01 \x01(\x0c\x12\r\n\x05ranks\x18\x02 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x03 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x04 \x01(\x0c\"D\n\x07\x46\x61ilure\x12(\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1a.springtide.v1.FailureCode\x12\x0f\n\x07message\x18\x02 \x01(\t\"L\n\rAttemptFailed\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\'\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x16.springtide.v1.Failure\"\xb5\x01\n\x0bTokenOutput\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\r\x12+\n\x06tokens\x18\x03 \x03(\x0b\x32\x1b.springtide.v1.SampledToken\x12+\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x1b.springtide.v1.FinishReason\x12\x17\n\nstop_token\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_stop_token\"J\n\x0cPrefixSource\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rstore_address\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x88\x02\n\x0b\x46\x61ilureCode\x12\x1c\n\x18\x46\x41ILURE_CODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x41ILURE_CODE_INVALID\x10\x01\x12\x1b\n\x17\x46\x41ILURE_CODE_OVERLOADED\x10\x02\x12\x1a\n\x16\x46\x41ILURE_CODE_POOL_FULL\x10\x03\x12\x1a\n\x16\x46\x41ILURE_CODE_PREEMPTED\x10\x04\x12\x1a\n\x16\x46\x41ILURE_CODE_PEER_LOST\x10\x05\x12\x18\n\x14\x46\x41ILURE_CODE_ABORTED\x10\x06\x12\x19\n\x15\x46\x41ILURE_CODE_INTERNAL\x10\x07\x12\x1b\n\x17\x46\x41ILURE_CODE_QUOTA_USED\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aspringtide/v1/common.proto\x12\rspringtide.v1\"<\n\x05Terms\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x02 \x01(\x01\x12\x0c\n\x04idle\x18\x03 \x01(\x08\"\x92\x04\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x1a\n\x12repetition_penalty\x18\x06 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x02\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nmax_tokens\x18\n \x01(\r\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x00\x88\x01\x01\x12,\n\nlogit_bias\x18\r \x01(\x0b\x32\x18.springtide.v1.LogitBias\x12\x1c\n\x0fprompt_logprobs\x18\x13 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x32\n\x11\x61llowed_token_ids\x18\x0f \x01(\x0b\x32\x17.springtide.v1.TokenIds\x12*\n\tbad_words\x18\x10 \x03(\x0b\x32\x17.springtide.v1.TokenIds\x12\'\n\x07grammar\x18\x11 \x01(\x0b\x32\x16.springtide.v1.GrammarB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\x1a\n\x08TokenIds\x12\x0e\n\x06packed\x18\x01 \x01(\x0c\"\x19\n\x07Grammar\x12\x0e\n\x06source\x18\x01 \x01(\t\".\n\tLogitBias\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x0e\n\x06\x62iases\x18\x02 \x01(\x0c\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"l\n\x0cSampledToken\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12(\n\x03top\x18\x03 \x03(\x0b\x32\x1b.springtide.v1.TokenLogprobB\n\n\x08_logprob\"X\n\x0ePromptLogprobs\x12\x10\n\x08logprobs\x18\x01 \x01(\x0c\x12\r\n\x05ranks\x18\x02 \x01(\x0c\x12\x0f\n\x07top_ids\x18\x03 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x04 \x01(\x0c\"D\n\x07\x46\x61ilure\x12(\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1a.springtide.v1.FailureCode\x12\x0f\n\x07message\x18\x02 \x01(\t\"L\n\rAttemptFailed\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\'\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x16.springtide.v1.Failure\"\xb5\x01\n\x0bTokenOutput\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\r\x12+\n\x06tokens\x18\x03 \x03(\x0b\x32\x1b.springtide.v1.SampledToken\x12+\n\x06\x66inish\x18\x04 \x01(\x0e\x32\x1b.springtide.v1.FinishReason\x12\x17\n\nstop_token\x18\x05 \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_stop_token\"J\n\x0cPrefixSource\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x15\n\rstore_address\x18\x02 \x01(\t\x12\x12\n\nnum_blocks\x18\x03 \x01(\r*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x88\x02\n\x0b\x46\x61ilureCode\x12\x1c\n\x18\x46\x41ILURE_CODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x46\x41ILURE_CODE_INVALID\x10\x01\x12\x1b\n\x17\x46\x41ILURE_CODE_OVERLOADED\x10\x02\x12\x1a\n\x16\x46\x41ILURE_CODE_POOL_FULL\x10\x03\x12\x1a\n\x16\x46\x41ILURE_CODE_PREEMPTED\x10\x04\x12\x1a\n\x16\x46\x41ILURE_CODE_PEER_LOST\x10\x05\x12\x18\n\x14\x46\x41ILURE_CODE_ABORTED\x10\x06\x12\x19\n\x15\x46\x41ILURE_CODE_INTERNAL\x10\x07\x12\x1b\n\x17\x46\x41ILURE_CODE_QUOTA_USED\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'springtide.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1190
-  _globals['_ROLE']._serialized_end=1253
-  _globals['_FINISHREASON']._serialized_start=1255
-  _globals['_FINISHREASON']._serialized_end=1350
-  _globals['_FAILURECODE']._serialized_start=1353
-  _globals['_FAILURECODE']._serialized_end=1617
+  _globals['_ROLE']._serialized_start=1402
+  _globals['_ROLE']._serialized_end=1465
+  _globals['_FINISHREASON']._serialized_start=1467
+  _globals['_FINISHREASON']._serialized_end=1562
+  _globals['_FAILURECODE']._serialized_start=1565
+  _globals['_FAILURECODE']._serialized_end=1829
   _globals['_TERMS']._serialized_start=45
   _globals['_TERMS']._serialized_end=105
   _globals['_SAMPLINGPARAMS']._serialized_start=108
-  _globals['_SAMPLINGPARAMS']._serialized_end=481
-  _globals['_LOGITBIAS']._serialized_start=483
-  _globals['_LOGITBIAS']._serialized_end=529
-  _globals['_TOKENLOGPROB']._serialized_start=531
-  _globals['_TOKENLOGPROB']._serialized_end=580
-  _globals['_SAMPLEDTOKEN']._serialized_start=582
-  _globals['_SAMPLEDTOKEN']._serialized_end=690
-  _globals['_PROMPTLOGPROBS']._serialized_start=692
-  _globals['_PROMPTLOGPROBS']._serialized_end=780
-  _globals['_FAILURE']._serialized_start=782
-  _globals['_FAILURE']._serialized_end=850
-  _globals['_ATTEMPTFAILED']._serialized_start=852
-  _globals['_ATTEMPTFAILED']._serialized_end=928
-  _globals['_TOKENOUTPUT']._serialized_start=931
-  _globals['_TOKENOUTPUT']._serialized_end=1112
-  _globals['_PREFIXSOURCE']._serialized_start=1114
-  _globals['_PREFIXSOURCE']._serialized_end=1188
+  _globals['_SAMPLINGPARAMS']._serialized_end=638
+  _globals['_TOKENIDS']._serialized_start=640
+  _globals['_TOKENIDS']._serialized_end=666
+  _globals['_GRAMMAR']._serialized_start=668
+  _globals['_GRAMMAR']._serialized_end=693
+  _globals['_LOGITBIAS']._serialized_start=695
+  _globals['_LOGITBIAS']._serialized_end=741
+  _globals['_TOKENLOGPROB']._serialized_start=743
+  _globals['_TOKENLOGPROB']._serialized_end=792
+  _globals['_SAMPLEDTOKEN']._serialized_start=794
+  _globals['_SAMPLEDTOKEN']._serialized_end=902
+  _globals['_PROMPTLOGPROBS']._serialized_start=904
+  _globals['_PROMPTLOGPROBS']._serialized_end=992
+  _globals['_FAILURE']._serialized_start=994
+  _globals['_FAILURE']._serialized_end=1062
+  _globals['_ATTEMPTFAILED']._serialized_start=1064
+  _globals['_ATTEMPTFAILED']._serialized_end=1140
+  _globals['_TOKENOUTPUT']._serialized_start=1143
+  _globals['_TOKENOUTPUT']._serialized_end=1324
+  _globals['_PREFIXSOURCE']._serialized_start=1326
+  _globals['_PREFIXSOURCE']._serialized_end=1400
 # @@protoc_insertion_point(module_scope)

@@ -155,11 +155,19 @@ class LayersComputed(_message.Message):
     def __init__(self, pass_id: _Optional[int] = ..., layer_end: _Optional[int] = ...) -> None: ...
 
 class StagePassEnded(_message.Message):
-    __slots__ = ("pass_id", "outcome", "message", "tokens", "busy_ms", "waited_ms", "scores")
+    __slots__ = ("pass_id", "outcome", "message", "tokens", "refused", "busy_ms", "waited_ms", "scores")
+    class RefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     PASS_ID_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     BUSY_MS_FIELD_NUMBER: _ClassVar[int]
     WAITED_MS_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
@@ -167,7 +175,8 @@ class StagePassEnded(_message.Message):
     outcome: StageOutcome
     message: str
     tokens: _containers.RepeatedCompositeFieldContainer[_common_pb2.SampledToken]
+    refused: _containers.ScalarMap[int, str]
     busy_ms: float
     waited_ms: float
     scores: _containers.RepeatedCompositeFieldContainer[_common_pb2.PromptLogprobs]
-    def __init__(self, pass_id: _Optional[int] = ..., outcome: _Optional[_Union[StageOutcome, str]] = ..., message: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[_common_pb2.SampledToken, _Mapping]]] = ..., busy_ms: _Optional[float] = ..., waited_ms: _Optional[float] = ..., scores: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, pass_id: _Optional[int] = ..., outcome: _Optional[_Union[StageOutcome, str]] = ..., message: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[_common_pb2.SampledToken, _Mapping]]] = ..., refused: _Optional[_Mapping[int, str]] = ..., busy_ms: _Optional[float] = ..., waited_ms: _Optional[float] = ..., scores: _Optional[_Iterable[_Union[_common_pb2.PromptLogprobs, _Mapping]]] = ...) -> None: ...

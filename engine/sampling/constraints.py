@@ -1,0 +1,146 @@
+"""Which tokens may come next, for the rows of a batch of which not all may: as grammars, `allowed_token_ids`, `bad_words` and `min_tokens`
+say.
+
+What a row may get depends on its parameters and its output alone. How far a grammar has been followed is kept from step to step, and made
+anew from the output where it is not: an attempt that is scheduled anew goes on as it would have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask, fill_next_token_bitmask_par
+
+from engine.batch import SamplingRow
+from engine.sampling.grammars import Grammars, error_of
+from springtide.errors import SpringtideError
+from springtide.protocol.sampling import SamplingParams
+
+COMPILED_WITHIN_S = 5.0
+"""A grammar has long been compiled when a row of it is sampled: its node does so before it lets the attempt begin. A further stage, which
+compiles at the same time as the others compute, may have to wait."""
+TokenMask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What the rows of a batch may get, by their index; who is in neither may get any token."""
+
+    masks: Mapping[int, TokenMask]
+    """[vocab]: True for the tokens that may come next, of which there is one at least."""
+    refused: Mapping[int, str]
+    """Why a row cannot go on."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """An output that follows a grammar. `row` is kept so that no other has its identity."""
+
+    row: SamplingRow
+    matcher: LLMatcher
+    num_tokens: int = 0
+    """How many of the output it has taken in."""
+
+    def catch_up(self) -> bool:
+        """Takes in what the output has more; whether that follows the grammar. After its end an output may take part in one step more, of
+        which nothing is used."""
+        new = self.row.output_ids[self.num_tokens :]
+        self.num_tokens += len(new)
+        if not new or self.matcher.is_stopped():
+            return not self.matcher.is_error()
+        return self.matcher.consume_tokens(list(new))
+
+
+class Constraints:
+    """What is kept from step to step, of the rows of the last one. For one thread."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: Collection[int], grammars: Grammars) -> None:
+        self._vocab_size = vocab_size
+        self._eos = np.fromiter(eos_token_ids, np.int64)
+        self._grammars = grammars
+        self._followed: dict[int, _Followed] = {}
+        """By the identity of the row."""
+        self._executor: LLExecutor | None = None
+
+    def allowed(self, rows: Sequence[SamplingRow]) -> Allowed:
+        """What each of the rows may get next."""
+        refused: dict[int, str] = {}
+        masks = self._by_grammar(rows, refused)
+        for index, row in enumerate(rows):
+            if not _has_filters(row.params) or index in refused:
+                continue
+            by_grammar = masks.get(index)
+            mask = self._filtered(row, by_grammar)
+            if mask.any():
+                masks[index] = mask
+            elif by_grammar is None or not self._ends(by_grammar):
+                refused[index] = "allowed_token_ids and bad_words leave no token that may come next"
+            # Where the grammar lets the output end, and nothing else is left, it ends.
+        return Allowed(masks, refused)
+
+    def _by_grammar(self, rows: Sequence[SamplingRow], refused: dict[int, str]) -> dict[int, TokenMask]:
+        kept, self._followed = self._followed, {}
+        following: list[tuple[int, LLMatcher]] = []
+        for index, row in enumerate(rows):
+            if not row.params.grammar:
+                continue
+            try:
+                followed = kept.get(id(row)) or _Followed(row, self._grammars.matcher(row.params.grammar, COMPILED_WITHIN_S))
+            except (SpringtideError, TimeoutError) as error:
+                refused[index] = str(error) or f"grammar is not compiled within {COMPILED_WITHIN_S:g} s"
+                continue
+            self._followed[id(row)] = followed
+            if followed.catch_up():
+                following.append((index, followed.matcher))
+            else:
+                refused[index] = f"the output does not follow its grammar: {error_of(followed.matcher)}"
+        if not following:
+            return {}
+        bits = allocate_token_bitmask(len(following), self._vocab_size)
+        if len(following) == 1:
+            fill_next_token_bitmask(following[0][1], bits)
+        else:
+            if self._executor is None:
+                self._executor = LLExecutor(len(os.sched_getaffinity(0)))
+            fill_next_token_bitmask_par(self._executor, [(matcher, place) for place, (_, matcher) in enumerate(following)], bits)
+        unpacked = np.unpackbits(bits.view(np.uint8), axis=1, count=self._vocab_size, bitorder="little").view(np.bool_)
+        masks: dict[int, TokenMask] = {}
+        for place, (index, matcher) in enumerate(following):
+            if matcher.is_error():
+                refused[index] = f"the output cannot follow its grammar any further: {error_of(matcher)}"
+            else:
+                masks[index] = unpacked[place]
+        return masks
+
+    def _filtered(self, row: SamplingRow, by_grammar: TokenMask | None) -> TokenMask:
+        """What of the grammar's mask the row's other parameters leave. Of a grammar's end `min_tokens` takes nothing away."""
+        params = row.params
+        mask = np.ones(self._vocab_size, np.bool_) if by_grammar is None else by_grammar.copy()
+        if params.allowed_token_ids:
+            among = np.zeros(self._vocab_size, np.bool_)
+            among[params.allowed_token_ids.column()] = True
+            mask &= among
+        for words in params.bad_words:
+            *before, last = words.column().tolist()
+            if not before or list(row.output_ids[-len(before) :]) == before:
+                mask[last] = False
+        if len(row.output_ids) < params.min_tokens:
+            longer = mask.copy()
+            longer[self._eos] = False
+            longer[list(params.stop_token_ids)] = False
+            if by_grammar is None or longer.any():
+                return longer
+        return mask
+
+    def _ends(self, mask: TokenMask) -> bool:
+        """Whether the output may end here."""
+        return bool(mask[self._eos].any())
+
+
+def _has_filters(params: SamplingParams) -> bool:
+    return bool(params.allowed_token_ids or params.bad_words or params.min_tokens)

@@ -1,0 +1,86 @@
+"""Attempts whose grammar is still being compiled: the core hears of them when it is, so that the model's thread never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Generic
+
+from llguidance import LLMatcher
+
+from engine.sampling.grammars import Grammars
+from node_runtime.events import SessionEnded, Start, StartT
+from springtide.ids import AttemptId
+from springtide.protocol.outputs import AttemptFailed, AttemptSign, Failure, FailureCode
+from springtide.protocol.starts import AbortAttempt
+
+
+class HeldStarts(Generic[StartT]):
+    """The attempts that are held. All but compiling runs in one event loop."""
+
+    def __init__(
+        self,
+        grammars: Grammars,
+        samples_first: Callable[[StartT], bool],
+        tell: Callable[[Start[StartT]], None],
+        refuse: Callable[[int, AttemptFailed], None],
+    ) -> None:
+        """Held are those of which this engine samples the first token. `tell` gets a start when its grammar is compiled; `refuse`, with its
+        session, what is said of one whose grammar cannot be."""
+        self._grammars = grammars
+        self._samples_first: Callable[[StartT], bool] = samples_first
+        self._tell: Callable[[Start[StartT]], None] = tell
+        self._refuse = refuse
+        self._held: dict[AttemptId, Start[StartT]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def attempt_ids(self) -> frozenset[AttemptId]:
+        return frozenset(self._held)
+
+    def signs(self) -> Iterator[tuple[int, AttemptSign]]:
+        """Signs of the attempts, each with its session."""
+        for attempt_id, event in self._held.items():
+            yield event.session, AttemptSign(attempt_id, 0, waiting=True)
+
+    def keeps(self, event: Start[StartT] | AbortAttempt | SessionEnded) -> bool:
+        """Whether the event is not for the core, or not yet."""
+        match event:
+            case Start(_, start):
+                return self._hold(event) if start.request.params.grammar else False
+            case AbortAttempt(attempt_id):
+                return self._held.pop(attempt_id, None) is not None
+            case SessionEnded(session):
+                self._held = {attempt_id: one for attempt_id, one in self._held.items() if one.session != session}
+        return False
+
+    def _hold(self, event: Start[StartT]) -> bool:
+        request = event.start.request
+        if request.attempt_id in self._held:
+            return True
+        compiled = self._grammars.prepare(request.params.grammar)
+        if not self._samples_first(event.start) or (compiled.done() and compiled.exception() is None):
+            return False
+        self._held[request.attempt_id] = event
+        loop = asyncio.get_running_loop()
+
+        def done(compiled: Future[LLMatcher]) -> None:
+            with suppress(RuntimeError):  # the process ends
+                loop.call_soon_threadsafe(self._compiled, event, compiled)
+
+        compiled.add_done_callback(done)
+        return True
+
+    def _compiled(self, event: Start[StartT], compiled: Future[LLMatcher]) -> None:
+        attempt_id = event.start.request.attempt_id
+        if self._held.get(attempt_id) is not event or compiled.cancelled():
+            return
+        del self._held[attempt_id]
+        if (error := compiled.exception()) is None:
+            self._tell(event)
+        else:
+            self._refuse(event.session, AttemptFailed(attempt_id, Failure(FailureCode.INVALID, str(error))))
