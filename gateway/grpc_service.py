@@ -12,34 +12,21 @@ import grpc.aio
 
 from gateway import metrics
 from gateway.answer import ApiBackend
-from gateway.api_request import ApiRequest, Conversation, Message, Speaker, Texts
 from gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
-from gateway.output import Delta
-from gateway.prepare import (
-    MAX_BAD_WORDS,
-    MAX_BIASED_TOKENS,
-    MAX_LOGPROBS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    SAMPLING_FIELDS,
-    Origin,
-    PreparedRequest,
-)
-from springtide.errors import InvalidRequest, SpringtideError
+from gateway.grpc_requests import api_request
+from gateway.output import CallArguments, CallBegun, Delta, Part, Reasoning
+from gateway.prepare import Origin, PreparedRequest
+from springtide.errors import SpringtideError
 from springtide.ids import new_id
 from springtide.protocol.outputs import Finish, SampledToken
-from springtide.protocol.sampling import LogitBias
 from springtide.protocol.usage import Usage
-from springtide.protocol.wire import GRAMMAR, TERMS, TOKEN_IDS, TOKEN_LOGPROB, USAGE
+from springtide.protocol.wire import TOKEN_LOGPROB, USAGE
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import inference_pb2
 from springtide.rpc.channels import new_public_server
 from springtide.rpc.health import add_health_and_reflection
 
-_OFF_AT_ZERO = ("top_p", "repetition_penalty")
-"""Zero stands for the default, which is another value."""
 _ENDPOINT = "grpc/Generate"
-_SPEAKERS = {"developer": Speaker.SYSTEM, **{name: Speaker(name) for name in ("system", "user", "assistant")}}
 _FINISHES = {Finish.STOP: pb.FINISH_REASON_STOP, Finish.LENGTH: pb.FINISH_REASON_LENGTH}
 
 
@@ -122,95 +109,38 @@ class InferenceService:
     def _prepare(self, request: inference_pb2.GenerateRequest, origin: Origin) -> PreparedRequest:
         preparer = self._backend.preparer
         preparer.check_model(request.model)
-        wanted = request.sampling
-        if wanted.HasField("logprobs") and wanted.logprobs > MAX_LOGPROBS:
-            raise InvalidRequest(f"sampling.logprobs must be at most {MAX_LOGPROBS}, not {wanted.logprobs}", param="sampling.logprobs")
-        if wanted.HasField("logit_bias"):
-            raise InvalidRequest(
-                "sampling.logit_bias is between nodes; the request's own logit_bias is what you want", param="sampling.logit_bias"
-            )
         # What is too long is found by its length: to look at an entry costs hundreds of times what it takes in the message.
         preparer.check_count(len(request.chat.messages), "messages")
         preparer.check_count(len(request.tokens.token_ids), "tokens")
-        if len(wanted.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequest(f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids", param="stop_token_ids")
-        if len(request.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(f"stop may hold at most {MAX_STOP_STRINGS} strings", param="stop")
-        asked = ApiRequest(
-            model=request.model,
-            prompt=_prompt(request),
-            max_tokens=wanted.max_tokens or None,
-            sampling=_sampling_values(request),
-            stop=tuple(request.stop),
-            terms=TERMS.decode(request.terms),
-            names={"prompt": request.WhichOneof("prompt") or "prompt"},
-        )
-        return preparer.prepared(asked, origin)
-
-
-def _prompt(request: inference_pb2.GenerateRequest) -> Conversation | Texts:
-    """Raises InvalidRequest."""
-    match request.WhichOneof("prompt"):
-        case "chat":
-            return Conversation(tuple(map(_message, range(len(request.chat.messages)), request.chat.messages)))
-        case "text":
-            return Texts((request.text,))
-        case "tokens":
-            return Texts((tuple(request.tokens.token_ids),))
-        case _:
-            raise InvalidRequest("prompt is required: one of text, tokens and chat", param="prompt")
-
-
-def _message(number: int, message: inference_pb2.ChatMessage) -> Message:
-    speaker = _SPEAKERS.get(message.role)
-    if speaker is None:
-        field = f"messages[{number}].role"
-        raise InvalidRequest(f"{field} must be one of {', '.join(_SPEAKERS)}, not {message.role[:100]!r}", param=field)
-    return Message(speaker, message.content)
-
-
-def _sampling_values(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
-    """Raises InvalidRequest."""
-    wanted = request.sampling
-    if len(request.logit_bias) > MAX_BIASED_TOKENS:
-        raise InvalidRequest(f"logit_bias may name at most {MAX_BIASED_TOKENS} tokens, not {len(request.logit_bias)}", param="logit_bias")
-    if any(token_id >= 1 << 31 for token_id in request.logit_bias):
-        raise InvalidRequest("logit_bias: keys must be token ids", param="logit_bias")
-    values = {name: getattr(wanted, name) for name in SAMPLING_FIELDS}
-    for name in _OFF_AT_ZERO:
-        if not values[name]:
-            del values[name]
-    if len(wanted.bad_words) > MAX_BAD_WORDS:
-        raise InvalidRequest(f"sampling.bad_words may hold at most {MAX_BAD_WORDS} entries", param="sampling.bad_words")
-    try:
-        constraints = {
-            "allowed_token_ids": TOKEN_IDS.decode(wanted.allowed_token_ids),
-            "bad_words": tuple(TOKEN_IDS.decode(one) for one in wanted.bad_words),
-            "grammar": GRAMMAR.decode(wanted.grammar),
-        }
-    except ValueError as error:
-        raise InvalidRequest(f"sampling: {error}", param="sampling") from None
-    return {
-        **values,
-        **constraints,
-        "seed": wanted.seed or None,
-        "stop_token_ids": tuple(wanted.stop_token_ids),
-        "logprobs": wanted.logprobs if wanted.HasField("logprobs") else None,
-        "logit_bias": LogitBias.of(dict(request.logit_bias)),
-    }
+        return preparer.prepared(api_request(request), origin)
 
 
 def _chunk(request_id: str, delta: Delta, usage: Usage | None) -> inference_pb2.GenerateChunk:
     chunk = inference_pb2.GenerateChunk(
         request_id=request_id,
+        index=delta.index,
         text=delta.text,
+        reasoning="".join(part.text for part in delta.parts if isinstance(part, Reasoning)),
+        tool_calls=[piece for part in delta.parts if (piece := _tool_call_piece(part)) is not None],
         token_ids=[placed.token.token_id for placed in delta.tokens],
         logprobs=[logprobs for placed in delta.tokens if (logprobs := _logprobs(placed.token)) is not None],
         usage=None if usage is None else USAGE.encode(usage),
     )
     if delta.ending is not None:
-        chunk.finish_reason = _FINISHES[delta.ending.finish]
+        chunk.finish_reason, chunk.called = _FINISHES[delta.ending.finish], delta.ending.called
+        if isinstance(delta.ending.stop, str):
+            chunk.stop_string = delta.ending.stop
     return chunk
+
+
+def _tool_call_piece(part: Part) -> inference_pb2.ToolCallPiece | None:
+    match part:
+        case CallBegun(number, call_id, name):
+            return inference_pb2.ToolCallPiece(number=number, call_id=call_id, name=name)
+        case CallArguments(number, text):
+            return inference_pb2.ToolCallPiece(number=number, arguments=text)
+        case _:
+            return None
 
 
 def _metadata(context: Context, name: str) -> str:

@@ -1,0 +1,172 @@
+"""What gRPC's requests ask for: tools, formats, several outputs, caches; by our own stubs, and by a stranger's who has only proto/."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_cluster import MODEL, Cluster
+from grpc_tools import protoc
+
+from engine.tokenizer.tokenizer import Tokenizer
+from gateway.api_request import CacheUse, Conversation, FormatKind, OutputFormat, Speaker, ToolCall, ToolChoice, ToolMode
+from gateway.app import GatewayServer
+from gateway.grpc_requests import api_request
+from springtide.errors import InvalidRequest
+from springtide.rpc import common_pb2 as pb
+from springtide.rpc import inference_pb2 as api
+from springtide.rpc import inference_pb2_grpc
+from springtide.rpc.channels import connect
+
+REPOSITORY = Path(__file__).parents[2]
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = api.Tool(name="weather", description="of a city", parameters=json.dumps(PARAMETERS))
+ASKED = [api.ChatMessage(role="user", content="Is it raining in Oslo?")]
+
+
+@pytest.fixture
+async def stub(gateway: GatewayServer) -> AsyncIterator[inference_pb2_grpc.InferenceStub]:
+    async with connect(gateway.grpc_address) as channel:
+        yield inference_pb2_grpc.InferenceStub(channel)
+
+
+def test_a_chat_with_tools_is_a_conversation() -> None:
+    messages = [
+        api.ChatMessage(role="developer", content="Be brief."),
+        *ASKED,
+        api.ChatMessage(
+            role="assistant", reasoning="Hm.", tool_calls=[api.ToolCall(call_id="c1", name="weather", arguments='{"city":"Oslo"}')]
+        ),
+        api.ChatMessage(role="tool", content="rain", tool_call_id="c1", name="weather"),
+    ]
+    choice = api.ToolChoice(mode=api.TOOL_MODE_REQUIRED, name="weather", single_call=True)
+    chat = api.ChatPrompt(messages=messages, tools=[WEATHER], tool_choice=choice, template_options='{"enable_thinking": false}')
+    asked = api_request(
+        api.GenerateRequest(
+            model=MODEL,
+            chat=chat,
+            n=2,
+            bad_words=["zebra"],
+            allowed_token_ids=[5, 6],
+            include_stop=True,
+            keep_special_tokens=True,
+            truncate_prompt_tokens=-1,
+            format=api.OutputFormat(kind=api.FORMAT_KIND_REGEX, source="a+"),
+            cache=api.CacheUse(cache_id="cache-1", salt="pepper", keep_s=60),
+            terms=pb.Terms(priority=3, idle=True),
+        )
+    )
+    assert isinstance(asked.prompt, Conversation)
+    system, _, assistant, tool = asked.prompt.messages
+    assert system.speaker is Speaker.SYSTEM and tool.tool_call_id == "c1" and tool.name == "weather"
+    assert assistant.reasoning == "Hm." and assistant.tool_calls == (ToolCall("c1", "weather", '{"city":"Oslo"}'),)
+    assert asked.prompt.tools[0].parameters == PARAMETERS and asked.prompt.template_options == {"enable_thinking": False}
+    assert asked.prompt.tool_choice == ToolChoice(ToolMode.REQUIRED, "weather", parallel=False)
+    assert asked.format == OutputFormat(FormatKind.REGEX, "a+") and asked.n == 2 and asked.include_stop
+    assert asked.bad_words == ("zebra",) and asked.sampling["allowed_token_ids"].column().tolist() == [5, 6]
+    assert not asked.skip_special_tokens and asked.truncate_prompt_tokens == -1
+    assert asked.cache == CacheUse("cache-1", salt="pepper", keep_all_s=60) and asked.terms.idle and asked.terms.priority == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"text": "x", "n": 1000}, "n"),
+        ({"text": "x", "stop": ["a"] * 100}, "stop"),
+        ({"text": "x", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"text": "x", "format": api.OutputFormat(source="a")}, "format"),
+        ({"text": "x", "cache": api.CacheUse(keep_s=-1)}, "cache.keep_s"),
+        ({"text": "x", "sampling": pb.SamplingParams(logprobs=100)}, "sampling.logprobs"),
+        ({"text": "x", "sampling": pb.SamplingParams(grammar=pb.Grammar(source="{}"))}, "sampling.grammar"),
+        ({"text": "x", "sampling": pb.SamplingParams(bad_words=[pb.TokenIds()])}, "sampling.bad_words"),
+        ({"text": "x", "bad_words": ["x"] * 10_000}, "bad_words"),
+        ({"text": "x", "allowed_token_ids": [1 << 31]}, "allowed_token_ids"),
+        ({"chat": api.ChatPrompt(messages=[api.ChatMessage(role="narrator")])}, "messages[0].role"),
+        ({"chat": api.ChatPrompt(messages=[api.ChatMessage(role="user", tool_calls=[api.ToolCall()])])}, "messages[0].tool_calls"),
+        ({"chat": api.ChatPrompt(messages=ASKED, tools=[api.Tool(name="a b")])}, "tools[0].name"),
+        ({"chat": api.ChatPrompt(messages=ASKED, tools=[api.Tool(name="a", parameters="[")])}, "tools[0].parameters"),
+        ({"chat": api.ChatPrompt(messages=ASKED, tools=[api.Tool(name="a", parameters="[]")])}, "tools[0].parameters"),
+        ({"chat": api.ChatPrompt(messages=ASKED, template_options="1")}, "template_options"),
+        ({"chat": api.ChatPrompt(messages=ASKED, tool_choice=api.ToolChoice(mode=api.TOOL_MODE_REQUIRED))}, "tool_choice"),
+        ({"chat": api.ChatPrompt(messages=ASKED, tools=[WEATHER], tool_choice=api.ToolChoice(name="x"))}, "tool_choice"),
+        ({"chat": api.ChatPrompt(messages=ASKED, tools=[WEATHER], tool_choice=api.ToolChoice(name="weather"))}, "tool_choice"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        api_request(api.GenerateRequest(model=MODEL, **fields))
+    assert caught.value.param == param and param.partition("[")[0].partition(".")[0] in caught.value.message
+
+
+async def test_a_call_of_a_tool_comes_in_pieces(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster, tokenizer: Tokenizer) -> None:
+    said = tokenizer.encode('I look. <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>')
+    cluster.script = lambda start: said
+    request = api.GenerateRequest(model=MODEL, chat=api.ChatPrompt(messages=ASKED, tools=[WEATHER]))
+    chunks = [chunk async for chunk in stub.Generate(request)]
+    pieces = [piece for chunk in chunks for piece in chunk.tool_calls]
+    assert pieces[0].name == "weather" and pieces[0].call_id
+    assert json.loads("".join(piece.arguments for piece in pieces)) == {"city": "Oslo"}
+    assert chunks[-1].called and chunks[-1].finish_reason == pb.FINISH_REASON_STOP
+    assert "".join(chunk.text for chunk in chunks).strip() == "I look."
+
+
+async def test_several_outputs_come_apart_and_each_has_its_end(
+    stub: inference_pb2_grpc.InferenceStub, cluster: Cluster, tokenizer: Tokenizer
+) -> None:
+    request = api.GenerateRequest(model=MODEL, chat=api.ChatPrompt(messages=ASKED), n=3, stop=["One"])
+    texts: dict[int, str] = {0: "", 1: "", 2: ""}
+    ends = {}
+    async for chunk in stub.Generate(request):
+        texts[chunk.index] += chunk.text
+        if chunk.finish_reason:
+            ends[chunk.index] = chunk.stop_string
+    assert set(texts.values()) == {"Hello, wörld! "} and ends == {0: "One", 1: "One", 2: "One"}
+
+
+async def test_a_prompt_alone_has_no_output(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
+    request = api.GenerateRequest(model=MODEL, chat=api.ChatPrompt(messages=ASKED), prompt_only=True)
+    (chunk,) = [chunk async for chunk in stub.Generate(request)]
+    assert not chunk.token_ids and not chunk.text and chunk.usage.prompt_tokens > 0 and chunk.usage.completion_tokens == 0
+
+
+STRANGER = """
+    import sys, grpc
+    from springtide.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+    assert "gateway" not in sys.modules and not any("site-packages/springtide" in path for path in sys.path)
+    with grpc.insecure_channel(sys.argv[1]) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        (model,) = stub.ListModels(inference_pb2.ListModelsRequest()).models
+        message = inference_pb2.ChatMessage(role="user", content="Say it.")
+        request = inference_pb2.GenerateRequest(model=model.id, chat=inference_pb2.ChatPrompt(messages=[message]))
+        print("".join(chunk.text for chunk in stub.Generate(request)))
+        try:
+            list(stub.Generate(inference_pb2.GenerateRequest(model="other", text="x")))
+        except grpc.RpcError as error:
+            print(error.code().name)
+"""
+
+
+async def test_a_stranger_needs_proto_alone(gateway: GatewayServer, tmp_path: Path) -> None:
+    """As a client in another language does: stubs made of the schemas, and nothing of ours."""
+    proto, out = REPOSITORY / "proto", tmp_path / "stubs"
+    out.mkdir()
+    wanted = [str(proto / "springtide" / "v1" / name) for name in ("common.proto", "inference.proto")]
+    includes = [f"-I{proto}", f"-I{files('grpc_tools') / '_proto'}"]
+    assert protoc.main(["protoc", *includes, f"--python_out={out}", f"--grpc_python_out={out}", *wanted]) == 0
+    script = tmp_path / "stranger.py"
+    script.write_text(f"import sys; sys.path.insert(0, {str(out)!r})\n{textwrap.dedent(STRANGER)}")
+
+    def call() -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-I", str(script), gateway.grpc_address], capture_output=True, text=True, timeout=60)
+
+    done = await asyncio.to_thread(call)
+    assert done.stdout.splitlines() == ["Hello, wörld! One two three four.", "NOT_FOUND"], done.stderr
