@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import redis.asyncio as redis
@@ -15,6 +15,8 @@ from engine.tokenizer.detokenizer import StreamingDetokenizer
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
 from gateway.bodies import Bodies, ClientDisconnected, SideThread
+from gateway.caching.desk import Desk
+from gateway.caching.marks import written
 from gateway.conductor_link import ConductorLink
 from gateway.output import CallBegun, Delta, Ending, Part, PlacedToken
 from gateway.prepare import PreparedRequest, Preparer
@@ -26,7 +28,7 @@ from springtide.config import ServerConfig
 from springtide.errors import SpringtideError, Unavailable
 from springtide.ids import RequestId
 from springtide.protocol.outputs import Finish, SampledToken
-from springtide.protocol.usage import Usage
+from springtide.protocol.usage import KeptTokens, Usage
 
 _MEANT_FOR_CLIENTS = ("shutting_down", "not_ready", "deadline", "internal_error")
 """Codes of server errors whose messages say nothing of nodes and addresses."""
@@ -143,7 +145,18 @@ class TextAssembler:
 class AnswerStream:
     """The deltas of one answer. Iterate `batches()` once, and `close()` in any case: it frees what still runs."""
 
-    def __init__(self, request: PreparedRequest, runner: Runner, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        request: PreparedRequest,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        on_prompt: Callable[[PreparedRequest, int, ev.Finished], str],
+    ) -> None:
+        """`on_prompt` is told of each prompt of the request, by its number, how its first choice ended, and says why a context cache was
+        missed."""
+        self._on_prompt = on_prompt
+        self._cache_miss = ""
+        self._kept_tokens: tuple[KeptTokens, ...] = ()
         self._request = request
         self._runner = runner
         self._stop = StopStrings(request.stop)
@@ -189,6 +202,8 @@ class AnswerStream:
             prompt_tokens=sum(len(prompt) for prompt in self._request.prompts),
             completion_tokens=sum(choice.num_tokens for choice in self._choices.values()),
             cached_tokens=self._cached_tokens,
+            kept_tokens=self._kept_tokens,
+            cache_miss=self._cache_miss,
         )
 
     def close(self) -> None:
@@ -230,10 +245,17 @@ class AnswerStream:
     def deliver(self, delta: Delta) -> None:
         self._queue.put_nowait(delta)
 
-    def finished(self, index: int, cached_tokens: int) -> None:
+    def finished(self, index: int, reply: ev.Finished) -> None:
         self._running.discard(index)
-        if index % self._request.n == 0:
-            self._cached_tokens += cached_tokens
+        prompt, choice = divmod(index, self._request.n)
+        if choice == 0:
+            self._cached_tokens += reply.cached_tokens
+            self._cache_miss = self._on_prompt(self._request, prompt, reply) or self._cache_miss
+            if self._request.marks:
+                self._kept_tokens += written(self._request.marks[prompt], reply.cached_tokens)
+
+    def cancelled(self, index: int) -> None:
+        self._running.discard(index)
 
     def failed(self, index: int, error: SpringtideError) -> None:
         self._running.discard(index)
@@ -274,13 +296,13 @@ class _Choice:
             self._answer.failed(self._index, reply.error)
             return
         if isinstance(reply, ev.Cancelled):
-            self._answer.finished(self._index, 0)
+            self._answer.cancelled(self._index)
             return
         piece = self._assembler.finish(reply.stop_token)
         parts = [*self._reader.push(piece.text), *self._reader.finish()]
         finish, stop = (reply.reason, reply.stop_token) if piece.stop is None else (Finish.STOP, piece.stop)
         self._deliver(parts, piece, finish, stop)
-        self._answer.finished(self._index, reply.cached_tokens)
+        self._answer.finished(self._index, reply)
         self._answer.begun(self._index)
 
     def _deliver(self, parts: list[Part], piece: Piece, finish: Finish | None = None, stop: str | int | None = None) -> None:
@@ -309,9 +331,11 @@ class ApiBackend:
     side_thread: SideThread
     clock: Clock
     """The runner's."""
+    caches: Desk
+    """The contexts that are kept."""
 
     def start(self, request: PreparedRequest) -> AnswerStream:
-        return AnswerStream(request, self.runner, self.tokenizer)
+        return AnswerStream(request, self.runner, self.tokenizer, self.caches.answered)
 
     async def ready(self) -> bool:
         """Whether the cluster can take requests. Raises Unavailable when the Conductor cannot be asked."""

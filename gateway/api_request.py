@@ -143,13 +143,26 @@ class CacheUse:
     """What a request says of contexts that are kept."""
 
     cache_id: str = ""
-    """The prompt begins with this context. Found missing, it is computed as any other."""
+    """The prompt begins with this context, which is put before it. No longer held, it is computed as any other."""
+    tag: str = ""
+    """The context is the one that has this name now."""
+    in_prompt: bool = False
+    """The prompt has the context's messages and tools itself; where they are others, or there is no such context, it is as without one."""
+    extend_s: float | None = None
+    """The context is to be kept for so long from now."""
+    dry_run: bool = False
+    """Nothing is to be computed: whether the context is there is all that is asked."""
     affinity: str = ""
     """Requests with the same one have beginnings in common: OpenAI's `prompt_cache_key`."""
     salt: str = ""
     """Only requests with the same salt share blocks: vLLM's `cache_salt`."""
     keep_all_s: float = 0.0
     """The whole prompt is to be kept for so long."""
+
+    @property
+    def named(self) -> bool:
+        """A context is named."""
+        return bool(self.cache_id or self.tag)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,10 @@ import redis.asyncio as redis
 from engine.tokenizer.tokenizer import load_tokenizer
 from gateway.answer import ApiBackend
 from gateway.bodies import Bodies, SideThread
+from gateway.caching.catalogue import Catalogue
+from gateway.caching.desk import Desk
+from gateway.caching.keeper import Computer, Keeper
+from gateway.caching.stores import Stores
 from gateway.conductor_link import ConductorLink
 from gateway.conversation import ChatModel
 from gateway.core import GatewayCore
@@ -80,14 +84,18 @@ class GatewayServer:
         self._credentials = credentials_of(config)
         self._valkey = redis.Redis.from_url(config.redis_url, socket_timeout=_VALKEY_TIMEOUT_S, socket_connect_timeout=_VALKEY_TIMEOUT_S)
         self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
-        hashing = TenantHashing(arguments.model_info.fingerprint, config.dtype, config.kv.block_tokens)
-        self._core = GatewayCore(_limits(config), self._gateway_id, hashing)
+        self._hashing = TenantHashing(arguments.model_info.fingerprint, config.dtype, config.kv.block_tokens)
+        self._core = GatewayCore(_limits(config), self._gateway_id, self._hashing)
         self._conductor = self._new_link(config, config.redis_url, conductor_address)
         self._clock = MonotonicClock()
         self._runner = Runner(self._core, self._conductor, self._clock, self._credentials)
         self._side_thread = SideThread()
         tls_files = TlsFiles.of(config.server)
         self._tls = None if tls_files is None else Tls(tls_files)
+        self._catalogue = Catalogue(self._valkey, config.cluster)
+        self._stores = Stores(self._membership, self._credentials)
+        self._keeper = Keeper(self._catalogue, self._stores, Computer(self._runner))
+        self._desk: Desk | None = None
         self._grpc_server: grpc.aio.Server | None = None
         self._http_server: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -113,6 +121,7 @@ class GatewayServer:
             self._tls.start()
         self._conductor.start()
         self._runner.start()
+        self._keeper.start()
         await self._announce()
         logger.info("gateway serves HTTP on %s and gRPC on %s", self.http_address, self.grpc_address)
 
@@ -135,6 +144,9 @@ class GatewayServer:
             await self._grpc_server.stop(None)
         if self._tls is not None:
             await self._tls.close()
+        if self._desk is not None:
+            await self._desk.close()
+        await self._keeper.close()
         self._side_thread.close()
         await self._runner.close()
         await self._conductor.close()
@@ -158,8 +170,18 @@ class GatewayServer:
         tokenizer = await asyncio.to_thread(load_tokenizer, info)
         context_length, quotas = context_tokens(config, info), quota_tokens(config, info)
         chat_model = ChatModel(tokenizer, config.server.tool_parser, config.server.reasoning_parser)
-        preparer = Preparer(config.served_model_name or info.name, context_length, info.vocab_size, tokenizer, quotas, chat_model)
+        name, block_tokens = config.served_model_name or info.name, config.kv.block_tokens
+        preparer = Preparer(name, context_length, info.vocab_size, tokenizer, quotas, chat_model, block_tokens=block_tokens)
         bodies, api_keys = Bodies(preparer.bounds.max_body_bytes), ApiKeys(config.server.api_keys)
+        self._desk = Desk(
+            self._catalogue,
+            self._keeper,
+            self._stores,
+            self._side_thread,
+            preparer.rendered,
+            self._hashing,
+            config.server.cache_budget_tokens,
+        )
         return ApiBackend(
             config.cluster,
             self._valkey,
@@ -172,6 +194,7 @@ class GatewayServer:
             bodies,
             self._side_thread,
             self._clock,
+            self._desk,
         )
 
     async def _announce(self) -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -264,12 +264,17 @@ def parse_body(raw: bytes, model: type[BodyT], max_values: int) -> BodyT:
         raise InvalidRequest(f"the body is not valid JSON here: {error}", code="invalid_json") from None
     if not isinstance(document, dict):
         raise _not_an_object()
+    return validated(document, model)
+
+
+def validated(document: dict[str, Any], model: type[BodyT]) -> BodyT:
+    """What is said in JSON's own types. Raises InvalidRequest, naming the field."""
     try:
         return model.model_validate(document)
     except ValidationError as error:
         invalid = explained(error.errors(include_url=False)[0])
     # From out here: the original would keep the whole document for as long as this error is known to anybody.
-    document = None
+    document = {}
     raise invalid
 
 

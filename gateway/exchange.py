@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -19,6 +19,7 @@ from gateway import metrics
 from gateway.answer import AnswerStream, ApiBackend
 from gateway.api_request import ApiRequest
 from gateway.bodies import ClientDisconnected, check_media_type
+from gateway.caching.context import Use
 from gateway.output import Answer, Delta, gathered
 from gateway.prepare import Origin, PreparedRequest
 from springtide.errors import Overloaded, SpringtideError, Unauthenticated
@@ -111,6 +112,8 @@ class Endpoint:
     """Where the API's own clients look for the id; it is in `x-request-id` too."""
     after: Callable[[Order, Answer], Awaitable[None]] | None = None
     """What is done with a whole answer before its end goes out: to keep it, for example."""
+    cache_headers: Callable[[Use, Usage | None], Mapping[str, str]] | None = None
+    """What the answer's headers say of the context cache that the request begins with; without the usage, before there is any."""
 
 
 async def exchange(backend: ApiBackend, request: Request, endpoint: Endpoint) -> Response:
@@ -145,24 +148,28 @@ class _Exchange:
             order, prepared = await self._ordered()
             if order.hand_over is not None:
                 response = await order.hand_over(prepared)
-                response.headers.update(self._headers)
+                response.headers.update(self._headers(prepared.use))
                 self._end("200")
                 return response
+            if order.request.cache.dry_run:
+                self._end("200")
+                nothing = Answer((), Usage(0, 0, 0))
+                return self._json(await _written(order.format.whole(nothing)), prepared.use, nothing.usage)
             answer = self._answer = self._backend.start(prepared)
             self._watcher = asyncio.create_task(self._watch(answer))
             # Nothing is sent before the first token: a refusal at the last admission check is still a plain 429.
             await answer.started()
             if order.stream:
-                return _Stream(order.format.media_type, lambda: self._streamed(answer, order), self._end, self._headers)
+                return _Stream(order.format.media_type, lambda: self._streamed(answer, order), self._end, self._headers(prepared.use))
             deltas = [delta async for batch in answer.batches() for delta in batch]
             whole = gathered(deltas, answer.usage)
             await self._after(order, whole)
-            response = Response(await _written(order.format.whole(whole)), media_type="application/json", headers=self._headers)
+            response = self._json(await _written(order.format.whole(whole)), prepared.use, whole.usage)
         except SpringtideError as error:
             self._end(self._outcome(error))
             logger.info("answered %d: %s", error.http_status, error.message, extra={"request_id": request_id})
             refusal = error_response(error, self._endpoint.error(error, request_id))
-            refusal.headers.update(self._headers)
+            refusal.headers.update(self._headers(None))
             return refusal
         except BaseException:
             self._end("500")
@@ -170,24 +177,35 @@ class _Exchange:
         self._end("200")
         return response
 
-    @property
-    def _headers(self) -> dict[str, str]:
+    def _json(self, text: str, use: Use | None, usage: Usage) -> Response:
+        return Response(text, media_type="application/json", headers=self._headers(use, usage))
+
+    def _headers(self, use: Use | None, usage: Usage | None = None) -> dict[str, str]:
         request_id = self._call.origin.request_id
-        return {REQUEST_ID_HEADER: request_id, self._endpoint.id_header: request_id}
+        of_cache = {} if use is None or self._endpoint.cache_headers is None else self._endpoint.cache_headers(use, usage)
+        return {REQUEST_ID_HEADER: request_id, self._endpoint.id_header: request_id, **of_cache}
 
     async def _ordered(self) -> tuple[Order, PreparedRequest]:
         found = await read(self._backend, self._request, self._read)
-        if not isinstance(found, Pending):
-            return found
-        num_bytes, order = await found.look_up()
-        return await self._backend.side_thread.run(num_bytes, lambda: self._prepared(order()))
+        if isinstance(found, Pending):
+            num_bytes, late = await found.look_up()
+            found = await self._backend.side_thread.run(num_bytes, lambda: self._prepared(late()))
+        order, prepared = found
+        return order, await self._begun_with_cache(order.request) if prepared is None else prepared
 
-    def _read(self, raw: bytes) -> tuple[Order, PreparedRequest] | Pending:
+    def _read(self, raw: bytes) -> tuple[Order, PreparedRequest | None] | Pending:
         order = self._endpoint.order(raw, self._call, self._backend)
         return order if isinstance(order, Pending) else self._prepared(order)
 
-    def _prepared(self, order: Order) -> tuple[Order, PreparedRequest]:
-        return order, self._backend.preparer.prepared(order.request, self._call.origin)
+    def _prepared(self, order: Order) -> tuple[Order, PreparedRequest | None]:
+        """Without what is prepared, where a context cache comes before it."""
+        return order, None if order.request.cache.named else self._backend.preparer.prepared(order.request, self._call.origin)
+
+    async def _begun_with_cache(self, request: ApiRequest) -> PreparedRequest:
+        origin, preparer = self._call.origin, self._backend.preparer
+        whole, use = await self._backend.caches.applied(origin.tenant, request)
+        num_tokens = 0 if use is None else use.cache.tokens
+        return replace(await self._backend.side_thread.run(num_tokens, preparer.prepared, whole, origin), use=use)
 
     async def _streamed(self, answer: AnswerStream, order: Order) -> AsyncIterator[bytes]:
         """The stream's bytes; the last are those of its end, or of an error."""

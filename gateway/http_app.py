@@ -22,6 +22,7 @@ from gateway.anthropic.answers import error_json as anthropic_error
 from gateway.exchange import SCHEMAS, Json, error_response
 from gateway.gemini import routes as gemini
 from gateway.gemini.answers import error_json as gemini_error
+from gateway.kimi import routes as kimi
 from gateway.openai import responses
 from gateway.openai import routes as openai
 from gateway.openai.answers import error_body as openai_error
@@ -39,7 +40,7 @@ def create_app(backend: ApiBackend) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
     app.add_middleware(TenantGuard, api_keys=backend.api_keys)
-    for routes in (openai.routes, responses.routes, anthropic.routes, gemini.routes, model_cards.routes):
+    for routes in (openai.routes, responses.routes, anthropic.routes, gemini.routes, kimi.routes, model_cards.routes):
         app.include_router(routes(backend))
 
     @app.get("/health")
@@ -58,7 +59,7 @@ def create_app(backend: ApiBackend) -> FastAPI:
     async def prometheus() -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    _describe(app, [*openai.BODIES, *responses.BODIES, *anthropic.BODIES, *gemini.BODIES])
+    _describe(app, [*openai.BODIES, *responses.BODIES, *anthropic.BODIES, *gemini.BODIES, *kimi.BODIES])
     return app
 
 

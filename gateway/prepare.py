@@ -11,6 +11,8 @@ from types import MappingProxyType
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
 from gateway.api_request import ApiRequest, Conversation, Prompt, Texts
+from gateway.caching.context import Use
+from gateway.caching.marks import MarkedPrefix, marked_prefixes
 from gateway.conversation import ChatModel
 from gateway.tool_calls.reading import PLAIN, Reading
 from springtide.errors import InvalidRequest, ModelNotFound
@@ -97,6 +99,10 @@ class PreparedRequest:
     terms: Terms = NO_TERMS
     traceparent: str = ""
     requested_at: float | None = None
+    marks: tuple[tuple[MarkedPrefix, ...], ...] = ()
+    """Of each prompt, if any of them wants something to be kept."""
+    use: Use | None = None
+    """The context cache that the request begins with."""
     prompt_only: bool = False
     """Prompts are computed, and no output is wanted (`ev.Generation.prompt_only`)."""
     salt: str = ""
@@ -137,9 +143,12 @@ class Preparer:
         quota_tokens: Mapping[str, int] | None = None,
         chat_model: ChatModel | None = None,
         default_sampling: Mapping[str, float] = NO_DEFAULTS,
+        block_tokens: int = 0,
     ) -> None:
         """`quota_tokens`: most tokens of one prompt and its output that a tenant's quota holds, `*` being every other tenant.
-        `default_sampling`: SamplingParams' fields by name, for what a request leaves out."""
+        `default_sampling`: SamplingParams' fields by name, for what a request leaves out. `block_tokens` are those of the pool; 0: nothing
+        is ever kept."""
+        self._block_tokens = block_tokens
         self._chat_model = chat_model or ChatModel(tokenizer)
         self.default_sampling = default_sampling
         self._quota_tokens = dict(quota_tokens or {})
@@ -174,6 +183,8 @@ class Preparer:
         self.check_model(request.model)
         if len(request.stop) > MAX_STOP_STRINGS or not all(1 <= len(stop) <= MAX_STOP_LENGTH for stop in request.stop):
             raise InvalidRequest(f"stop may hold at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters", param="stop")
+        if request.cache.named:
+            raise InvalidRequest("context caches cannot be named here", param="cache_id")
         self._check_sampling(request)
         prompts, reading = self._tokens(request)
         allowed = self._allowed_tokens(request, prompts, origin.tenant)
@@ -188,11 +199,35 @@ class Preparer:
             traceparent=origin.traceparent,
             requested_at=origin.requested_at,
             prompt_only=allowed == 0,
+            marks=self._marks(request, prompts),
             salt=request.cache.salt,
             reading=reading,
             skip_special_tokens=request.skip_special_tokens,
             include_stop=request.include_stop,
         )
+
+    def rendered(self, conversation: Conversation) -> tuple[int, ...]:
+        """Its tokens, of which there are few enough to go on from. Raises InvalidRequest."""
+        self.check_count(len(conversation.messages), "messages")
+        tokens = self._render(conversation)
+        if len(tokens) >= self.context_length:
+            raise self._too_long("messages", f"this has {len(tokens)} already")
+        return tokens
+
+    def _render(self, conversation: Conversation) -> tuple[int, ...]:
+        return self._encoded(self._chat_model.rendered(conversation).text, False, "messages", None)
+
+    def _marks(self, request: ApiRequest, prompts: Sequence[tuple[int, ...]]) -> tuple[tuple[MarkedPrefix, ...], ...]:
+        if not self._block_tokens or request.truncate_prompt_tokens:
+            return ()
+        ttl_s = request.cache.keep_all_s
+        marks: tuple[tuple[MarkedPrefix, ...], ...]
+        if isinstance(request.prompt, Conversation):
+            marks = (marked_prefixes(self._render, request.prompt, prompts[0], ttl_s, self._block_tokens),)
+        else:
+            whole = [len(prompt) // self._block_tokens * self._block_tokens for prompt in prompts]
+            marks = tuple((MarkedPrefix(tokens, ttl_s),) if tokens and ttl_s else () for tokens in whole)
+        return marks if any(marks) else ()
 
     def _tokens(self, request: ApiRequest) -> tuple[tuple[tuple[int, ...], ...], Reading]:
         most = self._most_prompt_tokens(request)

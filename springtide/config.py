@@ -113,6 +113,13 @@ class ServerConfig(Section):
         64 << 20, description="most bytes of a tenant's stored responses; beyond, the one goes that has been unused for longest"
     )
 
+    cache_budget_tokens: int = Field(
+        1_000_000,
+        ge=0,
+        description="most tokens that all context caches of a tenant may have together, each counting in every store where it is wanted "
+        "(docs/context-caching.md)",
+    )
+
     @field_validator("api_keys", mode="before")
     @classmethod
     def _digests(cls, value: Any) -> Any:

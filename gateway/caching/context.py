@@ -56,6 +56,7 @@ class ContextCache:
     cache_id: CacheId
     tenant: str
     model: str
+    """Empty: a request's marks made it."""
     tokens: int
     """Of the messages and tools as the template renders them."""
     blocks: int
@@ -135,6 +136,35 @@ class Content:
     conversation: Conversation
     token_ids: tuple[int, ...]
     """What every conversation that begins so has in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The context cache that a request begins with, as it was then."""
+
+    cache: ContextCache
+    status: Status
+    matches: bool = True
+    """The request's messages and tools begin with those of the cache. Else it is answered as any other."""
+
+    @property
+    def promised_tokens(self) -> int:
+        """Tokens that should be found in the pool."""
+        return self.cache.tokens if self.matches and self.status is Status.READY else 0
+
+
+class MissReason(StrEnum):
+    """Why a request did not find what its cache keeps."""
+
+    PENDING = "pending"
+    """No store holds it just now: it is being computed."""
+    INACTIVE = "inactive"
+    """Its time was over."""
+    ERROR = "error"
+    MESSAGES_CHANGED = "messages_changed"
+    """The request does not begin with its messages and tools."""
+    NOT_HELD = "not_held"
+    """It was said to be held, and was not found: it has been lost, or could not be read in time."""
 
 
 # ---- written down ----

@@ -11,7 +11,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gateway.api_request import Conversation
+from gateway import events as ev
+from gateway.api_request import ApiRequest, CacheUse, Conversation
 from gateway.bodies import SideThread
 from gateway.caching.catalogue import MARK_PREFIX, Catalogue, Tag
 from gateway.caching.context import (
@@ -20,8 +21,10 @@ from gateway.caching.context import (
     ContextCache,
     Kept,
     Meter,
+    MissReason,
     Status,
     Strength,
+    Use,
     canonical,
     content_bytes,
     content_from,
@@ -30,9 +33,12 @@ from gateway.caching.context import (
 from gateway.caching.keeper import Keeper
 from gateway.caching.prefix import stable_prefix
 from gateway.caching.stores import Stores
+from gateway.prepare import PreparedRequest
 from gateway.records import Order
+from gateway.state import Hashing
 from springtide.errors import InvalidRequest, Overloaded, SpringtideError
-from springtide.ids import BlockKey, NodeId
+from springtide.ids import BlockKey, NodeId, RequestId
+from springtide.protocol.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -65,35 +71,6 @@ class Draft:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
-    """The context cache that a request begins with, as it was then."""
-
-    cache: ContextCache
-    status: Status
-    matches: bool = True
-    """The request's messages and tools begin with those of the cache. Else it is answered as any other."""
-
-    @property
-    def promised_tokens(self) -> int:
-        """Tokens that should be found in the pool."""
-        return self.cache.tokens if self.matches and self.status is Status.READY else 0
-
-
-class MissReason:
-    """Why a request did not find what its cache keeps."""
-
-    PENDING = "pending"
-    """No store holds it just now: it is being computed."""
-    INACTIVE = "inactive"
-    """Its time was over."""
-    ERROR = "error"
-    MESSAGES_CHANGED = "messages_changed"
-    """The request does not begin with its messages and tools."""
-    NOT_HELD = "not_held"
-    """It was said to be held, and was not found: it has been lost, or could not be read in time."""
-
-
 class Desk:
     """The context caches, for whoever asks. Everything is of one tenant: what is another's looks like what there is not."""
 
@@ -104,20 +81,18 @@ class Desk:
         stores: Stores,
         side_thread: SideThread,
         render: Callable[[Conversation], Sequence[int]],
-        keys: Callable[[str, Sequence[int]], Sequence[BlockKey]],
-        block_tokens: int,
+        hashing: Hashing,
         budget_tokens: int,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`render` makes a conversation's tokens, `keys` the keys of a tenant's full blocks of tokens; both are called beside the event
-        loop. `budget_tokens` is what all caches of a tenant may have together."""
+        """`render` makes a conversation's tokens, beside the event loop. `budget_tokens` is what all caches of a tenant may have
+        together."""
         self._catalogue = catalogue
         self._keeper = keeper
         self._stores = stores
         self._side_thread = side_thread
         self._render = render
-        self._keys = keys
-        self._block_tokens = block_tokens
+        self._hashing = hashing
         self._budget_tokens = budget_tokens
         self._now = now
         self._contents: dict[tuple[str, str], Content] = {}
@@ -164,11 +139,12 @@ class Desk:
 
     def _written(self, tenant: str, conversation: Conversation) -> tuple[Content, int, Sequence[BlockKey], bytes]:
         token_ids, stable = stable_prefix(self._render, conversation)
-        keys = self._keys(tenant, token_ids[:stable])
+        generation = ev.Generation(RequestId("context-cache"), token_ids, SamplingParams(max_tokens=1), tenant)
+        keys = self._hashing.keys(generation, token_ids[:stable])
         if not keys:
             raise InvalidRequest(
                 f"messages and tools have {stable} tokens that every conversation which begins with them shares; "
-                f"at least {self._block_tokens} are needed to be kept (kv.block_tokens)",
+                f"at least {self._hashing.block_tokens} are needed to be kept (kv.block_tokens)",
                 param="messages",
                 code="context_too_short",
             )
@@ -260,6 +236,36 @@ class Desk:
 
     # ---- what requests do with them ----
 
+    async def applied(self, tenant: str, request: ApiRequest) -> tuple[ApiRequest, Use | None]:
+        """What is left to run of a request that names a context cache, and which it was, if there was any. Raises NoSuchCache and
+        InvalidRequest where it cannot be run without."""
+        wanted = request.cache
+        plain = replace(request, cache=CacheUse(affinity=wanted.affinity, salt=wanted.salt, keep_all_s=wanted.keep_all_s))
+        if not isinstance(request.prompt, Conversation):
+            raise InvalidRequest("a context cache begins a conversation, and this is a text", param="cache_id")
+        try:
+            cache_id = wanted.cache_id or (await self.tagged(tenant, wanted.tag)).cache_id
+            if wanted.in_prompt:
+                use = await self.compared(tenant, cache_id, request.prompt)
+            else:
+                begun, use = await self.begin_with(tenant, cache_id, request.prompt)
+                plain = replace(plain, prompt=begun)
+        except NoSuchCache:
+            if wanted.in_prompt:
+                return plain, None
+            raise
+        if wanted.extend_s is not None and use.matches:
+            use = replace(use, cache=await self._extended(use.cache, wanted.extend_s))
+        return plain, use
+
+    async def _extended(self, cache: ContextCache, ttl_s: float) -> ContextCache:
+        try:
+            return await self.update(cache.tenant, cache.cache_id, ttl_s=ttl_s)
+        except Overloaded as error:
+            # The request itself wants nothing that is not there.
+            logger.info("%s is not extended: %s", cache.cache_id, error.message)
+            return cache
+
     async def begin_with(self, tenant: str, cache_id: str, conversation: Conversation) -> tuple[Conversation, Use]:
         """The conversation with the cache's messages and tools before its own. Raises NoSuchCache, and InvalidRequest when it has tools of
         its own."""
@@ -282,7 +288,7 @@ class Desk:
         matches = await self._side_thread.run(size, _begins_with, conversation, kept)
         return Use(cache, cache.status(self._now()), matches)
 
-    def used(self, use: Use, cached_tokens: int) -> str | None:
+    def used(self, use: Use, cached_tokens: int) -> MissReason | None:
         """Counts a request that has been answered, in the background. Returns why it missed; None: it did not."""
         reason = self._why_missed(use, cached_tokens)
         cache, now = use.cache, self._now()
@@ -293,23 +299,34 @@ class Desk:
             self._keeper.hurry()
         return reason
 
-    def _why_missed(self, use: Use, cached_tokens: int) -> str | None:
+    def _why_missed(self, use: Use, cached_tokens: int) -> MissReason | None:
         if not use.matches:
             return MissReason.MESSAGES_CHANGED
-        if cached_tokens >= use.cache.blocks * self._block_tokens:
+        if cached_tokens >= use.cache.blocks * self._hashing.block_tokens:
             return None
         reasons = {Status.PENDING: MissReason.PENDING, Status.INACTIVE: MissReason.INACTIVE, Status.ERROR: MissReason.ERROR}
         return reasons.get(use.status, MissReason.NOT_HELD)
 
     # ---- marks ----
 
-    def mark(self, tenant: str, model: str, keys: Sequence[BlockKey], ttl_s: float, prompt_at: NodeId) -> None:
+    def answered(self, request: PreparedRequest, prompt: int, reply: ev.Finished) -> str:
+        """Counts the use of a context cache by a request whose prompt of this number has been answered, and keeps what it has marked.
+        Returns why the cache was missed; empty: it was not."""
+        missed = self.used(request.use, reply.cached_tokens) if request.use is not None and prompt == 0 else None
+        if reply.prompt_at is not None and request.marks:
+            generation = request.generation(prompt * request.n, accepted=True)
+            for mark in request.marks[prompt]:
+                keys = self._hashing.keys(generation, generation.prompt_ids[: mark.tokens])
+                self.mark(request.tenant, keys, mark.ttl_s, reply.prompt_at.node_id)
+        return "" if missed is None else missed.value
+
+    def mark(self, tenant: str, keys: Sequence[BlockKey], ttl_s: float, prompt_at: NodeId) -> None:
         """Keeps the blocks, which a request has just used at that node, for `ttl_s` from now; in the background, and only if the tenant's
         budget suffices. Marking the same again lets them stay longer."""
         if keys and ttl_s > 0:
-            self._spawn(self._mark(tenant, model, keys, min(ttl_s, MAX_TTL_S), prompt_at))
+            self._spawn(self._mark(tenant, keys, min(ttl_s, MAX_TTL_S), prompt_at))
 
-    async def _mark(self, tenant: str, model: str, keys: Sequence[BlockKey], ttl_s: float, prompt_at: NodeId) -> None:
+    async def _mark(self, tenant: str, keys: Sequence[BlockKey], ttl_s: float, prompt_at: NodeId) -> None:
         now = self._now()
         store = self._stores.store(prompt_at)
         if store is None:
@@ -320,8 +337,8 @@ class Desk:
         cache = ContextCache(
             cache_id=cache_id,
             tenant=tenant,
-            model=model,
-            tokens=len(keys) * self._block_tokens,
+            model="",
+            tokens=len(keys) * self._hashing.block_tokens,
             blocks=len(keys),
             created_at=now,
             expires_at=now + ttl_s,

@@ -23,7 +23,12 @@ def usage_json(usage: Usage) -> Json:
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.num_kept,
+            # Ours: why the context cache that the request names was not found.
+            **({"cache_miss_reason": usage.cache_miss} if usage.cache_miss else {}),
+        },
     }
 
 

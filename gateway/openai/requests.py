@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
 
-from gateway.api_request import ApiRequest, Conversation, Message, Prompt, Speaker, Texts
+from gateway.api_request import ApiRequest, CacheMark, CacheUse, Conversation, Message, Prompt, Speaker, Texts
+from gateway.kimi.use import CACHE_ROLE, use_of_message
 from gateway.prepare import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORD_LENGTH,
@@ -27,6 +39,7 @@ from gateway.prepare import (
     MAX_STOP_TOKEN_IDS,
     SAMPLING_FIELDS,
 )
+from springtide.errors import InvalidRequest
 from springtide.protocol.sampling import LogitBias, TokenIds
 from springtide.protocol.scheduling import MAX_DEADLINE_MS, Terms
 
@@ -152,7 +165,7 @@ def _content(value: Any) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text":
             raise ValueError(f"part {number} is of type {kind!r}; this model reads only 'text'")
-        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+        if not {"type", "text"} <= set(part) <= {"type", "text", "prompt_cache_breakpoint"} or not isinstance(part["text"], str):
             raise ValueError(f"part {number} must be an object of 'type' and 'text', the latter a string")
         texts.append(part["text"])
     return _unicode("\n".join(texts))
@@ -236,7 +249,15 @@ Content = Annotated[
                     "type": "array",
                     "items": {
                         "type": "object",
-                        "properties": {"type": {"const": "text"}, "text": _TEXT},
+                        "properties": {
+                            "type": {"const": "text"},
+                            "text": _TEXT,
+                            "prompt_cache_breakpoint": {
+                                "type": ["object", "null"],
+                                "properties": {"mode": {"const": "explicit"}, "ttl": {"enum": ["5m", "30m", "1h", "12h"]}},
+                                "additionalProperties": False,
+                            },
+                        },
                         "required": ["type", "text"],
                         "additionalProperties": False,
                     },
@@ -249,13 +270,28 @@ Content = Annotated[
 Seed = Annotated[int, AfterValidator(_finite_int)]
 
 
+PROMPT_CACHE_TTL_S = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 12 * 3600.0}
+
+
+class PromptCacheOptions(_Body):
+    mode: Literal["implicit", "explicit"] = "implicit"
+    """Implicit: the whole prompt is kept; explicit: what `prompt_cache_breakpoint` says."""
+    ttl: Literal["5m", "30m", "1h", "12h"] = "30m"
+
+
+class PromptCacheBreakpoint(_Body):
+    mode: Literal["explicit"] = "explicit"
+    ttl: Literal["5m", "30m", "1h", "12h"] = "30m"
+
+
 class StreamOptions(_Body):
     include_usage: Annotated[bool, _default_when_null(False)] = False
     include_obfuscation: NeutralFalse = None
 
 
 class ChatMessage(_Body):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "cache"]
+    """`cache` is Kimi's: the first message names a context cache, which is put in its place."""
     content: Content
     name: Neutral = None
     refusal: Neutral = None
@@ -263,6 +299,22 @@ class ChatMessage(_Body):
     audio: Neutral = None
     tool_calls: NeutralList = None
     function_call: Neutral = None
+    _cache_mark: CacheMark | None = PrivateAttr(None)
+    """The longest of its parts' breakpoints."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _marked(cls, value: Any, handler: ModelWrapValidatorHandler[ChatMessage]) -> ChatMessage:
+        message = handler(value)
+        parts = value.get("content") if isinstance(value, dict) else None
+        said = [part["prompt_cache_breakpoint"] for part in parts if part.get("prompt_cache_breakpoint")] if isinstance(parts, list) else []
+        if said:
+            ttls = [PROMPT_CACHE_TTL_S[PromptCacheBreakpoint.model_validate(breakpoint_).ttl] for breakpoint_ in said]
+            message._cache_mark = CacheMark(max(ttls))
+        return message
+
+    def message(self) -> Message:
+        return Message(_SPEAKERS[self.role], self.content, cache_mark=self._cache_mark)
 
 
 class OpenAIRequest(_Body):
@@ -341,6 +393,8 @@ class ChatCompletionRequest(OpenAIRequest):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     """A hint for finding cached prefixes, which are found by content here."""
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
 
     tools: NeutralList = None
     tool_choice: Annotated[Any, AfterValidator(_neutral("none", "auto"))] = None
@@ -374,8 +428,23 @@ class ChatCompletionRequest(OpenAIRequest):
 
     def api_request(self) -> ApiRequest:
         max_tokens = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-        messages = tuple(Message(_SPEAKERS[message.role], message.content) for message in self.messages)
-        return self._api_request(Conversation(messages), max_tokens)
+        cache, said = self._cache_use(), self.messages
+        if said[0].role == CACHE_ROLE:
+            named, said = use_of_message(said[0].content, "messages[0].content"), said[1:]
+            cache = replace(named, affinity=cache.affinity, keep_all_s=cache.keep_all_s)
+        for number, message in enumerate(said):
+            if message.role == CACHE_ROLE:
+                raise InvalidRequest("messages: only the first one may be of the role cache", param=f"messages[{number}].role")
+        messages = tuple(message.message() for message in said)
+        return replace(self._api_request(Conversation(messages), max_tokens), cache=cache)
+
+    def _cache_use(self) -> CacheUse:
+        keep_s = 0.0
+        if (options := self.prompt_cache_options) is not None and options.mode == "implicit":
+            keep_s = PROMPT_CACHE_TTL_S[options.ttl]
+        elif self.prompt_cache_retention == "24h":
+            keep_s = 24 * 3600.0
+        return CacheUse(affinity=self.prompt_cache_key or "", keep_all_s=keep_s)
 
 
 class CompletionRequest(OpenAIRequest):

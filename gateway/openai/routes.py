@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from gateway.answer import ApiBackend
+from gateway.api_request import Conversation
 from gateway.bodies import parse_body
 from gateway.exchange import Call, Endpoint, Order, exchange, takes
+from gateway.kimi.use import cache_headers, use_of_headers
 from gateway.openai.answers import ChatFormat, CompletionFormat, error_body
 from gateway.openai.requests import ChatCompletionRequest, CompletionRequest, OpenAIRequest
 
@@ -40,10 +44,13 @@ def _order(body: OpenAIRequest, answers: type[ChatFormat | CompletionFormat], ca
     written = answers(
         call.origin.request_id, backend.preparer.model_name, body.num_top_logprobs is not None, body.include_usage, backend.tokenizer
     )
-    return Order(body.api_request(), body.stream, written)
+    request = body.api_request()
+    if isinstance(request.prompt, Conversation):
+        request = replace(request, cache=use_of_headers(call.headers, request.cache))
+    return Order(request, body.stream, written)
 
 
-CHAT = Endpoint("/v1/chat/completions", "chatcmpl", ChatCompletionRequest, _chat, error_body)
+CHAT = Endpoint("/v1/chat/completions", "chatcmpl", ChatCompletionRequest, _chat, error_body, cache_headers=cache_headers)
 COMPLETION = Endpoint("/v1/completions", "cmpl", CompletionRequest, _completion, error_body)
 BODIES = (CHAT.body, COMPLETION.body)
 """For the API's own description."""

@@ -60,6 +60,7 @@ PREFILL_UPDATE: OneOf[outputs.PrefillUpdate, node_pb2.PrefillUpdate] = OneOf(
     node_pb2.PrefillUpdate, done=PREFILL_DONE, failed=ATTEMPT_FAILED, signs=ATTEMPT_SIGNS
 )
 DECODE_UPDATE = Codec(outputs.DecodeUpdate, node_pb2.DecodeUpdate)
+KEPT_TOKENS = Codec(usage.KeptTokens, inference_pb2.KeptTokens)
 USAGE = Codec(usage.Usage, inference_pb2.Usage)
 
 # ---- starts ----

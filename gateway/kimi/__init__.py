@@ -1,0 +1,1 @@
+"""Kimi's façade of context caches."""

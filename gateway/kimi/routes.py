@@ -1,0 +1,252 @@
+"""`/v1/caching`: context caches as Kimi's API has them, with tags. What is ours beside it: `pin`, `replicas`, `replicas_held`, `meter`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.answer import ApiBackend
+from gateway.api_request import Conversation, Speaker
+from gateway.bodies import parse_body, validated
+from gateway.caching.catalogue import Tag
+from gateway.caching.context import ContextCache, Meter, Status, Strength, message_json, plain
+from gateway.caching.desk import DEFAULT_TTL_S, MAX_LISTED, MAX_REPLICAS, Draft
+from gateway.exchange import Json, read, takes
+from gateway.openai.requests import ChatCompletionRequest
+from springtide.errors import InvalidRequest
+
+_TAG = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,127}")
+_METADATA = re.compile(r"metadata\[(.*)\]")
+_MOST_PAGES = 20
+"""That are looked through for records of some metadata."""
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Lasting(_Body):
+    metadata: dict[str, str] | None = None
+    expired_at: Annotated[int, Field(ge=0)] | None = None
+    """Unix seconds; 0: in an hour."""
+    ttl: Annotated[int, Field(ge=0)] | None = None
+    """In seconds, in place of `expired_at`."""
+
+    def ttl_s(self, now: float) -> float | None:
+        """None: nothing is said. Raises InvalidRequest."""
+        if self.ttl and self.expired_at:
+            raise InvalidRequest("ttl and expired_at must not be given both", param="ttl")
+        if self.ttl:
+            return float(self.ttl)
+        if self.expired_at and self.expired_at <= now:
+            raise InvalidRequest(f"expired_at must be in the future, not {self.expired_at}", param="expired_at")
+        return self.expired_at - now if self.expired_at else None
+
+
+class CachingRequest(_Lasting):
+    model: str
+    messages: Annotated[list[Any], Field(min_length=1)]
+    """As in a chat completion."""
+    tools: list[Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    pin: Literal["soft", "hard"] = "hard"
+    """Ours: how strongly it is kept."""
+    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
+    """Ours: in how many stores."""
+
+    def conversation(self) -> Conversation:
+        """Raises InvalidRequest, naming the field."""
+        said: Json = {"model": self.model, "messages": self.messages, **({"tools": self.tools} if self.tools else {})}
+        request = validated(said, ChatCompletionRequest).api_request()
+        if request.cache.named:
+            raise InvalidRequest("messages must not name another cache", param="messages")
+        assert isinstance(request.prompt, Conversation), "a chat is a conversation"
+        return request.prompt
+
+
+class CachingUpdate(_Lasting):
+    pass
+
+
+class TagRequest(_Body):
+    tag: str
+    cache_id: str
+
+
+def routes(backend: ApiBackend) -> APIRouter:
+    router = APIRouter()
+    desk, preparer = backend.caches, backend.preparer
+
+    async def body(request: Request, model: type[BodyT]) -> BodyT:
+        return await read(backend, request, lambda raw: parse_body(raw, model, preparer.bounds.max_values))
+
+    def drafted(raw: bytes) -> tuple[CachingRequest, Draft]:
+        asked = parse_body(raw, CachingRequest, preparer.bounds.max_values)
+        preparer.check_model(asked.model)
+        return asked, _draft(asked, desk.now)
+
+    async def shown(cache: ContextCache, conversation: Conversation | None = None) -> Json:
+        return _cache_json(cache, desk.now, await desk.meter(cache), conversation)
+
+    @router.post("/v1/caching", openapi_extra=takes(CachingRequest))
+    async def create(request: Request) -> Json:
+        asked, draft = await read(backend, request, drafted)
+        return await shown(await desk.create(_tenant(request), asked.model, draft), draft.conversation)
+
+    @router.get("/v1/caching")
+    async def page(request: Request) -> Json:
+        found: list[ContextCache] = []
+        order, after, before, limit = _page(request)
+        metadata = {match[1]: value for name, value in request.query_params.items() if (match := _METADATA.fullmatch(name))}
+        at_once = MAX_LISTED if metadata else limit
+        for _ in range(_MOST_PAGES):
+            caches, more = await desk.page(_tenant(request), order=order, after=after, before=before, limit=at_once)
+            found += [cache for cache in caches if metadata.items() <= cache.metadata.items()]
+            if not more or len(found) >= limit:
+                break
+            after = caches[-1].cache_id
+        return {"object": "list", "data": [await shown(cache) for cache in found[:limit]]}
+
+    @router.post("/v1/caching/refs/tags", openapi_extra=takes(TagRequest))
+    async def tag(request: Request) -> Json:
+        asked = await body(request, TagRequest)
+        if not _TAG.fullmatch(asked.tag):
+            raise InvalidRequest("tag must have 1 to 128 letters, digits, _, - and ., the first of them a letter", param="tag")
+        return _tag_json(await desk.tag(_tenant(request), asked.tag, asked.cache_id), _tenant(request))
+
+    @router.get("/v1/caching/refs/tags")
+    async def tags(request: Request) -> Json:
+        order, after, before, limit = _page(request)
+        found, _ = await desk.tags(_tenant(request), order=order, after=after, before=before, limit=limit)
+        return {"object": "list", "data": [_tag_json(tag, _tenant(request)) for tag in found]}
+
+    @router.get("/v1/caching/refs/tags/{tag}")
+    async def tagged(request: Request, tag: str) -> Json:
+        return _tag_json(await desk.tagged(_tenant(request), tag), _tenant(request))
+
+    @router.get("/v1/caching/refs/tags/{tag}/content")
+    async def content_of_tag(request: Request, tag: str) -> Json:
+        return await whole(_tenant(request), (await desk.tagged(_tenant(request), tag)).cache_id)
+
+    @router.delete("/v1/caching/refs/tags/{tag}")
+    async def untag(request: Request, tag: str) -> Json:
+        await desk.untag(_tenant(request), tag)
+        return {"deleted": True, "object": "cache_object.tag.deleted", "tag": tag}
+
+    @router.get("/v1/caching/{cache_id}")
+    async def get(request: Request, cache_id: str) -> Json:
+        return await whole(_tenant(request), cache_id)
+
+    @router.put("/v1/caching/{cache_id}", openapi_extra=takes(CachingUpdate))
+    async def update(request: Request, cache_id: str) -> Json:
+        asked = await body(request, CachingUpdate)
+        return await shown(await desk.update(_tenant(request), cache_id, ttl_s=asked.ttl_s(desk.now), metadata=asked.metadata))
+
+    @router.delete("/v1/caching/{cache_id}")
+    async def delete(request: Request, cache_id: str) -> Json:
+        await desk.delete(_tenant(request), cache_id)
+        return {"deleted": True, "id": cache_id, "object": "context_cache_object.deleted"}
+
+    async def whole(tenant: str, cache_id: str) -> Json:
+        return await shown(await desk.get(tenant, cache_id), (await desk.content(tenant, cache_id)).conversation)
+
+    return router
+
+
+BODIES = (CachingRequest, CachingUpdate, TagRequest)
+"""For the API's own description."""
+
+
+def _tenant(request: Request) -> str:
+    return str(request.state.tenant)
+
+
+def _draft(asked: CachingRequest, now: float) -> Draft:
+    ttl_s = asked.ttl_s(now)
+    return Draft(
+        asked.conversation(),
+        DEFAULT_TTL_S if ttl_s is None else ttl_s,
+        Strength(asked.pin),
+        asked.replicas,
+        asked.name or "",
+        asked.description or "",
+        asked.metadata or {},
+    )
+
+
+def _page(request: Request) -> tuple[Literal["asc", "desc"], str, str, int]:
+    said = request.query_params
+    order, limit = said.get("order", "desc"), said.get("limit", "20")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"order must be asc or desc, not {order[:100]!r}", param="order")
+    if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= MAX_LISTED:
+        raise InvalidRequest(f"limit must be between 1 and {MAX_LISTED}, not {limit[:100]!r}", param="limit")
+    return ("asc" if order == "asc" else "desc"), said.get("after", ""), said.get("before", ""), int(limit)
+
+
+def _cache_json(cache: ContextCache, now: float, meter: Meter, conversation: Conversation | None) -> Json:
+    status = cache.status(now)
+    said: Json = {
+        "id": cache.cache_id,
+        "status": status.value,
+        "object": "context-cache",
+        "created_at": int(cache.created_at),
+        "expired_at": int(cache.expires_at),
+        "tokens": cache.tokens,
+        "model": cache.model,
+        "name": cache.name,
+        "description": cache.description,
+        "metadata": dict(cache.metadata),
+        "pin": cache.strength.value,
+        "replicas": cache.replicas,
+        "replicas_held": len(cache.kept.held) if status is Status.READY else 0,
+        "meter": {
+            "creation_tokens": meter.creation_tokens,
+            "calls": meter.calls,
+            "saved_tokens": meter.saved_tokens,
+            "storage_token_minutes": cache.token_minutes(now),
+        },
+    }
+    if cache.kept.error:
+        said["error"] = {"type": "not_computed", "message": cache.kept.error}
+    if conversation is not None:
+        said |= {"messages": [_message(message_json(message)) for message in conversation.messages], "tools": _tools(conversation)}
+    return said
+
+
+def _message(said: Mapping[str, Any]) -> Json:
+    """A message as a chat completion has it."""
+    written: Json = {"role": said["speaker"], "content": said["content"]}
+    if said.get("name"):
+        written["name"] = said["name"]
+    if said["speaker"] == Speaker.TOOL.value:
+        written["tool_call_id"] = said.get("tool_call_id", "")
+    if said.get("tool_calls"):
+        written["tool_calls"] = [
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+            for call in said["tool_calls"]
+        ]
+    return written
+
+
+def _tools(conversation: Conversation) -> list[Json]:
+    return [
+        {"type": "function", "function": {"name": tool.name, "description": tool.description, "parameters": plain(tool.parameters)}}
+        for tool in conversation.tools
+    ]
+
+
+def _tag_json(tag: Tag, tenant: str) -> Json:
+    return {
+        "tag": tag.tag,
+        "cache_id": tag.cache_id,
+        "object": "cache_object.tag",
+        "owned_by": tenant,
+        "created_at": int(tag.created_at),
+    }

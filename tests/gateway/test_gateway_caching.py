@@ -1,0 +1,209 @@
+"""Context caches over HTTP: Kimi's API, and what requests make of them. The model recites; the stores are those of the other tests."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from gateway_cluster import BLOCK_TOKENS, MODEL, Cluster
+
+from gateway.app import GatewayServer
+from tests.support.valkey import new_valkey
+
+LONG = "The sea is wide, and the tide comes in. " * 20
+SYSTEM = {"role": "system", "content": LONG}
+ASK = {"role": "user", "content": "Why?"}
+
+
+class Tenant:
+    """A client of its own, for Valkey outlives a test."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self._http = http
+        self.headers = {"x-springtide-tenant": f"tenant-{secrets.token_hex(4)}"}
+
+    async def __call__(self, method: str, path: str, body: Any = None, status: int = 200, headers: dict[str, str] | None = None) -> Any:
+        answer = await self._http.request(method, path, json=body, headers={**self.headers, **(headers or {})})
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    async def create(self, **more: Any) -> dict[str, Any]:
+        return dict(await self("POST", "/v1/caching", {"model": MODEL, "messages": [SYSTEM], **more}))
+
+    async def chat(self, *messages: Any, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
+        body = {"model": MODEL, "messages": messages, **more}
+        return await self._http.post("/v1/chat/completions", json=body, headers={**self.headers, **(headers or {})})
+
+
+@pytest.fixture(scope="module")
+def valkey_url() -> Iterator[str]:
+    """Of this module's own: gateways of other tests must not compute what is left here."""
+    with new_valkey() as valkey:
+        yield valkey.connection_url
+
+
+@pytest.fixture
+def tenant(http: httpx.AsyncClient) -> Tenant:
+    return Tenant(http)
+
+
+async def test_one_is_created_shown_listed_changed_and_deleted(tenant: Tenant) -> None:
+    made = await tenant.create(name="tide", metadata={"a": "1"}, ttl=300)
+    assert made["id"].startswith("cache-") and made["object"] == "context-cache" and made["status"] == "pending"
+    assert made["expired_at"] - made["created_at"] in (300, 301) and made["tokens"] > BLOCK_TOKENS
+    assert made["messages"] == [SYSTEM] and made["tools"] == []
+    shown = await tenant("GET", f"/v1/caching/{made['id']}")
+    assert (shown["name"], shown["metadata"], shown["pin"], shown["replicas"]) == ("tide", {"a": "1"}, "hard", 1)
+    other = await tenant.create(metadata={"a": "2"})
+    assert other["expired_at"] - other["created_at"] in (3600, 3601), "an hour, where nothing is said"
+    for query, ids in (
+        ("", [other["id"], made["id"]]),
+        ("?order=asc", [made["id"], other["id"]]),
+        ("?limit=1", [other["id"]]),
+        (f"?after={other['id']}", [made["id"]]),
+        (f"?before={made['id']}", [other["id"]]),
+        ("?metadata[a]=1", [made["id"]]),
+    ):
+        listed = await tenant("GET", f"/v1/caching{query}")
+        assert listed["object"] == "list" and [cache["id"] for cache in listed["data"]] == ids, query
+    changed = await tenant("PUT", f"/v1/caching/{made['id']}", {"metadata": {"b": "3"}, "ttl": 7200})
+    assert changed["metadata"] == {"b": "3"} and changed["expired_at"] > made["expired_at"] + 6000
+    gone = {"deleted": True, "id": made["id"], "object": "context_cache_object.deleted"}
+    assert await tenant("DELETE", f"/v1/caching/{made['id']}") == gone
+    for method in ("GET", "DELETE"):
+        error = (await tenant(method, f"/v1/caching/{made['id']}", status=404))["error"]
+        assert error["code"] == "cache_not_found"
+
+
+async def test_tags_name_caches_and_move(tenant: Tenant) -> None:
+    first, second = await tenant.create(), await tenant.create()
+    tag = await tenant("POST", "/v1/caching/refs/tags", {"tag": "tide-1.0", "cache_id": first["id"]})
+    assert (tag["tag"], tag["cache_id"], tag["object"]) == ("tide-1.0", first["id"], "cache_object.tag")
+    await tenant("POST", "/v1/caching/refs/tags", {"tag": "tide-1.0", "cache_id": second["id"]})
+    assert (await tenant("GET", "/v1/caching/refs/tags/tide-1.0"))["cache_id"] == second["id"]
+    assert (await tenant("GET", "/v1/caching/refs/tags/tide-1.0/content"))["id"] == second["id"]
+    assert [tag["tag"] for tag in (await tenant("GET", "/v1/caching/refs/tags"))["data"]] == ["tide-1.0"]
+    for _ in range(2):
+        gone = {"deleted": True, "object": "cache_object.tag.deleted", "tag": "tide-1.0"}
+        assert await tenant("DELETE", "/v1/caching/refs/tags/tide-1.0") == gone
+    await tenant("GET", "/v1/caching/refs/tags/tide-1.0", status=404)
+    await tenant("POST", "/v1/caching/refs/tags", {"tag": "1st", "cache_id": first["id"]}, status=400)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"messages": [{"role": "user", "content": "Hi"}]}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "cache", "content": "cache_id=x"}, SYSTEM]}, "messages"),
+        ({"ttl": 1, "expired_at": 1}, "ttl"),
+        ({"expired_at": 1}, "expired_at"),
+        ({"ttl": 10**12}, "ttl"),
+        ({"name": "n" * 257}, "name"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+        ({"replicas": 0}, "replicas"),
+        ({"pin": "iron"}, "pin"),
+        ({"model": "gpt"}, "model"),
+        ({"replicas": 16, "messages": [{"role": "user", "content": LONG * 9}]}, "messages"),
+    ],
+)
+async def test_what_cannot_be_kept_is_refused_by_name(tenant: Tenant, body: dict[str, Any], field: str) -> None:
+    asked = {"model": MODEL, "messages": [SYSTEM], **body}
+    error = (await tenant("POST", "/v1/caching", asked, status=404 if field == "model" else 400))["error"]
+    assert error["param"] == field, error
+
+
+def prompts(cluster: Cluster) -> list[list[int]]:
+    """Of the requests so far, without those that compute contexts."""
+    starts = [start for at, start in cluster.started if at.startswith("decode")]
+    return [list(start.request.token_ids) for start in starts if not start.request.request_id.startswith("context-cache")]
+
+
+async def test_a_message_of_the_role_cache_stands_for_the_cached_ones(cluster: Cluster, tenant: Tenant) -> None:
+    made = await tenant.create()
+    await tenant("POST", "/v1/caching/refs/tags", {"tag": "tide", "cache_id": made["id"]})
+    cluster.cached_tokens = made["tokens"]
+    plain = await tenant.chat(SYSTEM, ASK)
+    assert "msh-context-cache-id" not in plain.headers
+    for content in (f"cache_id={made['id']};reset_ttl=7200", "tag=tide;reset_ttl=7200"):
+        answer = await tenant.chat({"role": "cache", "content": content}, ASK)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["msh-context-cache-id"] == made["id"]
+        assert answer.headers["msh-context-cache-token-saved"] == str(made["tokens"])
+        assert int(answer.headers["msh-context-cache-token-exp"]) > made["expired_at"] + 3000
+    same, *others = prompts(cluster)
+    assert others == [same, same], "what is run is what would run without a cache"
+
+    async def counted() -> bool:
+        return bool((await tenant("GET", f"/v1/caching/{made['id']}"))["meter"]["calls"] == 2)
+
+    async with asyncio.timeout(10):
+        while not await counted():  # noqa: ASYNC110 - it is written down in the background
+            await asyncio.sleep(0.02)
+
+
+async def test_headers_name_the_cache_of_messages_that_are_sent_again(cluster: Cluster, tenant: Tenant) -> None:
+    made = await tenant.create()
+    named = {"x-msh-context-cache": made["id"]}
+    answer = await tenant.chat(SYSTEM, ASK, headers=named)
+    assert answer.headers["msh-context-cache-id"] == made["id"]
+    assert answer.json()["usage"]["prompt_tokens_details"]["cache_miss_reason"] in ("pending", "not_held")
+    other = await tenant.chat(ASK, headers=named)
+    assert other.status_code == 200 and "msh-context-cache-id" not in other.headers
+    assert other.json()["usage"]["prompt_tokens_details"]["cache_miss_reason"] == "messages_changed"
+    unknown = await tenant.chat(ASK, headers={"x-msh-context-cache": "cache-0"})
+    assert unknown.status_code == 200, "a miss is no error"
+    streamed = await tenant.chat(SYSTEM, ASK, headers=named, stream=True)
+    assert streamed.headers["msh-context-cache-id"] == made["id"] and streamed.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_dry_run_computes_nothing(cluster: Cluster, tenant: Tenant) -> None:
+    made = await tenant.create()
+    answer = await tenant.chat({"role": "cache", "content": f"cache_id={made['id']};dry_run=1"}, ASK)
+    assert answer.status_code == 200 and answer.json()["choices"] == [] and answer.headers["msh-context-cache-id"] == made["id"]
+    headers = {"x-msh-context-cache": made["id"], "x-msh-context-cache-dryrun": "1"}
+    assert (await tenant.chat(SYSTEM, ASK, headers=headers)).headers["msh-context-cache-id"] == made["id"]
+    assert prompts(cluster) == []
+
+
+@pytest.mark.parametrize("content", ["", "cache_id=", "x=1", "cache_id=a;tag=b", "cache_id=a;", "tag=b;reset_ttl=soon", "tag=b;dry_run=2"])
+async def test_senseless_names_of_caches_are_refused(tenant: Tenant, content: str) -> None:
+    answer = await tenant.chat({"role": "cache", "content": content}, ASK)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages[0].content"
+
+
+async def test_caches_of_others_look_like_those_that_there_are_not(http: httpx.AsyncClient, tenant: Tenant) -> None:
+    made, other = await tenant.create(), Tenant(http)
+    await tenant("POST", "/v1/caching/refs/tags", {"tag": "tide", "cache_id": made["id"]})
+
+    async def told(cache_id: str) -> list[Any]:
+        refusals = [
+            await other(method, f"/v1/caching/{cache_id}", body, 404) for method, body in (("GET", None), ("PUT", {}), ("DELETE", None))
+        ]
+        refusals.append(await other("POST", "/v1/caching/refs/tags", {"tag": "t", "cache_id": cache_id}, 404))
+        for answer in (
+            await other.chat({"role": "cache", "content": f"cache_id={cache_id}"}, ASK),
+            await other.chat(SYSTEM, ASK, headers={"x-msh-context-cache": cache_id}),
+        ):
+            refusals.append([answer.status_code, sorted(set(answer.headers) - {"date", "content-length"}), answer.json().get("error")])
+        return [str(refusal).replace(cache_id, "ID") for refusal in refusals]
+
+    assert await told(made["id"]) == await told("cache-0123456789abcdef01234567")
+    assert (await other("GET", "/v1/caching"))["data"] == []
+
+
+async def test_openais_ways_to_keep_a_prompt_are_taken(gateway: GatewayServer, tenant: Tenant) -> None:
+    details = "prompt_tokens_details"
+    plain = (await tenant.chat(SYSTEM, ASK)).json()["usage"]
+    assert plain[details] == {"cached_tokens": 0, "cache_write_tokens": 0}
+    kept = plain["prompt_tokens"] // BLOCK_TOKENS * BLOCK_TOKENS
+    for more in ({"prompt_cache_options": {"ttl": "1h"}}, {"prompt_cache_retention": "24h", "prompt_cache_key": "k"}):
+        written = (await tenant.chat(SYSTEM, ASK, **more)).json()["usage"][details]["cache_write_tokens"]
+        assert kept - BLOCK_TOKENS <= written <= kept, more
+    part = {"type": "text", "text": LONG, "prompt_cache_breakpoint": {"mode": "explicit"}}
+    marked = await tenant.chat({"role": "system", "content": [part]}, ASK, prompt_cache_options={"mode": "explicit"})
+    assert 0 < marked.json()["usage"][details]["cache_write_tokens"] <= kept
