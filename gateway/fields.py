@@ -6,7 +6,17 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 
 MAX_FIELDS = 256
 """Of an object: those that are not known are listed one by one."""
@@ -27,16 +37,39 @@ class Body(BaseModel):
         return value
 
 
-def neutral(*allowed: Any) -> Callable[[Any], Any]:
-    """A check that a field has a value that asks for nothing: null, or one of `allowed`."""
+class OnlyNeutral:
+    """Of a field in an annotation: its value must ask for nothing, which null does, and each of `allowed`."""
 
-    def check(value: Any) -> Any:
-        if value is None or any(value == one and type(value) is type(one) for one in allowed):
+    def __init__(self, *allowed: Any) -> None:
+        self._allowed = allowed
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"enum": [None, *self._allowed]}
+
+    def _checked(self, value: Any) -> Any:
+        if value is None or any(value == one and type(value) is type(one) for one in self._allowed):
             return value
-        choices = " or ".join(["null", *(repr(one).lower() if isinstance(one, bool) else repr(one) for one in allowed)])
+        choices = " or ".join(["null", *(repr(one).lower() if isinstance(one, bool) else repr(one) for one in self._allowed)])
         raise ValueError(f"is not supported by this server; leave it out (or send {choices})")
 
-    return check
+
+class OrText:
+    """Of a field in an annotation: it may be a text too, of which `read` makes what it otherwise is."""
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self._read = read
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self._of, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string"}, handler(schema)]}
+
+    def _of(self, value: Any) -> Any:
+        return self._read(value) if isinstance(value, str) else value
 
 
 def unicode_text(text: str) -> str:
@@ -65,9 +98,9 @@ def json_value(value: Any) -> Any:
 Text = Annotated[str, AfterValidator(unicode_text)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(json_value)]
 Flag = Annotated[bool, default_when_null(False)]
-Neutral = Annotated[Any, AfterValidator(neutral())]
-NeutralFalse = Annotated[Any, AfterValidator(neutral(False))]
-NeutralList = Annotated[Any, AfterValidator(neutral([]))]
-NeutralObject = Annotated[Any, AfterValidator(neutral({}))]
+Neutral = Annotated[Any, OnlyNeutral()]
+NeutralFalse = Annotated[Any, OnlyNeutral(False)]
+NeutralList = Annotated[Any, OnlyNeutral([])]
+NeutralObject = Annotated[Any, OnlyNeutral({})]
 NOTHING_ELSE = WithJsonSchema({"not": {}})
 """For the API's description, of what is there only to be refused by name."""

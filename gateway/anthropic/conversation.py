@@ -18,9 +18,10 @@ from gateway.fields import (
     Neutral,
     NeutralFalse,
     NeutralList,
+    OnlyNeutral,
+    OrText,
     Text,
     default_when_null,
-    neutral,
     unicode_text,
 )
 from springtide.errors import InvalidRequest
@@ -64,7 +65,7 @@ class ToolUseBlock(Body):
     name: Name
     input: JsonObject
     cache_control: CacheControl | None = None
-    caller: Annotated[Any, AfterValidator(neutral({"type": "direct"}))] = None
+    caller: Annotated[Any, OnlyNeutral({"type": "direct"})] = None
     toolset_name: Neutral = None
 
 
@@ -88,14 +89,14 @@ def _kind(*kinds: str) -> Discriminator:
     return Discriminator(tag)
 
 
-def _as_blocks(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+def _block(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 _RefusedBlock = Annotated[_Refused, Tag("<refused>")]
 _TextBlock = Annotated[TextBlock, Tag("<text>")]
 _TextOnly = Annotated[_TextBlock | _RefusedBlock, _kind("text")]
-Texts = Annotated[list[_TextOnly], BeforeValidator(_as_blocks)]
+Texts = Annotated[list[_TextOnly], OrText(_block)]
 
 
 class ToolResultBlock(Body):
@@ -121,7 +122,7 @@ _AnyBlock = Annotated[
 
 class MessageParam(Body):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[_AnyBlock], BeforeValidator(_as_blocks)]
+    content: Annotated[list[_AnyBlock], OrText(_block)]
 
 
 class CustomTool(Body):
@@ -135,7 +136,7 @@ class CustomTool(Body):
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
     """Input is streamed as it is made, always."""
-    allowed_callers: Annotated[Any, AfterValidator(neutral([], ["direct"]))] = None
+    allowed_callers: Annotated[Any, OnlyNeutral([], ["direct"])] = None
     defer_loading: NeutralFalse = None
     input_examples: NeutralList = None
 

@@ -19,7 +19,7 @@ from gateway.anthropic.conversation import (
     marks,
 )
 from gateway.api_request import ApiRequest, CacheUse, FormatKind, OutputFormat
-from gateway.fields import Body, Flag, JsonObject, Neutral, NeutralFalse, NeutralList, Text, default_when_null, neutral, unicode_text
+from gateway.fields import Body, Flag, JsonObject, Neutral, NeutralFalse, NeutralList, OnlyNeutral, Text, default_when_null, unicode_text
 from gateway.prepare import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from springtide.errors import InvalidRequest
 
@@ -67,7 +67,7 @@ class _Prompt(Body):
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
     """What `output_config.format` was called before."""
-    speed: Annotated[Any, AfterValidator(neutral("standard"))] = None
+    speed: Annotated[Any, OnlyNeutral("standard")] = None
     context_management: Neutral = None
     mcp_servers: NeutralList = None
 
@@ -123,7 +123,7 @@ class MessagesRequest(_Prompt):
     top_k: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
     metadata: Metadata | None = None
     diagnostics: Diagnostics | None = None
-    service_tier: Annotated[Any, AfterValidator(neutral("auto", "standard_only"))] = None
+    service_tier: Annotated[Any, OnlyNeutral("auto", "standard_only")] = None
     inference_geo: Neutral = None
     container: Neutral = None
     fallbacks: NeutralList = None

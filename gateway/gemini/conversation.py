@@ -20,10 +20,10 @@ from gateway.fields import (
     NeutralFalse,
     NeutralList,
     NeutralObject,
+    OnlyNeutral,
     Text,
     default_when_null,
     json_value,
-    neutral,
     unicode_text,
 )
 from gateway.gemini.schema import json_schema
@@ -100,7 +100,7 @@ class FunctionDeclaration(GeminiBody):
     response: dict[str, Any] | None = None
     """What the function returns: chat templates have no place for it."""
     response_json_schema: dict[str, Any] | None = None
-    behavior: Annotated[Any, AfterValidator(neutral("UNSPECIFIED", "BLOCKING"))] = None
+    behavior: Annotated[Any, OnlyNeutral("UNSPECIFIED", "BLOCKING")] = None
 
 
 class ToolParam(GeminiBody):

@@ -14,10 +14,10 @@ from gateway.fields import (
     Neutral,
     NeutralFalse,
     NeutralObject,
+    OnlyNeutral,
     Text,
     default_when_null,
     json_value,
-    neutral,
     unicode_text,
 )
 from gateway.gemini.conversation import Content, GeminiBody, ToolConfig, ToolParam, conversation, upper
@@ -99,8 +99,8 @@ class GenerationConfig(GeminiBody):
     response_logprobs: Flag = False
     logprobs: Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     thinking_config: ThinkingConfig | None = None
-    response_modalities: Annotated[Any, AfterValidator(neutral([], ["TEXT"], ["text"]))] = None
-    media_resolution: Annotated[Any, AfterValidator(neutral("MEDIA_RESOLUTION_UNSPECIFIED"))] = None
+    response_modalities: Annotated[Any, OnlyNeutral([], ["TEXT"], ["text"])] = None
+    media_resolution: Annotated[Any, OnlyNeutral("MEDIA_RESOLUTION_UNSPECIFIED")] = None
     speech_config: Neutral = None
     image_config: Neutral = None
     enable_enhanced_civic_answers: NeutralFalse = None
@@ -138,9 +138,7 @@ class GenerationConfig(GeminiBody):
 
 class SafetySetting(GeminiBody):
     category: Text | None = None
-    threshold: Annotated[Any, BeforeValidator(upper), AfterValidator(neutral("BLOCK_NONE", "OFF", "HARM_BLOCK_THRESHOLD_UNSPECIFIED"))] = (
-        None
-    )
+    threshold: Annotated[Any, BeforeValidator(upper), OnlyNeutral("BLOCK_NONE", "OFF", "HARM_BLOCK_THRESHOLD_UNSPECIFIED")] = None
     """Nothing is filtered here."""
 
 
@@ -157,7 +155,7 @@ class GenerateContentRequest(GeminiBody):
     safety_settings: Annotated[list[SafetySetting], default_when_null([])] = Field(default_factory=list)
     cached_content: Text | None = None
     labels: NeutralObject = None
-    service_tier: Annotated[Any, AfterValidator(neutral("unspecified", "standard"))] = None
+    service_tier: Annotated[Any, OnlyNeutral("unspecified", "standard")] = None
     store: NeutralFalse = None
     continuation_token: Neutral = None
 

@@ -20,6 +20,10 @@ from schemathesis import GenerationMode
 from gateway.app import GatewayServer
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+MESSAGES, GENERATE = "/v1/messages", "/v1beta/models/{model}:generateContent"
+OPENAI_ERROR = ("message", "type", "param", "code")
+ANTHROPIC_ERROR = ("message", "type")
+GOOGLE_ERROR = ("message", "code", "status", "details")
 LEAST_ANSWERS = 5
 BUDGET_S = 6.0
 """For each kind of request; what is drawn after it is not sent."""
@@ -48,8 +52,10 @@ RANGES: dict[str, st.SearchStrategy[Any]] = {
 class Fuzz:
     """Sends cases from a thread, and judges the answers."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *error_fields: str) -> None:
+        """`error_fields` are those of the API's errors."""
         self.url = url
+        self._error_fields = set(error_fields)
         self.statuses: Counter[int] = Counter()
         self._http = httpx.Client(base_url=url, timeout=20)
         self._until = time.monotonic() + BUDGET_S
@@ -64,8 +70,8 @@ class Fuzz:
         assert status < 500 or status == 504, (status, content[:500])
         if status in (400, 404, 413, 422, 504):
             error = json.loads(content)["error"]
-            assert set(error) == {"message", "type", "param", "code"} and error["message"]
-        elif status == 200 and not content.startswith(b"data:"):
+            assert set(error) == self._error_fields and error["message"]
+        elif status == 200 and not content.startswith((b"data:", b"event:")):
             json.loads(content, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
     def post(self, path: str, body: dict[str, Any]) -> None:
@@ -86,7 +92,7 @@ def settings_for(examples: int) -> settings:
     )
 
 
-def fuzz_described(fuzz: Fuzz, path: str, mode: GenerationMode) -> None:
+def fuzz_described(fuzz: Fuzz, path: str, mode: GenerationMode, modest: dict[str, Any]) -> None:
     schema = schemathesis.openapi.from_url(f"{fuzz.url}/openapi.json")
     operation = schema[path]["POST"]
 
@@ -94,8 +100,9 @@ def fuzz_described(fuzz: Fuzz, path: str, mode: GenerationMode) -> None:
     @given(case=operation.as_strategy(generation_mode=mode))
     def send(case: schemathesis.Case) -> None:
         if not fuzz.over:
+            case.path_parameters = {"model": MODEL}
             if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
-                case.body = {**case.body, "model": MODEL, "n": 1, "max_tokens": 4}
+                case.body = {**case.body, **modest}
             reply = case.call(timeout=20)
             fuzz.judge(reply.status_code, reply.content)
 
@@ -130,8 +137,8 @@ async def assert_nothing_stays(gateway: GatewayServer, cluster: Cluster) -> None
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize("path", [CHAT, PLAIN])
 async def test_bodies_as_described_and_as_not(gateway: GatewayServer, cluster: Cluster, path: str, mode: GenerationMode) -> None:
-    fuzz = Fuzz(f"http://{gateway.http_address}")
-    await asyncio.to_thread(fuzz_described, fuzz, path, mode)
+    fuzz = Fuzz(f"http://{gateway.http_address}", *OPENAI_ERROR)
+    await asyncio.to_thread(fuzz_described, fuzz, path, mode, {"model": MODEL, "n": 1, "max_tokens": 4})
     print(fuzz.statuses)
     assert fuzz.statuses[400] + fuzz.statuses[200] >= LEAST_ANSWERS
     await assert_nothing_stays(gateway, cluster)
@@ -139,8 +146,26 @@ async def test_bodies_as_described_and_as_not(gateway: GatewayServer, cluster: C
 
 @pytest.mark.parametrize("path", [CHAT, PLAIN])
 async def test_parameters_within_their_ranges_and_beyond(gateway: GatewayServer, cluster: Cluster, path: str) -> None:
-    fuzz = Fuzz(f"http://{gateway.http_address}")
+    fuzz = Fuzz(f"http://{gateway.http_address}", *OPENAI_ERROR)
     await asyncio.to_thread(fuzz_parameters, fuzz, path)
     print(fuzz.statuses)
     assert fuzz.statuses[400] >= LEAST_ANSWERS and fuzz.statuses[200] >= LEAST_ANSWERS
+    await assert_nothing_stays(gateway, cluster)
+
+
+MODEST_MESSAGE = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Say it."}]}
+MODEST_CONTENT = {"model": MODEL, "contents": [{"parts": [{"text": "Say it."}]}], "generationConfig": {"maxOutputTokens": 4}}
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize(
+    ("path", "modest", "error_fields"), [(MESSAGES, MODEST_MESSAGE, ANTHROPIC_ERROR), (GENERATE, MODEST_CONTENT, GOOGLE_ERROR)]
+)
+async def test_bodies_of_other_apis_as_described_and_as_not(
+    gateway: GatewayServer, cluster: Cluster, path: str, modest: dict[str, Any], error_fields: tuple[str, ...], mode: GenerationMode
+) -> None:
+    fuzz = Fuzz(f"http://{gateway.http_address}", *error_fields)
+    await asyncio.to_thread(fuzz_described, fuzz, path, mode, modest)
+    print(fuzz.statuses)
+    assert fuzz.statuses[400] + fuzz.statuses[200] >= LEAST_ANSWERS
     await assert_nothing_stays(gateway, cluster)
