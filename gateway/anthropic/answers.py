@@ -142,6 +142,7 @@ def usage_json(usage: Usage) -> Json:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
 
 
@@ -158,7 +159,10 @@ def error_json(error: SpringtideError, request_id: str = "") -> Json:
     kind = _ERROR_TYPES.get(error.http_status)
     if kind is None:
         kind = "invalid_request_error" if error.http_status < 500 else "api_error"
-    return {"type": "error", "error": {"type": kind, "message": message_for_client(error, request_id)}, "request_id": request_id or None}
+    told: Json = {"type": kind, "message": message_for_client(error, request_id)}
+    if error.code is not None:
+        told["details"] = {"error_code": error.code}
+    return {"type": "error", "error": told, "request_id": request_id or None}
 
 
 def model_json(name: str, created: int, context_length: int) -> Json:

@@ -24,7 +24,13 @@ from gateway.prepare import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from springtide.errors import InvalidRequest
 
 LEAST_THINKING_BUDGET = 1024
-_NAMES = {"stop": "stop_sequences", "format": "output_config.format"}
+_NO_THREADS = "thread_unsupported_request"
+_NAMES = {
+    "stop": "stop_sequences",
+    "format": "output_config.format",
+    "chat_template_kwargs": "thinking",
+    "continue_final_message": "messages",
+}
 
 
 class Metadata(Body):
@@ -127,9 +133,18 @@ class MessagesRequest(_Prompt):
     inference_geo: Neutral = None
     container: Neutral = None
     fallbacks: NeutralList = None
+    fallback_credit_token: Neutral = None
+    billing_policy: Neutral = None
+    compaction: Neutral = None
+    user_profile_id: Neutral = None
+    thread: JsonObject | None = None
+    """Messages that the server keeps between turns, which it does not."""
     store: NeutralFalse = None
 
     def request(self) -> ApiRequest:
+        if self.thread is not None:
+            # By this code Anthropic's own client knows to send all messages with every turn.
+            raise InvalidRequest("thread is not supported by this server; send all messages", param="thread", code=_NO_THREADS)
         asked = super().request()
         if self.thinking is not None and self.thinking.type == "enabled":
             budget = self.thinking.budget_tokens

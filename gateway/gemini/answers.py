@@ -172,7 +172,8 @@ class ContentFormat:
 def usage_json(usage: Usage) -> Json:
     return {
         "promptTokenCount": usage.prompt_tokens,
-        "candidatesTokenCount": usage.completion_tokens,
+        "candidatesTokenCount": usage.completion_tokens - usage.reasoning_tokens,
+        "thoughtsTokenCount": usage.reasoning_tokens,
         "totalTokenCount": usage.prompt_tokens + usage.completion_tokens,
         "cachedContentTokenCount": usage.cached_tokens,
         "promptTokensDetails": _text_tokens(usage.prompt_tokens),

@@ -41,8 +41,13 @@ _IN_CONFIG = {
     "logprobs": "logprobs",
     "n": "candidateCount",
     "format": "responseSchema",
+    "chat_template_kwargs": "thinkingConfig",
 }
-NAMES = {"messages": "contents", **{name: f"generationConfig.{field}" for name, field in _IN_CONFIG.items()}}
+NAMES = {
+    "messages": "contents",
+    "continue_final_message": "contents",
+    **{name: f"generationConfig.{field}" for name, field in _IN_CONFIG.items()},
+}
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(unicode_text)]
 
 

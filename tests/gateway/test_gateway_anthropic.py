@@ -148,6 +148,7 @@ class TestWhatABodyAsksFor:
             ({"messages": []}, "messages"),
             ({"nonsense": 1}, "nonsense"),
             ({"container": "c"}, "container"),
+            ({"thread": {"type": "create"}}, "thread"),
             ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
             ({"stop_sequences": [""]}, "stop_sequences[0]"),
             ({"stop_sequences": ["\ud800"]}, "stop_sequences[0]"),

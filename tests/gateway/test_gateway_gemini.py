@@ -23,7 +23,7 @@ from springtide.protocol.usage import Usage
 HELLO = [{"role": "user", "parts": [{"text": "Hello"}]}]
 WEATHER = {"name": "weather", "description": "The weather.", "parameters": {"type": "OBJECT", "properties": {"city": {"type": "STRING"}}}}
 TOOLS = [{"functionDeclarations": [WEATHER, {"name": "clock"}]}]
-USAGE = Usage(prompt_tokens=100, completion_tokens=7, cached_tokens=64)
+USAGE = Usage(prompt_tokens=100, completion_tokens=7, cached_tokens=64, reasoning_tokens=2)
 
 
 def asked(model: str = "models/m", **fields: Any) -> ApiRequest:
@@ -286,8 +286,8 @@ class TestHowAnAnswerIsWritten:
         ]
         assert answer["candidates"][0]["finishReason"] == "STOP" and answer["modelVersion"] == "m"
         usage = answer["usageMetadata"]
-        assert (usage["promptTokenCount"], usage["candidatesTokenCount"], usage["totalTokenCount"]) == (100, 7, 107)
-        assert usage["cachedContentTokenCount"] == 64
+        assert (usage["promptTokenCount"], usage["candidatesTokenCount"], usage["totalTokenCount"]) == (100, 5, 107)
+        assert (usage["cachedContentTokenCount"], usage["thoughtsTokenCount"]) == (64, 2)
 
     def test_thoughts_are_told_when_they_are_wanted(self, tokenizer: Tokenizer) -> None:
         for answer in (whole(written(tokenizer, shows_thoughts=False), DELTAS),):

@@ -15,6 +15,7 @@ from google import genai
 from google.genai import errors as genai_errors
 from google.genai import types
 
+from engine.tokenizer.tokenizer import Tokenizer
 from gateway.app import GatewayServer
 from springtide.protocol import wire
 from springtide.protocol.scheduling import Reason, Rejection
@@ -41,6 +42,13 @@ async def gemini(gateway: GatewayServer) -> AsyncIterator[Any]:
 def fail(cluster: Cluster) -> None:
     for name in ("decode-0", "decode-1"):
         cluster.nodes[name].failure = pb.Failure(code=pb.FAILURE_CODE_INTERNAL, message="lost the store")
+
+
+def one_call(cluster: Cluster, tokenizer: Tokenizer) -> None:
+    """The model asks how the weather is, and knows it once it has been told."""
+    asked = tokenizer.encode('Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>')
+    known = tokenizer.encode("It rains.")
+    cluster.script = lambda start: known if "rain in" in tokenizer.decode(start.request.token_ids) else asked
 
 
 class TestAnthropic:
@@ -93,6 +101,42 @@ class TestAnthropic:
             await claude.messages.create(model=MODEL, max_tokens=5, messages=HELLO)
         assert busy.value.type == "rate_limit_error" and busy.value.response.headers["retry-after"] == "2"
 
+    async def test_a_tool_is_called_and_its_result_is_read(
+        self, claude: anthropic.AsyncAnthropic, cluster: Cluster, tokenizer: Tokenizer
+    ) -> None:
+        one_call(cluster, tokenizer)
+        schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+        tools: list[Any] = [{"name": "weather", "description": "How it is.", "input_schema": schema}]
+        whole = await claude.messages.create(model=MODEL, max_tokens=90, messages=HELLO, tools=tools)
+        async with claude.messages.stream(model=MODEL, max_tokens=90, messages=HELLO, tools=tools) as stream:
+            streamed = await stream.get_final_message()
+        for message in (whole, streamed):
+            text, call = message.content
+            assert message.stop_reason == "tool_use" and text.type == "text" and text.text.strip() == "Let me see."
+            assert call.type == "tool_use" and (call.name, call.input) == ("weather", {"city": "Köln"})
+            result: list[Any] = [{"type": "tool_result", "tool_use_id": call.id, "content": "rain in Köln"}]
+            said: list[Any] = [*HELLO, {"role": "assistant", "content": message.content}, {"role": "user", "content": result}]
+            answer = await claude.messages.create(model=MODEL, max_tokens=90, messages=said, tools=tools)
+            assert [block.text for block in answer.content if block.type == "text"] == ["It rains."] and answer.stop_reason == "end_turn"
+
+    async def test_the_client_s_own_tool_runner_works(
+        self, claude: anthropic.AsyncAnthropic, cluster: Cluster, tokenizer: Tokenizer
+    ) -> None:
+        one_call(cluster, tokenizer)
+
+        @anthropic.beta_async_tool
+        async def weather(city: str) -> str:
+            """How it is.
+
+            Args:
+                city: Where.
+            """
+            return f"rain in {city}"
+
+        runner = claude.beta.messages.tool_runner(model=MODEL, max_tokens=90, messages=HELLO, tools=[weather])
+        final = await runner.until_done()
+        assert [block.text for block in final.content if block.type == "text"] == ["It rains."]
+
     async def test_a_client_that_leaves_a_stream_frees_everything(self, claude: anthropic.AsyncAnthropic, cluster: Cluster) -> None:
         cluster.script = lambda start: [100] * 1000
         async with claude.messages.stream(model=MODEL, max_tokens=1500, messages=HELLO) as stream:
@@ -142,6 +186,32 @@ class TestGemini:
         third = await chat.send_message("And then?")
         assert third.text == SAID and [content.role for content in chat.get_history(curated=True)].count("user") == 3
         assert third.usage_metadata.prompt_token_count > first.usage_metadata.prompt_token_count + 40
+
+    async def test_a_function_is_called_and_its_response_is_read(self, gemini: Any, cluster: Cluster, tokenizer: Tokenizer) -> None:
+        one_call(cluster, tokenizer)
+        declared = types.FunctionDeclaration(
+            name="weather", parameters=types.Schema(type=types.Type.OBJECT, properties={"city": types.Schema(type=types.Type.STRING)})
+        )
+        config = types.GenerateContentConfig(tools=[types.Tool(function_declarations=[declared])])
+        asked = types.Content(role="user", parts=[types.Part(text="How is it?")])
+        answer = await gemini.models.generate_content(model=MODEL, contents=[asked], config=config)
+        (call,) = answer.function_calls
+        assert (call.name, call.args) == ("weather", {"city": "Köln"})
+        told = types.Part.from_function_response(name="weather", response={"result": "rain in Köln"})
+        contents = [asked, answer.candidates[0].content, types.Content(role="user", parts=[told])]
+        assert (await gemini.models.generate_content(model=MODEL, contents=contents, config=config)).text == "It rains."
+        pieces = [piece async for piece in await gemini.models.generate_content_stream(model=MODEL, contents=[asked], config=config)]
+        assert [call.args for piece in pieces for call in piece.function_calls or []] == [{"city": "Köln"}]
+
+    async def test_the_client_s_own_function_calling_works(self, gemini: Any, cluster: Cluster, tokenizer: Tokenizer) -> None:
+        one_call(cluster, tokenizer)
+
+        async def weather(city: str) -> str:
+            """How it is."""
+            return f"rain in {city}"
+
+        chat = gemini.chats.create(model=MODEL, config=types.GenerateContentConfig(tools=[weather]))
+        assert (await chat.send_message("How is it?")).text == "It rains."
 
     async def test_why_it_stopped_and_several_candidates(self, gemini: Any) -> None:
         config = types.GenerateContentConfig(max_output_tokens=3, candidate_count=2, seed=1, temperature=0.5, top_k=4)
