@@ -14,11 +14,12 @@ import redis.asyncio as redis
 from engine.tokenizer.detokenizer import StreamingDetokenizer
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
+from gateway.background import Background
 from gateway.bodies import Bodies, ClientDisconnected, SideThread
 from gateway.caching.desk import Desk
 from gateway.caching.marks import written
 from gateway.conductor_link import ConductorLink
-from gateway.output import CallBegun, Delta, Ending, Part, PlacedToken
+from gateway.output import CallBegun, Delta, Ending, Part, PlacedToken, Reasoning
 from gateway.prepare import PreparedRequest, Preparer
 from gateway.runner import Runner
 from gateway.tenancy import ApiKeys
@@ -204,6 +205,7 @@ class AnswerStream:
             cached_tokens=self._cached_tokens,
             kept_tokens=self._kept_tokens,
             cache_miss=self._cache_miss,
+            reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices.values()),
         )
 
     def close(self) -> None:
@@ -280,6 +282,9 @@ class _Choice:
         self._assembler = assembler
         self._reader = reading.new_reader()
         self._called = False
+        self._num_read = 0
+        """Tokens of which it is known what they are."""
+        self.num_reasoning_tokens = 0
 
     @property
     def num_tokens(self) -> int:
@@ -307,6 +312,10 @@ class _Choice:
 
     def _deliver(self, parts: list[Part], piece: Piece, finish: Finish | None = None, stop: str | int | None = None) -> None:
         self._called = self._called or any(isinstance(part, CallBegun) for part in parts)
+        if parts:
+            # Whatever stands between two parts, such as a marker, goes with the one after it.
+            self.num_reasoning_tokens += isinstance(parts[-1], Reasoning) * (self.num_tokens - self._num_read)
+            self._num_read = self.num_tokens
         ending = None if finish is None else Ending(finish, self._called, stop)
         if parts or piece.tokens or ending is not None:
             self._answer.deliver(Delta(self._index, tuple(parts), piece.tokens, ending))
@@ -333,6 +342,7 @@ class ApiBackend:
     """The runner's."""
     caches: Desk
     """The contexts that are kept."""
+    background: Background
 
     def start(self, request: PreparedRequest) -> AnswerStream:
         return AnswerStream(request, self.runner, self.tokenizer, self.caches.answered)

@@ -12,6 +12,7 @@ import redis.asyncio as redis
 
 from engine.tokenizer.tokenizer import load_tokenizer
 from gateway.answer import ApiBackend
+from gateway.background import Background
 from gateway.bodies import Bodies, SideThread
 from gateway.caching.catalogue import Catalogue
 from gateway.caching.desk import Desk
@@ -90,6 +91,7 @@ class GatewayServer:
         self._clock = MonotonicClock()
         self._runner = Runner(self._core, self._conductor, self._clock, self._credentials)
         self._side_thread = SideThread()
+        self._background = Background()
         tls_files = TlsFiles.of(config.server)
         self._tls = None if tls_files is None else Tls(tls_files)
         self._catalogue = Catalogue(self._valkey, config.cluster)
@@ -133,7 +135,7 @@ class GatewayServer:
             raise RuntimeError("the HTTP server has ended by itself")
         self._runner.shut_down()
         self._http_server.should_exit = True
-        await asyncio.gather(self._serving, self._grpc_server.stop(_GRACE_S))
+        await asyncio.gather(self._serving, self._grpc_server.stop(_GRACE_S), self._background.finish(_GRACE_S))
 
     async def close(self) -> None:
         """Drops whatever still runs. Idempotent."""
@@ -148,6 +150,7 @@ class GatewayServer:
             await self._desk.close()
         await self._keeper.close()
         self._side_thread.close()
+        await self._background.close()
         await self._runner.close()
         await self._conductor.close()
         await self._membership.close()
@@ -195,6 +198,7 @@ class GatewayServer:
             self._side_thread,
             self._clock,
             self._desk,
+            self._background,
         )
 
     async def _announce(self) -> None:

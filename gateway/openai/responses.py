@@ -80,7 +80,7 @@ class _ResponsesApi:
         self._backend = backend
         settings = backend.server
         self.store = ResponseStore(backend.valkey, backend.cluster, settings.responses_ttl_s, settings.responses_size)
-        self.jobs = ResponseJobs(self.store)
+        self.jobs = ResponseJobs(self.store, backend.background)
         self.endpoint = Endpoint(PATH, "resp", ResponseRequest, self._read, error_body, after=self._keep)
 
     # ---- a new one ----
@@ -112,7 +112,11 @@ class _ResponsesApi:
             request = _fitted(request, self._backend.preparer, instructed=body.instructions is not None)
         tokenizer = self._backend.tokenizer
         entry = (lambda placed: token_json(placed, tokenizer)) if body.wants_logprobs else None
-        written = ResponseFormat(call.origin.request_id, response_id, body.shown(), len(own), entry)
+        defaults = self._backend.preparer.default_sampling
+        shown = body.shown() | {
+            name: defaults.get(name, 1.0) if (value := getattr(body, name)) is None else value for name in ("temperature", "top_p")
+        }
+        written = ResponseFormat(call.origin.request_id, response_id, shown, len(own), entry)
         chain = (*earlier[-1].chain, str(earlier[-1].response["id"])) if earlier else ()
         if not body.store:
             return Order(request, body.stream, written)

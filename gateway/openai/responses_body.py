@@ -21,13 +21,12 @@ from gateway.api_request import (
     ToolMode,
 )
 from gateway.bodies import explained
-from gateway.openai.requests import Neutral, NeutralFalse, NeutralList
-from gateway.openai.requests import _Body as Body
-from gateway.openai.requests import _default_when_null as default_when_null
-from gateway.openai.requests import _neutral as neutral
-from gateway.openai.responses_items import Given, Item, ItemText, conversation_of, input_items
+from gateway.fields import Body, Flag, JsonObject, Neutral, NeutralFalse, NeutralList, Text, default_when_null, neutral
+from gateway.openai.requests import INT32, Seed
+from gateway.openai.responses_items import Given, Item, conversation_of, input_items
 from gateway.prepare import MAX_LOGPROBS
 from springtide.errors import InvalidRequest
+from springtide.protocol.scheduling import MAX_DEADLINE_MS, Terms
 
 Json = dict[str, Any]
 
@@ -37,9 +36,13 @@ LOGPROBS = "message.output_text.logprobs"
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 """Of metadata: OpenAI's."""
 _MAX_IDENTIFIER = 512
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 _NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 
-Identifier = Annotated[str, Field(max_length=_MAX_IDENTIFIER)]
+Identifier = Annotated[Text, Field(max_length=_MAX_IDENTIFIER)]
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME, pattern=r"^[a-zA-Z0-9_-]+$")]
 
 
@@ -60,8 +63,8 @@ Metadata = Annotated[dict[str, str], BeforeValidator(lambda value: {} if value i
 class FunctionTool(Body):
     type: Literal["function"]
     name: ToolName
-    description: ItemText | None = None
-    parameters: dict[str, Any] | None = None
+    description: Text | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
     output_schema: Neutral = None
     defer_loading: NeutralFalse = None
@@ -90,35 +93,35 @@ class AllowedTools(Body):
 _CHOICES: dict[str, type[NamedFunction | AllowedTools]] = {"function": NamedFunction, "allowed_tools": AllowedTools}
 
 
-class PlainText(Body):
+class TextFormat(Body):
     type: Literal["text"]
 
     def format(self) -> OutputFormat | None:
         return None
 
 
-class JsonObject(Body):
+class JsonObjectFormat(Body):
     type: Literal["json_object"]
 
     def format(self) -> OutputFormat | None:
         return OutputFormat(FormatKind.JSON_OBJECT)
 
 
-class JsonSchema(Body):
+class JsonSchemaFormat(Body):
     type: Literal["json_schema"]
     name: ToolName
-    schema_: dict[str, Any] = Field(alias="schema")
-    description: str | None = None
+    schema_: JsonObject = Field(alias="schema")
+    description: Text | None = None
     strict: bool | None = None
 
     def format(self) -> OutputFormat | None:
         return OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(self.schema_, separators=(",", ":"), ensure_ascii=False))
 
 
-_FORMATS: dict[str, type[PlainText | JsonObject | JsonSchema]] = {
-    "text": PlainText,
-    "json_object": JsonObject,
-    "json_schema": JsonSchema,
+_FORMATS: dict[str, type[TextFormat | JsonObjectFormat | JsonSchemaFormat]] = {
+    "text": TextFormat,
+    "json_object": JsonObjectFormat,
+    "json_schema": JsonSchemaFormat,
 }
 
 
@@ -157,7 +160,7 @@ def _tool_choice(value: Any) -> Any:
 
 
 def _format(value: Any) -> Any:
-    return PlainText(type="text") if value is None else _by_type(value, "text.format", _FORMATS)
+    return TextFormat(type="text") if value is None else _by_type(value, "text.format", _FORMATS)
 
 
 Input = Annotated[Any, BeforeValidator(input_items, json_schema_input_type=Given)]
@@ -169,12 +172,12 @@ Choice = Annotated[
     BeforeValidator(_tool_choice, json_schema_input_type=Literal["auto", "none", "required"] | NamedFunction | AllowedTools | None),
 ]
 """After validation `auto`, `none`, `required`, a NamedFunction or AllowedTools."""
-Format = Annotated[Any, BeforeValidator(_format, json_schema_input_type=PlainText | JsonObject | JsonSchema | None)]
+Format = Annotated[Any, BeforeValidator(_format, json_schema_input_type=TextFormat | JsonObjectFormat | JsonSchemaFormat | None)]
 """After validation one of the three."""
 
 
 class TextConfig(Body):
-    format: Format = PlainText(type="text")
+    format: Format = TextFormat(type="text")
     verbosity: Annotated[Any, AfterValidator(neutral("medium"))] = None
 
     def shown(self) -> Json:
@@ -206,15 +209,16 @@ class StreamOptions(Body):
 
 
 class ResponseRequest(Body):
-    """OpenAI's fields; those below `user` ask for what is not served, and are taken at the values that ask for nothing."""
+    """OpenAI's fields; vLLM's and ours of the same meaning as in chat, from `seed` on; at last those that ask for what is not served, which
+    are taken at the values that ask for nothing."""
 
     model: str
     input: Input = ()
-    instructions: ItemText | None = None
+    instructions: Text | None = None
     previous_response_id: Identifier | None = None
-    stream: Annotated[bool, default_when_null(False)] = False
+    stream: Flag = False
     stream_options: StreamOptions | None = None
-    background: Annotated[bool, default_when_null(False)] = False
+    background: Flag = False
     store: Annotated[bool, default_when_null(True)] = True
     metadata: Metadata = Field(default_factory=dict)
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -236,6 +240,18 @@ class ResponseRequest(Body):
     service_tier: Annotated[Any, AfterValidator(neutral("auto", "default"))] = None
     safety_identifier: Identifier | None = None
     user: Identifier | None = None
+
+    seed: Seed | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 32)] | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    cache_salt: Identifier | None = None
+    priority: Annotated[int, Field(ge=-INT32[1], le=INT32[1])] | None = None
+    deadline_ms: Annotated[float, Field(gt=0, le=MAX_DEADLINE_MS)] | None = None
+    idle: Flag = False
 
     conversation: Neutral = None
     prompt: Neutral = None
@@ -277,18 +293,23 @@ class ResponseRequest(Body):
             messages.insert(0, Message(Speaker.SYSTEM, self.instructions))
         if not messages:
             raise InvalidRequest("input must have at least one item", param="input")
-        sampling: Json = {name: value for name in ("temperature", "top_p") if (value := getattr(self, name)) is not None}
-        if self.wants_logprobs:
-            sampling["logprobs"] = self.top_logprobs or 0
         return ApiRequest(
             model=self.model,
             prompt=Conversation(tuple(messages), self._offered_tools(), self._choice(), self._template_options()),
             max_tokens=self.max_output_tokens,
-            sampling=sampling,
+            sampling=self._sampling(),
             format=self.text.format.format(),
-            cache=CacheUse(affinity=self.prompt_cache_key or ""),
+            # Of vLLM's priorities the lower are the more important.
+            terms=Terms(priority=-(self.priority or 0), deadline_ms=self.deadline_ms or 0.0, idle=self.idle),
+            cache=CacheUse(affinity=self.prompt_cache_key or "", salt=self.cache_salt or ""),
             names=_NAMES,
         )
+
+    def _sampling(self) -> Json:
+        values: Json = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        if self.top_k is not None:
+            values["top_k"] = max(self.top_k, 0)
+        return {**values, "logprobs": self.top_logprobs or 0} if self.wants_logprobs else values
 
     def _offered_tools(self) -> tuple[Tool, ...]:
         allowed = None

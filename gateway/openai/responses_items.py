@@ -10,9 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from gateway.api_request import CacheMark, Message, Speaker, ToolCall
 from gateway.bodies import explained
-from gateway.openai.requests import Neutral, NeutralFalse
-from gateway.openai.requests import _Body as Body
-from gateway.openai.requests import _unicode as unicode_text
+from gateway.fields import Body, Neutral, NeutralFalse, Text, unicode_text
 from springtide.errors import InvalidRequest
 
 Item = dict[str, Any]
@@ -23,7 +21,6 @@ BREAKPOINT_TTL_S = {"30m": 1800.0, "12h": 43200.0}
 _SPEAKERS = {"system": Speaker.SYSTEM, "developer": Speaker.SYSTEM, "user": Speaker.USER, "assistant": Speaker.ASSISTANT}
 _ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
-ItemText = Annotated[str, BeforeValidator(lambda value: unicode_text(value) if isinstance(value, str) else value)]
 ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -35,30 +32,30 @@ class Breakpoint(Body):
 
 class InputText(Body):
     type: Literal["input_text"]
-    text: ItemText
+    text: Text
     prompt_cache_breakpoint: Breakpoint | None = None
 
 
 class OutputText(Body):
     type: Literal["output_text"]
-    text: ItemText
+    text: Text
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
 
 class Refusal(Body):
     type: Literal["refusal"]
-    refusal: ItemText
+    refusal: Text
 
 
 class ReasoningText(Body):
     type: Literal["reasoning_text"]
-    text: ItemText
+    text: Text
 
 
 class SummaryText(Body):
     type: Literal["summary_text"]
-    text: ItemText
+    text: Text
 
 
 class DirectCaller(Body):
@@ -115,7 +112,7 @@ class FunctionCallItem(Body):
     type: Literal["function_call"]
     call_id: ItemId
     name: ItemId
-    arguments: ItemText
+    arguments: Text
     id: ItemId | None = None
     status: Status | None = None
     caller: DirectCaller | None = None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from gateway.answer import AnswerStream
+from gateway.background import Background
 from gateway.bodies import ClientDisconnected
 from gateway.exchange import server_sent
 from gateway.openai.responses_format import Json, ResponseFormat
@@ -43,10 +44,10 @@ class _Job:
 class ResponseJobs:
     """The background responses of this gateway."""
 
-    def __init__(self, store: ResponseStore) -> None:
+    def __init__(self, store: ResponseStore, background: Background) -> None:
         self._store = store
+        self._background = background
         self._jobs: dict[tuple[str, str], _Job] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def check_room(self, tenant: str) -> None:
         """Raises Overloaded."""
@@ -63,9 +64,7 @@ class ResponseJobs:
         await self._store.keep(tenant, stored)
         job = _Job(tenant, written, start())
         self._jobs[tenant, job.response_id] = job
-        task = asyncio.create_task(self._run(job), name=f"response {job.response_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._background.start(self._run(job), f"response {job.response_id}")
 
     async def cancel(self, tenant: str, response_id: str) -> Stored:
         """As it is then. Raises ResponseNotFound."""

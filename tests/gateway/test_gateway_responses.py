@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -12,6 +13,8 @@ from gateway_cluster import MODEL, Cluster, Start, until
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.app import GatewayServer
+from gateway.openai import responses_jobs, responses_store
+from springtide.process import ProcessArguments
 
 REPLY = "Hello, wörld! One two three four."
 
@@ -253,3 +256,45 @@ async def test_a_background_response_is_cancelled(client: openai.AsyncOpenAI, cl
     await until(lambda: cluster.idle)
     text = (await client.responses.retrieve(cancelled.id)).output_text
     assert text and REPLY.startswith(text) and text != REPLY
+
+
+@pytest.fixture
+async def second(arguments: ProcessArguments, cluster: Cluster) -> AsyncIterator[openai.AsyncOpenAI]:
+    """A client of another gateway before the same Conductor."""
+    gateway = GatewayServer(arguments, cluster.conductor.address)
+    await gateway.start()
+    async with openai.AsyncOpenAI(base_url=f"http://{gateway.http_address}/v1", api_key="none", max_retries=0, timeout=20) as client:
+        yield client
+    await gateway.close()
+
+
+async def test_any_gateway_has_all_responses(
+    client: openai.AsyncOpenAI, second: openai.AsyncOpenAI, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses_jobs, "RENEW_S", 0.05)
+    first = await client.responses.create(model=MODEL, input="One?")
+    assert await second.responses.retrieve(first.id) == first
+    assert (await second.responses.create(model=MODEL, input="Two?", previous_response_id=first.id)).output_text == REPLY
+
+    cluster.nodes["decode-0"].pause_at = cluster.nodes["decode-1"].pause_at = 4
+    made = await client.responses.create(model=MODEL, input="Hi.", background=True)
+    events = await second.responses.retrieve(made.id, stream=True)
+    assert [(await anext(events)).type for _ in range(4)][-1] == "response.content_part.added"
+    await second.responses.cancel(made.id)
+    assert [event.type async for event in events][-1] == "response.incomplete"
+    await until(lambda: cluster.idle)
+
+
+async def test_a_response_whose_gateway_dies_has_failed(
+    client: openai.AsyncOpenAI, second: openai.AsyncOpenAI, gateway: GatewayServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses_store, "LEASE_S", 1.0)
+    cluster.nodes["decode-0"].pause_at = cluster.nodes["decode-1"].pause_at = 4
+    made = await client.responses.create(model=MODEL, input="Hi.", background=True)
+    await gateway.close()
+    events = [event async for event in await second.responses.retrieve(made.id, stream=True)]
+    assert events[-1].type == "response.failed" and [event.sequence_number for event in events] == list(range(len(events)))
+    failed = await ended(second, made.id)
+    assert failed.status == "failed" and failed.error is not None and failed.error.code == "server_error"
+    with pytest.raises(openai.BadRequestError, match="failed"):
+        await second.responses.create(model=MODEL, input="Go on.", previous_response_id=made.id)
