@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, FailFast, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, FailFast, Field, ValidationError, model_validator
 
 from gateway.api_request import (
     ApiRequest,
@@ -21,8 +21,8 @@ from gateway.api_request import (
     ToolMode,
 )
 from gateway.bodies import explained
-from gateway.fields import Body, Flag, JsonObject, Neutral, NeutralFalse, NeutralList, Text, default_when_null, neutral
-from gateway.openai.requests import INT32, Seed
+from gateway.fields import Body, Flag, JsonObject, Neutral, NeutralFalse, NeutralList, OnlyNeutral, Text, default_when_null
+from gateway.openai.requests import INT32, PROMPT_CACHE_TTL_S, PromptCacheOptions, Seed
 from gateway.openai.responses_items import Given, Item, conversation_of, input_items
 from gateway.prepare import MAX_LOGPROBS
 from springtide.errors import InvalidRequest
@@ -68,7 +68,7 @@ class FunctionTool(Body):
     strict: bool | None = None
     output_schema: Neutral = None
     defer_loading: NeutralFalse = None
-    allowed_callers: Annotated[Any, AfterValidator(neutral(["direct"]))] = None
+    allowed_callers: Annotated[Any, OnlyNeutral(["direct"])] = None
     async_: NeutralFalse = Field(None, alias="async")
 
     def tool(self) -> Tool:
@@ -178,7 +178,7 @@ Format = Annotated[Any, BeforeValidator(_format, json_schema_input_type=TextForm
 
 class TextConfig(Body):
     format: Format = TextFormat(type="text")
-    verbosity: Annotated[Any, AfterValidator(neutral("medium"))] = None
+    verbosity: Annotated[Any, OnlyNeutral("medium")] = None
 
     def shown(self) -> Json:
         return {"format": self.format.model_dump(by_alias=True, exclude_none=True), "verbosity": "medium"}
@@ -186,21 +186,19 @@ class TextConfig(Body):
 
 class Reasoning(Body):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Annotated[Any, AfterValidator(neutral("auto"))] = None
-    generate_summary: Annotated[Any, AfterValidator(neutral("auto"))] = None
-    context: Annotated[Any, AfterValidator(neutral("auto", "current_turn"))] = None
-    mode: Annotated[Any, AfterValidator(neutral("standard"))] = None
+    summary: Annotated[Any, OnlyNeutral("auto")] = None
+    generate_summary: Annotated[Any, OnlyNeutral("auto")] = None
+    context: Annotated[Any, OnlyNeutral("auto", "current_turn")] = None
+    mode: Annotated[Any, OnlyNeutral("standard")] = None
 
 
-class CacheOptions(Body):
-    mode: Literal["implicit", "explicit"] = "implicit"
-    ttl: Literal["30m", "12h"] = "30m"
+class CacheOptions(PromptCacheOptions):
     prewarm: NeutralFalse = None
     comparison_response_id: Neutral = None
 
 
 class BackgroundOptions(Body):
-    completion_window: Annotated[Any, AfterValidator(neutral("soonest"))] = None
+    completion_window: Annotated[Any, OnlyNeutral("soonest")] = None
     continuation_id: Neutral = None
 
 
@@ -237,7 +235,7 @@ class ResponseRequest(Body):
     prompt_cache_key: Identifier | None = None
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
-    service_tier: Annotated[Any, AfterValidator(neutral("auto", "default"))] = None
+    service_tier: Annotated[Any, OnlyNeutral("auto", "default")] = None
     safety_identifier: Identifier | None = None
     user: Identifier | None = None
 
@@ -301,9 +299,17 @@ class ResponseRequest(Body):
             format=self.text.format.format(),
             # Of vLLM's priorities the lower are the more important.
             terms=Terms(priority=-(self.priority or 0), deadline_ms=self.deadline_ms or 0.0, idle=self.idle),
-            cache=CacheUse(affinity=self.prompt_cache_key or "", salt=self.cache_salt or ""),
+            cache=self._cache_use(),
             names=_NAMES,
         )
+
+    def _cache_use(self) -> CacheUse:
+        keep_s = 0.0
+        if (options := self.prompt_cache_options) is not None and options.mode == "implicit":
+            keep_s = PROMPT_CACHE_TTL_S[options.ttl]
+        elif self.prompt_cache_retention == "24h":
+            keep_s = 24 * 3600.0
+        return CacheUse(affinity=self.prompt_cache_key or "", salt=self.cache_salt or "", keep_all_s=keep_s)
 
     def _sampling(self) -> Json:
         values: Json = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}

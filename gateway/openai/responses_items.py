@@ -11,13 +11,13 @@ from pydantic import BeforeValidator, Field, ValidationError
 from gateway.api_request import CacheMark, Message, Speaker, ToolCall
 from gateway.bodies import explained
 from gateway.fields import Body, Neutral, NeutralFalse, Text, unicode_text
+from gateway.openai.requests import PROMPT_CACHE_TTL_S, PromptCacheBreakpoint
 from springtide.errors import InvalidRequest
 
 Item = dict[str, Any]
 """An item as the API shows it; without `id` until it has a place in a response."""
 
 MAX_ID_LENGTH = 256
-BREAKPOINT_TTL_S = {"30m": 1800.0, "12h": 43200.0}
 _SPEAKERS = {"system": Speaker.SYSTEM, "developer": Speaker.SYSTEM, "user": Speaker.USER, "assistant": Speaker.ASSISTANT}
 _ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
@@ -25,15 +25,10 @@ ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class Breakpoint(Body):
-    mode: Literal["explicit"]
-    ttl: Literal["30m", "12h"] = "30m"
-
-
 class InputText(Body):
     type: Literal["input_text"]
     text: Text
-    prompt_cache_breakpoint: Breakpoint | None = None
+    prompt_cache_breakpoint: PromptCacheBreakpoint | None = None
 
 
 class OutputText(Body):
@@ -296,7 +291,7 @@ def conversation_of(items: Sequence[Item], name: str = "input") -> list[Message]
 
 def _message(item: Item) -> Message:
     marks = [part["prompt_cache_breakpoint"] for part in item["content"] if part.get("prompt_cache_breakpoint")]
-    mark = CacheMark(max(BREAKPOINT_TTL_S[found["ttl"]] for found in marks)) if marks else None
+    mark = CacheMark(max(PROMPT_CACHE_TTL_S[found["ttl"]] for found in marks)) if marks else None
     return Message(_SPEAKERS[item["role"]], "\n".join(map(_part_text, item["content"])), cache_mark=mark)
 
 

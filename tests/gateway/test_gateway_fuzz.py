@@ -19,7 +19,7 @@ from schemathesis import GenerationMode
 
 from gateway.app import GatewayServer
 
-CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+CHAT, PLAIN, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, GENERATE = "/v1/messages", "/v1beta/models/{model}:generateContent"
 OPENAI_ERROR = ("message", "type", "param", "code")
 ANTHROPIC_ERROR = ("message", "type")
@@ -154,12 +154,18 @@ async def test_parameters_within_their_ranges_and_beyond(gateway: GatewayServer,
 
 
 MODEST_MESSAGE = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "Say it."}]}
+MODEST_RESPONSE = {"model": MODEL, "input": "Say it.", "max_output_tokens": 4, "previous_response_id": None}
 MODEST_CONTENT = {"model": MODEL, "contents": [{"parts": [{"text": "Say it."}]}], "generationConfig": {"maxOutputTokens": 4}}
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize(
-    ("path", "modest", "error_fields"), [(MESSAGES, MODEST_MESSAGE, ANTHROPIC_ERROR), (GENERATE, MODEST_CONTENT, GOOGLE_ERROR)]
+    ("path", "modest", "error_fields"),
+    [
+        (RESPONSES, MODEST_RESPONSE, OPENAI_ERROR),
+        (MESSAGES, MODEST_MESSAGE, ANTHROPIC_ERROR),
+        (GENERATE, MODEST_CONTENT, GOOGLE_ERROR),
+    ],
 )
 async def test_bodies_of_other_apis_as_described_and_as_not(
     gateway: GatewayServer, cluster: Cluster, path: str, modest: dict[str, Any], error_fields: tuple[str, ...], mode: GenerationMode
