@@ -193,9 +193,8 @@ def conversation(
     for number, message in enumerate(messages):
         said.take(message, f"messages[{number}]")
     if said.unanswered:
-        raise InvalidRequest(
-            f"messages: the last one calls tools ({', '.join(said.unanswered)}), whose tool_result blocks are missing", param="messages"
-        )
+        first = next(iter(said.unanswered))
+        raise InvalidRequest(f"messages: the last one has a tool_use {first[:100]!r}, whose tool_result is missing", param="messages")
     goes_on = said.turns[-1].speaker is Speaker.ASSISTANT
     return Conversation(
         messages=tuple(turn.message for turn in said.turns),

@@ -271,7 +271,8 @@ def _tools(tools: Sequence[ToolParam], config: FunctionCallingConfig | None) -> 
         raise InvalidRequest(f"{field_name}.allowedFunctionNames: there is no function {unknown[0][:100]!r}", param=field_name)
     if mode == "ANY" and not declared:
         raise InvalidRequest(f"{field_name}.mode ANY needs functions, of which there are none", param=field_name)
-    told = [declaration for declaration in declared if not allowed or declaration.name in set(allowed)]
+    wanted = frozenset(allowed) or names
+    told = [declaration for declaration in declared if declaration.name in wanted]
     modes = {"ANY": ToolMode.REQUIRED, "NONE": ToolMode.NONE}
     strict = mode == "VALIDATED"
     return tuple(_tool(declaration, strict) for declaration in told), ToolChoice(modes.get(mode or "", ToolMode.AUTO))

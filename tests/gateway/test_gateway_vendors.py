@@ -17,6 +17,7 @@ from google.genai import types
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.app import GatewayServer
+from springtide.process import ProcessArguments
 from springtide.protocol import wire
 from springtide.protocol.scheduling import Reason, Rejection
 from springtide.rpc import common_pb2 as pb
@@ -273,13 +274,58 @@ class TestGemini:
         await until(lambda: cluster.idle)
 
 
-async def test_keys_are_taken_where_each_api_sends_them(arguments: Any, cluster: Cluster) -> None:
-    keys = {f"sha256:{hashlib.sha256(b'secret').hexdigest()}": "acme"}
-    config = arguments.config.model_copy(update={"server": arguments.config.server.model_copy(update={"api_keys": keys})})
+async def serving(arguments: ProcessArguments, cluster: Cluster, **server: Any) -> AsyncIterator[str]:
+    """The URL of a gateway with other settings."""
+    config = arguments.config.model_copy(update={"server": arguments.config.server.model_copy(update=server)})
     gateway = GatewayServer(replace(arguments, config=config), cluster.conductor.address)
     await gateway.start()
     try:
-        async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20) as http:
+        yield f"http://{gateway.http_address}"
+    finally:
+        await gateway.close()
+
+
+class TestThinking:
+    @pytest.fixture
+    async def url(self, arguments: ProcessArguments, cluster: Cluster, tokenizer: Tokenizer) -> AsyncIterator[str]:
+        said = tokenizer.encode("<think>\nFirst the one, then the other.\n</think>\n\nBoth.")
+        cluster.script = lambda start: said
+        async for url in serving(arguments, cluster, reasoning_parser="think"):
+            yield url
+
+    async def test_anthropic_s_blocks_of_thinking(self, url: str) -> None:
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0, timeout=20) as claude:
+            asked: dict[str, Any] = {"model": MODEL, "max_tokens": 90, "messages": HELLO, "thinking": {"type": "adaptive"}}
+            whole = await claude.messages.create(**asked)
+            async with claude.messages.stream(**asked) as stream:
+                streamed = await stream.get_final_message()
+            for message in (whole, streamed):
+                thinking, text = message.content
+                assert thinking.type == "thinking" and thinking.thinking == "First the one, then the other."
+                assert text.type == "text" and text.text == "Both."
+            more: list[Any] = [*HELLO, {"role": "assistant", "content": whole.content}, {"role": "user", "content": "And now?"}]
+            assert (await claude.messages.create(**{**asked, "messages": more})).content
+            hidden = await claude.messages.create(**{**asked, "thinking": {"type": "adaptive", "display": "omitted"}})
+            assert hidden.content[0].type == "thinking" and hidden.content[0].thinking == ""
+
+    async def test_gemini_s_thoughts_are_shown_to_who_wants_them(self, url: str) -> None:
+        gemini: Any = genai.Client(api_key="none", http_options=types.HttpOptions(base_url=url, timeout=20_000)).aio
+        config = types.GenerateContentConfig(thinking_config=types.ThinkingConfig(include_thoughts=True))
+        answer = await gemini.models.generate_content(model=MODEL, contents="Hello", config=config)
+        parts = answer.candidates[0].content.parts
+        assert [(bool(part.thought), part.text) for part in parts] == [(True, "First the one, then the other."), (False, "Both.")]
+        assert answer.text == "Both."
+        plain = await gemini.models.generate_content(model=MODEL, contents="Hello")
+        assert [part.text for part in plain.candidates[0].content.parts] == ["Both."]
+        pieces = [piece async for piece in await gemini.models.generate_content_stream(model=MODEL, contents="Hello")]
+        assert "".join(piece.text or "" for piece in pieces) == "Both."
+        await gemini.aclose()
+
+
+async def test_keys_are_taken_where_each_api_sends_them(arguments: ProcessArguments, cluster: Cluster) -> None:
+    keys = {f"sha256:{hashlib.sha256(b'secret').hexdigest()}": "acme"}
+    async for url in serving(arguments, cluster, api_keys=keys):
+        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
             message = {"model": MODEL, "max_tokens": 3, "messages": HELLO}
             generate = f"/v1beta/models/{MODEL}:generateContent"
             assert (await http.post("/v1/messages", json=message, headers={"x-api-key": "secret"})).status_code == 200
@@ -291,5 +337,3 @@ async def test_keys_are_taken_where_each_api_sends_them(arguments: Any, cluster:
             refused = await http.post(generate, json={"contents": CONTENTS}, params={"key": "guessed"})
             assert refused.status_code == 401 and refused.json()["error"]["status"] == "UNAUTHENTICATED"
             assert (await http.post("/v1/messages", json=message, params={"key": "secret"})).status_code == 401, "no place for keys there"
-    finally:
-        await gateway.close()
