@@ -19,6 +19,7 @@ from gateway.bodies import Bodies, ClientDisconnected, SideThread
 from gateway.caching.desk import Desk
 from gateway.caching.marks import written
 from gateway.conductor_link import ConductorLink
+from gateway.grammar_checks import GrammarChecker
 from gateway.output import CallBegun, Delta, Ending, Part, PlacedToken, Reasoning
 from gateway.prepare import PreparedRequest, Preparer
 from gateway.runner import Runner
@@ -152,9 +153,10 @@ class AnswerStream:
         runner: Runner,
         tokenizer: Tokenizer,
         on_prompt: Callable[[PreparedRequest, int, ev.Finished], str],
+        checker: GrammarChecker,
     ) -> None:
         """`on_prompt` is told of each prompt of the request, by its number, how its first choice ended, and says why a context cache was
-        missed."""
+        missed. What the outputs are held to is checked before anything runs."""
         self._on_prompt = on_prompt
         self._cache_miss = ""
         self._kept_tokens: tuple[KeptTokens, ...] = ()
@@ -170,8 +172,11 @@ class AnswerStream:
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cached_tokens = 0
         self._closed = False
-        for index in sorted(self._unstarted_leads):
-            self._launch(index, accepted=False)
+        self._checking: asyncio.Task[None] | None = None
+        if checker.good(request.sampling.grammar):
+            self._launch_leads()
+        else:
+            self._checking = asyncio.create_task(self._check(checker))
 
     async def started(self) -> None:
         """Returns when every prompt has begun to be answered. Raises what the request failed with before that."""
@@ -211,12 +216,27 @@ class AnswerStream:
     def close(self) -> None:
         """Gives up the choices that have not ended."""
         self._closed = True
+        if self._checking is not None and self._checking is not asyncio.current_task():
+            self._checking.cancel()
         for index in list(self._running):
             self._runner.cancel(self._choices[index].request_id)
 
     def disconnect(self) -> None:
         """The client is gone: frees everything and ends whoever waits for output with ClientDisconnected."""
         self._fail(ClientDisconnected("the client has closed the connection"))
+
+    async def _check(self, checker: GrammarChecker) -> None:
+        try:
+            await checker.check(self._request.sampling.grammar, self._request.grammar_field)
+        except SpringtideError as error:
+            self._fail(error)
+        else:
+            self._launch_leads()
+
+    def _launch_leads(self) -> None:
+        """The first choice of each prompt."""
+        for index in sorted(self._unstarted_leads):
+            self._launch(index, accepted=False)
 
     def _launch(self, index: int, *, accepted: bool) -> None:
         generation = self._request.generation(index, accepted=accepted)
@@ -343,9 +363,10 @@ class ApiBackend:
     caches: Desk
     """The contexts that are kept."""
     background: Background
+    grammars: GrammarChecker
 
     def start(self, request: PreparedRequest) -> AnswerStream:
-        return AnswerStream(request, self.runner, self.tokenizer, self.caches.answered)
+        return AnswerStream(request, self.runner, self.tokenizer, self.caches.answered, self.grammars)
 
     async def ready(self) -> bool:
         """Whether the cluster can take requests. Raises Unavailable when the Conductor cannot be asked."""

@@ -22,6 +22,7 @@ from gateway.conductor_link import ConductorLink
 from gateway.conversation import ChatModel
 from gateway.core import GatewayCore
 from gateway.events import InstancesHung
+from gateway.grammar_checks import GrammarChecker
 from gateway.grpc_service import new_server
 from gateway.http_app import create_app
 from gateway.http_server import HttpServer, bind
@@ -92,6 +93,7 @@ class GatewayServer:
         self._runner = Runner(self._core, self._conductor, self._clock, self._credentials)
         self._side_thread = SideThread()
         self._background = Background()
+        self._grammars = GrammarChecker(arguments.model_info)
         tls_files = TlsFiles.of(config.server)
         self._tls = None if tls_files is None else Tls(tls_files)
         self._catalogue = Catalogue(self._valkey, config.cluster)
@@ -151,6 +153,7 @@ class GatewayServer:
         await self._keeper.close()
         self._side_thread.close()
         await self._background.close()
+        await self._grammars.close()
         await self._runner.close()
         await self._conductor.close()
         await self._membership.close()
@@ -199,6 +202,7 @@ class GatewayServer:
             self._clock,
             self._desk,
             self._background,
+            self._grammars,
         )
 
     async def _announce(self) -> None:

@@ -14,10 +14,11 @@ from gateway.api_request import ApiRequest, Conversation, Prompt, Texts
 from gateway.caching.context import Use
 from gateway.caching.marks import MarkedPrefix, marked_prefixes
 from gateway.conversation import ChatModel
+from gateway.grammars import Beforehand, constraint
 from gateway.tool_calls.reading import PLAIN, Reading
 from springtide.errors import InvalidRequest, ModelNotFound
 from springtide.ids import RequestId
-from springtide.protocol.sampling import LogitBias, SamplingParams, TokenIds
+from springtide.protocol.sampling import Grammar, LogitBias, SamplingParams, TokenIds
 from springtide.protocol.scheduling import NO_TERMS, Terms
 from springtide.protocol.wire import SAMPLING_PARAMS
 from springtide.rpc.channels import MAX_MESSAGE_BYTES
@@ -107,6 +108,8 @@ class PreparedRequest:
     """Prompts are computed, and no output is wanted (`ev.Generation.prompt_only`)."""
     salt: str = ""
     """Only requests of the same tenant with the same salt share blocks."""
+    grammar_field: str = ""
+    """What the client calls what `sampling.grammar` is made of."""
     reading: Reading = PLAIN
     """How the outputs are read."""
     skip_special_tokens: bool = True
@@ -192,7 +195,7 @@ class Preparer:
             request_id=origin.request_id,
             prompts=prompts,
             n=request.n,
-            sampling=self._sampling(request, max(1, allowed)),
+            sampling=self._sampling(request, max(1, allowed), self._grammar(request, reading)),
             stop=request.stop,
             tenant=origin.tenant,
             terms=request.terms,
@@ -201,6 +204,7 @@ class Preparer:
             prompt_only=allowed == 0,
             marks=self._marks(request, prompts),
             salt=request.cache.salt,
+            grammar_field=_format_field(request),
             reading=reading,
             skip_special_tokens=request.skip_special_tokens,
             include_stop=request.include_stop,
@@ -294,13 +298,32 @@ class Preparer:
         if (biases := request.sampling.get("logit_bias")) is not None:
             self._check_bias(biases)
 
-    def _sampling(self, request: ApiRequest, max_tokens: int) -> SamplingParams:
+    def _grammar(self, request: ApiRequest, reading: Reading) -> Grammar:
+        """What the outputs are held to, after the reasoning."""
+        if request.format is None:
+            given = request.sampling.get("grammar", Grammar())
+            assert isinstance(given, Grammar)
+            return given
+        try:
+            return constraint(request.format, self._beforehand(reading))
+        except InvalidRequest as error:
+            field = _format_field(request)
+            raise InvalidRequest(error.message.replace("format", field, 1), param=field) from None
+
+    def _beforehand(self, reading: Reading) -> Beforehand | None:
+        if reading.reasoning is None:
+            return None
+        begin, end = reading.reasoning.begin, reading.reasoning.end
+        tokens = tuple(marker for marker in (begin, end) if self._tokenizer.special_id(marker) is not None)
+        return Beforehand(begin, end, reading.reasoning_begun, tokens)
+
+    def _sampling(self, request: ApiRequest, max_tokens: int, grammar: Grammar) -> SamplingParams:
         seed = request.sampling.get("seed")
         seed = secrets.randbits(63) if seed is None else seed % SEED_RANGE
         bad_words = self._bad_words(request)
         try:
-            given = {**self.default_sampling, **request.sampling, "seed": seed, "max_tokens": max_tokens, "bad_words": bad_words}
-            params = SamplingParams(**given)
+            made = {"seed": seed, "max_tokens": max_tokens, "bad_words": bad_words, "grammar": grammar}
+            params = SamplingParams(**{**self.default_sampling, **request.sampling, **made})
             # What the nodes will see: a value that is in range here but not in single precision is refused here too.
             return SAMPLING_PARAMS.decode(SAMPLING_PARAMS.encode(params))
         except ValueError as error:
@@ -368,6 +391,13 @@ class Preparer:
             self._check_ids((int(token_ids.min()), int(token_ids.max())), "logit_bias")
             if not (abs(values) <= MAX_LOGIT_BIAS).all():
                 raise InvalidRequest(f"logit_bias values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}", param="logit_bias")
+
+
+def _format_field(request: ApiRequest) -> str:
+    """What the client calls what the outputs are held to."""
+    if request.format is None:
+        return "sampling.grammar"
+    return request.names.get("format") or request.names.get("response_format", "response_format")
 
 
 def _in_the_clients_words(error: InvalidRequest, request: ApiRequest) -> InvalidRequest:

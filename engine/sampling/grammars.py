@@ -35,9 +35,11 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise InvalidRequest(f"grammar cannot be used: {error_of(matcher)}", param="grammar")
-        if matcher.is_stopped() and not matcher.is_accepting():
-            raise InvalidRequest("grammar cannot be used: no text satisfies it", param="grammar")
+            why = error_of(matcher)
+            # That nothing can follow, where the text is not whole, is how llguidance has it.
+            raise InvalidRequest(
+                f"grammar cannot be used: {'no text satisfies it' if why.startswith('NoExtension') else why}", param="grammar"
+            )
         return matcher
 
 

@@ -1,0 +1,177 @@
+"""What an output's text is held to, as a grammar of llguidance: of a JSON schema, a regular expression, choices, or a grammar in another
+notation. Whether it can be compiled is for `grammar_checks` to find out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from gateway.api_request import FormatKind, OutputFormat
+from springtide.errors import InvalidRequest
+from springtide.protocol.sampling import Grammar
+
+MAX_SOURCE_CHARACTERS = 1 << 16
+MAX_SCHEMA_DEPTH = 64
+"""Of a schema's JSON, not of what it describes: a schema may refer to itself."""
+MAX_SCHEMA_VALUES = 1 << 14
+"""Objects, lists and what is in them."""
+MAX_PROPERTIES = 1000
+"""Of all objects of a schema together."""
+MAX_CHOICES = 1000
+_WHITESPACE = "[ \\t\\n\\r]{1,20}"
+"""Between the tokens of JSON, where there may be any. A model that is left to go on for ever may."""
+_KNOWN_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+"""Others are annotations, as JSON Schema has it."""
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_SCHEMAS = ("items", "additionalItems", "additionalProperties", "contains", "not")
+
+
+@dataclass(frozen=True, slots=True)
+class Beforehand:
+    """What an output may have, or has, before the text that is held to something: its reasoning."""
+
+    begin: str
+    end: str
+    begun: bool
+    """The prompt ends within it. Else it may come or not."""
+    tokens: tuple[str, ...] = ()
+    """Those of the two that are special tokens of the model, and no text."""
+
+
+def constraint(format: OutputFormat, beforehand: Beforehand | None = None) -> Grammar:
+    """The grammar. Raises InvalidRequest, whose `param` is `format`, for what is too large or makes no sense."""
+    if len(format.source) > MAX_SOURCE_CHARACTERS:
+        raise _invalid(f"may have at most {MAX_SOURCE_CHARACTERS} characters, not {len(format.source)}")
+    match format.kind:
+        case FormatKind.JSON_OBJECT:
+            part = _json_schema({"type": "object"})
+        case FormatKind.JSON_SCHEMA:
+            part = _json_schema(_schema_of(format.source))
+        case FormatKind.REGEX:
+            part = _lark(f"start: /{regex_to_lark(format.source, '')}/")
+        case FormatKind.CHOICE:
+            part = _lark(f"start: {' | '.join(map(_literal, _choices_of(format.source)))}")
+        case FormatKind.GRAMMAR:
+            part = _lark(_lark_of(format.source))
+    return lark_after(part, beforehand)
+
+
+def lark_constraint(lark: str, beforehand: Beforehand | None = None) -> Grammar:
+    """A grammar in llguidance's own notation, as it is."""
+    return lark_after(_lark(lark), beforehand)
+
+
+def lark_after(part: Mapping[str, Any], beforehand: Beforehand | None) -> Grammar:
+    """The grammar whose text, after what may come beforehand, is that of `part`."""
+    parts: list[Mapping[str, Any]] = [part]
+    if beforehand is not None:
+        thought = f"{_thought(beforehand)} SPACE @answer"
+        start = thought if beforehand.begun else f"@answer | {_marker(beforehand.begin, beforehand)} {thought}"
+        lark = f"start: {start}\nthought[stop={_literal(beforehand.end)}]: /(?s:.*)/\nTHOUGHT: /(?s:.*)/\nSPACE: /[ \\n]{{0,4}}/\n"
+        parts = [{"lark_grammar": lark}, {"name": "answer", **part}]
+    source = json.dumps({"grammars": parts}, separators=(",", ":"))
+    try:
+        return Grammar(source)
+    except ValueError as error:
+        raise _invalid(f"is too large: {error}") from None
+
+
+def _thought(beforehand: Beforehand) -> str:
+    return f"THOUGHT {beforehand.end}" if beforehand.end in beforehand.tokens else "thought"
+
+
+def _marker(text: str, beforehand: Beforehand) -> str:
+    """A special token is named in the notation as it is, a text is quoted."""
+    return text if text in beforehand.tokens else _literal(text)
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text)
+
+
+def _lark(source: str) -> dict[str, Any]:
+    return {"lark_grammar": source}
+
+
+def _json_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    # Alternatives of `oneOf` that cannot be told apart are taken for those of `anyOf`.
+    return {"json_schema": {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE, "coerce_one_of": True}}}
+
+
+def _schema_of(source: str) -> dict[str, Any]:
+    schema = _json_of(source, "a JSON schema")
+    if not isinstance(schema, dict):
+        raise _invalid(f"must be a JSON schema, which is an object, not {source[:40]}")
+    _check_size(schema)
+    cleaned: dict[str, Any] = _without_annotations(schema)
+    return cleaned
+
+
+def _check_size(schema: Any) -> None:
+    level, depth, values, properties = [schema], 0, 0, 0
+    while level:
+        depth, values = depth + 1, values + len(level)
+        properties += sum(len(one["properties"]) for one in level if isinstance(one, dict) and isinstance(one.get("properties"), dict))
+        level = [value for one in level for value in _within(one)]
+        if depth > MAX_SCHEMA_DEPTH:
+            raise _invalid(f"may be nested at most {MAX_SCHEMA_DEPTH} deep")
+        if values > MAX_SCHEMA_VALUES:
+            raise _invalid(f"may have at most {MAX_SCHEMA_VALUES} values")
+        if properties > MAX_PROPERTIES:
+            raise _invalid(f"may name at most {MAX_PROPERTIES} properties")
+
+
+def _within(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _without_annotations(schema: Any) -> Any:
+    """The schema without what says nothing of the text, but could not be compiled."""
+    if not isinstance(schema, dict):
+        return schema
+    cleaned: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            cleaned[name] = {key: _without_annotations(one) for key, one in value.items()}
+        elif name in _SCHEMA_LISTS and isinstance(value, list):
+            cleaned[name] = [_without_annotations(one) for one in value]
+        elif name in _SCHEMAS:
+            cleaned[name] = _without_annotations(value)
+        elif (name == "format" and value not in _KNOWN_FORMATS) or (name == "uniqueItems" and value is False) or name == "x-guidance":
+            continue
+        else:
+            cleaned[name] = value
+    return cleaned
+
+
+def _choices_of(source: str) -> list[str]:
+    choices = _json_of(source, "a list of texts")
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
+        raise _invalid("must be a list of texts, and not empty")
+    if len(choices) > MAX_CHOICES:
+        raise _invalid(f"may have at most {MAX_CHOICES} choices, not {len(choices)}")
+    return list(dict.fromkeys(choices))
+
+
+def _lark_of(source: str) -> str:
+    try:
+        return str(any_to_lark(source))
+    except (Exception, RecursionError) as error:  # llguidance raises bare ones
+        raise _invalid(f"is no grammar, in Lark's notation or in GBNF: {error}"[:500]) from None
+
+
+def _json_of(source: str, what: str) -> Any:
+    try:
+        return json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(f"must be {what} as JSON: {error}"[:500]) from None
+
+
+def _invalid(message: str) -> InvalidRequest:
+    return InvalidRequest(f"format {message}", param="format")

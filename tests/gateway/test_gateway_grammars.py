@@ -1,0 +1,130 @@
+"""What outputs are held to: made of what clients send, and tried on a real vocabulary in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from engine.formats.files import describe
+from engine.sampling.grammars import GrammarCompiler
+from engine.tokenizer.tokenizer import load_tokenizer
+from gateway.api_request import FormatKind, OutputFormat
+from gateway.grammar_checks import GrammarChecker
+from gateway.grammars import MAX_CHOICES, MAX_PROPERTIES, MAX_SCHEMA_DEPTH, MAX_SOURCE_CHARACTERS, Beforehand, constraint, lark_constraint
+from springtide.errors import InvalidRequest
+from springtide.protocol.sampling import Grammar
+
+INFO = describe("demo")
+TOKENIZER = load_tokenizer(INFO)
+COMPILER = GrammarCompiler(TOKENIZER, INFO)
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+def schema(value: dict[str, Any]) -> OutputFormat:
+    return OutputFormat(FormatKind.JSON_SCHEMA, json.dumps(value))
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    """Whether the text, as it is tokenized, is one of the grammar, and all of it."""
+    matcher, tokens = COMPILER.compile(grammar).deep_copy(), TOKENIZER.encode(text)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "good", "bad"),
+    [
+        (FormatKind.JSON_OBJECT, "", ["{}", '{"a": [1, null]}'], ["[]", "x", ' {"a": 1}']),
+        (FormatKind.JSON_SCHEMA, json.dumps(OBJECT), ['{"a":1}', '{\n  "a": -20\n}'], ["{}", '{"a":"x"}', '{"a":1,"b":2}']),
+        (FormatKind.JSON_SCHEMA, json.dumps({"type": "string", "format": "int64"}), ['"x"'], ["1"]),
+        (FormatKind.JSON_SCHEMA, '{"properties": {"format": {"const": "zip"}}, "required": ["format"]}', ['{"format":"zip"}'], ["{}"]),
+        (FormatKind.REGEX, "^a/b[0-9]{2}$", ["a/b12"], ["a/b1", "ab12"]),
+        (FormatKind.CHOICE, json.dumps(['say "no"', "é\n☃", "a\\b"]), ['say "no"', "é\n☃", "a\\b"], ["say", "é"]),
+        (FormatKind.GRAMMAR, 'start: "a" rest\nrest: /b+/', ["abbb"], ["a"]),
+        (FormatKind.GRAMMAR, 'root ::= "yes" | "no " digits\ndigits ::= [0-9]+', ["yes", "no 17"], ["no "]),
+    ],
+)
+def test_a_format_is_a_grammar_of_just_its_texts(kind: FormatKind, source: str, good: list[str], bad: list[str]) -> None:
+    grammar = constraint(OutputFormat(kind, source))
+    assert [accepts(grammar, text) for text in good] == [True] * len(good)
+    assert [accepts(grammar, text) for text in bad] == [False] * len(bad)
+
+
+def test_the_answer_alone_is_held_to_a_format_not_the_reasoning_before_it() -> None:
+    thinks, marked = Beforehand("<think>", "</think>", begun=True), ("<|im_start|>", "<|im_end|>")
+    begun, free = constraint(schema(OBJECT), thinks), constraint(schema(OBJECT), Beforehand("<think>", "</think>", begun=False))
+    assert accepts(begun, 'So {"a": "b"}, or <b>?</think>\n\n{"a":1}') and accepts(begun, '</think>{"a":1}')
+    assert not accepts(begun, '{"a":1}') and not accepts(begun, 'So</think>\n\n{"a":"b"}')
+    assert accepts(free, '{"a":1}') and accepts(free, '<think>So</think>{"a":1}') and not accepts(free, 'So</think>{"a":1}')
+    special = lark_constraint('start: "x"', Beforehand("<|im_start|>", "<repo_name>", begun=False, tokens=(*marked, "<repo_name>")))
+    assert accepts(special, "x") and accepts(special, "<|im_start|>So<repo_name>x") and not accepts(special, "So<repo_name>x")
+
+
+@pytest.mark.parametrize(
+    ("format", "says"),
+    [
+        (OutputFormat(FormatKind.JSON_SCHEMA, "{"), "JSON schema as JSON"),
+        (OutputFormat(FormatKind.JSON_SCHEMA, "[1]"), "an object"),
+        (OutputFormat(FormatKind.JSON_SCHEMA, '{"items":' * (MAX_SCHEMA_DEPTH + 1) + "{}" + "}" * (MAX_SCHEMA_DEPTH + 1)), "deep"),
+        (OutputFormat(FormatKind.JSON_SCHEMA, '{"a":' * 9000), "as JSON"),
+        (schema({"properties": {f"p{i}": {} for i in range(MAX_PROPERTIES + 1)}}), "properties"),
+        (schema({"enum": list(range(17000))}), "at most"),
+        (OutputFormat(FormatKind.REGEX, "a" * (MAX_SOURCE_CHARACTERS + 1)), "characters"),
+        (OutputFormat(FormatKind.CHOICE, "[]"), "not empty"),
+        (OutputFormat(FormatKind.CHOICE, '["a", 1]'), "texts"),
+        (OutputFormat(FormatKind.CHOICE, json.dumps([str(i) for i in range(MAX_CHOICES + 1)])), "choices"),
+        (OutputFormat(FormatKind.GRAMMAR, "?? nothing"), "no grammar"),
+        (OutputFormat(FormatKind.GRAMMAR, "root ::= " + "(" * 5000), "no grammar"),
+    ],
+)
+def test_what_is_too_large_or_makes_no_sense_is_refused(format: OutputFormat, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as refused:
+        constraint(format)
+    assert refused.value.param == "format" and len(refused.value.message) < 700
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def checker() -> AsyncIterator[GrammarChecker]:
+    checker = GrammarChecker(INFO)
+    yield checker
+    await checker.close()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("format", "says"),
+    [
+        (schema({"not": {"type": "string"}}), "not"),
+        (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (schema({"$ref": "http://example.com/schema"}), "example.com"),
+        (schema({"$ref": "#"}), "no text satisfies it"),
+        (schema({"enum": []}), "nsatisfiable"),
+        (OutputFormat(FormatKind.REGEX, "(?=a)b"), "look-ahead"),
+        (OutputFormat(FormatKind.REGEX, "("), "unclosed"),
+        (OutputFormat(FormatKind.GRAMMAR, "start: missing"), "missing"),
+    ],
+)
+async def test_what_cannot_be_compiled_is_refused_by_name(checker: GrammarChecker, format: OutputFormat, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as refused:
+        await checker.check(constraint(format), "response_format")
+    assert refused.value.param == "response_format" and refused.value.message.startswith("response_format cannot be")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_would_take_for_ever_is_given_up_and_holds_up_nobody_else(checker: GrammarChecker) -> None:
+    """An intersection of expressions that has more states than there is time for."""
+    endless = lark_constraint("start: A\nA: " + " & ".join(f"/.*a.{{{i}}}/" for i in range(1, 40)))
+    good = constraint(schema(OBJECT))
+    assert not checker.good(good)
+    first = asyncio.create_task(checker.check(endless, "guided_grammar"))
+    await asyncio.sleep(0)
+    await checker.check(good, "response_format")
+    assert checker.good(good)
+    with pytest.raises(InvalidRequest, match="guided_grammar cannot be compiled within"):
+        await first
+    with pytest.raises(InvalidRequest, match="guided_grammar cannot be compiled within"):
+        await checker.check(endless, "guided_grammar")
