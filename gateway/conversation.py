@@ -72,6 +72,8 @@ class ChatModel:
                 raise InvalidRequest(f"chat_template_kwargs.{name} is not for the template to be told", param="chat_template_kwargs")
         if conversation.continue_final_message and (last.speaker is not Speaker.ASSISTANT or last.tool_calls):
             raise InvalidRequest("continue_final_message wants an assistant's text as the last message", param="continue_final_message")
+        if conversation.tool_choice.mode is ToolMode.REQUIRED:
+            raise InvalidRequest("tool_choice is supported by this server as 'auto' and 'none' only", param="tool_choice")
         tools = self._offered(conversation)
         messages = list(self._messages(conversation.messages, tools, template.knows_tools))
         text = template.render(

@@ -9,8 +9,9 @@ from typing import Any
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.answer import message_for_client
 from gateway.exchange import Json, dump, server_sent
-from gateway.output import Answer, Choice, Delta, Ending, PlacedToken
+from gateway.output import Answer, CallArguments, CallBegun, Choice, Content, Delta, Ending, Part, PlacedToken, Reasoning
 from springtide.errors import SpringtideError
+from springtide.protocol.outputs import Finish
 from springtide.protocol.usage import Usage
 
 LEAST_LOGPROB = -9999.0
@@ -50,7 +51,18 @@ class _Envelope:
     CHUNK: str
     media_type = "text/event-stream"
 
-    def __init__(self, request_id: str, model: str, wants_logprobs: bool, wants_usage: bool, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        wants_logprobs: bool,
+        wants_usage: bool,
+        tokenizer: Tokenizer,
+        continuous_usage: bool = False,
+        with_reasoning: bool = True,
+    ) -> None:
+        self._continuous_usage = continuous_usage
+        self._with_reasoning = with_reasoning
         self._request_id = request_id
         self._head: Json = {"id": request_id, "created": int(time.time()), "model": model}
         self._wants_logprobs = wants_logprobs
@@ -81,35 +93,61 @@ class _Envelope:
             event["usage"] = None if usage is None else usage_json(usage)
         return server_sent(event)
 
+    def _so_far(self, usage: Usage) -> Usage | None:
+        return usage if self._continuous_usage else None
+
 
 class ChatFormat(_Envelope):
     CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
 
-    def __init__(self, request_id: str, model: str, wants_logprobs: bool, wants_usage: bool, tokenizer: Tokenizer) -> None:
-        super().__init__(request_id, model, wants_logprobs, wants_usage, tokenizer)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self._introduced: set[int] = set()
 
     def delta(self, delta: Delta, usage: Usage) -> Iterable[bytes]:
         if delta.index not in self._introduced:
             self._introduced.add(delta.index)
-            yield self._said(delta.index, {"role": "assistant", "content": ""})
-        text = delta.text
-        if text or (delta.tokens and self._wants_logprobs):
-            yield self._said(delta.index, {"content": text}, delta.tokens)
+            yield self._said(delta.index, {"role": "assistant", "content": ""}, usage)
+        tokens = delta.tokens
+        for part in delta.parts:
+            if (said := self._part(part)) is not None:
+                yield self._said(delta.index, said, usage, tokens)
+                tokens = ()
+        if tokens and self._wants_logprobs:
+            yield self._said(delta.index, {"content": ""}, usage, tokens)
         if delta.ending is not None:
-            yield self._said(delta.index, {}, ending=delta.ending)
+            yield self._said(delta.index, {}, usage, ending=delta.ending)
 
-    def _said(self, index: int, content: Json, tokens: Sequence[PlacedToken] = (), ending: Ending | None = None) -> bytes:
+    def _part(self, part: Part) -> Json | None:
+        match part:
+            case Content(text):
+                return {"content": text}
+            case Reasoning(text):
+                return {"reasoning_content": text} if self._with_reasoning else None
+            case CallBegun(number, call_id, name):
+                return {"tool_calls": [{"index": number, **_call_json(call_id, name, "")}]}
+            case CallArguments(number, text):
+                return {"tool_calls": [{"index": number, "function": {"arguments": text}}]}
+
+    def _said(self, index: int, said: Json, usage: Usage, tokens: Sequence[PlacedToken] = (), ending: Ending | None = None) -> bytes:
         logprobs = self._logprobs(tokens) if tokens else None
-        finish = None if ending is None else ending.finish
-        return self._chunk([{"index": index, "delta": content, "logprobs": logprobs, "finish_reason": finish}])
+        choice = {"index": index, "delta": said, "logprobs": logprobs, "finish_reason": None if ending is None else _finish(ending)}
+        if ending is not None:
+            choice["stop_reason"] = ending.stop
+        return self._chunk([choice], self._so_far(usage))
 
     def whole(self, answer: Answer) -> Iterator[str]:
         return self._whole(self.WHOLE, map(self._choice, answer.choices), answer.usage)
 
     def _choice(self, choice: Choice) -> Iterator[str]:
-        message = {"role": "assistant", "content": choice.text, "refusal": None}
-        yield dump({"index": choice.index, "message": message, "finish_reason": choice.ending.finish})[:-1] + ',"logprobs":'
+        message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+        if self._with_reasoning and choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if calls := choice.calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [_call_json(call.call_id, call.name, arguments) for call, arguments in calls]
+        ending = {"finish_reason": _finish(choice.ending), "stop_reason": choice.ending.stop}
+        yield dump({"index": choice.index, "message": message, **ending})[:-1] + ',"logprobs":'
         if not self._wants_logprobs:
             yield "null}"
             return
@@ -126,20 +164,31 @@ class ChatFormat(_Envelope):
         return token_json(placed, self._tokenizer)
 
 
+def _call_json(call_id: str, name: str, arguments: str) -> Json:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _finish(ending: Ending) -> str:
+    return "tool_calls" if ending.called and ending.finish is Finish.STOP else ending.finish.value
+
+
 class CompletionFormat(_Envelope):
     CHUNK = "text_completion"
 
     def delta(self, delta: Delta, usage: Usage) -> Iterable[bytes]:
         if not (delta.text or delta.ending is not None or (delta.tokens and self._wants_logprobs)):
             return
-        finish = None if delta.ending is None else delta.ending.finish
-        yield self._chunk([{"index": delta.index, "text": delta.text, "logprobs": self._logprobs(delta.tokens), "finish_reason": finish}])
+        choice = {"index": delta.index, "text": delta.text, "logprobs": self._logprobs(delta.tokens), "finish_reason": None}
+        if delta.ending is not None:
+            choice |= {"finish_reason": delta.ending.finish, "stop_reason": delta.ending.stop}
+        yield self._chunk([choice], self._so_far(usage))
 
     def whole(self, answer: Answer) -> Iterator[str]:
         return self._whole(self.CHUNK, map(self._choice, answer.choices), answer.usage)
 
     def _choice(self, choice: Choice) -> Iterator[str]:
-        yield dump({"index": choice.index, "text": choice.text, "finish_reason": choice.ending.finish})[:-1] + ',"logprobs":'
+        ending = {"finish_reason": choice.ending.finish, "stop_reason": choice.ending.stop}
+        yield dump({"index": choice.index, "text": choice.text, **ending})[:-1] + ',"logprobs":'
         if not self._wants_logprobs:
             yield "null}"
             return

@@ -7,7 +7,7 @@ Fields that exist in OpenAI's API but have no meaning here are accepted at the v
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
@@ -18,14 +18,15 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
-    ModelWrapValidatorHandler,
-    PrivateAttr,
     WithJsonSchema,
     model_validator,
 )
 
-from gateway.api_request import ApiRequest, CacheMark, CacheUse, Conversation, Message, Prompt, Speaker, Texts
+from gateway.api_request import ApiRequest, CacheUse, Conversation, Prompt, Texts
+from gateway.fields import JsonObject
 from gateway.kimi.use import CACHE_ROLE, use_of_message
+from gateway.openai.formats import GuidedFields
+from gateway.openai.messages import MAX_TOOLS, PROMPT_CACHE_TTL_S, ChatMessage, ChatTool, PromptCacheOptions, WantedTool, tool_choice
 from gateway.prepare import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORD_LENGTH,
@@ -44,8 +45,7 @@ from springtide.protocol.sampling import LogitBias, TokenIds
 from springtide.protocol.scheduling import MAX_DEADLINE_MS, Terms
 
 _TERMS = tuple(field.name for field in fields(Terms))
-# What OpenAI calls a developer's message now is what chat templates know as the system's.
-_SPEAKERS = {"developer": Speaker.SYSTEM, **{name: Speaker(name) for name in ("system", "user", "assistant")}}
+MAX_SALT_LENGTH = 1024
 INT32 = (-(1 << 31), (1 << 31) - 1)
 _MAX_FIELDS = 256
 """Of an object: those that are not known are listed one by one."""
@@ -154,23 +154,6 @@ def _is_token_ids(value: Any) -> bool:
     return all(isinstance(token, int) and not isinstance(token, bool) for token in value)
 
 
-def _content(value: Any) -> Any:
-    """The text of a message: a string, or a list of text parts, which are joined by line breaks."""
-    if isinstance(value, str):
-        return _unicode(value)
-    if not isinstance(value, list) or not value:
-        raise ValueError("must be a string or a list of text parts")
-    texts = []
-    for number, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            raise ValueError(f"part {number} is of type {kind!r}; this model reads only 'text'")
-        if not {"type", "text"} <= set(part) <= {"type", "text", "prompt_cache_breakpoint"} or not isinstance(part["text"], str):
-            raise ValueError(f"part {number} must be an object of 'type' and 'text', the latter a string")
-        texts.append(part["text"])
-    return _unicode("\n".join(texts))
-
-
 def _default_when_null(default: Any) -> BeforeValidator:
     return BeforeValidator(lambda value: default if value is None else value)
 
@@ -238,86 +221,17 @@ Prompts = Annotated[
     ),
 ]
 """After validation `tuple[Prompt, ...]`."""
-Content = Annotated[
-    str,
-    BeforeValidator(_content),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _TEXT,
-                {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "properties": {
-                            "type": {"const": "text"},
-                            "text": _TEXT,
-                            "prompt_cache_breakpoint": {
-                                "type": ["object", "null"],
-                                "properties": {"mode": {"const": "explicit"}, "ttl": {"enum": ["5m", "30m", "1h", "12h"]}},
-                                "additionalProperties": False,
-                            },
-                        },
-                        "required": ["type", "text"],
-                        "additionalProperties": False,
-                    },
-                    "minItems": 1,
-                },
-            ]
-        }
-    ),
-]
 Seed = Annotated[int, AfterValidator(_finite_int)]
-
-
-PROMPT_CACHE_TTL_S = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 12 * 3600.0}
-
-
-class PromptCacheOptions(_Body):
-    mode: Literal["implicit", "explicit"] = "implicit"
-    """Implicit: the whole prompt is kept; explicit: what `prompt_cache_breakpoint` says."""
-    ttl: Literal["5m", "30m", "1h", "12h"] = "30m"
-
-
-class PromptCacheBreakpoint(_Body):
-    mode: Literal["explicit"] = "explicit"
-    ttl: Literal["5m", "30m", "1h", "12h"] = "30m"
 
 
 class StreamOptions(_Body):
     include_usage: Annotated[bool, _default_when_null(False)] = False
+    continuous_usage_stats: Annotated[bool, _default_when_null(False)] = False
+    """With `include_usage`: every chunk says what the answer has taken so far."""
     include_obfuscation: NeutralFalse = None
 
 
-class ChatMessage(_Body):
-    role: Literal["system", "developer", "user", "assistant", "cache"]
-    """`cache` is Kimi's: the first message names a context cache, which is put in its place."""
-    content: Content
-    name: Neutral = None
-    refusal: Neutral = None
-    annotations: NeutralList = None
-    audio: Neutral = None
-    tool_calls: NeutralList = None
-    function_call: Neutral = None
-    _cache_mark: CacheMark | None = PrivateAttr(None)
-    """The longest of its parts' breakpoints."""
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _marked(cls, value: Any, handler: ModelWrapValidatorHandler[ChatMessage]) -> ChatMessage:
-        message = handler(value)
-        parts = value.get("content") if isinstance(value, dict) else None
-        said = [part["prompt_cache_breakpoint"] for part in parts if part.get("prompt_cache_breakpoint")] if isinstance(parts, list) else []
-        if said:
-            ttls = [PROMPT_CACHE_TTL_S[PromptCacheBreakpoint.model_validate(breakpoint_).ttl] for breakpoint_ in said]
-            message._cache_mark = CacheMark(max(ttls))
-        return message
-
-    def message(self) -> Message:
-        return Message(_SPEAKERS[self.role], self.content, cache_mark=self._cache_mark)
-
-
-class OpenAIRequest(_Body):
+class OpenAIRequest(GuidedFields):
     """What chat and plain completions have in common, vLLM's extras included."""
 
     model: str
@@ -334,6 +248,23 @@ class OpenAIRequest(_Body):
     logit_bias: Bias = None
     user: str | None = None
     """Says who the end user is; there is nothing to be done with it."""
+    include_stop_str_in_output: Annotated[bool, _default_when_null(False)] = False
+    skip_special_tokens: Annotated[bool, _default_when_null(True)] = True
+    spaces_between_special_tokens: bool | None = None
+    """Tokenizers of today put none there in any case."""
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32[1])] | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH), AfterValidator(_unicode)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_SALT_LENGTH), AfterValidator(_unicode)] | None = None
+    """Requests with the same one have beginnings in common."""
+    use_beam_search: NeutralFalse = None
+    length_penalty: Annotated[Any, AfterValidator(_neutral(1.0, 1))] = None
+    early_stopping: NeutralFalse = None
+    detokenize: Annotated[Any, AfterValidator(_neutral(True))] = None
+    return_token_ids: NeutralFalse = None
+    return_tokens_as_token_ids: NeutralFalse = None
+    logits_processors: NeutralList = None
+    kv_transfer_params: NeutralObject = None
+    vllm_xargs: NeutralObject = None
 
     ignore_eos: bool | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 32)] | None = None
@@ -343,8 +274,8 @@ class OpenAIRequest(_Body):
     min_tokens: Annotated[int, Field(ge=0, le=INT32[1])] | None = None
     allowed_token_ids: AllowedTokens = None
     bad_words: BadWords = ()
-    priority: Annotated[int, _default_when_null(0), Field(ge=INT32[0], le=INT32[1])] = 0
-    """The higher, the more important."""
+    priority: Annotated[int, _default_when_null(0), Field(ge=-INT32[1], le=INT32[1])] = 0
+    """vLLM's: the lower, the more important."""
     deadline_ms: Annotated[float, Field(gt=0, le=MAX_DEADLINE_MS)] | None = None
     """Ours: until when the whole output is wanted, from the request's arrival."""
     idle: Annotated[bool, _default_when_null(False)] = False
@@ -361,6 +292,10 @@ class OpenAIRequest(_Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
     @abstractmethod
     def num_top_logprobs(self) -> int | None:
         """How many log-probabilities are wanted beside a token's own; None when not even that is."""
@@ -372,7 +307,21 @@ class OpenAIRequest(_Body):
     def _api_request(self, prompt: Conversation | Texts, max_tokens: int | None) -> ApiRequest:
         # Its fields are the body's of the same names; what that leaves out has the default.
         terms = Terms(**{name: value for name in _TERMS if (value := getattr(self, name)) is not None})
-        return ApiRequest(self.model, prompt, max_tokens, self._sampling(), n=self.n, stop=self.stop, bad_words=self.bad_words, terms=terms)
+        return ApiRequest(
+            self.model,
+            prompt,
+            max_tokens,
+            self._sampling(),
+            n=self.n,
+            stop=self.stop,
+            include_stop=self.include_stop_str_in_output,
+            bad_words=self.bad_words,
+            skip_special_tokens=self.skip_special_tokens,
+            format=self.output_format(),
+            truncate_prompt_tokens=self.truncate_prompt_tokens or 0,
+            terms=replace(terms, priority=-self.priority),
+            cache=CacheUse(affinity=self.prompt_cache_key or "", salt=self.cache_salt or ""),
+        )
 
     def _sampling(self) -> dict[str, Any]:
         values = {name: value for name in SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
@@ -390,32 +339,43 @@ class ChatCompletionRequest(OpenAIRequest):
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[bool, _default_when_null(False)] = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: WantedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: Annotated[bool, _default_when_null(False)] = False
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    """For the template, where it knows such a thing."""
+    include_reasoning: Annotated[bool, _default_when_null(True)] = True
+
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    """A hint for finding cached prefixes, which are found by content here."""
     prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
-
-    tools: NeutralList = None
-    tool_choice: Annotated[Any, AfterValidator(_neutral("none", "auto"))] = None
-    parallel_tool_calls: bool | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    """For the client's own books, as `user` is."""
     functions: NeutralList = None
     function_call: Annotated[Any, AfterValidator(_neutral("none", "auto"))] = None
-    response_format: Annotated[Any, AfterValidator(_neutral({"type": "text"}))] = None
     service_tier: Annotated[Any, AfterValidator(_neutral("auto", "default"))] = None
     modalities: Annotated[Any, AfterValidator(_neutral(["text"]))] = None
     store: NeutralFalse = None
-    metadata: NeutralObject = None
     audio: Neutral = None
     prediction: Neutral = None
-    reasoning_effort: Neutral = None
-    verbosity: Neutral = None
+    verbosity: Annotated[Any, AfterValidator(_neutral("medium"))] = None
     web_search_options: Neutral = None
+    echo: NeutralFalse = None
+    best_of: Annotated[Any, AfterValidator(_neutral(1))] = None
+    add_special_tokens: NeutralFalse = None
+    documents: NeutralList = None
+    chat_template: Neutral = None
+    mm_processor_kwargs: NeutralObject = None
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatCompletionRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs may only be set when logprobs is true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt cannot both be true")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError(
                 f"max_tokens ({self.max_tokens}) and max_completion_tokens ({self.max_completion_tokens}) contradict each other"
@@ -430,13 +390,12 @@ class ChatCompletionRequest(OpenAIRequest):
         max_tokens = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         cache, said = self._cache_use(), self.messages
         if said[0].role == CACHE_ROLE:
-            named, said = use_of_message(said[0].content, "messages[0].content"), said[1:]
-            cache = replace(named, affinity=cache.affinity, keep_all_s=cache.keep_all_s)
+            named, said = use_of_message(said[0].content or "", "messages[0].content"), said[1:]
+            cache = replace(named, affinity=cache.affinity, salt=cache.salt, keep_all_s=cache.keep_all_s)
         for number, message in enumerate(said):
             if message.role == CACHE_ROLE:
                 raise InvalidRequest("messages: only the first one may be of the role cache", param=f"messages[{number}].role")
-        messages = tuple(message.message() for message in said)
-        return replace(self._api_request(Conversation(messages), max_tokens), cache=cache)
+        return replace(self._api_request(self._conversation(said), max_tokens), cache=cache)
 
     def _cache_use(self) -> CacheUse:
         keep_s = 0.0
@@ -444,7 +403,22 @@ class ChatCompletionRequest(OpenAIRequest):
             keep_s = PROMPT_CACHE_TTL_S[options.ttl]
         elif self.prompt_cache_retention == "24h":
             keep_s = 24 * 3600.0
-        return CacheUse(affinity=self.prompt_cache_key or "", keep_all_s=keep_s)
+        return CacheUse(affinity=self.prompt_cache_key or "", salt=self.cache_salt or "", keep_all_s=keep_s)
+
+    def _conversation(self, messages: Sequence[ChatMessage]) -> Conversation:
+        tools = tuple(tool.tool() for tool in self.tools or ())
+        generates = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+        effort: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        if self.reasoning_effort == "none":
+            effort["enable_thinking"] = False
+        return Conversation(
+            tuple(message.message() for message in messages),
+            tools,
+            tool_choice(self.tool_choice, tools, self.parallel_tool_calls),
+            {**effort, **(self.chat_template_kwargs or {})},
+            add_generation_prompt=generates,
+            continue_final_message=self.continue_final_message,
+        )
 
 
 class CompletionRequest(OpenAIRequest):
@@ -453,6 +427,8 @@ class CompletionRequest(OpenAIRequest):
     best_of: int | None = None
     echo: NeutralFalse = None
     suffix: Annotated[Any, AfterValidator(_neutral(""))] = None
+    add_special_tokens: Annotated[bool, _default_when_null(True)] = True
+    prompt_embeds: Neutral = None
 
     @model_validator(mode="after")
     def _best_of_is_n(self) -> CompletionRequest:
@@ -465,4 +441,4 @@ class CompletionRequest(OpenAIRequest):
         return self.logprobs
 
     def api_request(self) -> ApiRequest:
-        return self._api_request(Texts(self.prompt), self.max_tokens)
+        return self._api_request(Texts(self.prompt, self.add_special_tokens), self.max_tokens)

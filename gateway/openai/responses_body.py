@@ -22,7 +22,8 @@ from gateway.api_request import (
 )
 from gateway.bodies import explained
 from gateway.fields import Body, Flag, JsonObject, Neutral, NeutralFalse, NeutralList, OnlyNeutral, Text, default_when_null
-from gateway.openai.requests import INT32, PROMPT_CACHE_TTL_S, PromptCacheOptions, Seed
+from gateway.openai.messages import PROMPT_CACHE_TTL_S, PromptCacheOptions
+from gateway.openai.requests import INT32, Seed
 from gateway.openai.responses_items import Given, Item, conversation_of, input_items
 from gateway.prepare import MAX_LOGPROBS
 from springtide.errors import InvalidRequest

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from gateway.api_request import CacheMark, Message, Speaker, ToolCall
 from gateway.bodies import explained
 from gateway.fields import Body, Neutral, NeutralFalse, Text, unicode_text
-from gateway.openai.requests import PROMPT_CACHE_TTL_S, PromptCacheBreakpoint
+from gateway.openai.messages import PROMPT_CACHE_TTL_S, PromptCacheBreakpoint
 from springtide.errors import InvalidRequest
 
 Item = dict[str, Any]

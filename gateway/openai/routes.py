@@ -32,7 +32,7 @@ def routes(backend: ApiBackend) -> APIRouter:
 
 def _chat(raw: bytes, call: Call, backend: ApiBackend) -> Order:
     body = parse_body(raw, ChatCompletionRequest, backend.preparer.bounds.max_values)
-    return _order(body, ChatFormat, call, backend)
+    return _order(body, ChatFormat, call, backend, with_reasoning=body.include_reasoning)
 
 
 def _completion(raw: bytes, call: Call, backend: ApiBackend) -> Order:
@@ -40,9 +40,15 @@ def _completion(raw: bytes, call: Call, backend: ApiBackend) -> Order:
     return _order(body, CompletionFormat, call, backend)
 
 
-def _order(body: OpenAIRequest, answers: type[ChatFormat | CompletionFormat], call: Call, backend: ApiBackend) -> Order:
+def _order(body: OpenAIRequest, answers: type[ChatFormat | CompletionFormat], call: Call, backend: ApiBackend, **options: bool) -> Order:
     written = answers(
-        call.origin.request_id, backend.preparer.model_name, body.num_top_logprobs is not None, body.include_usage, backend.tokenizer
+        call.origin.request_id,
+        backend.preparer.model_name,
+        body.num_top_logprobs is not None,
+        body.include_usage,
+        backend.tokenizer,
+        body.continuous_usage,
+        **options,
     )
     request = body.api_request()
     if isinstance(request.prompt, Conversation):

@@ -52,7 +52,24 @@ NEUTRAL = {
     "parallel_tool_calls": True,
     "service_tier": "auto",
     "modalities": ["text"],
-    "metadata": {},
+    "metadata": {"run": "7"},
+    "min_tokens": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "chat_template_kwargs": {},
+    "include_reasoning": True,
+    "reasoning_effort": "low",
+    "cache_salt": None,
+    "bad_words": [],
+    "echo": False,
+    "best_of": None,
+    "length_penalty": 1.0,
+    "use_beam_search": False,
+    "truncate_prompt_tokens": None,
+    "structured_outputs": None,
+    "guided_json": None,
+    "prompt_cache_key": "mine",
+    "documents": None,
     "stop": None,
     "n": None,
     "temperature": None,
@@ -65,7 +82,8 @@ NEUTRAL = {
 
 
 async def test_known_fields_at_values_that_ask_for_nothing_are_fine(http: httpx.AsyncClient) -> None:
-    turns = [*MESSAGES, {"role": "assistant", "content": "No.", "refusal": None, "tool_calls": None, "annotations": []}, *MESSAGES]
+    answered = {"role": "assistant", "content": "No.", "refusal": None, "tool_calls": None, "annotations": [], "reasoning_content": None}
+    turns = [{"role": "user", "content": "Say it.", "name": "Bob"}, answered, *MESSAGES]
     assert (await http.post(CHAT, json=chat(**{**NEUTRAL, "messages": turns}))).status_code == 200
     assert (await http.post(PLAIN, json=plain(echo=False, suffix=None, best_of=1, logprobs=None))).status_code == 200
 

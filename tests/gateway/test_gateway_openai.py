@@ -141,7 +141,7 @@ async def test_vllms_extras_reach_the_nodes(client: openai.AsyncOpenAI, cluster:
     assert (sampling.ignore_eos, sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (True, 5, 0.125, 1.5)
     assert (list(sampling.stop_token_ids), sampling.temperature) == ([9], 0.25)
     assert wire.SAMPLING_PARAMS.decode(sampling).logit_bias == LogitBias.of({12: -100.0})
-    assert sampling.seed == 2**64 - 1 and cluster.conductor.requests[0].terms.priority == 3 and sampling.max_tokens == 40
+    assert sampling.seed == 2**64 - 1 and cluster.conductor.requests[0].terms.priority == -3 and sampling.max_tokens == 40
 
 
 async def test_the_model_is_listed(client: openai.AsyncOpenAI) -> None:

@@ -20,6 +20,9 @@ CHAT = "/v1/chat/completions"
 PLAIN = "/v1/completions"
 
 
+TOOL = {"type": "function", "function": {"name": "weather"}}
+
+
 def plain(**fields: Any) -> dict[str, Any]:
     return {"model": MODEL, "prompt": "Say it.", **fields}
 
@@ -49,12 +52,19 @@ INVALID: list[tuple[str, dict[str, Any], str | None, str]] = [
     (CHAT, {"model": MODEL}, "messages", "messages is required"),
     (CHAT, chat(messages=[]), "messages", "at least 1 item"),
     (CHAT, chat(surprise=1), "surprise", "surprise is not a field"),
-    (CHAT, chat(tools=[{"type": "function"}]), "tools", "tools is not supported"),
-    (CHAT, chat(response_format={"type": "json_object"}), "response_format", "not supported"),
+    (CHAT, chat(tools=[{"type": "function"}]), "tools[0].function", "is required"),
+    (CHAT, chat(tools=[{"type": "custom", "custom": {"name": "x"}}]), "tools[0].type", "'function'"),
+    (CHAT, chat(tool_choice="required"), "tool_choice", "when there are tools"),
+    (CHAT, chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "time"}}), "tool_choice", "'time'"),
+    (CHAT, chat(response_format={"type": "json_schema"}), "response_format", "json_schema"),
+    (CHAT, chat(response_format={"type": "json_object"}, guided_regex="x"), "response_format", "one thing"),
+    (CHAT, chat(chat_template_kwargs={"messages": []}), "chat_template_kwargs", "messages"),
+    (CHAT, chat(continue_final_message=True), "continue_final_message", "assistant"),
+    (CHAT, chat(continue_final_message=True, add_generation_prompt=True), "continue_final_message", "cannot both"),
     (CHAT, chat(store=True), "store", "not supported"),
     (CHAT, chat(messages=[{"role": "wizard", "content": "x"}]), "messages[0].role", "'wizard'"),
     (CHAT, chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content", "image_url"),
-    (CHAT, chat(messages=[{"role": "user", "content": "x", "name": "Bob"}]), "messages[0].name", "not supported"),
+    (CHAT, chat(messages=[{"role": "user", "content": None}]), "messages[0]", "content is required"),
     (CHAT, chat(top_logprobs=3), "top_logprobs", "logprobs is true"),
     (CHAT, chat(logprobs=True, top_logprobs=21), "top_logprobs", "20"),
     (CHAT, chat(max_tokens=3, max_completion_tokens=4), "max_tokens", "contradict"),

@@ -1,0 +1,189 @@
+"""The messages and tools of a chat in OpenAI's words, and the conversation that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, WithJsonSchema, model_validator
+
+from gateway.api_request import CacheMark, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
+from gateway.fields import Body, JsonObject, Neutral, Text, default_when_null, unicode_text
+from springtide.errors import InvalidRequest
+
+MAX_TOOLS = 512
+MAX_CALLS = 512
+MAX_NAME_LENGTH = 256
+# What OpenAI calls a developer's message now is what chat templates know as the system's.
+_SPEAKERS = {"developer": Speaker.SYSTEM, **{speaker.value: speaker for speaker in Speaker}}
+_TEXT: dict[str, Any] = {"type": "string"}
+
+
+def _content(value: Any) -> Any:
+    """The text of a message: a string, or a list of text parts, which are joined by line breaks."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return unicode_text(value)
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a string or a list of text parts")
+    texts = []
+    for number, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            raise ValueError(f"part {number} is of type {kind!r}; this model reads only 'text'")
+        if not {"type", "text"} <= set(part) <= {"type", "text", "prompt_cache_breakpoint"} or not isinstance(part["text"], str):
+            raise ValueError(f"part {number} must be an object of 'type' and 'text', the latter a string")
+        texts.append(part["text"])
+    return unicode_text("\n".join(texts))
+
+
+Content = Annotated[
+    str | None,
+    BeforeValidator(_content),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _TEXT,
+                {
+                    "type": "array",
+                    "items": {
+                        "type": "object",
+                        "properties": {
+                            "type": {"const": "text"},
+                            "text": _TEXT,
+                            "prompt_cache_breakpoint": {
+                                "type": ["object", "null"],
+                                "properties": {"mode": {"const": "explicit"}, "ttl": {"enum": ["5m", "30m", "1h", "12h"]}},
+                                "additionalProperties": False,
+                            },
+                        },
+                        "required": ["type", "text"],
+                        "additionalProperties": False,
+                    },
+                    "minItems": 1,
+                },
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+PROMPT_CACHE_TTL_S = {"5m": 300.0, "30m": 1800.0, "1h": 3600.0, "12h": 12 * 3600.0}
+Name = Annotated[Text, Field(max_length=MAX_NAME_LENGTH)]
+FunctionName = Annotated[Text, Field(min_length=1, max_length=MAX_NAME_LENGTH, pattern=r"^[\w.:/-]+$")]
+
+
+class PromptCacheOptions(Body):
+    mode: Literal["implicit", "explicit"] = "implicit"
+    """Implicit: the whole prompt is kept; explicit: what `prompt_cache_breakpoint` says."""
+    ttl: Literal["5m", "30m", "1h", "12h"] = "30m"
+
+
+class PromptCacheBreakpoint(Body):
+    mode: Literal["explicit"] = "explicit"
+    ttl: Literal["5m", "30m", "1h", "12h"] = "30m"
+
+
+class CalledFunction(Body):
+    name: FunctionName
+    arguments: Annotated[Text, default_when_null("")] = ""
+    parsed_arguments: Any = None
+    """As OpenAI's client adds them to what it has parsed; `arguments` says the same."""
+
+
+class ChatToolCall(Body):
+    id: Annotated[Name, default_when_null("")] = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+    """As it was in a stream."""
+
+
+class ChatMessage(Body):
+    """A message as clients write it, or give it back as they got it."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "cache"]
+    """`cache` is Kimi's: the first message names a context cache, which is put in its place."""
+    content: Content = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ChatToolCall], Field(max_length=MAX_CALLS)] | None = None
+    tool_call_id: Name | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
+    refusal: Text | None = None
+    annotations: Any = None
+    parsed: Any = None
+    audio: Neutral = None
+    function_call: Neutral = None
+    _cache_mark: CacheMark | None = PrivateAttr(None)
+    """The longest of its parts' breakpoints."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _marked(cls, value: Any, handler: ModelWrapValidatorHandler[ChatMessage]) -> ChatMessage:
+        message = handler(value)
+        parts = value.get("content") if isinstance(value, dict) else None
+        said = [part["prompt_cache_breakpoint"] for part in parts if part.get("prompt_cache_breakpoint")] if isinstance(parts, list) else []
+        if said:
+            ttls = [PROMPT_CACHE_TTL_S[PromptCacheBreakpoint.model_validate(breakpoint_).ttl] for breakpoint_ in said]
+            message._cache_mark = CacheMark(max(ttls))
+        return message
+
+    @model_validator(mode="after")
+    def _of_its_role(self) -> ChatMessage:
+        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal is not None)):
+            raise ValueError(f"content is required of a message of role {self.role!r}")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls are the assistant's, not of a message of role {self.role!r}")
+        return self
+
+    def message(self) -> Message:
+        return Message(
+            _SPEAKERS[self.role],
+            self.content if self.content is not None else self.refusal or "",
+            reasoning=self.reasoning_content or self.reasoning or "",
+            tool_calls=tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()),
+            tool_call_id=self.tool_call_id or "",
+            name=self.name or "",
+            cache_mark=self._cache_mark,
+        )
+
+
+class ToolFunction(Body):
+    name: FunctionName
+    description: Annotated[Text, default_when_null("")] = ""
+    parameters: JsonObject | None = None
+    strict: Annotated[bool, default_when_null(False)] = False
+
+
+class ChatTool(Body):
+    type: Literal["function"]
+    function: ToolFunction
+
+    def tool(self) -> Tool:
+        function = self.function
+        return Tool(function.name, function.description, function.parameters or {}, function.strict)
+
+
+class NamedFunction(Body):
+    name: FunctionName
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+WantedTool = Literal["none", "auto", "required"] | NamedTool
+
+
+def tool_choice(wanted: WantedTool | None, tools: Sequence[Tool], parallel: bool | None) -> ToolChoice:
+    """Raises InvalidRequest."""
+    if isinstance(wanted, NamedTool):
+        name = wanted.function.name
+        if all(tool.name != name for tool in tools):
+            raise InvalidRequest(f"tool_choice names {name[:100]!r}, which is not among the tools", param="tool_choice")
+        return ToolChoice(ToolMode.REQUIRED, name, parallel=False)
+    if wanted == "required" and not tools:
+        raise InvalidRequest("tool_choice may only be 'required' when there are tools", param="tool_choice")
+    return ToolChoice(ToolMode(wanted or "auto"), parallel=parallel is not False)
