@@ -7,13 +7,14 @@ import asyncio
 import functools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import redis.asyncio as redis
 
 from engine.tokenizer.detokenizer import StreamingDetokenizer
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
+from gateway.accounts.accounts import Accounts
 from gateway.background import Background
 from gateway.bodies import Bodies, ClientDisconnected, SideThread
 from gateway.caching.desk import Desk
@@ -23,7 +24,6 @@ from gateway.grammar_checks import GrammarChecker
 from gateway.output import CallBegun, Delta, Ending, Part, PlacedToken, Reasoning
 from gateway.prepare import PreparedRequest, Preparer
 from gateway.runner import Runner
-from gateway.tenancy import ApiKeys
 from gateway.tool_calls.reading import Reading
 from springtide.clock import Clock
 from springtide.config import ServerConfig
@@ -154,9 +154,11 @@ class AnswerStream:
         tokenizer: Tokenizer,
         on_prompt: Callable[[PreparedRequest, int, ev.Finished], str],
         checker: GrammarChecker,
+        on_begin: Callable[[AnswerStream], Callable[[], None]],
     ) -> None:
         """`on_prompt` is told of each prompt of the request, by its number, how its first choice ended, and says why a context cache was
-        missed. What the outputs are held to is checked before anything runs."""
+        missed. What the outputs are held to is checked before anything runs. `on_begin` is told of the answer, and returns what is to be
+        told of its end, when nothing of it runs any more."""
         self._on_prompt = on_prompt
         self._cache_miss = ""
         self._kept_tokens: tuple[KeptTokens, ...] = ()
@@ -172,6 +174,7 @@ class AnswerStream:
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cached_tokens = 0
         self._closed = False
+        self._on_end: Callable[[], None] | None = on_begin(self)
         self._checking: asyncio.Task[None] | None = None
         if checker.good(request.sampling.grammar):
             self._launch_leads()
@@ -213,6 +216,13 @@ class AnswerStream:
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices.values()),
         )
 
+    @property
+    def served(self) -> Usage:
+        """The same of what was served: without the prompts for which there is nothing yet."""
+        n, waiting = self._request.n, self._unstarted_leads
+        begun = (len(prompt) for number, prompt in enumerate(self._request.prompts) if number * n not in waiting)
+        return replace(self.usage, prompt_tokens=sum(begun))
+
     def close(self) -> None:
         """Gives up the choices that have not ended."""
         self._closed = True
@@ -220,6 +230,7 @@ class AnswerStream:
             self._checking.cancel()
         for index in list(self._running):
             self._runner.cancel(self._choices[index].request_id)
+        self._check_end()
 
     def disconnect(self) -> None:
         """The client is gone: frees everything and ends whoever waits for output with ClientDisconnected."""
@@ -275,13 +286,22 @@ class AnswerStream:
             self._cache_miss = self._on_prompt(self._request, prompt, reply) or self._cache_miss
             if self._request.marks:
                 self._kept_tokens += written(self._request.marks[prompt], reply.cached_tokens)
+        self._check_end()
 
-    def cancelled(self, index: int) -> None:
+    def cancelled(self, index: int, cached_tokens: int) -> None:
         self._running.discard(index)
+        if index % self._request.n == 0:
+            self._cached_tokens += cached_tokens
+        self._check_end()
 
-    def failed(self, index: int, error: SpringtideError) -> None:
-        self._running.discard(index)
+    def failed(self, index: int, error: SpringtideError, cached_tokens: int) -> None:
+        self.cancelled(index, cached_tokens)
         self._fail(error)
+
+    def _check_end(self) -> None:
+        if self._closed and not self._running and self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end()
 
     def _fail(self, error: SpringtideError) -> None:
         if self._closed:
@@ -318,10 +338,10 @@ class _Choice:
 
     def end(self, reply: ev.Finished | ev.Failed | ev.Cancelled) -> None:
         if isinstance(reply, ev.Failed):
-            self._answer.failed(self._index, reply.error)
+            self._answer.failed(self._index, reply.error, reply.cached_tokens)
             return
         if isinstance(reply, ev.Cancelled):
-            self._answer.cancelled(self._index)
+            self._answer.cancelled(self._index, reply.cached_tokens)
             return
         piece = self._assembler.finish(reply.stop_token)
         parts = [*self._reader.push(piece.text), *self._reader.finish()]
@@ -355,7 +375,7 @@ class ApiBackend:
     tokenizer: Tokenizer
     runner: Runner
     conductor: ConductorLink
-    api_keys: ApiKeys
+    accounts: Accounts
     bodies: Bodies
     side_thread: SideThread
     clock: Clock
@@ -366,7 +386,12 @@ class ApiBackend:
     grammars: GrammarChecker
 
     def start(self, request: PreparedRequest) -> AnswerStream:
-        return AnswerStream(request, self.runner, self.tokenizer, self.caches.answered, self.grammars)
+        """Whoever asked for it, what is served of it is written down, and settled with what was taken of the caller's limits."""
+
+        def on_begin(answer: AnswerStream) -> Callable[[], None]:
+            return self.accounts.meter(request.usage_row, request.receipt, lambda: answer.served)
+
+        return AnswerStream(request, self.runner, self.tokenizer, self.caches.answered, self.grammars, on_begin)
 
     async def ready(self) -> bool:
         """Whether the cluster can take requests. Raises Unavailable when the Conductor cannot be asked."""

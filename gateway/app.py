@@ -11,6 +11,7 @@ import grpc.aio
 import redis.asyncio as redis
 
 from engine.tokenizer.tokenizer import load_tokenizer
+from gateway.accounts.accounts import Accounts
 from gateway.answer import ApiBackend
 from gateway.background import Background
 from gateway.bodies import Bodies, SideThread
@@ -29,7 +30,7 @@ from gateway.http_server import HttpServer, bind
 from gateway.prepare import Preparer
 from gateway.runner import Runner
 from gateway.state import Limits
-from gateway.tenancy import ApiKeys, TenantHashing
+from gateway.tenancy import TenantHashing
 from gateway.tls import Tls, TlsFiles
 from springtide.capacity import context_tokens, quota_tokens
 from springtide.clock import MonotonicClock
@@ -91,6 +92,13 @@ class GatewayServer:
         self._conductor = self._new_link(config, config.redis_url, conductor_address)
         self._clock = MonotonicClock()
         self._runner = Runner(self._core, self._conductor, self._clock, self._credentials)
+        self._accounts = Accounts(
+            self._valkey,
+            config.cluster,
+            config.server.api_keys,
+            require_api_keys=config.server.require_api_keys,
+            max_streams=config.server.max_streams_per_tenant,
+        )
         self._side_thread = SideThread()
         self._background = Background()
         self._grammars = GrammarChecker(arguments.model_info)
@@ -110,6 +118,7 @@ class GatewayServer:
         files = raise_file_limit()
         http_socket = bind(server.host, server.port, "server.port")
         try:
+            await self._accounts.start()
             backend = await self._backend()
             grpc_server = self._grpc_server = await new_server(backend, min(files // 4, MAX_GRPC_CONNECTIONS))
             self.grpc_address = f"{server.host}:{_bind_grpc(grpc_server, server.host, server.grpc_port, self._tls)}"
@@ -156,6 +165,7 @@ class GatewayServer:
         await self._grammars.close()
         await self._runner.close()
         await self._conductor.close()
+        await self._accounts.close()
         await self._membership.close()
         await self._valkey.aclose()
 
@@ -178,7 +188,7 @@ class GatewayServer:
         chat_model = ChatModel(tokenizer, config.server.tool_parser, config.server.reasoning_parser)
         name, block_tokens = config.served_model_name or info.name, config.kv.block_tokens
         preparer = Preparer(name, context_length, info.vocab_size, tokenizer, quotas, chat_model, block_tokens=block_tokens)
-        bodies, api_keys = Bodies(preparer.bounds.max_body_bytes), ApiKeys(config.server.api_keys)
+        bodies = Bodies(preparer.bounds.max_body_bytes)
         self._desk = Desk(
             self._catalogue,
             self._keeper,
@@ -196,7 +206,7 @@ class GatewayServer:
             tokenizer,
             self._runner,
             self._conductor,
-            api_keys,
+            self._accounts,
             bodies,
             self._side_thread,
             self._clock,

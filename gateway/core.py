@@ -88,7 +88,7 @@ class GatewayCore:
                 return [] if state is None else self._finish(state, Finish.STOP)
             case ev.ClientGone():
                 state = self._requests.get(event.request_id)
-                return [] if state is None else self._end(state, ev.Cancelled())
+                return [] if state is None else self._end(state, ev.Cancelled(state.cached_tokens or 0))
             case ev.Shutdown():
                 self._shut_down = True
                 return [action for state in list(self._requests.values()) for action in self._end(state, ev.Failed(_shutting_down()))]
@@ -500,6 +500,8 @@ class GatewayCore:
     def _end(self, state: RequestState, reply: ev.Finished | ev.Failed | ev.Cancelled) -> list[ev.Action]:
         request_id = state.generation.request_id
         actions: list[ev.Action] = []
+        if isinstance(reply, ev.Failed):
+            reply = ev.Failed(reply.error, state.cached_tokens or 0)
         if state.attempt is not None:
             if isinstance(reply, ev.Failed):
                 actions = self._stop_attempt(state, state.attempt, Phase.FAILED, why=reply.error.message)

@@ -203,11 +203,16 @@ class Finished:
 @dataclass(frozen=True, slots=True)
 class Failed:
     error: SpringtideError
+    cached_tokens: int = 0
+    """As of one that finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The client went away; nobody reads this reply."""
+    """The client went away, or has had enough."""
+
+    cached_tokens: int = 0
+    """As of one that finished."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
 from gateway import metrics
+from gateway.accounts.allowance import Caller
 from gateway.answer import AnswerStream, ApiBackend
 from gateway.api_request import ApiRequest
 from gateway.bodies import ClientDisconnected, check_media_type
@@ -135,7 +136,10 @@ class _Exchange:
         self._backend = backend
         self._request = request
         self._endpoint = endpoint
-        origin = Origin(new_id(endpoint.id_prefix), backend.clock.now(), request.state.tenant, request.headers.get("traceparent", ""))
+        caller: Caller = request.state.caller
+        traceparent = request.headers.get("traceparent", "")
+        origin = Origin(new_id(endpoint.id_prefix), backend.clock.now(), caller.tenant, traceparent, caller.key_id, endpoint.path)
+        self._charge = backend.accounts.charge(caller)
         self._call = Call(origin, request.headers, request.path_params, request.query_params)
         self._answer: AnswerStream | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -145,7 +149,9 @@ class _Exchange:
     async def run(self) -> Response:
         request_id = self._call.origin.request_id
         try:
+            await self._charge.begin(self._backend.preparer.model_name)
             order, prepared = await self._ordered()
+            prepared = replace(prepared, receipt=await self._charge.take_tokens(prepared.num_prompt_tokens))
             if order.hand_over is not None:
                 response = await order.hand_over(prepared)
                 response.headers.update(self._headers(prepared.use))
@@ -183,7 +189,7 @@ class _Exchange:
     def _headers(self, use: Use | None, usage: Usage | None = None) -> dict[str, str]:
         request_id = self._call.origin.request_id
         of_cache = {} if use is None or self._endpoint.cache_headers is None else self._endpoint.cache_headers(use, usage)
-        return {REQUEST_ID_HEADER: request_id, self._endpoint.id_header: request_id, **of_cache}
+        return {REQUEST_ID_HEADER: request_id, self._endpoint.id_header: request_id, **self._charge.headers, **of_cache}
 
     async def _ordered(self) -> tuple[Order, PreparedRequest]:
         found = await read(self._backend, self._request, self._read)
@@ -250,6 +256,7 @@ class _Exchange:
             self._watcher.cancel()
         if self._answer is not None:
             self._answer.close()
+        self._charge.end()
         metrics.IN_FLIGHT.labels(self._endpoint.path).dec()
         metrics.REQUESTS.labels(self._endpoint.path, status).inc()
 

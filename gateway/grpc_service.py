@@ -11,6 +11,8 @@ import grpc
 import grpc.aio
 
 from gateway import metrics
+from gateway.accounts.accounts import KEY_HEADERS, Charge
+from gateway.accounts.allowance import Caller
 from gateway.answer import ApiBackend
 from gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
 from gateway.grpc_requests import api_request
@@ -56,7 +58,7 @@ class InferenceService:
 
     async def list_models(self, request: inference_pb2.ListModelsRequest, context: Context) -> inference_pb2.ListModelsReply:
         try:
-            self._backend.api_keys.of(_metadata(context, "authorization"), "")
+            self._backend.accounts.caller(_authorization(context))
         except SpringtideError as error:
             await abort(context, error)
         preparer = self._backend.preparer
@@ -93,18 +95,33 @@ class InferenceService:
             answer.close()
 
     async def _ordered(self, context: Context, request_id: str) -> PreparedRequest:
-        authorization = _metadata(context, "authorization")
+        accounts, authorization = self._backend.accounts, _authorization(context)
         # Nothing of a stranger's message is read.
-        tenant = self._backend.api_keys.of(authorization, "")
-        origin = Origin(request_id, self._backend.clock.now(), tenant, _metadata(context, "traceparent"))
+        caller = accounts.caller(authorization)
+        charge = await self._charge(context, caller) if caller.key_id else None
+        traceparent = _metadata(context, "traceparent")
+        origin = Origin(request_id, self._backend.clock.now(), caller.tenant, traceparent, caller.key_id, _ENDPOINT)
         async with self._messages.received(context) as raw:
             if raw is None:
                 raise no_message()
-            return await self._backend.side_thread.run(len(raw), self._parsed, raw, authorization, origin)
+            prepared = await self._backend.side_thread.run(len(raw), self._parsed, raw, authorization, origin)
+        if charge is None:
+            # Without keys it is the message that says whose it is.
+            charge = await self._charge(context, accounts.caller(authorization, prepared.tenant))
+        receipt = await charge.take_tokens(prepared.num_prompt_tokens)
+        if charge.headers:
+            await context.send_initial_metadata(tuple(charge.headers.items()))
+        return replace(prepared, receipt=receipt)
+
+    async def _charge(self, context: Context, caller: Caller) -> Charge:
+        charge = self._backend.accounts.charge(caller)
+        context.add_done_callback(lambda _: charge.end())  # type: ignore[arg-type]  # the stubs want a class
+        await charge.begin(self._backend.preparer.model_name)
+        return charge
 
     def _parsed(self, raw: bytes, authorization: str, origin: Origin) -> PreparedRequest:
         request = parse_request(raw, self._backend.preparer.bounds.max_values)
-        return self._prepare(request, replace(origin, tenant=self._backend.api_keys.of(authorization, request.tenant)))
+        return self._prepare(request, replace(origin, tenant=self._backend.accounts.caller(authorization, request.tenant).tenant))
 
     def _prepare(self, request: inference_pb2.GenerateRequest, origin: Origin) -> PreparedRequest:
         preparer = self._backend.preparer
@@ -141,6 +158,13 @@ def _tool_call_piece(part: Part) -> inference_pb2.ToolCallPiece | None:
             return inference_pb2.ToolCallPiece(number=number, arguments=text)
         case _:
             return None
+
+
+def _authorization(context: Context) -> str:
+    for name in KEY_HEADERS:
+        if key := _metadata(context, name):
+            return f"Bearer {key}"
+    return _metadata(context, "authorization")
 
 
 def _metadata(context: Context, name: str) -> str:

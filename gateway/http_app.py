@@ -13,24 +13,29 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import model_cards
+from gateway.accounts.accounts import KEY_HEADERS, RATE_HEADERS, Accounts
 from gateway.answer import ApiBackend
 from gateway.anthropic import routes as anthropic
 from gateway.anthropic.answers import error_json as anthropic_error
-from gateway.exchange import SCHEMAS, Json, error_response
+from gateway.compression import Gzip
+from gateway.exchange import REQUEST_ID_HEADER, SCHEMAS, Json, error_response
 from gateway.gemini import routes as gemini
 from gateway.gemini.answers import error_json as gemini_error
 from gateway.kimi import routes as kimi
 from gateway.openai import responses
 from gateway.openai import routes as openai
 from gateway.openai.answers import error_body as openai_error
-from gateway.tenancy import ApiKeys
 from springtide.errors import InvalidRequest, SpringtideError, Unavailable
 
 TENANT_HEADER = "x-springtide-tenant"
-_GUARDED = ("/v1/", "/v1beta/")
+_EXPOSED = [REQUEST_ID_HEADER, "retry-after", *RATE_HEADERS]
+"""Headers that pages of other origins may read."""
+_OPEN = ("/health", "/ready", "/metrics", "/ping", "/version", "/openapi.json")
+"""Paths that anybody may ask for."""
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -39,7 +44,17 @@ def create_app(backend: ApiBackend) -> FastAPI:
     app.add_exception_handler(SpringtideError, _on_springtide_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
-    app.add_middleware(TenantGuard, api_keys=backend.api_keys)
+    app.add_middleware(TenantGuard, accounts=backend.accounts)
+    if backend.server.gzip:
+        app.add_middleware(Gzip, side_thread=backend.side_thread)
+    if backend.server.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=backend.server.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=_EXPOSED,
+        )
     for routes in (openai.routes, responses.routes, anthropic.routes, gemini.routes, kimi.routes, model_cards.routes):
         app.include_router(routes(backend))
 
@@ -78,21 +93,23 @@ def _describe(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
 
 
 class TenantGuard:
-    """ASGI middleware. Refuses API requests before their bodies are read; the others find their tenant in `request.state.tenant`."""
+    """ASGI middleware. Refuses API requests before their bodies are read; the others find whose they are in `request.state.caller`, and
+    their tenant in `request.state.tenant`."""
 
-    def __init__(self, app: ASGIApp, api_keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, accounts: Accounts) -> None:
         self._app = app
-        self._api_keys = api_keys
+        self._accounts = accounts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(_GUARDED):
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
             headers = Headers(scope=scope)
             try:
-                tenant = self._api_keys.of(_authorization(scope["path"], headers, scope["query_string"]), headers.get(TENANT_HEADER, ""))
+                authorization = _authorization(scope["path"], headers, scope["query_string"])
+                caller = self._accounts.caller(authorization, headers.get(TENANT_HEADER, ""))
             except SpringtideError as error:
                 await error_response(error, _told(error, scope["path"], headers))(scope, receive, send)
                 return
-            scope.setdefault("state", {})["tenant"] = tenant
+            scope.setdefault("state", {}).update(caller=caller, tenant=caller.tenant)
         await self._app(scope, receive, send)
 
 
@@ -100,7 +117,7 @@ def _authorization(path: str, headers: Headers, query: bytes) -> str:
     """The `Authorization` header, or what other APIs' clients send in its place."""
     if authorization := headers.get("authorization"):
         return authorization
-    key = headers.get("x-api-key") or headers.get("x-goog-api-key")
+    key = next((headers[name] for name in KEY_HEADERS if headers.get(name)), None)
     if not key and gemini.speaks(path, headers):
         key = QueryParams(query).get("key")
     return f"Bearer {key}" if key else ""

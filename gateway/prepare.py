@@ -10,6 +10,8 @@ from types import MappingProxyType
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
+from gateway.accounts.limiter import NO_RECEIPT, Receipt
+from gateway.accounts.usage import NOBODYS_USAGE, UsageRow
 from gateway.api_request import ApiRequest, Conversation, Prompt, Texts
 from gateway.caching.context import Use
 from gateway.caching.marks import MarkedPrefix, marked_prefixes
@@ -85,6 +87,12 @@ class Origin:
     """When it began to come, on the runner's clock."""
     tenant: str = ""
     traceparent: str = ""
+    key_id: str = ""
+    """Of the API key that it came with, if there was one."""
+    endpoint: str = ""
+    """What was called, for the books of usage."""
+    batch: bool = False
+    """It is part of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,14 @@ class PreparedRequest:
     skip_special_tokens: bool = True
     include_stop: bool = False
     """What stops an output, a stop string or token, is part of its text."""
+    usage_row: UsageRow = NOBODYS_USAGE
+    """Where what it takes is written down."""
+    receipt: Receipt = NO_RECEIPT
+    """What was taken of its caller's limits for it."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
 
     def generation(self, index: int, *, accepted: bool) -> ev.Generation:
         """The generation of choice `index`: choice i of prompt p is number p * n + i, and draws with seed + i."""
@@ -210,6 +226,7 @@ class Preparer:
             reading=reading,
             skip_special_tokens=request.skip_special_tokens,
             include_stop=request.include_stop,
+            usage_row=UsageRow(origin.tenant, origin.key_id, self.model_name, origin.endpoint, origin.batch),
         )
 
     def rendered(self, conversation: Conversation) -> tuple[int, ...]:

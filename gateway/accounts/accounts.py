@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ import redis.asyncio as redis
 
 from gateway import metrics
 from gateway.accounts.allowance import MAX_NAME_LENGTH, Allowance, Caller, digest_of
-from gateway.accounts.limiter import Claim, Limiter, Standing, Verdict
+from gateway.accounts.limiter import NO_RECEIPT, Claim, Limiter, Receipt, Standing, Verdict
 from gateway.accounts.register import Register, RegisterCopy
 from gateway.accounts.usage import Meter, UsageBook, UsageRow, UsageTally, UsageWriter, today
 from springtide.errors import InvalidRequest, ModelNotFound, Overloaded, Unauthenticated, Unavailable
@@ -20,6 +19,9 @@ from springtide.protocol.usage import Usage
 
 _CONFIGURED = "config-"
 """How the ids of keys begin that are in the configuration; behind it come the first digits of their digests."""
+KEY_HEADERS = ("x-api-key", "x-goog-api-key")
+"""In which other APIs' clients send their keys, as they are."""
+RATE_HEADERS = tuple(f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset"))
 
 
 class Accounts:
@@ -58,18 +60,19 @@ class Accounts:
 
     # ---- who asks ----
 
-    def caller(self, credential: str, named: str = "") -> Caller:
-        """Whose a request is that comes with this API key ("" for none) and says it is the tenant `named`'s ("" for nobody's). Raises
-        Unauthenticated, InvalidRequest when it names another tenant than its key's, and Unavailable while that cannot be told."""
+    def caller(self, authorization: str, named: str = "") -> Caller:
+        """Whose a request is with this `Authorization` that says it is `named`'s ("" for nobody's). Raises Unauthenticated, InvalidRequest
+        when it names another tenant than its key's, and Unavailable while that cannot be told."""
         if len(named) > MAX_NAME_LENGTH:
             raise InvalidRequest(f"tenant: a tenant's name may have {MAX_NAME_LENGTH} characters, not {len(named)}", param="tenant")
         if not (self._configured or self._required or self._copy.has_keys):
             if not self._copy.read:
                 raise Unavailable("whether API keys are wanted cannot be told before Valkey has been asked", code="not_ready")
             return Caller(named, of_tenant=self._copy.tenant(named))
-        if not credential:
+        scheme, _, key = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
             raise self._refused("an API key is required; send it as `Authorization: Bearer KEY`")
-        caller = self._known(digest_of(credential))
+        caller = self._known(digest_of(key.strip()))
         if named not in ("", caller.tenant):
             raise InvalidRequest(f"tenant: this API key is {caller.tenant!r}'s, not {named!r}'s", param="tenant", code="wrong_tenant")
         return caller
@@ -119,19 +122,24 @@ class Accounts:
         if not self._streams[tenant]:
             del self._streams[tenant]
 
-    def settle(self, windows: list[str], amount: int, second: int) -> None:
-        """Has it done beside whoever asks for it."""
-        task = asyncio.create_task(self.limiter.settle(windows, amount, second), name="settle rate limits")
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
-
-    # ---- what they have used ----
-
-    def meter(self, row: UsageRow, usage: Callable[[], Usage]) -> Callable[[], None]:
-        """Counts an answer's usage from now on; what is returned ends that, when the answer has ended."""
-        meter = Meter(row, usage)
+    def meter(self, row: UsageRow, receipt: Receipt, served: Callable[[], Usage]) -> Callable[[], None]:
+        """Counts an answer's usage from now on; what is returned is to be called at its end, and settles what was taken for it."""
+        meter = Meter(row, served)
         self._tally.open(meter)
-        return lambda: self._tally.close(meter, today())
+
+        def end() -> None:
+            self._tally.close(meter, today())
+            self.settle(receipt, served())
+
+        return end
+
+    def settle(self, receipt: Receipt, served: Usage) -> None:
+        """Corrects what was taken of the limits by what was served in the end, beside whoever asks for it."""
+        over = served.prompt_tokens + served.completion_tokens - receipt.tokens
+        if receipt.windows and over:
+            task = asyncio.create_task(self.limiter.settle(receipt.windows, over, receipt.second), name="settle rate limits")
+            self._settling.add(task)
+            task.add_done_callback(self._settling.discard)
 
 
 class Charge:
@@ -140,44 +148,37 @@ class Charge:
     def __init__(self, accounts: Accounts, caller: Caller) -> None:
         self._accounts = accounts
         self._caller = caller
-        self._entered = self._ended = False
-        self._tokens = 0
-        self._second = 0
+        self._entered = False
         self.headers: dict[str, str] = {}
         """How the limits stand, as far as there are any."""
 
     async def begin(self, model: str) -> None:
         """The request counts from now on. Raises ModelNotFound when this caller may not use the model, Overloaded when it has had its
-        requests."""
+        requests, or as many are being answered as may be."""
         if not self._caller.may_use(model):
             raise ModelNotFound(f"model {model!r} is not among those that this API key may use", param="model", code="model_not_found")
         self._accounts.enter(self._caller.tenant)
         self._entered = True
         await self._take("requests", 1)
 
-    async def take_tokens(self, amount: int) -> None:
-        """The tokens of its prompts. Raises Overloaded when there are not so many left, InvalidRequest when there never are."""
+    async def take_tokens(self, amount: int) -> Receipt:
+        """Those of its prompts. Raises Overloaded when there are not so many left, InvalidRequest when there never are."""
         limits = self._limits("tokens")
-        least = min(limits.values(), default=math.inf)
+        least = min(limits.values(), default=amount)
         if amount > least:
             raise InvalidRequest(
                 f"the request has {amount} prompt tokens, but at most {least} tokens a minute are allowed", code="rate_limit_exceeded"
             )
         verdict = await self._take("tokens", amount)
-        if verdict is not None:
-            self._tokens, self._second = amount, verdict.second
+        if verdict is None:
+            return NO_RECEIPT
+        return Receipt(tuple(_window("tokens", subject) for subject in limits), amount, verdict.second)
 
-    def end(self, usage: Usage | None) -> None:
-        """Settles what was taken: `usage` of what was served, None for nothing. Idempotent."""
-        if self._ended:
-            return
-        self._ended = True
+    def end(self) -> None:
+        """Idempotent."""
         if self._entered:
+            self._entered = False
             self._accounts.leave(self._caller.tenant)
-        windows = [_window("tokens", subject) for subject in self._limits("tokens")]
-        used = usage.prompt_tokens + usage.completion_tokens if usage is not None and usage.completion_tokens else 0
-        if windows and self._second and used != self._tokens:
-            self._accounts.settle(windows, used - self._tokens, self._second)
 
     async def _take(self, kind: str, amount: int) -> Verdict | None:
         limits = self._limits(kind)

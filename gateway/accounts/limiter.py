@@ -102,6 +102,19 @@ class Verdict:
     standings: tuple[Standing, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The tokens that were taken of limits for a request."""
+
+    windows: tuple[str, ...] = ()
+    tokens: int = 0
+    second: int = 0
+    """In which that was, on the limiter's clock."""
+
+
+NO_RECEIPT = Receipt()
+
+
 class Limiter:
     """The windows of all limits of a cluster."""
 

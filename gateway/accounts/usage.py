@@ -62,6 +62,9 @@ class UsageRow:
     batch: bool = False
 
 
+NOBODYS_USAGE = UsageRow("", "", "", "")
+
+
 @dataclass(slots=True)
 class Counts:
     requests: int = 0
@@ -89,9 +92,10 @@ class DayUsage:
 
 
 class Meter:
-    """One answer's usage, read while it comes. A request counts once something of it was served."""
+    """One answer's usage, read while it comes. A request counts once something of it is served."""
 
     def __init__(self, row: UsageRow, usage: Callable[[], Usage]) -> None:
+        """`usage` is that of what was served so far, without prompts for which there is nothing yet."""
         self.row = row
         self._usage = usage
         self._counted = Usage(0, 0, 0)
@@ -100,7 +104,7 @@ class Meter:
     def read(self) -> Counts:
         """What has come since the last time."""
         now, before = self._usage(), self._counted
-        if not now.completion_tokens and not self._requests:
+        if not now.prompt_tokens:
             return Counts()
         first = 1 - self._requests
         self._counted, self._requests = now, 1

@@ -58,7 +58,7 @@ def callers(valkey_url: str, cluster_name: str, *keys: str) -> list[object]:
         found: list[object] = []
         for key in keys:
             try:
-                found.append(accounts.caller(key))
+                found.append(accounts.caller(f"Bearer {key}"))
             except Unauthenticated as error:
                 found.append(error.message)
         await accounts.close()

@@ -91,8 +91,8 @@ async def test_an_expired_key_is_refused(client: redis.Redis, register: Register
     accounts = Accounts(client, cluster_name, {})
     await accounts.start()
     with pytest.raises(Unauthenticated, match="expired"):
-        accounts.caller(past)
-    assert accounts.caller(future).key_id == record.key_id
+        accounts.caller(f"Bearer {past}")
+    assert accounts.caller(f"Bearer {future}").key_id == record.key_id
     await accounts.close()
 
 
@@ -107,7 +107,7 @@ async def test_while_valkey_is_away_the_last_keys_go_on_and_what_was_revoked_is_
     valkey.stop()
     with pytest.raises(Unavailable):
         await register.revoke(record.key_id, time.time())
-    assert accounts.caller(key).key_id == record.key_id
+    assert accounts.caller(f"Bearer {key}").key_id == record.key_id
     valkey.start()
     client = redis.Redis.from_url(valkey.connection_url, socket_timeout=1)
     register = Register(client, cluster_name)
@@ -116,7 +116,7 @@ async def test_while_valkey_is_away_the_last_keys_go_on_and_what_was_revoked_is_
 
     def refused() -> bool:
         try:
-            accounts.caller(key)
+            accounts.caller(f"Bearer {key}")
         except Unauthenticated:
             return True
         return False
@@ -132,9 +132,9 @@ async def test_before_valkey_could_be_asked_nobody_is_let_in(cluster_name: str) 
     open_accounts = Accounts(client, cluster_name, {})
     await accounts.start()
     await open_accounts.start()
-    assert accounts.caller("configured").tenant == "acme"
+    assert accounts.caller("Bearer configured").tenant == "acme"
     with pytest.raises(Unavailable):
-        accounts.caller("another")
+        accounts.caller("Bearer another")
     with pytest.raises(Unavailable):
         open_accounts.caller("")
     await accounts.close()

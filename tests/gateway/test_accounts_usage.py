@@ -39,7 +39,7 @@ async def written(book: UsageBook, last: datetime.date = DAY) -> list[DayUsage]:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 20)), max_size=40))
 def test_however_often_it_is_taken_what_was_served_is_counted_once(steps: list[tuple[int, int]]) -> None:
-    tally, served = UsageTally(), [Usage(100 * (number + 1), 0, 10) for number in range(3)]
+    tally, served = UsageTally(), [Usage(0, 0, 0)] * 3
     meters = [Meter(ROW, lambda number=number: served[number]) for number in range(3)]
     for meter in meters:
         tally.open(meter)
@@ -47,7 +47,7 @@ def test_however_often_it_is_taken_what_was_served_is_counted_once(steps: list[t
     for which, tokens in [*steps, (3, 0)]:
         if which < 3:
             before = served[which]
-            served[which] = Usage(before.prompt_tokens, before.completion_tokens + tokens, before.cached_tokens)
+            served[which] = Usage(100 * (which + 1), before.completion_tokens + tokens, 10)
             continue
         for counts in tally.take(DAY).get(DAY, {}).values():
             total.add(counts)
@@ -55,7 +55,7 @@ def test_however_often_it_is_taken_what_was_served_is_counted_once(steps: list[t
         tally.close(meter, DAY)
     for counts in tally.take(DAY).get(DAY, {}).values():
         total.add(counts)
-    begun = [one for one in served if one.completion_tokens]
+    begun = [one for one in served if one.prompt_tokens]
     assert total == Counts(
         len(begun), sum(one.prompt_tokens for one in begun), 10 * len(begun), sum(one.completion_tokens for one in begun)
     )
