@@ -21,7 +21,7 @@ from gateway.caching.desk import Desk
 from gateway.caching.marks import written
 from gateway.conductor_link import ConductorLink
 from gateway.grammar_checks import GrammarChecker
-from gateway.output import CallBegun, Delta, Ending, Part, PlacedToken, Reasoning
+from gateway.output import Answer, CallBegun, Delta, Ending, Part, PlacedToken, Reasoning, gathered
 from gateway.prepare import PreparedRequest, Preparer
 from gateway.runner import Runner
 from gateway.tool_calls.reading import Reading
@@ -29,7 +29,7 @@ from springtide.clock import Clock
 from springtide.config import ServerConfig
 from springtide.errors import SpringtideError, Unavailable
 from springtide.ids import RequestId
-from springtide.protocol.outputs import Finish, SampledToken
+from springtide.protocol.outputs import Finish, PromptLogprobs, SampledToken
 from springtide.protocol.usage import KeptTokens, Usage
 
 _MEANT_FOR_CLIENTS = ("shutting_down", "not_ready", "deadline", "internal_error")
@@ -173,6 +173,7 @@ class AnswerStream:
         self._unstarted_leads = set(range(0, len(request.prompts) * request.n, request.n))
         self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cached_tokens = 0
+        self._prompts = list(request.told)
         self._closed = False
         self._on_end: Callable[[], None] | None = on_begin(self)
         self._checking: asyncio.Task[None] | None = None
@@ -199,6 +200,12 @@ class AnswerStream:
                 batch.append(entry)
             unfinished -= sum(delta.ending is not None for delta in batch)
             yield batch
+
+    async def whole(self) -> Answer:
+        """All of it; of more outputs of a prompt than are wanted, the likeliest. Raises what the request fails with."""
+        answer = gathered([delta async for batch in self.batches() for delta in batch], self.usage)
+        kept = self._request.kept
+        return answer.likeliest(kept, self._request.n) if kept < self._request.n else answer
 
     @property
     def request_id(self) -> str:
@@ -275,6 +282,16 @@ class AnswerStream:
             for sibling in range(index + 1, index + self._request.n):
                 self._launch(sibling, accepted=True)
 
+    def scored(self, index: int, logprobs: PromptLogprobs) -> None:
+        """The choice's prompt has these."""
+        number = index // self._request.n
+        self._prompts[number] = replace(self._prompts[number], logprobs=logprobs)
+
+    def tell_prompt(self, index: int) -> None:
+        """Delivers what is to be told of the choice's prompt, if anything is."""
+        if self._prompts:
+            self.deliver(Delta(index, (), prompt=self._prompts[index // self._request.n]))
+
     def deliver(self, delta: Delta) -> None:
         self._queue.put_nowait(delta)
 
@@ -325,12 +342,17 @@ class _Choice:
         self._num_read = 0
         """Tokens of which it is known what they are."""
         self.num_reasoning_tokens = 0
+        self._begun = False
 
     @property
     def num_tokens(self) -> int:
         return self._assembler.num_tokens
 
+    def prompt(self, logprobs: PromptLogprobs) -> None:
+        self._answer.scored(self._index, logprobs)
+
     def emit(self, tokens: Sequence[SampledToken]) -> bool:
+        self._begin()
         piece = self._assembler.push(tokens)
         self._deliver(self._reader.push(piece.text), piece)
         self._answer.begun(self._index)
@@ -343,6 +365,7 @@ class _Choice:
         if isinstance(reply, ev.Cancelled):
             self._answer.cancelled(self._index, reply.cached_tokens)
             return
+        self._begin()
         piece = self._assembler.finish(reply.stop_token)
         parts = [*self._reader.push(piece.text), *self._reader.finish()]
         finish, stop = (reply.reason, reply.stop_token) if piece.stop is None else (Finish.STOP, piece.stop)
@@ -359,6 +382,11 @@ class _Choice:
         ending = None if finish is None else Ending(finish, self._called, stop)
         if parts or piece.tokens or ending is not None:
             self._answer.deliver(Delta(self._index, tuple(parts), piece.tokens, ending))
+
+    def _begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._answer.tell_prompt(self._index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,7 @@ class GatewayCore:
                 avoid=frozenset(state.avoid),
                 tenant=generation.tenant,
                 terms=terms,
+                whole_prompt=state.scores_prompt,
             )
         ]
 
@@ -290,6 +291,9 @@ class GatewayCore:
         if running is None or running[1].first_token_seen:
             return []
         state, attempt = running
+        if state.scores_prompt and event.prompt_logprobs is None:
+            culprit = attempt.instance_of(Role.PREFILL)
+            return self._fail(state, attempt, f"{culprit} sent no log-probabilities of the prompt", [culprit], now)
         attempt.pulses[Role.DECODE].move(self._observed.now)
         attempt.first_token_seen = True
         attempt.cached_tokens = event.cached_tokens
@@ -313,6 +317,8 @@ class GatewayCore:
         ]
         if event.output.finish is not None:
             attempt.close(Role.DECODE if attempt.assignment.inlined else Role.PREFILL)
+        if state.scores_prompt and event.prompt_logprobs is not None:
+            actions.append(ev.EmitPrompt(state.generation.request_id, event.prompt_logprobs))
         if state.generation.prompt_only:
             return [*actions, *self._finish(state, Finish.LENGTH)]
         actions += self._take(state, attempt, event.output, Role.PREFILL, now)

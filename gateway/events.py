@@ -10,7 +10,7 @@ from springtide.errors import SpringtideError
 from springtide.ids import AttemptId, InstanceId, RequestId
 from springtide.protocol.attempts import Progress
 from springtide.protocol.instances import InstanceRef, Role
-from springtide.protocol.outputs import AttemptFailed, AttemptSign, Finish, PrefillDone, SampledToken, TokenOutput
+from springtide.protocol.outputs import AttemptFailed, AttemptSign, Finish, PrefillDone, PromptLogprobs, SampledToken, TokenOutput
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import NO_TERMS, Assignment, Rejection, Schedule, Terms
 from springtide.protocol.starts import DecodeStart, PrefillStart
@@ -179,6 +179,14 @@ class Emit:
 
 
 @dataclass(frozen=True, slots=True)
+class EmitPrompt:
+    """The log-probabilities of the prompt, where the request asks for them: once, before any output token and the end."""
+
+    request_id: RequestId
+    logprobs: PromptLogprobs
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Tell the Conductor. Once the attempt is over nothing of it is of interest any more."""
 
@@ -221,4 +229,4 @@ class Terminal:
     reply: Finished | Failed | Cancelled
 
 
-Action = Schedule | StartAtDecode | StartAtPrefill | Abort | Emit | Report | Terminal
+Action = Schedule | StartAtDecode | StartAtPrefill | Abort | Emit | EmitPrompt | Report | Terminal

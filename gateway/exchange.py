@@ -34,6 +34,7 @@ REQUEST_ID_HEADER = "x-request-id"
 SCHEMAS = "#/components/schemas/{model}"
 """Where the API's own description has a body's schema."""
 _PIECES_AT_ONCE = 4
+_BYTES_AT_ONCE = 16 << 10
 
 Json = dict[str, Any]
 ReadT = TypeVar("ReadT")
@@ -167,8 +168,7 @@ class _Exchange:
             await answer.started()
             if order.stream:
                 return _Stream(order.format.media_type, lambda: self._streamed(answer, order), self._end, self._headers(prepared.use))
-            deltas = [delta async for batch in answer.batches() for delta in batch]
-            whole = gathered(deltas, answer.usage)
+            whole = await answer.whole()
             await self._after(order, whole)
             response = self._json(await _written(order.format.whole(whole)), prepared.use, whole.usage)
         except SpringtideError as error:
@@ -221,7 +221,7 @@ class _Exchange:
                 yield begin
             async for batch in answer.batches():
                 usage = answer.usage
-                if data := b"".join(piece for delta in batch for piece in order.format.delta(delta, usage)):
+                async for data in _in_turns(piece for delta in batch for piece in order.format.delta(delta, usage)):
                     yield data
                 if self._endpoint.after is not None:
                     kept += batch
@@ -307,6 +307,20 @@ def error_response(error: SpringtideError, body: Json) -> JSONResponse:
     elif isinstance(error, Unauthenticated):
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(body, status_code=error.http_status, headers=headers)
+
+
+async def _in_turns(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes, and where they are many, everybody else served in between."""
+    taken, size = list[bytes](), 0
+    for piece in pieces:
+        taken.append(piece)
+        size += len(piece)
+        if size >= _BYTES_AT_ONCE:
+            yield b"".join(taken)
+            taken, size = [], 0
+            await asyncio.sleep(0)
+    if taken:
+        yield b"".join(taken)
 
 
 async def _written(pieces: Iterator[str]) -> str:

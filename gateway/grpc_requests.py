@@ -77,10 +77,11 @@ def api_request(request: inference_pb2.GenerateRequest) -> ApiRequest:
         include_stop=request.include_stop,
         skip_special_tokens=not request.keep_special_tokens,
         format=_format(request.format) if request.HasField("format") else None,
+        prompt_logprobs=wanted.prompt_logprobs if wanted.HasField("prompt_logprobs") else None,
         truncate_prompt_tokens=request.truncate_prompt_tokens,
         terms=TERMS.decode(request.terms),
         cache=_cache_use(request.cache),
-        names={"prompt": request.WhichOneof("prompt") or "prompt"},
+        names={"prompt": request.WhichOneof("prompt") or "prompt", "prompt_logprobs": "sampling.prompt_logprobs"},
     )
 
 

@@ -22,7 +22,7 @@ from springtide.errors import SpringtideError
 from springtide.ids import new_id
 from springtide.protocol.outputs import Finish, SampledToken
 from springtide.protocol.usage import Usage
-from springtide.protocol.wire import TOKEN_LOGPROB, USAGE
+from springtide.protocol.wire import PROMPT_LOGPROBS, TOKEN_LOGPROB, USAGE
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import inference_pb2
 from springtide.rpc.channels import new_public_server
@@ -143,6 +143,8 @@ def _chunk(request_id: str, delta: Delta, usage: Usage | None) -> inference_pb2.
         logprobs=[logprobs for placed in delta.tokens if (logprobs := _logprobs(placed.token)) is not None],
         usage=None if usage is None else USAGE.encode(usage),
     )
+    if delta.prompt is not None and delta.prompt.logprobs is not None:
+        chunk.prompt_logprobs.CopyFrom(PROMPT_LOGPROBS.encode(delta.prompt.logprobs))
     if delta.ending is not None:
         chunk.finish_reason, chunk.called = _FINISHES[delta.ending.finish], delta.ending.called
         if isinstance(delta.ending.stop, str):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from springtide.protocol.outputs import Finish, SampledToken
+from springtide.protocol.outputs import Finish, PromptLogprobs, SampledToken, TokenLogprob
 from springtide.protocol.usage import Usage
 
 
@@ -16,6 +17,33 @@ class PlacedToken:
     token: SampledToken
     offset: int
     """Where its text begins, in characters from the start of the output."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOutput:
+    """What an answer tells of a prompt."""
+
+    token_ids: Sequence[int]
+    text: str = ""
+    """With which the answer is to begin; empty where it is not."""
+    offsets: Sequence[int] = ()
+    """Where each token's text begins in it, in characters."""
+    logprobs: PromptLogprobs | None = None
+    """Of its tokens after the first, where they are wanted."""
+
+    def scored(self, num_top: int) -> Iterator[tuple[int, SampledToken]]:
+        """Each token's rank (PromptLogprobs) and, of a prompt with log-probabilities, these, with those of the `num_top` likeliest at most.
+        The first token has none."""
+        assert self.logprobs is not None, "they are asked for before they are read"
+        own, ranks, top_ids, tops = self.logprobs.columns()
+        yield 0, SampledToken(self.token_ids[0])
+        for row, token_id in enumerate(self.token_ids[1:]):
+            top = map(TokenLogprob, top_ids[row, :num_top].tolist(), tops[row, :num_top].tolist())
+            yield int(ranks[row]), SampledToken(token_id, float(own[row]), tuple(top))
+
+    def placed(self, num_top: int) -> Iterator[PlacedToken]:
+        """The same tokens in a text that begins with the prompt."""
+        return (PlacedToken(token, offset) for offset, (_, token) in zip(self.offsets, self.scored(num_top), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +100,8 @@ class Delta:
     tokens: tuple[PlacedToken, ...] = ()
     """Those whose text is out in full, with this piece or before: for log-probabilities."""
     ending: Ending | None = None
+    prompt: PromptOutput | None = None
+    """The choice's, where anything is to be told of it: alone, before all else of the choice."""
 
     @property
     def text(self) -> str:
@@ -87,11 +117,20 @@ class Choice:
     parts: tuple[Part, ...]
     tokens: tuple[PlacedToken, ...]
     ending: Ending
+    prompt: PromptOutput | None = None
+    """Where anything is to be told of it."""
 
     @property
     def text(self) -> str:
         """Of the contents alone."""
         return "".join(part.text for part in self.parts if isinstance(part, Content))
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens, where these have log-probabilities. Nothing is never the likeliest output."""
+        if not self.tokens:
+            return -math.inf
+        return sum(placed.token.logprob or 0.0 for placed in self.tokens) / len(self.tokens)
 
     @property
     def reasoning(self) -> str:
@@ -112,6 +151,14 @@ class Answer:
     """By their index."""
     usage: Usage
 
+    def likeliest(self, n: int, best_of: int) -> Answer:
+        """The same with the `n` choices of each prompt whose tokens are the likeliest in the mean, of the `best_of` that it has."""
+        kept: list[Choice] = []
+        for begin in range(0, len(self.choices), best_of):
+            ranked = sorted(self.choices[begin : begin + best_of], key=lambda choice: choice.mean_logprob, reverse=True)
+            kept += [replace(choice, index=len(kept) + number) for number, choice in enumerate(ranked[:n])]
+        return replace(self, choices=tuple(kept))
+
 
 @dataclass(slots=True)
 class _Gathered:
@@ -120,6 +167,7 @@ class _Gathered:
     """Of the last of `parts`, in pieces."""
     tokens: list[PlacedToken] = field(default_factory=list)
     ending: Ending | None = None
+    prompt: PromptOutput | None = None
 
     def add(self, part: Part) -> None:
         if isinstance(part, CallBegun):
@@ -148,7 +196,7 @@ class _Gathered:
     def choice(self, index: int) -> Choice:
         self._close()
         assert self.ending is not None, f"choice {index} has no end"
-        return Choice(index, tuple(self.parts), tuple(self.tokens), self.ending)
+        return Choice(index, tuple(self.parts), tuple(self.tokens), self.ending, self.prompt)
 
 
 def gathered(deltas: Iterable[Delta], usage: Usage) -> Answer:
@@ -160,4 +208,5 @@ def gathered(deltas: Iterable[Delta], usage: Usage) -> Answer:
             choice.add(part)
         choice.tokens += delta.tokens
         choice.ending = delta.ending or choice.ending
+        choice.prompt = delta.prompt or choice.prompt
     return Answer(tuple(choice.choice(index) for index, choice in sorted(choices.items())), usage)

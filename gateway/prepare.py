@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
-from engine.tokenizer.tokenizer import Tokenizer
+from engine.tokenizer.tokenizer import StreamingDetokenizer, Tokenizer
 from gateway import events as ev
 from gateway.accounts.limiter import NO_RECEIPT, Receipt
 from gateway.accounts.usage import NOBODYS_USAGE, UsageRow
@@ -17,6 +17,7 @@ from gateway.caching.context import Use
 from gateway.caching.marks import MarkedPrefix, marked_prefixes
 from gateway.conversation import ChatModel
 from gateway.grammars import Beforehand, constraint
+from gateway.output import PromptOutput
 from gateway.tool_calls.reading import PLAIN, Reading
 from springtide.errors import InvalidRequest, ModelNotFound
 from springtide.ids import RequestId
@@ -37,6 +38,8 @@ MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 100.0
 MAX_BIASED_TOKENS = 1 << 16
 MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 1 << 21
+"""Log-probabilities of prompt tokens in one answer: 16 MiB between nodes, some 150 MB of JSON."""
 MAX_ALLOWED_TOKENS = 1 << 18
 MAX_BAD_WORDS = 128
 """Each output token is looked for among them."""
@@ -97,11 +100,12 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A valid API request, reduced to what runs: every prompt `n` times."""
+    """A valid API request, reduced to what runs: every prompt `n` times, of which the `kept` likeliest outputs are wanted."""
 
     request_id: str
     prompts: tuple[tuple[int, ...], ...]
     n: int
+    kept: int
     sampling: SamplingParams
     stop: tuple[str, ...] = ()
     tenant: str = ""
@@ -123,6 +127,8 @@ class PreparedRequest:
     skip_special_tokens: bool = True
     include_stop: bool = False
     """What stops an output, a stop string or token, is part of its text."""
+    told: tuple[PromptOutput, ...] = ()
+    """Of each prompt what the answer tells of it, but for log-probabilities, which its first choice brings. Empty: it tells nothing."""
     usage_row: UsageRow = NOBODYS_USAGE
     """Where what it takes is written down."""
     receipt: Receipt = NO_RECEIPT
@@ -136,10 +142,14 @@ class PreparedRequest:
         """The generation of choice `index`: choice i of prompt p is number p * n + i, and draws with seed + i."""
         prompt, choice = divmod(index, self.n)
         single = len(self.prompts) * self.n == 1
+        sampling = replace(self.sampling, seed=(self.sampling.seed + choice) % SEED_RANGE)
+        if choice:
+            # A prompt is scored once; the further choices find it in the pool.
+            sampling = replace(sampling, prompt_logprobs=None)
         return ev.Generation(
             request_id=RequestId(self.request_id if single else f"{self.request_id}/{index}"),
             prompt_ids=self.prompts[prompt],
-            sampling=replace(self.sampling, seed=(self.sampling.seed + choice) % SEED_RANGE),
+            sampling=sampling,
             tenant=self.tenant,
             terms=self.terms,
             traceparent=self.traceparent,
@@ -208,11 +218,13 @@ class Preparer:
             raise InvalidRequest("response_format is not supported by this server; leave it out", param="response_format")
         self._check_sampling(request)
         prompts, reading = self._tokens(request)
+        self._check_scoring(request, prompts)
         allowed = self._allowed_tokens(request, prompts, origin.tenant)
         return PreparedRequest(
             request_id=origin.request_id,
             prompts=prompts,
-            n=request.n,
+            n=max(request.n, request.best_of),
+            kept=request.n,
             sampling=self._sampling(request, max(1, allowed), self._grammar(request, reading)),
             stop=request.stop,
             tenant=origin.tenant,
@@ -227,6 +239,7 @@ class Preparer:
             skip_special_tokens=request.skip_special_tokens,
             include_stop=request.include_stop,
             usage_row=UsageRow(origin.tenant, origin.key_id, self.model_name, origin.endpoint, origin.batch),
+            told=self._told(request, prompts),
         )
 
     def rendered(self, conversation: Conversation) -> tuple[int, ...]:
@@ -255,7 +268,7 @@ class Preparer:
     def _tokens(self, request: ApiRequest) -> tuple[tuple[tuple[int, ...], ...], Reading]:
         most = self._most_prompt_tokens(request)
         if isinstance(request.prompt, Texts):
-            return self._text_tokens(request.prompt, request.n, most), PLAIN
+            return self._text_tokens(request.prompt, max(request.n, request.best_of), most), PLAIN
         self.check_count(len(request.prompt.messages), "messages")
         if not request.prompt.messages:
             raise InvalidRequest("messages must hold at least one message", param="messages")
@@ -272,7 +285,7 @@ class Preparer:
 
     def _text_tokens(self, texts: Texts, n: int, most: int | None) -> tuple[tuple[int, ...], ...]:
         if len(texts.prompts) * n > MAX_GENERATIONS:
-            many = f"{len(texts.prompts)} prompts with n={n} are more than {MAX_GENERATIONS} outputs in one request"
+            many = f"{len(texts.prompts)} prompts with {n} outputs each are more than {MAX_GENERATIONS} outputs in one request"
             raise InvalidRequest(f"prompt: {many}", param="prompt")
         tokens: list[tuple[int, ...]] = []
         left = self.bounds.max_values
@@ -304,6 +317,36 @@ class Preparer:
         """Raises InvalidRequest when so many messages, each of which takes at least a token, or so many token ids can never fit."""
         if count > self.context_length:
             raise self._too_long(field, f"{field} has {count} entries")
+
+    def _check_scoring(self, request: ApiRequest, prompts: Sequence[Sequence[int]]) -> None:
+        if (wanted := request.prompt_logprobs) is None:
+            return
+        if not 0 <= wanted <= MAX_LOGPROBS:
+            raise InvalidRequest(f"prompt_logprobs must be between 0 and {MAX_LOGPROBS}, not {wanted}", param="prompt_logprobs")
+        count, most = sum(map(len, prompts)), MAX_PROMPT_LOGPROBS // (wanted + 1)
+        if count > most:
+            message = f"prompt_logprobs: with {wanted}, the prompts of a request may have {most} tokens together, not {count}"
+            raise InvalidRequest(message, param="prompt_logprobs")
+
+    def _told(self, request: ApiRequest, prompts: Sequence[Sequence[int]]) -> tuple[PromptOutput, ...]:
+        if request.echo and isinstance(request.prompt, Texts):
+            return tuple(map(self._echoed, request.prompt.prompts, prompts))
+        return tuple(map(PromptOutput, prompts)) if request.prompt_logprobs is not None else ()
+
+    def _echoed(self, prompt: Prompt, token_ids: Sequence[int]) -> PromptOutput:
+        """With its text: as it was sent, or as its tokens make it where it came as tokens or they do not make it again. What a tokenizer
+        puts before a text (BOS) is no part of it."""
+        detokenizer = StreamingDetokenizer(self._tokenizer, skip_special_tokens=False, at_start=True)
+        begins, texts, length = [], [], 0
+        for token_id in token_ids:
+            begins.append(length)
+            texts.append(detokenizer.push(token_id))
+            length += len(texts[-1])
+        text = "".join((*texts, detokenizer.finish()))
+        if not isinstance(prompt, str) or not text.endswith(prompt):
+            return PromptOutput(token_ids, text, begins)
+        before = len(text) - len(prompt)
+        return PromptOutput(token_ids, prompt, [max(0, begin - before) for begin in begins])
 
     def _check_sampling(self, request: ApiRequest) -> None:
         stop_tokens = request.sampling.get("stop_token_ids", ())
@@ -342,7 +385,10 @@ class Preparer:
         bad_words = self._bad_words(request)
         try:
             made = {"seed": seed, "max_tokens": max_tokens, "bad_words": bad_words, "grammar": grammar}
-            params = SamplingParams(**{**self.default_sampling, **request.sampling, **made})
+            params = SamplingParams(**{**self.default_sampling, **request.sampling, **made}, prompt_logprobs=request.prompt_logprobs)
+            if request.best_of > request.n and params.logprobs is None:
+                # The outputs are chosen from by how likely they are.
+                params = replace(params, logprobs=0)
             # What the nodes will see: a value that is in range here but not in single precision is refused here too.
             return SAMPLING_PARAMS.decode(SAMPLING_PARAMS.encode(params))
         except ValueError as error:

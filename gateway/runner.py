@@ -20,7 +20,7 @@ from springtide.errors import SpringtideError
 from springtide.ids import RequestId
 from springtide.protocol.attempts import Phase
 from springtide.protocol.instances import Role
-from springtide.protocol.outputs import SampledToken
+from springtide.protocol.outputs import PromptLogprobs, SampledToken
 from springtide.protocol.scheduling import Schedule, ScheduleReply
 from springtide.supervision import supervised
 
@@ -31,6 +31,10 @@ TICK_S = 0.5
 
 class Sink(Protocol):
     """Takes the output of one generation. Called by the runner, never again after `end`."""
+
+    def prompt(self, logprobs: PromptLogprobs) -> None:
+        """Where the generation asks for them: once, before all else."""
+        ...
 
     def emit(self, tokens: Sequence[SampledToken]) -> bool:
         """True when a stop string ended the text with these tokens."""
@@ -121,6 +125,9 @@ class Runner:
             case ev.Emit(request_id, tokens):
                 self._emit(request_id, action)
                 metrics.OUTPUT_TOKENS.inc(len(tokens))
+            case ev.EmitPrompt(request_id, logprobs):
+                if (served := self._served.get(request_id)) is not None:
+                    served.sink.prompt(logprobs)
             case ev.Report():
                 self._report(action)
             case ev.Terminal(request_id, reply):

@@ -179,6 +179,11 @@ class RequestState:
     def token_ids(self) -> Sequence[int]:
         return (*self.generation.prompt_ids, *self.tokens) if self.tokens else self.generation.prompt_ids
 
+    @property
+    def scores_prompt(self) -> bool:
+        """The prompt's log-probabilities are wanted, and have not come: they come with the first token."""
+        return self.generation.sampling.prompt_logprobs is not None and not self.tokens
+
     def terms_left(self, now: float) -> Terms | None:
         """The request's terms with what is left of them at `now`; None when its deadline has passed."""
         return self.generation.terms.after(self._age_ms(now))

@@ -17,7 +17,7 @@ from gateway.caching.stores import Stores
 from gateway.runner import Runner
 from springtide.errors import InvalidRequest, SpringtideError, Unavailable
 from springtide.ids import BlockKey, NodeId, RequestId, new_id
-from springtide.protocol.outputs import SampledToken
+from springtide.protocol.outputs import PromptLogprobs, SampledToken
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import Terms
 from springtide.supervision import supervised
@@ -75,6 +75,9 @@ class _NobodyReads:
 
     def __init__(self, ended: asyncio.Future[ev.Finished | ev.Failed | ev.Cancelled]) -> None:
         self._ended = ended
+
+    def prompt(self, logprobs: PromptLogprobs) -> None:
+        """Takes what nobody has asked for."""
 
     def emit(self, tokens: Sequence[SampledToken]) -> bool:
         return False

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.answer import message_for_client
 from gateway.exchange import Json, dump, server_sent
-from gateway.output import Answer, CallArguments, CallBegun, Choice, Content, Delta, Ending, Part, PlacedToken, Reasoning
+from gateway.output import (
+    Answer,
+    CallArguments,
+    CallBegun,
+    Choice,
+    Content,
+    Delta,
+    Ending,
+    Part,
+    PlacedToken,
+    PromptOutput,
+    Reasoning,
+)
 from springtide.errors import SpringtideError
-from springtide.protocol.outputs import Finish
+from springtide.protocol.outputs import Finish, SampledToken
 from springtide.protocol.usage import Usage
 
 LEAST_LOGPROB = -9999.0
@@ -55,19 +69,27 @@ class _Envelope:
         self,
         request_id: str,
         model: str,
-        wants_logprobs: bool,
+        logprobs: int | None,
         wants_usage: bool,
         tokenizer: Tokenizer,
+        prompt_logprobs: int | None = None,
         continuous_usage: bool = False,
         with_reasoning: bool = True,
     ) -> None:
+        """`logprobs`: how many are wanted beside a token's own; `prompt_logprobs`: the same of the prompt's tokens, in vLLM's shape. None:
+        not even that."""
         self._continuous_usage = continuous_usage
         self._with_reasoning = with_reasoning
         self._request_id = request_id
         self._head: Json = {"id": request_id, "created": int(time.time()), "model": model}
-        self._wants_logprobs = wants_logprobs
+        self._num_logprobs = logprobs
+        self._num_prompt_logprobs = prompt_logprobs
         self._wants_usage = wants_usage
         self._tokenizer = tokenizer
+
+    @property
+    def _wants_logprobs(self) -> bool:
+        return self._num_logprobs is not None
 
     def begin(self) -> Iterable[bytes]:
         return ()
@@ -85,7 +107,26 @@ class _Envelope:
         for number, pieces in enumerate(choices):
             yield "," if number else ""
             yield from pieces
-        yield "]}"
+        yield "]"
+
+    def _prompt_logprobs(self, choice: Choice) -> Iterator[str]:
+        """A field of JSON, in pieces, where it is asked for."""
+        count, prompt = self._num_prompt_logprobs, choice.prompt
+        if count is None or prompt is None:
+            return
+        yield ',"prompt_logprobs":'
+        yield from _listed(prompt.scored(count), self._scored)
+
+    def _scored(self, scored: tuple[int, SampledToken]) -> Json | None:
+        """As vLLM has it: the prompt's token itself, and those that would have been the likeliest."""
+        rank, token = scored
+        if token.logprob is None:
+            return None
+        entries = {str(token_id): self._ranked(token_id, logprob, place) for place, (token_id, logprob) in enumerate(token.top, 1)}
+        return {str(token.token_id): self._ranked(token.token_id, token.logprob, rank), **entries}
+
+    def _ranked(self, token_id: int, logprob: float, rank: int) -> Json:
+        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": self._tokenizer.token_text(token_id)}
 
     def _chunk(self, choices: list[Json], usage: Usage | None = None) -> bytes:
         event = {**self._head, "object": self.CHUNK, "choices": choices}
@@ -137,7 +178,9 @@ class ChatFormat(_Envelope):
         return self._chunk([choice], self._so_far(usage))
 
     def whole(self, answer: Answer) -> Iterator[str]:
-        return self._whole(self.WHOLE, map(self._choice, answer.choices), answer.usage)
+        yield from self._whole(self.WHOLE, map(self._choice, answer.choices), answer.usage)
+        yield from self._prompt_logprobs(answer.choices[0])
+        yield "}"
 
     def _choice(self, choice: Choice) -> Iterator[str]:
         message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
@@ -175,39 +218,86 @@ def _finish(ending: Ending) -> str:
 class CompletionFormat(_Envelope):
     CHUNK = "text_completion"
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._before: dict[int, int] = {}
+        """How long the prompt is that a choice's text begins with, in characters."""
+
     def delta(self, delta: Delta, usage: Usage) -> Iterable[bytes]:
-        if not (delta.text or delta.ending is not None or (delta.tokens and self._wants_logprobs)):
+        if delta.prompt is not None:
+            self._before[delta.index] = len(delta.prompt.text)
+            yield from self._echoed(delta.index, delta.prompt, usage)
+        if delta.text or delta.ending is not None or (delta.tokens and self._wants_logprobs):
+            tokens = _shifted(delta.tokens, self._before.get(delta.index, 0))
+            yield self._piece(delta.index, delta.text, tokens, usage, delta.ending)
+
+    def _piece(self, index: int, text: str, tokens: Iterable[PlacedToken], usage: Usage, ending: Ending | None = None) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": self._logprobs(tokens), "finish_reason": None}
+        if ending is not None:
+            choice |= {"finish_reason": ending.finish, "stop_reason": ending.stop}
+        return self._chunk([choice], self._so_far(usage))
+
+    def _echoed(self, index: int, prompt: PromptOutput, usage: Usage) -> Iterator[bytes]:
+        if not prompt.text or self._num_logprobs is None:
+            yield self._piece(index, prompt.text, (), usage)
             return
-        choice = {"index": delta.index, "text": delta.text, "logprobs": self._logprobs(delta.tokens), "finish_reason": None}
-        if delta.ending is not None:
-            choice |= {"finish_reason": delta.ending.finish, "stop_reason": delta.ending.stop}
-        yield self._chunk([choice], self._so_far(usage))
+        tokens, begin = prompt.placed(self._num_logprobs), 0
+        while some := list(islice(tokens, _TOKENS_A_PIECE)):
+            shown = begin + len(some)
+            end = prompt.offsets[shown] if shown < len(prompt.offsets) else len(prompt.text)
+            yield self._piece(index, prompt.text[some[0].offset if begin else 0 : end], some, usage)
+            begin = shown
 
     def whole(self, answer: Answer) -> Iterator[str]:
-        return self._whole(self.CHUNK, map(self._choice, answer.choices), answer.usage)
+        yield from self._whole(self.CHUNK, map(self._choice, answer.choices), answer.usage)
+        yield "}"
 
     def _choice(self, choice: Choice) -> Iterator[str]:
+        prompt, text = choice.prompt, choice.text
+        if prompt is not None:
+            text = prompt.text + text
         ending = {"finish_reason": choice.ending.finish, "stop_reason": choice.ending.stop}
-        yield dump({"index": choice.index, "text": choice.text, **ending})[:-1] + ',"logprobs":'
-        if not self._wants_logprobs:
-            yield "null}"
-            return
-        for number, (name, column) in enumerate(self._columns().items()):
-            yield f'{"," if number else "{"}"{name}":'
-            yield from _listed(choice.tokens, column)
-        yield "}}"
+        yield dump({"index": choice.index, "text": text, **ending})[:-1] + ',"logprobs":'
+        if self._num_logprobs is None:
+            yield "null"
+        else:
+            for number, (name, column) in enumerate(self._columns().items()):
+                yield f'{"," if number else "{"}"{name}":'
+                yield from _listed(self._tokens(choice, self._num_logprobs), column)
+            yield "}"
+        yield from self._prompt_logprobs(choice)
+        yield "}"
 
-    def _logprobs(self, tokens: Sequence[PlacedToken]) -> Json | None:
+    def _tokens(self, choice: Choice, num_logprobs: int) -> Iterable[PlacedToken]:
+        """Those of its text, which may begin with the prompt."""
+        prompt = choice.prompt
+        if prompt is None or not prompt.text:
+            return choice.tokens
+        return chain(prompt.placed(num_logprobs), _shifted(choice.tokens, len(prompt.text)))
+
+    def _logprobs(self, tokens: Iterable[PlacedToken]) -> Json | None:
         if not self._wants_logprobs:
             return None
+        tokens = list(tokens)
         return {name: [column(placed) for placed in tokens] for name, column in self._columns().items()}
 
     def _columns(self) -> dict[str, Callable[[PlacedToken], Any]]:
         text = self._tokenizer.token_text
+
+        def top(placed: PlacedToken) -> Json | None:
+            """None for a prompt's first token. Of several tokens that have the same text (parts of characters) it has the likeliest."""
+            token = placed.token
+            if token.logprob is None:
+                return None
+            likeliest: Json = {}
+            for token_id, logprob in token.top:
+                likeliest.setdefault(text(token_id), _finite(logprob))
+            return likeliest
+
         return {
             "tokens": lambda placed: text(placed.token.token_id),
             "token_logprobs": lambda placed: _finite(placed.token.logprob),
-            "top_logprobs": lambda placed: {text(token_id): _finite(logprob) for token_id, logprob in placed.token.top},
+            "top_logprobs": top,
             "text_offset": lambda placed: placed.offset,
         }
 
@@ -222,11 +312,21 @@ def token_json(placed: PlacedToken, tokenizer: Tokenizer) -> Json:
     return {**entry(placed.token.token_id, placed.token.logprob), "top_logprobs": top}
 
 
-def _listed(tokens: Sequence[PlacedToken], entry: Callable[[PlacedToken], Any]) -> Iterator[str]:
-    """A JSON list with an entry for each token, in pieces."""
+def _shifted(tokens: Iterable[PlacedToken], before: int) -> Iterable[PlacedToken]:
+    """In a text that has so many characters before theirs."""
+    return tokens if not before else (replace(placed, offset=placed.offset + before) for placed in tokens)
+
+
+_T = TypeVar("_T")
+
+
+def _listed(values: Iterable[_T], entry: Callable[[_T], Any]) -> Iterator[str]:
+    """A JSON list with an entry for each of them, in pieces."""
+    rest, begun = iter(values), False
     yield "["
-    for begin in range(0, len(tokens), _TOKENS_A_PIECE):
-        yield ("," if begin else "") + dump([entry(placed) for placed in tokens[begin : begin + _TOKENS_A_PIECE]])[1:-1]
+    while some := list(islice(rest, _TOKENS_A_PIECE)):
+        yield ("," if begun else "") + dump([entry(value) for value in some])[1:-1]
+        begun = True
     yield "]"
 
 

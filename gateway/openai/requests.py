@@ -241,6 +241,7 @@ class OpenAIRequest(GuidedFields):
     stop: Stop = ()
     seed: Seed | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
@@ -285,6 +286,8 @@ class OpenAIRequest(GuidedFields):
     def _stream_options_need_stream(self) -> OpenAIRequest:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options may only be set when stream is true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs may only be set when stream is false")
         return self
 
     @property
@@ -318,6 +321,7 @@ class OpenAIRequest(GuidedFields):
             bad_words=self.bad_words,
             skip_special_tokens=self.skip_special_tokens,
             format=self.output_format(),
+            prompt_logprobs=self.prompt_logprobs,
             truncate_prompt_tokens=self.truncate_prompt_tokens or 0,
             terms=replace(terms, priority=-self.priority),
             cache=CacheUse(affinity=self.prompt_cache_key or "", salt=self.cache_salt or ""),
@@ -424,16 +428,18 @@ class ChatCompletionRequest(OpenAIRequest):
 class CompletionRequest(OpenAIRequest):
     prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    best_of: int | None = None
-    echo: NeutralFalse = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    echo: Annotated[bool, _default_when_null(False)] = False
     suffix: Annotated[Any, AfterValidator(_neutral(""))] = None
     add_special_tokens: Annotated[bool, _default_when_null(True)] = True
     prompt_embeds: Neutral = None
 
     @model_validator(mode="after")
-    def _best_of_is_n(self) -> CompletionRequest:
-        if self.best_of is not None and self.best_of != self.n:
-            raise ValueError(f"best_of must equal n ({self.n}) or be left out, not {self.best_of}: choices are not ranked")
+    def _best_of_more(self) -> CompletionRequest:
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of must be at least n ({self.n}), not {self.best_of}")
+        if self.best_of not in (None, self.n) and self.stream:
+            raise ValueError(f"best_of must equal n ({self.n}) where stream is true: outputs are chosen from when all have ended")
         return self
 
     @property
@@ -441,4 +447,15 @@ class CompletionRequest(OpenAIRequest):
         return self.logprobs
 
     def api_request(self) -> ApiRequest:
-        return self._api_request(Texts(self.prompt, self.add_special_tokens), self.max_tokens)
+        asked = replace(
+            self._api_request(Texts(self.prompt, self.add_special_tokens), self.max_tokens), best_of=self.best_of or 0, echo=self.echo
+        )
+        if not self.echo or self.logprobs is None:
+            return asked
+        if self.max_tokens == 1 and self.ignore_eos is None:
+            # Who scores a text takes the last entry of the lists for the output's: there has to be one, though the model would end here.
+            asked = replace(asked, sampling={**asked.sampling, "ignore_eos": True})
+        if self.prompt_logprobs is not None and self.logprobs <= self.prompt_logprobs:
+            return asked
+        # Those of the prompt's tokens are in the same lists as those of the output's.
+        return replace(asked, prompt_logprobs=self.logprobs, names={**asked.names, "prompt_logprobs": "logprobs"})

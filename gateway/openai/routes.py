@@ -44,9 +44,10 @@ def _order(body: OpenAIRequest, answers: type[ChatFormat | CompletionFormat], ca
     written = answers(
         call.origin.request_id,
         backend.preparer.model_name,
-        body.num_top_logprobs is not None,
+        body.num_top_logprobs,
         body.include_usage,
         backend.tokenizer,
+        body.prompt_logprobs,
         body.continuous_usage,
         **options,
     )

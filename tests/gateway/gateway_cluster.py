@@ -9,13 +9,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from springtide.blocks import KEY_BYTES
 from springtide.config import ClusterConfig, ConductorConfig, KVConfig, ServerConfig
 from springtide.ids import AttemptId
 from springtide.modelinfo import ModelInfo
 from springtide.process import ProcessArguments
 from springtide.protocol import wire
-from springtide.protocol.outputs import SampledToken, TokenLogprob, token_output
+from springtide.protocol.outputs import PromptLogprobs, SampledToken, TokenLogprob, token_output
 from springtide.rpc import common_pb2 as pb
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc, node_pb2, node_pb2_grpc
 from springtide.rpc.channels import new_server
@@ -54,6 +56,8 @@ class Cluster:
 
     def __init__(self) -> None:
         self.script: Callable[[Start], Sequence[int]] = lambda start: ()
+        self.logprob: Callable[[Start], float] = lambda start: -0.5
+        """Of each token of an attempt's output."""
         self.cached_tokens = 0
         self.started: list[tuple[str, Start]] = []
         self.aborted: list[tuple[str, str]] = []
@@ -82,8 +86,22 @@ class Cluster:
         params = wire.SAMPLING_PARAMS.decode(start.request.params)
         token = SampledToken(token_id)
         if params.logprobs is not None:
-            token = SampledToken(token_id, -0.5, tuple(TokenLogprob(token_id + rank, -0.5 - rank) for rank in range(params.logprobs)))
+            logprob = self.logprob(start)
+            top = tuple(TokenLogprob(token_id + rank, logprob - rank) for rank in range(params.logprobs))
+            token = SampledToken(token_id, logprob, top)
         return wire.TOKEN_OUTPUT.encode(token_output(AttemptId(start.request.attempt_id), (token,), position, params, (EOS,)))
+
+    def scores(self, start: Start) -> PromptLogprobs | None:
+        """What the model says of the prompt, where it is asked: its token i has a log-probability of -i / 8 and is third, the likeliest are
+        those after it in the vocabulary."""
+        params = wire.SAMPLING_PARAMS.decode(start.request.params)
+        prompt = np.array(start.request.token_ids, "<i4")
+        if params.prompt_logprobs is None or len(prompt) > start.request.num_prompt_tokens:
+            return None
+        own = -np.arange(1, len(prompt), dtype="<f4") / 8
+        ahead = np.arange(params.prompt_logprobs, dtype="<i4")
+        top_ids, tops = prompt[1:, None] + 1 + ahead, np.broadcast_to(-ahead.astype("<f4") / 16, (len(own), len(ahead)))
+        return PromptLogprobs(own.tobytes(), np.full(len(own), 3, "<i4").tobytes(), top_ids.tobytes(), tops.tobytes())
 
     def attempts_on(self, name: str) -> list[str]:
         return [start.request.attempt_id for at, start in self.started if at == name]
@@ -279,6 +297,8 @@ class FakePrefillNode(FakeNode, node_pb2_grpc.PrefillNodeServicer):
         await self._pause(position)
         output = self._cluster.sampled(start, position)
         done = node_pb2.PrefillDone(output=output, cached_tokens=self._cluster.cached_tokens)
+        if (scores := self._cluster.scores(start)) is not None:
+            done.prompt_logprobs.CopyFrom(wire.PROMPT_LOGPROBS.encode(scores))
         out.put_nowait(node_pb2.PrefillUpdate(done=done))
         self._cluster.handed_over[start.request.attempt_id].set()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway import events as ev
 from gateway.core import GatewayCore
@@ -13,7 +13,17 @@ from springtide.clock import Tick
 from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, RequestId
 from springtide.protocol.attempts import Prediction
 from springtide.protocol.instances import InstanceRef, Role
-from springtide.protocol.outputs import AttemptFailed, AttemptSign, Failure, FailureCode, Finish, PrefillDone, SampledToken, TokenOutput
+from springtide.protocol.outputs import (
+    AttemptFailed,
+    AttemptSign,
+    Failure,
+    FailureCode,
+    Finish,
+    PrefillDone,
+    PromptLogprobs,
+    SampledToken,
+    TokenOutput,
+)
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import Assignment, Reason, Rejection, Schedule, Terms
 
@@ -121,8 +131,14 @@ class Request:
     stop_at: int | None
     """Output position at which the model ends by itself."""
     emitted: list[int] = field(default_factory=list)
+    scores: list[PromptLogprobs] = field(default_factory=list)
     terminals: list[ev.Finished | ev.Failed | ev.Cancelled] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
+
+    @property
+    def scored(self) -> bool:
+        """Whether its prompt's log-probabilities are wanted."""
+        return self.generation.sampling.prompt_logprobs is not None
 
     def token(self, position: int) -> int:
         return int(self.generation.request_id[1:]) * 1000 + position
@@ -210,6 +226,11 @@ class World:
                 for token in tokens:
                     assert token.token_id == request.token(len(request.emitted)), "a token lost, repeated or out of order"
                     request.emitted.append(token.token_id)
+            case ev.EmitPrompt(request_id, logprobs):
+                request = self.requests[request_id]
+                assert request.scored and not request.emitted and not request.terminals
+                request.scores.append(logprobs)
+                assert len(request.scores) == 1
             case ev.Report(progress):
                 if progress.attempt_id in self.attempts and progress.phase.over:
                     self.attempts[progress.attempt_id].reported_over += 1
@@ -224,6 +245,7 @@ class World:
             assert attempt.reported_over == 1
         if isinstance(reply, ev.Finished) and reply.reason is Finish.LENGTH:
             assert len(request.emitted) == request.generation.sampling.max_tokens
+            assert len(request.scores) == request.scored
 
     # ---- what the world may do ----
 
@@ -231,7 +253,10 @@ class World:
         max_tokens = self.random.randint(1, 12)
         stop_at = self.random.choice([None, self.random.randrange(max_tokens)])
         idle = self.random.random() < 0.3
-        request = Request(generation(len(self.requests), max_tokens, accepted=self.random.random() < 0.2, idle=idle), stop_at)
+        asked = generation(len(self.requests), max_tokens, accepted=self.random.random() < 0.2, idle=idle)
+        if self.random.random() < 0.3:
+            asked = replace(asked, sampling=replace(asked.sampling, prompt_logprobs=0))
+        request = Request(asked, stop_at)
         self.requests[request.generation.request_id] = request
         self.feed(ev.Arrived(request.generation))
 
@@ -265,7 +290,8 @@ class World:
             attempt.prompt_inlined = False
             if output.finish is not None:
                 attempt.running.discard(Role.DECODE)
-        self.feed(PrefillDone(output, cached_tokens=self.random.randint(0, 2)))
+        scores = PromptLogprobs(bytes(8), bytes(8)) if attempt.request.scored and attempt.base == 0 else None
+        self.feed(PrefillDone(output, cached_tokens=self.random.randint(0, 2), prompt_logprobs=scores))
 
     def decode_output(self, attempt: Attempt) -> None:
         output = attempt.request.output(attempt.attempt_id, attempt.next_position, self.random.randint(1, 3))

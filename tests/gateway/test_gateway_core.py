@@ -17,7 +17,17 @@ from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unav
 from springtide.ids import AttemptId, BlockKey, InstanceId, RequestId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Role
-from springtide.protocol.outputs import AttemptFailed, AttemptSign, Failure, FailureCode, Finish, PrefillDone, SampledToken, TokenOutput
+from springtide.protocol.outputs import (
+    AttemptFailed,
+    AttemptSign,
+    Failure,
+    FailureCode,
+    Finish,
+    PrefillDone,
+    PromptLogprobs,
+    SampledToken,
+    TokenOutput,
+)
 from springtide.protocol.scheduling import Reason, Rejection, Schedule, Terms
 
 FIRST = AttemptId("r0.1")
@@ -167,6 +177,51 @@ def test_a_prompt_that_is_wanted_alone_is_computed_elsewhere_when_its_node_is_lo
     course.assign(SECOND)
     course.feed(PrefillDone(TokenOutput(SECOND, 0, (), Finish.STOP), cached_tokens=0))
     assert course.did[-1] == ev.Terminal(RequestId("r0"), ev.Finished(Finish.LENGTH, 0, prompt_at=instance("p0")))
+
+
+SCORES = PromptLogprobs(bytes(8), bytes(8))
+
+
+class Scored(Course):
+    """One request that asks for its prompt's log-probabilities."""
+
+    def __init__(self) -> None:
+        self.core = new_core()
+        self.now = 100.0
+        asked = generation(0, 4)
+        self.did = self.feed(ev.Arrived(replace(asked, sampling=replace(asked.sampling, prompt_logprobs=0))))
+
+    def first_token(self, attempt_id: AttemptId = FIRST, position: int = 0, scores: PromptLogprobs | None = SCORES) -> list[ev.Action]:
+        return self.feed(PrefillDone(TokenOutput(attempt_id, position, (SampledToken(position),)), 0, prompt_logprobs=scores))
+
+
+def scores_told(actions: list[ev.Action]) -> list[PromptLogprobs]:
+    return [action.logprobs for action in actions if isinstance(action, ev.EmitPrompt)]
+
+
+def test_a_prompt_s_log_probabilities_are_told_once_before_its_first_token() -> None:
+    course = Scored()
+    assert course.schedule().whole_prompt
+    course.assign()
+    course.lose(Role.PREFILL)
+    assert course.schedule().whole_prompt, "nobody has computed them yet"
+    course.assign(SECOND)
+    did = course.first_token(SECOND)
+    kinds = [type(action) for action in did]
+    assert scores_told(did) == [SCORES] and kinds.index(ev.EmitPrompt) < kinds.index(ev.Emit)
+    course.lose(Role.DECODE, SECOND)
+    course.now += 1
+    course.feed(Tick())
+    assert not course.schedule().whole_prompt, "they have been told"
+    third = AttemptId("r0.3")
+    course.assign(third)
+    assert scores_told(course.first_token(third, position=1, scores=None)) == []
+
+
+def test_a_node_that_does_not_send_a_prompt_s_log_probabilities_has_failed() -> None:
+    course = Scored()
+    course.assign()
+    assert emitted(course.first_token(scores=None)) == [] and InstanceId("p0") in course.schedule().avoid
 
 
 def test_a_failed_inlined_prompt_is_scheduled_again_elsewhere() -> None:

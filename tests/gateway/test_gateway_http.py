@@ -305,7 +305,7 @@ async def test_ready_is_what_the_conductor_says(http: httpx.AsyncClient, cluster
 
 async def test_metrics_count_requests_tokens_and_latencies(http: httpx.AsyncClient, cluster: Cluster) -> None:
     await http.post(PLAIN, json=plain())
-    await http.post(PLAIN, json=plain(echo=True))
+    await http.post(PLAIN, json=plain(suffix="."))
     text = (await http.get("/metrics")).text
     for sample in (
         f'springtide_gateway_requests_total{{endpoint="{PLAIN}",status="200"}}',

@@ -173,7 +173,9 @@ def test_an_answer_is_json_whatever_the_model_computed(
         Delta(0, (), (), Ending(Finish.LENGTH)),
     ]
     for wants_logprobs in (True, False):
-        answer = json.loads("".join(kind("r", "m", wants_logprobs, False, tokenizer).whole(gathered(deltas, Usage(1, 2, 3)))))
+        answer = json.loads(
+            "".join(kind("r", "m", 0 if wants_logprobs else None, False, tokenizer).whole(gathered(deltas, Usage(1, 2, 3))))
+        )
         first, second = answer["choices"]
         assert [(choice["index"], choice["finish_reason"]) for choice in (first, second)] == [(0, "length"), (1, "stop")]
         if wants_logprobs:
