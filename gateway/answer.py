@@ -16,6 +16,8 @@ from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
 from gateway.accounts.accounts import Accounts
 from gateway.background import Background
+from gateway.batches.desk import BatchDesk
+from gateway.batches.files import Files
 from gateway.bodies import Bodies, ClientDisconnected, SideThread
 from gateway.caching.desk import Desk
 from gateway.caching.marks import written
@@ -399,6 +401,8 @@ class ApiBackend:
     """For what is remembered beyond this process: `Records`."""
     server: ServerConfig
 
+    files: Files
+    batches: BatchDesk
     preparer: Preparer
     tokenizer: Tokenizer
     runner: Runner

@@ -14,6 +14,9 @@ from engine.tokenizer.tokenizer import load_tokenizer
 from gateway.accounts.accounts import Accounts
 from gateway.answer import ApiBackend
 from gateway.background import Background
+from gateway.batches.desk import BatchDesk
+from gateway.batches.files import Files
+from gateway.batches.worker import BatchWorker
 from gateway.bodies import Bodies, SideThread
 from gateway.caching.catalogue import Catalogue
 from gateway.caching.desk import Desk
@@ -27,6 +30,7 @@ from gateway.grammar_checks import GrammarChecker
 from gateway.grpc_service import new_server
 from gateway.http_app import create_app
 from gateway.http_server import HttpServer, bind
+from gateway.openai.batches import OpenAIBatches
 from gateway.prepare import Preparer
 from gateway.runner import Runner
 from gateway.state import Limits
@@ -108,6 +112,7 @@ class GatewayServer:
         self._stores = Stores(self._membership, self._credentials)
         self._keeper = Keeper(self._catalogue, self._stores, Computer(self._runner))
         self._desk: Desk | None = None
+        self._batches: BatchWorker | None = None
         self._grpc_server: grpc.aio.Server | None = None
         self._http_server: HttpServer | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -120,6 +125,7 @@ class GatewayServer:
         try:
             await self._accounts.start()
             backend = await self._backend()
+            self._batches = BatchWorker(backend.batches, backend.files, OpenAIBatches(backend), self._side_thread, self._clock)
             grpc_server = self._grpc_server = await new_server(backend, min(files // 4, MAX_GRPC_CONNECTIONS))
             self.grpc_address = f"{server.host}:{_bind_grpc(grpc_server, server.host, server.grpc_port, self._tls)}"
             self.http_address = f"{server.host}:{http_socket.getsockname()[1]}"
@@ -135,6 +141,7 @@ class GatewayServer:
         self._conductor.start()
         self._runner.start()
         self._keeper.start()
+        self._batches.start()
         await self._announce()
         logger.info("gateway serves HTTP on %s and gRPC on %s", self.http_address, self.grpc_address)
 
@@ -144,6 +151,7 @@ class GatewayServer:
         await first_of(asyncio.shield(self._serving), stop.wait())
         if self._serving.done():
             raise RuntimeError("the HTTP server has ended by itself")
+        await self._close_batches()
         self._runner.shut_down()
         self._http_server.should_exit = True
         await asyncio.gather(self._serving, self._grpc_server.stop(_GRACE_S), self._background.finish(_GRACE_S))
@@ -160,6 +168,7 @@ class GatewayServer:
         if self._desk is not None:
             await self._desk.close()
         await self._keeper.close()
+        await self._close_batches()
         self._side_thread.close()
         await self._background.close()
         await self._grammars.close()
@@ -168,6 +177,11 @@ class GatewayServer:
         await self._accounts.close()
         await self._membership.close()
         await self._valkey.aclose()
+
+    async def _close_batches(self) -> None:
+        """Others go on with them."""
+        if self._batches is not None:
+            await self._batches.close()
 
     def _new_link(self, config: ClusterConfig, redis_url: str, address: str | None) -> ConductorLink:
         lease, patience_s = None, 0.0
@@ -198,10 +212,19 @@ class GatewayServer:
             self._hashing,
             config.server.cache_budget_tokens,
         )
+        directory = config.server.files_dir or self._arguments.run_dir / "files"
+        files = Files(self._valkey, config.cluster, directory / "files", config.server.max_file_size, config.server.max_tenant_files_size)
+        batches = BatchDesk(self._valkey, config.cluster, directory / "batches", files, self._gateway_id, self._clock)
+        try:
+            await asyncio.to_thread(files.prepare)
+        except OSError as error:
+            raise ConfigError(f"server.files_dir: {directory} cannot be made: {error.strerror}", param="server.files_dir") from None
         return ApiBackend(
             config.cluster,
             self._valkey,
             config.server,
+            files,
+            batches,
             preparer,
             tokenizer,
             self._runner,

@@ -161,7 +161,7 @@ class _Exchange:
             if order.request.cache.dry_run:
                 self._end("200")
                 nothing = Answer((), Usage(0, 0, 0))
-                return self._json(await _written(order.format.whole(nothing)), prepared.use, nothing.usage)
+                return self._json(await written(order.format.whole(nothing)), prepared.use, nothing.usage)
             answer = self._answer = self._backend.start(prepared)
             self._watcher = asyncio.create_task(self._watch(answer))
             # Nothing is sent before the first token: a refusal at the last admission check is still a plain 429.
@@ -170,7 +170,7 @@ class _Exchange:
                 return _Stream(order.format.media_type, lambda: self._streamed(answer, order), self._end, self._headers(prepared.use))
             whole = await answer.whole()
             await self._after(order, whole)
-            response = self._json(await _written(order.format.whole(whole)), prepared.use, whole.usage)
+            response = self._json(await written(order.format.whole(whole)), prepared.use, whole.usage)
         except SpringtideError as error:
             self._end(self._outcome(error))
             logger.info("answered %d: %s", error.http_status, error.message, extra={"request_id": request_id})
@@ -323,7 +323,7 @@ async def _in_turns(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
         yield b"".join(taken)
 
 
-async def _written(pieces: Iterator[str]) -> str:
+async def written(pieces: Iterator[str]) -> str:
     """All of a long answer, with everybody else served in between."""
     text = []
     for piece in pieces:

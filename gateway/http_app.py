@@ -26,7 +26,7 @@ from gateway.exchange import REQUEST_ID_HEADER, SCHEMAS, Json, error_response
 from gateway.gemini import routes as gemini
 from gateway.gemini.answers import error_json as gemini_error
 from gateway.kimi import routes as kimi
-from gateway.openai import responses
+from gateway.openai import batches, files, responses
 from gateway.openai import routes as openai
 from gateway.openai.answers import error_body as openai_error
 from springtide.errors import InvalidRequest, SpringtideError, Unavailable
@@ -55,7 +55,16 @@ def create_app(backend: ApiBackend) -> FastAPI:
             allow_headers=["*"],
             expose_headers=_EXPOSED,
         )
-    for routes in (openai.routes, responses.routes, anthropic.routes, gemini.routes, kimi.routes, model_cards.routes):
+    for routes in (
+        openai.routes,
+        responses.routes,
+        files.routes,
+        batches.routes,
+        anthropic.routes,
+        gemini.routes,
+        kimi.routes,
+        model_cards.routes,
+    ):
         app.include_router(routes(backend))
 
     @app.get("/health")
@@ -74,7 +83,7 @@ def create_app(backend: ApiBackend) -> FastAPI:
     async def prometheus() -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    _describe(app, [*openai.BODIES, *responses.BODIES, *anthropic.BODIES, *gemini.BODIES, *kimi.BODIES])
+    _describe(app, [*openai.BODIES, *responses.BODIES, *batches.BODIES, *anthropic.BODIES, *gemini.BODIES, *kimi.BODIES])
     return app
 
 

@@ -92,6 +92,13 @@ class ServerConfig(Section):
     cors_origins: tuple[str, ...] = Field(
         (), description="origins whose pages may call the HTTP API, such as `https://app.example`; `*`: any"
     )
+    files_dir: Path | None = Field(
+        None,
+        description="where files of batches are kept, of all gateways of a cluster the same directory; default: `files` in the run "
+        "directory, which is as lasting as the embedded Valkey",
+    )
+    max_file_size: ByteSize = Field(200 << 20, description="most bytes of a file")
+    max_tenant_files_size: ByteSize = Field(4 << 30, description="most bytes of all files of a tenant; outputs of batches count too")
     gzip: bool = Field(True, description="compress whole answers over HTTP from 4 KiB on for clients that accept it; streams never are")
     tool_parser: ToolParserName | Literal["auto", "none"] = Field(
         "auto", description="how the model writes calls of tools; `auto`: as its chat template says. none: they are not looked for"

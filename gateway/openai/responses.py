@@ -59,6 +59,11 @@ def routes(backend: ApiBackend) -> APIRouter:
     return router
 
 
+def endpoint(backend: ApiBackend) -> Endpoint:
+    """For answers of which no HTTP request waits."""
+    return _ResponsesApi(backend).endpoint
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept(Order):
     """An order whose answer is to be kept."""

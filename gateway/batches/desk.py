@@ -1,0 +1,197 @@
+"""Batches as they are remembered, and who looks after each: records, the list of those that are open, and leases, in Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import redis.asyncio as redis
+
+from gateway.accounts.allowance import Caller
+from gateway.batches.batch import Batch
+from gateway.batches.files import Files
+from gateway.records import Records
+from springtide.clock import Clock
+from springtide.errors import InvalidRequest, Overloaded, Unavailable
+from springtide.ids import new_id
+from springtide.membership import UNREACHABLE
+
+MOST_OPEN = 100
+"""Batches of a tenant that are not over."""
+LEASE_S = 10.0
+_SAFE_SHARE = 0.9
+"""Of a lease, what its holder counts on: clocks go at different speeds."""
+_RETRY_S = 30.0
+
+# KEYS: the lease. ARGV: whose it is to be, milliseconds. Extends it if it is ours.
+_RENEW = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0"
+_RELEASE = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1]) or 0"
+
+
+class BatchNotThere(InvalidRequest):
+    """There is no such batch, or it is another tenant's."""
+
+    http_status = 404
+
+
+class BatchIsOver(InvalidRequest):
+    http_status = 409
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBatch:
+    """A batch that is not over."""
+
+    batch_id: str
+    tenant: str
+    made_at: float
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right to look after a batch."""
+
+    batch: OpenBatch
+    until: float
+    """On this process's clock: earlier than others may have it."""
+
+
+class BatchDesk:
+    """All tenants' batches."""
+
+    def __init__(self, client: redis.Redis, cluster: str, directory: Path, files: Files, holder: str, clock: Clock) -> None:
+        """`directory`, which all gateways share, has a directory for each open batch. `holder` is this gateway's name in leases."""
+        self._client = client
+        self._records = Records(client, cluster, "batch")
+        self._open = f"{cluster}:batches-open"
+        """A hash: batch id -> [made at, tenant]."""
+        self._lease_prefix = f"{cluster}:batch-lease:"
+        self._directory = directory
+        self._files = files
+        self._holder = holder
+        self._clock = clock
+        self._renew = client.register_script(_RENEW)
+        self._release = client.register_script(_RELEASE)
+        self.changed = asyncio.Event()
+        """Set when a batch was made here: who looks after them need not wait for its next look."""
+
+    def directory(self, batch_id: str) -> Path:
+        """Of an open batch: its input and its results."""
+        return self._directory / batch_id
+
+    def input(self, batch_id: str) -> Path:
+        return self.directory(batch_id) / "input.jsonl"
+
+    # ---- for clients ----
+
+    async def create(
+        self,
+        caller: Caller,
+        endpoint: str,
+        input_file_id: str,
+        window: str,
+        window_s: int,
+        metadata: dict[str, str] | None,
+        now: float,
+    ) -> Batch:
+        """A new batch. Raises FileNotThere, and Overloaded when the tenant has too many that are not over."""
+        tenant = caller.tenant
+        stored = await self._files.get(tenant, input_file_id)
+        if sum(batch.tenant == tenant for batch in await self.open()) >= MOST_OPEN:
+            message = f"{MOST_OPEN} batches of this tenant are not over yet, as many as there may be"
+            raise Overloaded(message, retry_after_s=_RETRY_S, reason="too_many_batches")
+        batch = Batch(new_id("batch"), tenant, endpoint, stored.file_id, window, int(now), int(now) + window_s, metadata)
+        batch = replace(batch, key_id=caller.key_id, most_lines=caller.budget("batch_lines") or 0)
+        await self._files.link(stored.file_id, self.input(batch.batch_id))
+        # In this order: one that is listed and not there is dropped from the list, one that is not listed would never be run.
+        await self._asked(self._client.hset(self._open, batch.batch_id, json.dumps([now, tenant])))
+        await self._records.create(tenant, batch.batch_id, batch.to_record(), made_at=now)
+        self.changed.set()
+        return batch
+
+    async def get(self, tenant: str, batch_id: str) -> Batch:
+        """Raises BatchNotThere."""
+        record = await self._records.get(tenant, batch_id)
+        if record is None:
+            raise self._not_there(batch_id)
+        return Batch.from_record(record)
+
+    async def page(self, tenant: str, *, after: str, limit: int) -> tuple[list[Batch], bool]:
+        """Up to `limit` of the tenant's batches, the latest first, and whether there are more."""
+        records, more = await self._records.page(tenant, after=after, limit=limit)
+        return [Batch.from_record(record.value) for record in records], more
+
+    async def cancel(self, tenant: str, batch_id: str, now: int) -> Batch:
+        """Raises BatchNotThere, and BatchIsOver when there is nothing left to cancel."""
+        batch = await self.change(tenant, batch_id, lambda batch: batch.cancelling(now))
+        if batch is None:
+            raise self._not_there(batch_id)
+        if not batch.cancelling_at:
+            raise BatchIsOver(f"batch {batch_id!r} is {batch.status}: there is nothing to cancel", code="batch_is_over")
+        self.changed.set()
+        return batch
+
+    # ---- for who looks after them ----
+
+    async def change(self, tenant: str, batch_id: str, change: Callable[[Batch], Batch | None]) -> Batch | None:
+        """What it is after `change`, whose None leaves it as it is. None: there is none."""
+
+        def changed(record: dict[str, Any]) -> dict[str, Any] | None:
+            batch = change(Batch.from_record(record))
+            return None if batch is None else batch.to_record()
+
+        record = await self._records.update(tenant, batch_id, changed)
+        return None if record is None else Batch.from_record(record)
+
+    async def open(self) -> list[OpenBatch]:
+        """All batches that are not over, of whichever tenant, the oldest first."""
+        entries = await self._asked(self._client.hgetall(self._open))
+        found = [
+            OpenBatch(batch_id.decode(), tenant, made_at) for batch_id, raw in entries.items() for made_at, tenant in [json.loads(raw)]
+        ]
+        return sorted(found, key=lambda batch: (batch.made_at, batch.batch_id))
+
+    async def open_lines(self, batch: Batch) -> int:
+        """Lines of its tenant's other batches that are not over, as far as they have been counted."""
+        others = [one.batch_id for one in await self.open() if one.tenant == batch.tenant and one.batch_id != batch.batch_id]
+        return sum(record["total"] for record in await self._records.get_all(batch.tenant, others) if record is not None)
+
+    async def closed(self, batch_id: str) -> None:
+        """The batch is over: it is in no list any more."""
+        await self._asked(self._client.hdel(self._open, batch_id))
+
+    async def claim(self, batch: OpenBatch) -> Lease | None:
+        """The right to look after it, unless somebody has it."""
+        asked_at = self._clock.now()
+        taken = await self._asked(self._client.set(self._lease_key(batch.batch_id), self._holder, nx=True, px=round(LEASE_S * 1000)))
+        return Lease(batch, asked_at + _SAFE_SHARE * LEASE_S) if taken else None
+
+    async def renew(self, lease: Lease) -> bool:
+        """Whether it is still ours, then for another time. Raises Unavailable."""
+        asked_at = self._clock.now()
+        arguments: list[str | int] = [self._holder, round(LEASE_S * 1000)]
+        ours = await self._asked(self._renew(keys=[self._lease_key(lease.batch.batch_id)], args=arguments))
+        if ours:
+            lease.until = asked_at + _SAFE_SHARE * LEASE_S
+        return bool(ours)
+
+    async def release(self, lease: Lease) -> None:
+        await self._asked(self._release(keys=[self._lease_key(lease.batch.batch_id)], args=[self._holder]))
+
+    def _lease_key(self, batch_id: str) -> str:
+        return self._lease_prefix + batch_id
+
+    @staticmethod
+    async def _asked(answer: Any) -> Any:
+        try:
+            return await cast("Any", answer)
+        except UNREACHABLE as error:
+            raise Unavailable(f"Valkey cannot be asked: {error}", code="records_unreachable") from None
+
+    @staticmethod
+    def _not_there(batch_id: str) -> BatchNotThere:
+        return BatchNotThere(f"there is no batch {batch_id!r}", param="batch_id", code="batch_not_found")

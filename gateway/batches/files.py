@@ -1,0 +1,237 @@
+"""Files that clients send and are given: their contents on the disk, what is known of them in Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, ParamSpec, TypeVar
+
+import redis.asyncio as redis
+
+from gateway.batches.results import sync_directory
+from gateway.records import Records
+from springtide.errors import InvalidRequest, Unavailable
+from springtide.ids import new_id
+from springtide.membership import UNREACHABLE
+
+Purpose = Literal["batch", "batch_output"]
+PIECE_BYTES = 256 << 10
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
+
+
+class FileNotThere(InvalidRequest):
+    """There is no such file, or it is another tenant's."""
+
+    http_status = 404
+
+
+class FileTooLarge(InvalidRequest):
+    http_status = 413
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file whose content is on the disk as a whole."""
+
+    file_id: str
+    filename: str
+    purpose: Purpose
+    num_bytes: int
+    created_at: int
+    """Seconds since 1970."""
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> StoredFile:
+        return cls(**record)
+
+
+class Upload:
+    """A file that is being received. `end` or `discard` ends it."""
+
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        self.path = path
+        self.num_bytes = 0
+        self._most_bytes = most_bytes
+        self._pieces: list[bytes] = []
+        self._held_bytes = 0
+        self._file: BinaryIO | None = None
+
+    async def write(self, data: bytes) -> None:
+        """Raises FileTooLarge, and Unavailable when the disk cannot take it."""
+        self.num_bytes += len(data)
+        if self.num_bytes > self._most_bytes:
+            raise FileTooLarge(
+                f"file: a file may have {self._most_bytes} bytes (server.max_file_size)", param="file", code="file_too_large"
+            )
+        self._pieces.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes >= PIECE_BYTES:
+            await self._flush()
+
+    async def end(self) -> None:
+        """Returns when all of it is on the disk for good, under its temporary name."""
+        await self._flush()
+        await on_disk(self._close, True)
+
+    async def discard(self) -> None:
+        await on_disk(self._close, False)
+
+    async def _flush(self) -> None:
+        pieces, self._pieces, self._held_bytes = self._pieces, [], 0
+        await on_disk(self._write, pieces)
+
+    def _write(self, pieces: list[bytes]) -> None:
+        if self._file is None:
+            self._file = self.path.open("xb")
+        self._file.write(b"".join(pieces))
+
+    def _close(self, keep: bool) -> None:
+        if self._file is not None:
+            if keep:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+        if not keep:
+            self.path.unlink(missing_ok=True)
+
+
+class Files:
+    """All tenants' files."""
+
+    def __init__(self, client: redis.Redis, cluster: str, directory: Path, most_file_bytes: int, most_tenant_bytes: int) -> None:
+        """`directory` is shared by all gateways of the cluster."""
+        self._client = client
+        self._records = Records(client, cluster, "file")
+        self._used = f"{cluster}:file-bytes"
+        """A hash: the bytes of each tenant's files."""
+        self._directory = directory
+        self._most_file_bytes = most_file_bytes
+        self._most_tenant_bytes = most_tenant_bytes
+
+    def prepare(self) -> None:
+        """Makes the directory. Raises OSError."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def path(self, file_id: str) -> Path:
+        """Of the content of a file that there is."""
+        return self._directory / file_id
+
+    async def upload(self, tenant: str) -> Upload:
+        """A new file's beginning. Raises FileTooLarge when the tenant has as much as it may."""
+        left = self._most_tenant_bytes - await self._add(tenant, 0)
+        if left <= 0:
+            raise self._no_room(tenant)
+        return Upload(self._directory / f"{new_id('upload')}.part", min(self._most_file_bytes, left))
+
+    async def keep(self, tenant: str, upload: Upload, filename: str, purpose: Purpose, now: float) -> StoredFile:
+        """The file that has been received, which counts from now on (seconds since 1970). Raises FileTooLarge."""
+        stored = StoredFile(new_id("file"), filename, purpose, upload.num_bytes, int(now))
+        used = await self._add(tenant, stored.num_bytes)
+        if used > self._most_tenant_bytes:
+            await self._add(tenant, -stored.num_bytes)
+            raise self._no_room(tenant)
+        await on_disk(self._rename, upload.path, stored.file_id)
+        await self._records.create(tenant, stored.file_id, asdict(stored), made_at=now)
+        return stored
+
+    async def make(
+        self, tenant: str, file_id: str, content: Iterable[bytes], filename: str, purpose: Purpose, now: float
+    ) -> StoredFile | None:
+        """A file of our own making; one that is there already, made by whoever was interrupted, is replaced. None where there is no
+        content. `content` is gone through in a thread."""
+        num_bytes = await on_disk(self._make, file_id, content)
+        if not num_bytes:
+            return None
+        stored = StoredFile(file_id, filename, purpose, num_bytes, int(now))
+        if await self._records.create(tenant, file_id, asdict(stored), made_at=now):
+            await self._add(tenant, num_bytes)
+        return stored
+
+    async def get(self, tenant: str, file_id: str) -> StoredFile:
+        """Raises FileNotThere."""
+        record = await self._records.get(tenant, file_id)
+        if record is None:
+            raise FileNotThere(f"there is no file {file_id!r}", param="file_id", code="file_not_found")
+        return StoredFile.from_record(record)
+
+    async def page(self, tenant: str, *, ascending: bool, after: str, limit: int) -> tuple[list[StoredFile], bool]:
+        """Up to `limit` of the tenant's files, and whether there are more."""
+        records, more = await self._records.page(tenant, order="asc" if ascending else "desc", after=after, limit=limit)
+        return [StoredFile.from_record(record.value) for record in records], more
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        """Raises FileNotThere. A batch that reads it has a name of its own for its content."""
+        stored = await self.get(tenant, file_id)
+        if await self._records.delete(tenant, file_id):
+            await self._add(tenant, -stored.num_bytes)
+        await on_disk(self.path(file_id).unlink, True)
+
+    async def content(self, stored: StoredFile) -> AsyncIterator[bytes]:
+        """Its bytes, in pieces."""
+        file = await on_disk(self.path(stored.file_id).open, "rb")
+        try:
+            while piece := await on_disk(file.read, PIECE_BYTES):
+                yield piece
+        finally:
+            file.close()
+
+    async def link(self, file_id: str, target: Path) -> None:
+        """Gives the content of a file another name, which it keeps when the file is deleted; in a directory that is made. Raises
+        Unavailable."""
+        await on_disk(self._link, file_id, target)
+
+    # ---- in threads ----
+
+    def _rename(self, source: Path, file_id: str) -> None:
+        source.rename(self.path(file_id))
+        sync_directory(self._directory)
+
+    def _make(self, file_id: str, content: Iterable[bytes]) -> int:
+        part = self._directory / f"{file_id}.part"
+        with part.open("wb") as file:
+            for piece in content:
+                file.write(piece)
+            num_bytes = file.tell()
+            file.flush()
+            os.fsync(file.fileno())
+        if num_bytes:
+            self._rename(part, file_id)
+        else:
+            part.unlink()
+        return num_bytes
+
+    def _link(self, file_id: str, target: Path) -> None:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            os.link(self.path(file_id), target)
+        except FileExistsError:
+            return
+        except OSError:  # A file system without links.
+            shutil.copyfile(self.path(file_id), target)
+        sync_directory(target.parent)
+
+    # ---- what a tenant has ----
+
+    async def _add(self, tenant: str, num_bytes: int) -> int:
+        try:
+            return int(await self._client.hincrby(self._used, tenant, num_bytes))
+        except UNREACHABLE as error:
+            raise Unavailable(f"Valkey cannot be asked: {error}", code="records_unreachable") from None
+
+    def _no_room(self, tenant: str) -> FileTooLarge:
+        message = f"file: the files of tenant {tenant!r} may have {self._most_tenant_bytes} bytes together (server.max_tenant_files_size)"
+        return FileTooLarge(message, param="file", code="files_full")
+
+
+async def on_disk(work: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+    """What `work` returns, in a thread. Raises Unavailable where the disk fails."""
+    try:
+        return await asyncio.to_thread(work, *args, **kwargs)
+    except OSError as error:
+        raise Unavailable(f"the directory of files cannot be used: {error}", code="disk") from error

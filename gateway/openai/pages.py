@@ -1,0 +1,24 @@
+"""Lists as OpenAI's APIs have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.exchange import Json
+from springtide.errors import InvalidRequest
+
+
+def page_of(data: Sequence[Json], more: bool) -> Json:
+    """One page of a list."""
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": list(data), "first_id": first, "last_id": last, "has_more": more}
+
+
+def whole_number(query: Mapping[str, str], name: str, default: int, most: int) -> int:
+    """The number of 1 to `most` in a request's query. Raises InvalidRequest."""
+    text = query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most):
+        raise InvalidRequest(f"{name} must be 1 to {most}, not {text[:40]!r}", param=name, code="invalid_value")
+    return int(text)
