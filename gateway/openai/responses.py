@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from gateway.answer import ApiBackend
 from gateway.api_request import ApiRequest, Conversation, Speaker
 from gateway.bodies import parse_body
-from gateway.exchange import Call, Endpoint, Order, Pending, exchange, server_sent, takes
+from gateway.exchange import Call, Endpoint, Order, Pending, exchange, read, server_sent, takes
 from gateway.openai.answers import error_body, token_json
-from gateway.openai.responses_body import ResponseRequest
+from gateway.openai.responses_body import InputTokensRequest, PromptRequest, ResponseRequest
 from gateway.openai.responses_format import Json, ResponseFormat
 from gateway.openai.responses_items import Item, ItemIds
 from gateway.openai.responses_jobs import ResponseJobs
@@ -25,7 +25,7 @@ from gateway.records import RecordTooLarge
 from springtide.errors import InvalidRequest, Unavailable
 
 PATH = "/v1/responses"
-BODIES = (ResponseRequest,)
+BODIES = (ResponseRequest, InputTokensRequest)
 """For the API's own description."""
 _PAGE, _MOST_ITEMS = 20, 100
 _KEEP_ALIVE = b": waiting\n\n"
@@ -38,6 +38,10 @@ def routes(backend: ApiBackend) -> APIRouter:
     @router.post(PATH, openapi_extra=takes(ResponseRequest))
     async def create(request: Request) -> Response:
         return await exchange(backend, request, api.endpoint)
+
+    @router.post(f"{PATH}/input_tokens", openapi_extra=takes(InputTokensRequest))
+    async def input_tokens(request: Request) -> Json:
+        return await api.input_tokens(request)
 
     @router.get(f"{PATH}/{{response_id}}")
     async def retrieve(request: Request, response_id: str) -> Response:
@@ -78,6 +82,23 @@ class _Kept(Order):
         return Stored(response, self.input_text, self.chain)
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a request refers to."""
+
+    earlier: Sequence[Stored] = ()
+    """The conversation before it."""
+    owners: Mapping[str, Stored] = field(default_factory=dict)
+    """The responses that have the items that it refers to, by the items' ids."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(stored.input_text) for stored in (*self.earlier, *self.owners.values()))
+
+
+_NOTHING = _Found()
+
+
 class _ResponsesApi:
     """What is behind the routes."""
 
@@ -93,28 +114,25 @@ class _ResponsesApi:
     def _read(self, raw: bytes, call: Call, backend: ApiBackend) -> Order | Pending:
         body = parse_body(raw, ResponseRequest, backend.preparer.bounds.max_values)
         backend.preparer.check_model(body.model)
-        references = [item["id"] for item in body.input if item["type"] == "item_reference"]
-        if body.previous_response_id is None and not references:
-            return self._order(body, call, (), {})
-        return Pending(lambda: self._look_up(body, len(raw), call, references))
+        if not _refers(body):
+            return self._order(body, call, _NOTHING)
 
-    async def _look_up(
-        self, body: ResponseRequest, num_bytes: int, call: Call, references: Sequence[str]
-    ) -> tuple[int, Callable[[], Order]]:
-        tenant = call.origin.tenant
-        owners = await self.store.owners_of(tenant, references) if references else {}
-        earlier: Sequence[Stored] = ()
-        if body.previous_response_id is not None:
-            earlier = await self.store.conversation(tenant, body.previous_response_id)
-        num_bytes += sum(len(stored.input_text) for stored in earlier)
-        return num_bytes, lambda: self._order(body, call, earlier, owners)
+        async def look_up() -> tuple[int, Callable[[], Order]]:
+            found = await self._found(body, call.origin.tenant)
+            return len(raw) + found.num_bytes, lambda: self._order(body, call, found)
 
-    def _order(self, body: ResponseRequest, call: Call, earlier: Sequence[Stored], owners: Mapping[str, Stored]) -> Order:
+        return Pending(look_up)
+
+    async def _found(self, body: PromptRequest, tenant: str) -> _Found:
+        owners = await self.store.owners_of(tenant, _references(body))
+        if body.previous_response_id is None:
+            return _Found((), owners)
+        return _Found(await self.store.conversation(tenant, body.previous_response_id), owners)
+
+    def _order(self, body: ResponseRequest, call: Call, found: _Found) -> Order:
         response_id = call.origin.request_id.replace("-", "_", 1)
-        own = ItemIds(response_id).named([_referenced(item, owners) for item in body.input])
-        request = body.api_request([*(item for stored in earlier for item in stored.items), *own])
-        if body.truncation == "auto":
-            request = _fitted(request, self._backend.preparer, instructed=body.instructions is not None)
+        own = ItemIds(response_id).named([_referenced(item, found.owners) for item in body.input])
+        request, earlier = self._request(body, found, own), found.earlier
         tokenizer = self._backend.tokenizer
         entry = (lambda placed: token_json(placed, tokenizer)) if body.wants_logprobs else None
         defaults = self._backend.preparer.default_sampling
@@ -131,6 +149,30 @@ class _ResponsesApi:
             return order
         self.jobs.check_room(call.origin.tenant)
         return replace(order, hand_over=lambda prepared: self._begin(order, prepared))
+
+    def _request(self, body: PromptRequest, found: _Found, own: Sequence[Item]) -> ApiRequest:
+        request = body.api_request([*(item for stored in found.earlier for item in stored.items), *own])
+        if body.truncation == "auto":
+            return _fitted(request, self._backend.preparer, instructed=body.instructions is not None)
+        return request
+
+    async def input_tokens(self, request: Request) -> Json:
+        preparer = self._backend.preparer
+
+        def parse(raw: bytes) -> tuple[InputTokensRequest, int]:
+            return parse_body(raw, InputTokensRequest, preparer.bounds.max_values), len(raw)
+
+        body, num_bytes = await read(self._backend, request, parse)
+        preparer.check_model(body.model)
+        found = await self._found(body, request.state.tenant) if _refers(body) else _NOTHING
+
+        def count() -> int:
+            own = [_referenced(item, found.owners) for item in body.input]
+            (tokens,) = preparer.tokens(self._request(body, found, own))
+            return len(tokens)
+
+        num_tokens = await self._backend.side_thread.run(num_bytes + found.num_bytes, count)
+        return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
     async def _keep(self, order: Order, answer: Answer) -> None:
         if not isinstance(order, _Kept):
@@ -205,6 +247,14 @@ class _ResponsesApi:
         response = (await self.store.get(tenant, response_id)).response
         kind = "response.failed" if response["status"] == "failed" else "response.incomplete"
         yield server_sent({"type": kind, "sequence_number": position + 1, "response": response}, kind)
+
+
+def _references(body: PromptRequest) -> list[str]:
+    return [item["id"] for item in body.input if item["type"] == "item_reference"]
+
+
+def _refers(body: PromptRequest) -> bool:
+    return body.previous_response_id is not None or bool(_references(body))
 
 
 def _referenced(item: Item, owners: Mapping[str, Stored]) -> Item:

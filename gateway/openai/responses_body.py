@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, FailFast, Field, ValidationError, model_validator
@@ -197,6 +198,9 @@ class CacheOptions(PromptCacheOptions):
     prewarm: NeutralFalse = None
     comparison_response_id: Neutral = None
 
+    def shown(self) -> Json:
+        return {"mode": self.mode, "ttl": self.ttl}
+
 
 class BackgroundOptions(Body):
     completion_window: Annotated[Any, OnlyNeutral("soonest")] = None
@@ -207,14 +211,77 @@ class StreamOptions(Body):
     include_obfuscation: NeutralFalse = None
 
 
-class ResponseRequest(Body):
-    """OpenAI's fields; vLLM's and ours of the same meaning as in chat, from `seed` on; at last those that ask for what is not served, which
-    are taken at the values that ask for nothing."""
+class PromptRequest(Body):
+    """What a prompt is made of. `conversation` asks for what is not served, and is taken at the value that asks for nothing."""
 
     model: str
     input: Input = ()
     instructions: Text | None = None
     previous_response_id: Identifier | None = None
+    tools: Tools = ()
+    tool_choice: Choice = "auto"
+    parallel_tool_calls: Annotated[bool, default_when_null(True)] = True
+    text: Annotated[TextConfig, default_when_null(TextConfig())] = TextConfig()
+    reasoning: Annotated[Reasoning, default_when_null(Reasoning())] = Reasoning()
+    truncation: Annotated[Literal["auto", "disabled"], default_when_null("disabled")] = "disabled"
+    conversation: Neutral = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> PromptRequest:
+        if not self.input and self.previous_response_id is None and self.instructions is None:
+            raise ValueError("input must have at least one item")
+        if isinstance(self.tool_choice, NamedFunction | AllowedTools):
+            known = {tool.name for tool in self.tools}
+            wanted = [self.tool_choice] if isinstance(self.tool_choice, NamedFunction) else self.tool_choice.tools
+            missing = [tool.name for tool in wanted if tool.name not in known]
+            if missing:
+                raise ValueError(f"tool_choice names {missing[0]!r}, which is not among the tools")
+        elif self.tool_choice == "required" and not self.tools:
+            raise ValueError("tool_choice is 'required', but there are no tools")
+        return self
+
+    def api_request(self, history: Sequence[Item]) -> ApiRequest:
+        """What is asked for; `history` has the items of the conversation so far, and then this one's. Raises InvalidRequest."""
+        messages = conversation_of(history)
+        if self.instructions is not None:
+            messages.insert(0, Message(Speaker.SYSTEM, self.instructions))
+        if not messages:
+            raise InvalidRequest("input must have at least one item", param="input")
+        prompt = Conversation(tuple(messages), self._offered_tools(), self._choice(), self._template_options())
+        return ApiRequest(self.model, prompt, format=self.text.format.format(), names=_NAMES)
+
+    def _offered_tools(self) -> tuple[Tool, ...]:
+        allowed = None
+        if isinstance(self.tool_choice, AllowedTools):
+            allowed = {tool.name for tool in self.tool_choice.tools}
+        return tuple(tool.tool() for tool in self.tools if allowed is None or tool.name in allowed)
+
+    def _choice(self) -> ToolChoice:
+        match self.tool_choice:
+            case NamedFunction(name=name):
+                return ToolChoice(ToolMode.REQUIRED, name, parallel=False)
+            case AllowedTools(mode=mode):
+                return ToolChoice(ToolMode(mode), parallel=self.parallel_tool_calls)
+        return ToolChoice(ToolMode(self.tool_choice), parallel=self.parallel_tool_calls)
+
+    def _template_options(self) -> Json:
+        """What templates of reasoning models know."""
+        effort = self.reasoning.effort
+        if effort is None:
+            return {}
+        return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+
+
+class InputTokensRequest(PromptRequest):
+    """The body of `POST /v1/responses/input_tokens`."""
+
+    personality: Neutral = None
+
+
+class ResponseRequest(PromptRequest):
+    """OpenAI's fields; vLLM's and ours of the same meaning as in chat, from `seed` on; at last those that ask for what is not served, which
+    are taken at the values that ask for nothing."""
+
     stream: Flag = False
     stream_options: StreamOptions | None = None
     background: Flag = False
@@ -227,12 +294,6 @@ class ResponseRequest(Body):
     top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     include: Annotated[list[str], FailFast(), Field(max_length=64), default_when_null([])] = Field(default_factory=list)
-    tools: Tools = ()
-    tool_choice: Choice = "auto"
-    parallel_tool_calls: Annotated[bool, default_when_null(True)] = True
-    text: Annotated[TextConfig, default_when_null(TextConfig())] = TextConfig()
-    reasoning: Annotated[Reasoning, default_when_null(Reasoning())] = Reasoning()
-    truncation: Annotated[Literal["auto", "disabled"], default_when_null("disabled")] = "disabled"
     prompt_cache_key: Identifier | None = None
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
@@ -252,7 +313,6 @@ class ResponseRequest(Body):
     deadline_ms: Annotated[float, Field(gt=0, le=MAX_DEADLINE_MS)] | None = None
     idle: Flag = False
 
-    conversation: Neutral = None
     prompt: Neutral = None
     moderation: Neutral = None
     image: Neutral = None
@@ -266,19 +326,9 @@ class ResponseRequest(Body):
             raise ValueError("background needs store: the answer is fetched later")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options may only be set when stream is true")
-        if not self.input and self.previous_response_id is None and self.instructions is None:
-            raise ValueError("input must have at least one item")
         unknown = [name for name in self.include if name not in _INCLUDABLE]
         if unknown:
             raise ValueError(f"include may hold {', '.join(_INCLUDABLE)}, not {unknown[0][:100]!r}")
-        if isinstance(self.tool_choice, NamedFunction | AllowedTools):
-            known = {tool.name for tool in self.tools}
-            wanted = [self.tool_choice] if isinstance(self.tool_choice, NamedFunction) else self.tool_choice.tools
-            missing = [tool.name for tool in wanted if tool.name not in known]
-            if missing:
-                raise ValueError(f"tool_choice names {missing[0]!r}, which is not among the tools")
-        elif self.tool_choice == "required" and not self.tools:
-            raise ValueError("tool_choice is 'required', but there are no tools")
         return self
 
     @property
@@ -286,22 +336,13 @@ class ResponseRequest(Body):
         return LOGPROBS in self.include or bool(self.top_logprobs)
 
     def api_request(self, history: Sequence[Item]) -> ApiRequest:
-        """What is asked for; `history` has the items of the conversation so far, and then this one's. Raises InvalidRequest."""
-        messages = conversation_of(history)
-        if self.instructions is not None:
-            messages.insert(0, Message(Speaker.SYSTEM, self.instructions))
-        if not messages:
-            raise InvalidRequest("input must have at least one item", param="input")
-        return ApiRequest(
-            model=self.model,
-            prompt=Conversation(tuple(messages), self._offered_tools(), self._choice(), self._template_options()),
+        return replace(
+            super().api_request(history),
             max_tokens=self.max_output_tokens,
             sampling=self._sampling(),
-            format=self.text.format.format(),
             # Of vLLM's priorities the lower are the more important.
             terms=Terms(priority=-(self.priority or 0), deadline_ms=self.deadline_ms or 0.0, idle=self.idle),
             cache=self._cache_use(),
-            names=_NAMES,
         )
 
     def _cache_use(self) -> CacheUse:
@@ -317,27 +358,6 @@ class ResponseRequest(Body):
         if self.top_k is not None:
             values["top_k"] = max(self.top_k, 0)
         return {**values, "logprobs": self.top_logprobs or 0} if self.wants_logprobs else values
-
-    def _offered_tools(self) -> tuple[Tool, ...]:
-        allowed = None
-        if isinstance(self.tool_choice, AllowedTools):
-            allowed = {tool.name for tool in self.tool_choice.tools}
-        return tuple(tool.tool() for tool in self.tools if allowed is None or tool.name in allowed)
-
-    def _choice(self) -> ToolChoice:
-        match self.tool_choice:
-            case NamedFunction(name=name):
-                return ToolChoice(ToolMode.REQUIRED, name, self.parallel_tool_calls)
-            case AllowedTools(mode=mode):
-                return ToolChoice(ToolMode(mode), parallel=self.parallel_tool_calls)
-        return ToolChoice(ToolMode(self.tool_choice), parallel=self.parallel_tool_calls)
-
-    def _template_options(self) -> Json:
-        """What templates of reasoning models know."""
-        effort = self.reasoning.effort
-        if effort is None:
-            return {}
-        return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
     def shown(self) -> Json:
         """The fields that a response shows of its request."""
@@ -364,6 +384,8 @@ class ResponseRequest(Body):
             "top_p": self.top_p,
             "truncation": self.truncation,
             "user": self.user,
+            "prompt_cache_retention": self.prompt_cache_retention,
+            **({} if (options := self.prompt_cache_options) is None else {"prompt_cache_options": options.shown()}),
         }
 
 

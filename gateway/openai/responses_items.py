@@ -226,12 +226,10 @@ class ItemIds:
         return [item if "id" in item else {"id": self.of(item["type"], number), **item} for number, item in enumerate(items)]
 
 
-def response_of(item_id: str) -> tuple[str, int] | None:
-    """The id of the response that an item is of, and its number there; None when it is no id of ours."""
+def response_of(item_id: str) -> str | None:
+    """The id of the response that an item is of; None when it is no id of ours."""
     parts = item_id.split("_")
-    if len(parts) != 3 or not parts[2].isdecimal() or len(parts[2]) > 9:
-        return None
-    return f"resp_{parts[1]}", int(parts[2])
+    return f"resp_{parts[1]}" if len(parts) == 3 and parts[2].isdecimal() else None
 
 
 # ---- the conversation ----

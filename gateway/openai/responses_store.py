@@ -147,7 +147,7 @@ class ResponseStore:
 
     async def owners_of(self, tenant: str, item_ids: Iterable[str]) -> dict[str, Stored]:
         """The stored responses that have these items, by the items' ids. Raises ResponseNotFound."""
-        wanted = {item_id: found[0] if (found := response_of(item_id)) else "" for item_id in item_ids}
+        wanted = {item_id: response_of(item_id) or "" for item_id in item_ids}
         names = sorted(set(wanted.values()) - {""})
         values = dict(zip(names, await self._responses.get_all(tenant, names), strict=True))
         owners = {}

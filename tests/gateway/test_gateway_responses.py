@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -163,6 +164,42 @@ async def test_with_truncation_the_oldest_turns_make_room(client: openai.AsyncOp
     made = await client.responses.create(model=MODEL, input=turns, instructions="Be brief.", truncation="auto", max_output_tokens=50)
     prompt = prompt_of(cluster, tokenizer)
     assert "Be brief." in prompt and "Turn 9:" in prompt and "Turn 0:" not in prompt and made.output_text == REPLY
+
+
+async def test_the_tokens_of_a_prompt_are_counted(client: openai.AsyncOpenAI) -> None:
+    first = await client.responses.create(model=MODEL, input="One?", instructions="Be brief.")
+    counted = await client.responses.input_tokens.count(model=MODEL, input="One?", instructions="Be brief.")
+    assert first.usage is not None and counted.input_tokens == first.usage.input_tokens
+    second = await client.responses.create(model=MODEL, input="Two?", previous_response_id=first.id)
+    counted = await client.responses.input_tokens.count(model=MODEL, input="Two?", previous_response_id=first.id)
+    assert second.usage is not None and counted.input_tokens == second.usage.input_tokens
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+WEATHER: Any = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+
+
+async def test_a_function_is_called_and_its_output_answered(client: openai.AsyncOpenAI, cluster: Cluster, tokenizer: Tokenizer) -> None:
+    answer, call = tokenizer.encode(REPLY), tokenizer.encode(CALL)
+    cluster.script = lambda start: call
+    options: Any = {"model": MODEL, "tools": [WEATHER]}
+    first = await client.responses.create(**options, input="How warm is it in Ulm?")
+    (called,) = first.output
+    assert called.type == "function_call" and called.name == "weather" and json.loads(called.arguments) == {"city": "Ulm"}
+
+    events = [event async for event in await client.responses.create(**options, input="How warm is it in Ulm?", stream=True)]
+    assert [event.type for event in events if "arguments.delta" not in event.type] == [
+        *("response.created", "response.in_progress", "response.output_item.added"),
+        *("response.function_call_arguments.done", "response.output_item.done", "response.completed"),
+    ]
+    assert "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta") == called.arguments
+
+    cluster.script = lambda start: answer
+    output: Any = [{"type": "function_call_output", "call_id": called.call_id, "output": "12 degrees"}]
+    second = await client.responses.create(**options, input=output, previous_response_id=first.id)
+    prompt = prompt_of(cluster, tokenizer)
+    assert prompt.index("How warm") < prompt.index('{"name": "weather", "arguments": {"city": "Ulm"}}') < prompt.index("12 degrees")
+    assert second.output_text == REPLY
 
 
 # ---- what is refused ----
