@@ -214,8 +214,6 @@ class Preparer:
             raise InvalidRequest(f"stop may hold at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_LENGTH} characters", param="stop")
         if request.cache.named:
             raise InvalidRequest("context caches cannot be named here", param="cache_id")
-        if request.format is not None:
-            raise InvalidRequest("response_format is not supported by this server; leave it out", param="response_format")
         self._check_sampling(request)
         prompts, reading = self._tokens(request)
         self._check_scoring(request, prompts)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.support.cluster import Cluster
 
@@ -44,6 +46,24 @@ def test_the_second_turn_reuses_the_first_answer(cluster: Cluster, client: opena
     assert first.usage is not None and second.usage is not None
     cached = second.usage.input_tokens_details.cached_tokens
     assert cached > first.usage.input_tokens // 64 * 64, "only the prompt was reused, not the answer"
+
+
+class City(BaseModel):
+    name: Literal["Paris", "Rome", "Ulm"]
+    warm: bool
+
+
+def test_an_answer_is_parsed_as_what_it_was_to_be(cluster: Cluster, client: openai.OpenAI) -> None:
+    options: Any = {"model": cluster.model, "input": "Tell me of a city in France, as JSON.", "max_output_tokens": 60}
+    parsed = [client.responses.parse(**options, text_format=City, extra_body={"seed": seed}).output_parsed for seed in range(3)]
+    assert all(isinstance(city, City) for city in parsed)
+    with client.responses.stream(**options, text_format=City) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, City)
+    anything = client.responses.create(**options, text={"format": {"type": "json_object"}}, temperature=0)
+    assert anything.status == "incomplete" or isinstance(json.loads(anything.output_text), dict)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**options, text={"format": {"type": "json_schema", "name": "x", "schema": {"type": "colour"}}})
+    assert refused.value.param == "text.format"
 
 
 async def test_the_asynchronous_client_follows_a_background_response(cluster: Cluster) -> None:
