@@ -180,8 +180,9 @@ def usage_json(usage: Usage) -> Json:
     }
 
 
-def count_json(num_tokens: int) -> Json:
-    return {"totalTokens": num_tokens, "promptTokensDetails": _text_tokens(num_tokens)}
+def count_json(num_tokens: int, cached_tokens: int = 0) -> Json:
+    """`cached_tokens` are those of the context that is named."""
+    return {"totalTokens": num_tokens, "cachedContentTokenCount": cached_tokens, "promptTokensDetails": _text_tokens(num_tokens)}
 
 
 def model_json(name: str, context_length: int) -> Json:

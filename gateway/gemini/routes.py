@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from gateway.answer import ApiBackend
+from gateway.api_request import ApiRequest
 from gateway.bodies import parse_body
 from gateway.exchange import Call, Endpoint, Json, Order, exchange, read, takes
 from gateway.gemini.answers import ContentFormat, count_json, error_json
@@ -35,13 +36,21 @@ def routes(backend: ApiBackend) -> APIRouter:
         return await exchange(backend, request, STREAM)
 
     async def count_tokens(request: Request) -> Json:
-        model = request.path_params["model"]
-        return await read(backend, request, lambda raw: count(raw, model))
+        asked, num_tokens = await read(backend, request, lambda raw: count(raw, request.path_params["model"]))
+        if not asked.cache.named:
+            return count_json(num_tokens)
+        whole, use = await backend.caches.applied(request.state.tenant, asked)
+        cached_tokens = 0 if use is None else use.cache.tokens
+        return count_json(await backend.side_thread.run(cached_tokens, tokens_of, whole), cached_tokens)
 
-    def count(raw: bytes, model: str) -> Json:
+    def count(raw: bytes, model: str) -> tuple[ApiRequest, int]:
+        """Of a request that begins with a cache, not before that is there."""
         asked = parse_body(raw, CountTokensRequest, backend.preparer.bounds.max_values).request(model)
         backend.preparer.check_model(asked.model)
-        return count_json(sum(map(len, backend.preparer.tokens(asked))))
+        return asked, 0 if asked.cache.named else tokens_of(asked)
+
+    def tokens_of(asked: ApiRequest) -> int:
+        return sum(map(len, backend.preparer.tokens(asked)))
 
     async def other(model: str, method: str) -> Response:
         backend.preparer.check_model(model)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 import anthropic
 import pytest
 from google import genai
 from google.genai import types
+from pydantic import BaseModel, Field
 
 from tests.support.cluster import Cluster
 
@@ -95,3 +96,21 @@ def test_all_three_apis_give_the_same_answer_to_the_same_question(
     config = types.GenerateContentConfig(max_output_tokens=16, temperature=0)
     content = gemini.models.generate_content(model=cluster.model, contents="Name three colours.", config=config)
     assert text_of(message) == content.text
+
+
+class Colour(BaseModel):
+    name: Annotated[str, Field(max_length=20)]
+    warm: bool
+
+
+def test_anthropic_s_parsed_messages_are_of_the_model_that_was_asked_for(cluster: Cluster, claude: anthropic.Anthropic) -> None:
+    parsed = claude.messages.parse(model=cluster.model, max_tokens=100, messages=QUESTION, output_format=Colour)
+    assert isinstance(parsed.parsed_output, Colour)
+
+
+def test_google_s_parsed_answers_are_of_the_schema_that_was_asked_for(cluster: Cluster, gemini: genai.Client) -> None:
+    config = types.GenerateContentConfig(max_output_tokens=100, response_mime_type="application/json", response_schema=Colour)
+    assert isinstance(gemini.models.generate_content(model=cluster.model, contents="Name a colour.", config=config).parsed, Colour)
+    words = types.Schema(type=types.Type.STRING, enum=["red", "green"])
+    config = types.GenerateContentConfig(max_output_tokens=10, response_mime_type="text/x.enum", response_schema=words)
+    assert gemini.models.generate_content(model=cluster.model, contents="Name a colour.", config=config).text in ("red", "green")
