@@ -71,6 +71,7 @@ class MessagesFormat:
         if not self._started:
             self._started = True
             yield _event("message_start", message=self._message(usage))
+            yield _event("ping")
 
     def _part(self, part: Part) -> Iterable[bytes]:
         match part:
