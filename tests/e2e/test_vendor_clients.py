@@ -27,12 +27,12 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def claude(cluster: Cluster) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=cluster.url, api_key="none", max_retries=0, timeout=60)
+    return anthropic.Anthropic(base_url=cluster.url, api_key="none", max_retries=0, timeout=120)
 
 
 @pytest.fixture(scope="module")
 def gemini(cluster: Cluster) -> genai.Client:
-    return genai.Client(api_key="none", http_options=types.HttpOptions(base_url=cluster.url, timeout=60_000))
+    return genai.Client(api_key="none", http_options=types.HttpOptions(base_url=cluster.url, timeout=120_000))
 
 
 def text_of(message: anthropic.types.Message) -> str:
@@ -64,7 +64,7 @@ def test_anthropic_s_answer_goes_on_with_the_assistant_s_words(cluster: Cluster,
 
 
 async def test_anthropic_s_asynchronous_client_asks_several_at_once(cluster: Cluster) -> None:
-    async with anthropic.AsyncAnthropic(base_url=cluster.url, api_key="none", max_retries=0, timeout=60) as client:
+    async with anthropic.AsyncAnthropic(base_url=cluster.url, api_key="none", max_retries=0, timeout=120) as client:
         asked = [client.messages.create(model=cluster.model, max_tokens=12, extra_body=GREEDY, messages=QUESTION) for _ in range(4)]
         answers = {text_of(message) for message in await asyncio.gather(*asked)}
     assert len(answers) == 1
