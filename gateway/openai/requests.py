@@ -7,15 +7,13 @@ Fields that exist in OpenAI's API but have no meaning here are accepted at the v
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     FailFast,
     Field,
     WithJsonSchema,
@@ -23,7 +21,7 @@ from pydantic import (
 )
 
 from gateway.api_request import ApiRequest, CacheUse, Conversation, Prompt, Texts
-from gateway.fields import JsonObject
+from gateway.fields import Body, JsonObject, Neutral, NeutralFalse, NeutralList, NeutralObject, OnlyNeutral, default_when_null, unicode_text
 from gateway.kimi.use import CACHE_ROLE, use_of_message
 from gateway.openai.formats import GuidedFields
 from gateway.openai.messages import MAX_TOOLS, PROMPT_CACHE_TTL_S, ChatMessage, ChatTool, PromptCacheOptions, WantedTool, tool_choice
@@ -47,40 +45,6 @@ from springtide.protocol.scheduling import MAX_DEADLINE_MS, Terms
 _TERMS = tuple(field.name for field in fields(Terms))
 MAX_SALT_LENGTH = 1024
 INT32 = (-(1 << 31), (1 << 31) - 1)
-_MAX_FIELDS = 256
-"""Of an object: those that are not known are listed one by one."""
-
-
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_few_fields(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > _MAX_FIELDS:
-            raise ValueError(
-                f"{next(name for name in value if name not in cls.model_fields)} and {len(value) - 1} more are too many fields"
-            )
-        return value
-
-
-def _neutral(*allowed: Any) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if value is None or any(value == neutral and type(value) is type(neutral) for neutral in allowed):
-            return value
-        choices = " or ".join(["null", *(repr(neutral).lower() if isinstance(neutral, bool) else repr(neutral) for neutral in allowed)])
-        raise ValueError(f"is not supported by this server; leave it out (or send {choices})")
-
-    return check
-
-
-def _unicode(text: str) -> str:
-    """JSON can write half a surrogate pair, which is no text."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"is not valid Unicode at character {error.start}") from None
-    return text
 
 
 def _stop_strings(value: Any) -> Any:
@@ -94,7 +58,7 @@ def _stop_strings(value: Any) -> Any:
     for stop in stops:
         if not 1 <= len(stop) <= MAX_STOP_LENGTH:
             raise ValueError(f"strings must have 1 to {MAX_STOP_LENGTH} characters, not {len(stop)}")
-    return tuple(map(_unicode, stops))
+    return tuple(map(unicode_text, stops))
 
 
 def _logit_bias(value: Any) -> LogitBias | None:
@@ -133,16 +97,16 @@ def _bad_words(value: Any) -> tuple[str, ...]:
         raise ValueError("must be a list of strings")
     if len(value) > MAX_BAD_WORDS or not all(1 <= len(word) <= MAX_BAD_WORD_LENGTH for word in value):
         raise ValueError(f"may hold at most {MAX_BAD_WORDS} strings of 1 to {MAX_BAD_WORD_LENGTH} characters")
-    return tuple(map(_unicode, value))
+    return tuple(map(unicode_text, value))
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
     """One prompt or several, each as text or as token ids."""
     if isinstance(value, str):
-        return (_unicode(value),)
+        return (unicode_text(value),)
     if isinstance(value, (list, tuple)) and value:
         if all(isinstance(entry, str) for entry in value):
-            return tuple(map(_unicode, value))
+            return tuple(map(unicode_text, value))
         if _is_token_ids(value):
             return (tuple(value),)
         if all(isinstance(entry, list) and entry and _is_token_ids(entry) for entry in value):
@@ -154,20 +118,12 @@ def _is_token_ids(value: Any) -> bool:
     return all(isinstance(token, int) and not isinstance(token, bool) for token in value)
 
 
-def _default_when_null(default: Any) -> BeforeValidator:
-    return BeforeValidator(lambda value: default if value is None else value)
-
-
 def _finite_int(value: int) -> int:
     if not -(1 << 63) <= value < 1 << 64:
         raise ValueError("must be a 64-bit integer")
     return value
 
 
-Neutral = Annotated[Any, AfterValidator(_neutral())]
-NeutralFalse = Annotated[Any, AfterValidator(_neutral(False))]
-NeutralList = Annotated[Any, AfterValidator(_neutral([]))]
-NeutralObject = Annotated[Any, AfterValidator(_neutral({}))]
 _TEXT: dict[str, Any] = {"type": "string"}
 _TOKEN_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 Stop = Annotated[
@@ -224,9 +180,9 @@ Prompts = Annotated[
 Seed = Annotated[int, AfterValidator(_finite_int)]
 
 
-class StreamOptions(_Body):
-    include_usage: Annotated[bool, _default_when_null(False)] = False
-    continuous_usage_stats: Annotated[bool, _default_when_null(False)] = False
+class StreamOptions(Body):
+    include_usage: Annotated[bool, default_when_null(False)] = False
+    continuous_usage_stats: Annotated[bool, default_when_null(False)] = False
     """With `include_usage`: every chunk says what the answer has taken so far."""
     include_obfuscation: NeutralFalse = None
 
@@ -235,9 +191,9 @@ class OpenAIRequest(GuidedFields):
     """What chat and plain completions have in common, vLLM's extras included."""
 
     model: str
-    stream: Annotated[bool, _default_when_null(False)] = False
+    stream: Annotated[bool, default_when_null(False)] = False
     stream_options: StreamOptions | None = None
-    n: Annotated[int, _default_when_null(1), Field(ge=1, le=MAX_CHOICES)] = 1
+    n: Annotated[int, default_when_null(1), Field(ge=1, le=MAX_CHOICES)] = 1
     stop: Stop = ()
     seed: Seed | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -249,18 +205,18 @@ class OpenAIRequest(GuidedFields):
     logit_bias: Bias = None
     user: str | None = None
     """Says who the end user is; there is nothing to be done with it."""
-    include_stop_str_in_output: Annotated[bool, _default_when_null(False)] = False
-    skip_special_tokens: Annotated[bool, _default_when_null(True)] = True
+    include_stop_str_in_output: Annotated[bool, default_when_null(False)] = False
+    skip_special_tokens: Annotated[bool, default_when_null(True)] = True
     spaces_between_special_tokens: bool | None = None
     """Tokenizers of today put none there in any case."""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32[1])] | None = None
-    cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH), AfterValidator(_unicode)] | None = None
-    prompt_cache_key: Annotated[str, Field(max_length=MAX_SALT_LENGTH), AfterValidator(_unicode)] | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH), AfterValidator(unicode_text)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_SALT_LENGTH), AfterValidator(unicode_text)] | None = None
     """Requests with the same one have beginnings in common."""
     use_beam_search: NeutralFalse = None
-    length_penalty: Annotated[Any, AfterValidator(_neutral(1.0, 1))] = None
+    length_penalty: Annotated[Any, OnlyNeutral(1.0, 1)] = None
     early_stopping: NeutralFalse = None
-    detokenize: Annotated[Any, AfterValidator(_neutral(True))] = None
+    detokenize: Annotated[Any, OnlyNeutral(True)] = None
     return_token_ids: NeutralFalse = None
     return_tokens_as_token_ids: NeutralFalse = None
     logits_processors: NeutralList = None
@@ -275,11 +231,11 @@ class OpenAIRequest(GuidedFields):
     min_tokens: Annotated[int, Field(ge=0, le=INT32[1])] | None = None
     allowed_token_ids: AllowedTokens = None
     bad_words: BadWords = ()
-    priority: Annotated[int, _default_when_null(0), Field(ge=-INT32[1], le=INT32[1])] = 0
+    priority: Annotated[int, default_when_null(0), Field(ge=-INT32[1], le=INT32[1])] = 0
     """vLLM's: the lower, the more important."""
     deadline_ms: Annotated[float, Field(gt=0, le=MAX_DEADLINE_MS)] | None = None
     """Ours: until when the whole output is wanted, from the request's arrival."""
-    idle: Annotated[bool, _default_when_null(False)] = False
+    idle: Annotated[bool, default_when_null(False)] = False
     """Ours: only in capacity that nobody else wants."""
 
     @model_validator(mode="after")
@@ -341,17 +297,17 @@ class OpenAIRequest(GuidedFields):
 class ChatCompletionRequest(OpenAIRequest):
     messages: Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
-    logprobs: Annotated[bool, _default_when_null(False)] = False
+    logprobs: Annotated[bool, default_when_null(False)] = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: WantedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None
-    continue_final_message: Annotated[bool, _default_when_null(False)] = False
+    continue_final_message: Annotated[bool, default_when_null(False)] = False
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """For the template, where it knows such a thing."""
-    include_reasoning: Annotated[bool, _default_when_null(True)] = True
+    include_reasoning: Annotated[bool, default_when_null(True)] = True
 
     safety_identifier: str | None = None
     prompt_cache_options: PromptCacheOptions | None = None
@@ -359,16 +315,16 @@ class ChatCompletionRequest(OpenAIRequest):
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     """For the client's own books, as `user` is."""
     functions: NeutralList = None
-    function_call: Annotated[Any, AfterValidator(_neutral("none", "auto"))] = None
-    service_tier: Annotated[Any, AfterValidator(_neutral("auto", "default"))] = None
-    modalities: Annotated[Any, AfterValidator(_neutral(["text"]))] = None
+    function_call: Annotated[Any, OnlyNeutral("none", "auto")] = None
+    service_tier: Annotated[Any, OnlyNeutral("auto", "default")] = None
+    modalities: Annotated[Any, OnlyNeutral(["text"])] = None
     store: NeutralFalse = None
     audio: Neutral = None
     prediction: Neutral = None
-    verbosity: Annotated[Any, AfterValidator(_neutral("medium"))] = None
+    verbosity: Annotated[Any, OnlyNeutral("medium")] = None
     web_search_options: Neutral = None
     echo: NeutralFalse = None
-    best_of: Annotated[Any, AfterValidator(_neutral(1))] = None
+    best_of: Annotated[Any, OnlyNeutral(1)] = None
     add_special_tokens: NeutralFalse = None
     documents: NeutralList = None
     chat_template: Neutral = None
@@ -429,9 +385,9 @@ class CompletionRequest(OpenAIRequest):
     prompt: Prompts
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    echo: Annotated[bool, _default_when_null(False)] = False
-    suffix: Annotated[Any, AfterValidator(_neutral(""))] = None
-    add_special_tokens: Annotated[bool, _default_when_null(True)] = True
+    echo: Annotated[bool, default_when_null(False)] = False
+    suffix: Annotated[Any, OnlyNeutral("")] = None
+    add_special_tokens: Annotated[bool, default_when_null(True)] = True
     prompt_embeds: Neutral = None
 
     @model_validator(mode="after")
