@@ -169,11 +169,12 @@ class AnswerStream:
         self._stop = StopStrings(request.stop)
         kept = [token_id for marker in request.reading.markers if (token_id := tokenizer.special_id(marker)) is not None]
         self._new_detokenizer = functools.partial(tokenizer.detokenizer, skip_special_tokens=request.skip_special_tokens, kept=kept)
-        self._queue: asyncio.Queue[Delta | SpringtideError] = asyncio.Queue()
+        self._queue: asyncio.Queue[Delta | SpringtideError | None] = asyncio.Queue()
         self._choices: dict[int, _Choice] = {}
         self._running: set[int] = set()
         self._unstarted_leads = set(range(0, len(request.prompts) * request.n, request.n))
-        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unaccepted_leads = set(self._unstarted_leads)
+        self._accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cached_tokens = 0
         self._prompts = list(request.told)
         self._closed = False
@@ -184,24 +185,42 @@ class AnswerStream:
         else:
             self._checking = asyncio.create_task(self._check(checker))
 
-    async def started(self) -> None:
-        """Returns when every prompt has begun to be answered. Raises what the request failed with before that."""
-        await self._started
+    async def accepted(self) -> None:
+        """Returns when every prompt has a place to be computed. Raises what the request failed with before that. Afterwards it may still be
+        refused, at the last admission check."""
+        await self._accepted
 
-    async def batches(self) -> AsyncIterator[list[Delta]]:
-        """Whatever has come since the last batch, until all choices are finished. Raises what the request fails with."""
+    async def batches(self, ping_s: float | None = None) -> AsyncIterator[list[Delta]]:
+        """Whatever has come since the last batch, until all choices are finished: nothing, when there has been nothing for `ping_s`. Raises
+        what the request fails with."""
+        pings = None if ping_s is None else _Pings(self._queue, ping_s)
         unfinished = len(self._request.prompts) * self._request.n
-        while unfinished:
-            batch = [self._checked(await self._queue.get())]
-            while not self._queue.empty():
-                entry = self._queue.get_nowait()
-                if isinstance(entry, SpringtideError):
-                    # What came before the failure is still delivered.
-                    self._queue.put_nowait(entry)
-                    break
+        try:
+            while unfinished:
+                batch = self._batch(await self._queue.get())
+                unfinished -= sum(delta.ending is not None for delta in batch)
+                if pings is not None:
+                    pings.due = False
+                yield batch
+        finally:
+            if pings is not None:
+                pings.close()
+
+    def _batch(self, entry: Delta | SpringtideError | None) -> list[Delta]:
+        """The entry, and what else there is. Raises an error that is the first."""
+        batch: list[Delta] = []
+        while True:
+            if isinstance(entry, SpringtideError):
+                if not batch:
+                    raise entry
+                # What came before the failure is still delivered.
+                self._queue.put_nowait(entry)
+                return batch
+            if entry is not None:
                 batch.append(entry)
-            unfinished -= sum(delta.ending is not None for delta in batch)
-            yield batch
+            if self._queue.empty():
+                return batch
+            entry = self._queue.get_nowait()
 
     async def whole(self) -> Answer:
         """All of it; of more outputs of a prompt than are wanted, the likeliest. Raises what the request fails with."""
@@ -265,20 +284,17 @@ class AnswerStream:
         self._running.add(index)
         self._runner.launch(generation, choice)
 
-    @staticmethod
-    def _checked(entry: Delta | SpringtideError) -> Delta:
-        if isinstance(entry, SpringtideError):
-            raise entry
-        return entry
-
     # ---- from the choices ----
+
+    def placed(self, index: int) -> None:
+        self._unaccepted_leads.discard(index)
+        if not self._unaccepted_leads and not self._accepted.done():
+            self._accepted.set_result(None)
 
     def begun(self, index: int) -> None:
         if index not in self._unstarted_leads:
             return
         self._unstarted_leads.remove(index)
-        if not self._unstarted_leads and not self._started.done():
-            self._started.set_result(None)
         if not self._closed:
             # The further choices of a prompt wait for the first, so that they find its blocks in the pool.
             for sibling in range(index + 1, index + self._request.n):
@@ -325,12 +341,31 @@ class AnswerStream:
     def _fail(self, error: SpringtideError) -> None:
         if self._closed:
             return
-        if not self._started.done():
-            self._started.set_exception(error)
-            # Whoever does not wait for the start reads it from the queue.
-            self._started.exception()
+        if not self._accepted.done():
+            self._accepted.set_exception(error)
+            # Whoever does not wait for that reads it from the queue.
+            self._accepted.exception()
         self._queue.put_nowait(error)
         self.close()
+
+
+class _Pings:
+    """Puts None into a queue when nothing has been taken from it for a while. One timer a stream, not one for each token."""
+
+    def __init__(self, queue: asyncio.Queue[Delta | SpringtideError | None], every_s: float) -> None:
+        self._queue, self._every_s = queue, every_s
+        self.due = True
+        """Nothing has been taken since the last look."""
+        self._timer = asyncio.get_running_loop().call_later(every_s, self._ring)
+
+    def _ring(self) -> None:
+        if self.due:
+            self._queue.put_nowait(None)
+        self.due = True
+        self._timer = asyncio.get_running_loop().call_later(self._every_s / 2, self._ring)
+
+    def close(self) -> None:
+        self._timer.cancel()
 
 
 class _Choice:
@@ -352,6 +387,9 @@ class _Choice:
 
     def prompt(self, logprobs: PromptLogprobs) -> None:
         self._answer.scored(self._index, logprobs)
+
+    def accepted(self) -> None:
+        self._answer.placed(self._index)
 
     def emit(self, tokens: Sequence[SampledToken]) -> bool:
         self._begin()

@@ -201,7 +201,8 @@ class GatewayServer:
         context_length, quotas = context_tokens(config, info), quota_tokens(config, info)
         chat_model = ChatModel(tokenizer, config.server.tool_parser, config.server.reasoning_parser)
         name, block_tokens = config.served_model_name or info.name, config.kv.block_tokens
-        preparer = Preparer(name, context_length, info.vocab_size, tokenizer, quotas, chat_model, block_tokens=block_tokens)
+        defaults = info.default_sampling if config.server.generation_config == "auto" else {}
+        preparer = Preparer(name, context_length, info.vocab_size, tokenizer, quotas, chat_model, defaults, block_tokens=block_tokens)
         bodies = Bodies(preparer.bounds.max_body_bytes)
         self._desk = Desk(
             self._catalogue,

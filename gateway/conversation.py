@@ -13,6 +13,7 @@ from typing import Any, Literal
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.api_request import Conversation, Message, Speaker, Tool, ToolCall, ToolMode
 from gateway.tool_calls.families import REASONING_FAMILIES, TOOL_FAMILIES, ToolFamily, reasoning_parser_of, tool_parser_of
+from gateway.tool_calls.forced import Schema
 from gateway.tool_calls.reading import Reading
 from gateway.tool_calls.reasoning import ReasoningMarkers
 from springtide.choices import ReasoningParserName, ToolParserName
@@ -72,8 +73,6 @@ class ChatModel:
                 raise InvalidRequest(f"chat_template_kwargs.{name} is not for the template to be told", param="chat_template_kwargs")
         if conversation.continue_final_message and (last.speaker is not Speaker.ASSISTANT or last.tool_calls):
             raise InvalidRequest("continue_final_message wants an assistant's text as the last message", param="continue_final_message")
-        if conversation.tool_choice.mode is ToolMode.REQUIRED:
-            raise InvalidRequest("tool_choice is supported by this server as 'auto' and 'none' only", param="tool_choice")
         tools = self._offered(conversation)
         messages = list(self._messages(conversation.messages, tools, template.knows_tools))
         text = template.render(
@@ -84,6 +83,25 @@ class ChatModel:
             continue_final_message=conversation.continue_final_message,
         )
         return Rendered(text, self._reading(conversation, tools, text))
+
+    def forced_calls(self, conversation: Conversation, schema: Schema) -> str:
+        """The grammar (Lark) of the calls that the answer has to be. Raises InvalidRequest."""
+        choice = conversation.tool_choice
+        tools = [tool for tool in conversation.tools if choice.name in ("", tool.name)]
+        if self.tools is None or not tools:
+            raise InvalidRequest("tool_choice: there is no such tool that could be called", param="tool_choice")
+        return self.tools.grammar(tools, choice.parallel, self._literal, schema)
+
+    def possible_calls(self, conversation: Conversation, schema: Schema) -> str:
+        """The same of calls that the answer may be instead of a text. Empty: there are no tools."""
+        if self.tools is None or not conversation.tools or conversation.tool_choice.mode is ToolMode.NONE:
+            return ""
+        return self.forced_calls(conversation, schema)
+
+    def _literal(self, text: str) -> str:
+        """How a grammar writes it."""
+        token_id = self._tokenizer.special_id(text)
+        return json.dumps(text) if token_id is None else f"<[{token_id}]>"
 
     def _offered(self, conversation: Conversation) -> Sequence[Tool]:
         """The tools that the model is told of."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import math
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -33,8 +34,13 @@ REQUEST_ID_HEADER = "x-request-id"
 """Of every answer to a generation: under it, the log has what became of the request."""
 SCHEMAS = "#/components/schemas/{model}"
 """Where the API's own description has a body's schema."""
+EVENT_STREAM = "text/event-stream"
+PING = b": ping\n\n"
+"""A comment, which clients pass over."""
 _PIECES_AT_ONCE = 4
 _BYTES_AT_ONCE = 16 << 10
+_THEIR_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
+"""What of an id that a client gives its request is given back."""
 
 Json = dict[str, Any]
 ReadT = TypeVar("ReadT")
@@ -137,6 +143,8 @@ class _Exchange:
         self._backend = backend
         self._request = request
         self._endpoint = endpoint
+        their_id = request.headers.get(REQUEST_ID_HEADER, "")
+        self._their_id = their_id if _THEIR_ID.fullmatch(their_id) else ""
         caller: Caller = request.state.caller
         traceparent = request.headers.get("traceparent", "")
         origin = Origin(new_id(endpoint.id_prefix), backend.clock.now(), caller.tenant, traceparent, caller.key_id, endpoint.path)
@@ -149,6 +157,8 @@ class _Exchange:
 
     async def run(self) -> Response:
         request_id = self._call.origin.request_id
+        if self._their_id:
+            logger.info("the client calls it %s", self._their_id, extra={"request_id": request_id})
         try:
             await self._charge.begin(self._backend.preparer.model_name)
             order, prepared = await self._ordered()
@@ -164,9 +174,9 @@ class _Exchange:
                 return self._json(await written(order.format.whole(nothing)), prepared.use, nothing.usage)
             answer = self._answer = self._backend.start(prepared)
             self._watcher = asyncio.create_task(self._watch(answer))
-            # Nothing is sent before the first token: a refusal at the last admission check is still a plain 429.
-            await answer.started()
             if order.stream:
+                # Headers go out before there is a token: a refusal at the last admission check is an event of the stream.
+                await answer.accepted()
                 return _Stream(order.format.media_type, lambda: self._streamed(answer, order), self._end, self._headers(prepared.use))
             whole = await answer.whole()
             await self._after(order, whole)
@@ -189,7 +199,8 @@ class _Exchange:
     def _headers(self, use: Use | None, usage: Usage | None = None) -> dict[str, str]:
         request_id = self._call.origin.request_id
         of_cache = {} if use is None or self._endpoint.cache_headers is None else self._endpoint.cache_headers(use, usage)
-        return {REQUEST_ID_HEADER: request_id, self._endpoint.id_header: request_id, **self._charge.headers, **of_cache}
+        ids = {self._endpoint.id_header: request_id, REQUEST_ID_HEADER: self._their_id or request_id}
+        return {**ids, **self._charge.headers, **of_cache}
 
     async def _ordered(self) -> tuple[Order, PreparedRequest]:
         found = await read(self._backend, self._request, self._read)
@@ -219,7 +230,10 @@ class _Exchange:
         try:
             if begin := b"".join(order.format.begin()):
                 yield begin
-            async for batch in answer.batches():
+            async for batch in answer.batches(self._ping_s(order)):
+                if not batch:
+                    yield PING
+                    continue
                 usage = answer.usage
                 async for data in _in_turns(piece for delta in batch for piece in order.format.delta(delta, usage)):
                     yield data
@@ -232,6 +246,10 @@ class _Exchange:
         except SpringtideError as error:
             yield b"".join(order.format.failed(error))
             self._end(self._outcome(error))
+
+    def _ping_s(self, order: Order) -> float | None:
+        """Other streams than of events have no comments."""
+        return self._backend.server.stream_ping_s if order.format.media_type == EVENT_STREAM else None
 
     async def _after(self, order: Order, answer: Answer) -> None:
         if self._endpoint.after is not None:

@@ -44,8 +44,9 @@ class Beforehand:
     """Those of the two that are special tokens of the model, and no text."""
 
 
-def constraint(format: OutputFormat, beforehand: Beforehand | None = None) -> Grammar:
-    """The grammar. Raises InvalidRequest, whose `param` is `format`, for what is too large or makes no sense."""
+def constraint(format: OutputFormat, beforehand: Beforehand | None = None, calls: str = "") -> Grammar:
+    """The grammar; `calls` is one, in Lark, of what the output may be instead. Raises InvalidRequest, whose `param` is `format`, for what
+    is too large or makes no sense."""
     if len(format.source) > MAX_SOURCE_CHARACTERS:
         raise _invalid(f"may have at most {MAX_SOURCE_CHARACTERS} characters, not {len(format.source)}")
     match format.kind:
@@ -59,7 +60,13 @@ def constraint(format: OutputFormat, beforehand: Beforehand | None = None) -> Gr
             part = _lark(f"start: {' | '.join(map(_literal, _choices_of(format.source)))}")
         case FormatKind.GRAMMAR:
             part = _lark(_lark_of(format.source))
-    return lark_after(part, beforehand)
+    return lark_after(part, beforehand, calls)
+
+
+def schema_in_lark(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A JSON schema as `%json` has it. Raises InvalidRequest."""
+    _check_size(schema)
+    return _json_schema(_without_annotations(dict(schema)))["json_schema"]  # type: ignore[no-any-return]
 
 
 def lark_constraint(lark: str, beforehand: Beforehand | None = None) -> Grammar:
@@ -67,14 +74,18 @@ def lark_constraint(lark: str, beforehand: Beforehand | None = None) -> Grammar:
     return lark_after(_lark(lark), beforehand)
 
 
-def lark_after(part: Mapping[str, Any], beforehand: Beforehand | None) -> Grammar:
-    """The grammar whose text, after what may come beforehand, is that of `part`."""
+def lark_after(part: Mapping[str, Any], beforehand: Beforehand | None, calls: str = "") -> Grammar:
+    """The grammar whose text, after what may come beforehand, is that of `part`, or of `calls`."""
     parts: list[Mapping[str, Any]] = [part]
+    answer = "(@answer | @calls)" if calls else "@answer"
+    others = [{"name": "calls", "lark_grammar": calls}] if calls else []
+    if beforehand is None and calls:
+        parts = [_lark(f"start: {answer}"), {"name": "answer", **part}, *others]
     if beforehand is not None:
-        thought = f"{_thought(beforehand)} SPACE @answer"
-        start = thought if beforehand.begun else f"@answer | {_marker(beforehand.begin, beforehand)} {thought}"
+        thought = f"{_thought(beforehand)} SPACE {answer}"
+        start = thought if beforehand.begun else f"{answer} | {_marker(beforehand.begin, beforehand)} {thought}"
         lark = f"start: {start}\nthought[stop={_literal(beforehand.end)}]: /(?s:.*)/\nTHOUGHT: /(?s:.*)/\nSPACE: /[ \\n]{{0,4}}/\n"
-        parts = [{"lark_grammar": lark}, {"name": "answer", **part}]
+        parts = [{"lark_grammar": lark}, {"name": "answer", **part}, *others]
     source = json.dumps({"grammars": parts}, separators=(",", ":"))
     try:
         return Grammar(source)

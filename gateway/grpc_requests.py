@@ -35,7 +35,7 @@ from springtide.protocol.wire import TERMS
 from springtide.rpc import inference_pb2
 
 _OFF_AT_ZERO = ("top_p", "repetition_penalty")
-"""Zero stands for the default, which is another value."""
+"""Zero stands for 1."""
 _BETWEEN_NODES = {"logit_bias": "logit_bias", "allowed_token_ids": "allowed_token_ids", "grammar": "format"}
 """Fields of `sampling` that nodes are told in a form of their own, and the request's fields that clients use."""
 _MAX_TOOLS = 512
@@ -192,8 +192,7 @@ def _sampling_values(request: inference_pb2.GenerateRequest) -> dict[str, Any]:
         raise InvalidRequest(f"bad_words may hold at most {MAX_BAD_WORDS} texts, not {len(request.bad_words)}", param="bad_words")
     values = {name: getattr(wanted, name) for name in SAMPLING_FIELDS}
     for name in _OFF_AT_ZERO:
-        if not values[name]:
-            del values[name]
+        values[name] = values[name] or 1.0
     return {
         **values,
         "seed": wanted.seed or None,

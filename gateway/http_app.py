@@ -29,6 +29,7 @@ from gateway.kimi import routes as kimi
 from gateway.openai import batches, files, responses
 from gateway.openai import routes as openai
 from gateway.openai.answers import error_body as openai_error
+from springtide import __version__
 from springtide.errors import InvalidRequest, SpringtideError, Unavailable
 
 TENANT_HEADER = "x-springtide-tenant"
@@ -71,6 +72,16 @@ def create_app(backend: ApiBackend) -> FastAPI:
     async def health() -> dict[str, str]:
         """This process is alive."""
         return {"status": "ok"}
+
+    @app.get("/ping")
+    @app.post("/ping")
+    async def ping() -> dict[str, str]:
+        """The same, as SageMaker asks for it."""
+        return {}
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
 
     @app.get("/ready")
     async def ready() -> dict[str, bool]:

@@ -12,11 +12,11 @@ from engine.tokenizer.tokenizer import StreamingDetokenizer, Tokenizer
 from gateway import events as ev
 from gateway.accounts.limiter import NO_RECEIPT, Receipt
 from gateway.accounts.usage import NOBODYS_USAGE, UsageRow
-from gateway.api_request import ApiRequest, Conversation, Prompt, Texts
+from gateway.api_request import ApiRequest, Conversation, Prompt, Texts, ToolMode
 from gateway.caching.context import Use
 from gateway.caching.marks import MarkedPrefix, marked_prefixes
 from gateway.conversation import ChatModel
-from gateway.grammars import Beforehand, constraint
+from gateway.grammars import Beforehand, constraint, lark_constraint, schema_in_lark
 from gateway.output import PromptOutput
 from gateway.tool_calls.reading import PLAIN, Reading
 from springtide.errors import InvalidRequest, ModelNotFound
@@ -300,7 +300,7 @@ class Preparer:
         if most is None:
             self.check_count(len(prompt), "prompt")
         taken = prompt if most is None else prompt[-most:]
-        self._check_ids(taken, "prompt")
+        self.check_ids(taken, "prompt")
         return taken
 
     def _encoded(self, text: str, add_special_tokens: bool, field: str, most: int | None) -> tuple[int, ...]:
@@ -352,7 +352,7 @@ class Preparer:
             raise InvalidRequest(
                 f"stop_token_ids may hold at most {MAX_STOP_TOKEN_IDS} ids, not {len(stop_tokens)}", param="stop_token_ids"
             )
-        self._check_ids(stop_tokens, "stop_token_ids")
+        self.check_ids(stop_tokens, "stop_token_ids")
         if allowed := request.sampling.get("allowed_token_ids"):
             self._check_column(allowed, "allowed_token_ids")
         if (biases := request.sampling.get("logit_bias")) is not None:
@@ -360,13 +360,21 @@ class Preparer:
 
     def _grammar(self, request: ApiRequest, reading: Reading) -> Grammar:
         """What the outputs are held to, after the reasoning."""
-        if request.format is None:
+        chat = request.prompt if isinstance(request.prompt, Conversation) else None
+        forced = _forces_calls(request)
+        if request.format is None and not forced:
             given = request.sampling.get("grammar", Grammar())
             assert isinstance(given, Grammar)
             return given
         try:
-            return constraint(request.format, self._beforehand(reading))
+            if chat is not None and forced:
+                return lark_constraint(self._chat_model.forced_calls(chat, schema_in_lark), self._beforehand(reading))
+            assert request.format is not None, "either is the case"
+            calls = "" if chat is None else self._chat_model.possible_calls(chat, schema_in_lark)
+            return constraint(request.format, self._beforehand(reading), calls)
         except InvalidRequest as error:
+            if error.param != "format":
+                raise
             field = _format_field(request)
             raise InvalidRequest(error.message.replace("format", field, 1), param=field) from None
 
@@ -410,7 +418,7 @@ class Preparer:
         if len(column) > MAX_ALLOWED_TOKENS:
             raise InvalidRequest(f"{field} may hold at most {MAX_ALLOWED_TOKENS} token ids, not {len(column)}", param=field)
         if len(column):
-            self._check_ids((int(column.min()), int(column.max())), field)
+            self.check_ids((int(column.min()), int(column.max())), field)
 
     def _allowed_tokens(self, request: ApiRequest, prompts: Sequence[Sequence[int]], tenant: str) -> int:
         chat, wanted = isinstance(request.prompt, Conversation), request.max_tokens
@@ -443,7 +451,8 @@ class Preparer:
         message = f"{field}: this model's maximum context length is {self.context_length} tokens, but {what}"
         return InvalidRequest(message, param=field, code="context_length_exceeded")
 
-    def _check_ids(self, token_ids: Sequence[int], field: str) -> None:
+    def check_ids(self, token_ids: Sequence[int], field: str) -> None:
+        """Raises InvalidRequest when one of them is not in the vocabulary."""
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
             wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocab_size)
             raise InvalidRequest(f"{field}: token ids must be between 0 and {self._vocab_size - 1}, not {wrong}", param=field)
@@ -451,13 +460,19 @@ class Preparer:
     def _check_bias(self, biases: LogitBias) -> None:
         token_ids, values = biases.columns()
         if len(biases):
-            self._check_ids((int(token_ids.min()), int(token_ids.max())), "logit_bias")
+            self.check_ids((int(token_ids.min()), int(token_ids.max())), "logit_bias")
             if not (abs(values) <= MAX_LOGIT_BIAS).all():
                 raise InvalidRequest(f"logit_bias values must be between -{MAX_LOGIT_BIAS:g} and {MAX_LOGIT_BIAS:g}", param="logit_bias")
 
 
+def _forces_calls(request: ApiRequest) -> bool:
+    return isinstance(request.prompt, Conversation) and request.prompt.tool_choice.mode is ToolMode.REQUIRED
+
+
 def _format_field(request: ApiRequest) -> str:
     """What the client calls what the outputs are held to."""
+    if _forces_calls(request):
+        return request.names.get("tools", "tools")
     if request.format is None:
         return "sampling.grammar"
     return request.names.get("format") or request.names.get("response_format", "response_format")

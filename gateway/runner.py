@@ -36,6 +36,10 @@ class Sink(Protocol):
         """Where the generation asks for them: once, before all else."""
         ...
 
+    def accepted(self) -> None:
+        """The Conductor has placed it; with each attempt."""
+        ...
+
     def emit(self, tokens: Sequence[SampledToken]) -> bool:
         """True when a stop string ended the text with these tokens."""
         ...
@@ -135,10 +139,12 @@ class Runner:
 
     def _count_attempt(self, request_id: RequestId) -> None:
         served = self._served.get(request_id)
-        if served is not None:
-            served.attempts += 1
-            if served.attempts > 1:
-                metrics.RESCHEDULES.inc()
+        if served is None:
+            return
+        served.attempts += 1
+        if served.attempts > 1:
+            metrics.RESCHEDULES.inc()
+        served.sink.accepted()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -4,7 +4,8 @@ files by `engine.formats.files.describe`, passed on as JSON."""
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -55,6 +56,8 @@ class ModelInfo:
     head_dim: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    default_sampling: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """How its files recommend to sample it: SamplingParams' fields by name."""
 
     def kv_spec(self, dtype: KVDtype, block_tokens: int) -> KVSpec:
         return KVSpec(self.layers, self.kv_heads, self.head_dim, dtype, block_tokens)

@@ -6,12 +6,13 @@ import importlib.util
 import json
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
 from engine.formats import registry
+from engine.formats.default_sampling import DEMO_SAMPLING, gguf_default_sampling, hf_default_sampling
 from engine.formats.end_tokens import gguf_end_tokens, hf_end_tokens
 from engine.formats.gguf_file import GGUFFile, read_gguf
 from engine.formats.hf_config import HFConfig
@@ -35,6 +36,8 @@ def describe(path: str, max_context: int | None = None) -> ModelInfo:
     """
     location = locate(path)
     info = _describe_directory(location) if location.is_dir() else _describe_gguf(location)
+    if path == DEMO_MODEL and not info.default_sampling:
+        info = replace(info, default_sampling=DEMO_SAMPLING)
     if max_context is None:
         return info
     if not 1 <= max_context <= info.context_length:
@@ -80,8 +83,8 @@ def _describe_directory(directory: Path) -> ModelInfo:
     if not (directory / "tokenizer.json").exists():
         raise ConfigError(f"{directory} has no tokenizer.json; other tokenizer formats are not supported")
     identity = json.dumps(read_json(directory / "config.json"), sort_keys=True).encode()
-    ends = hf_end_tokens(directory, config.vocab_size)
-    return _info(directory, _directory_name(directory), config, _fingerprint(identity, _directory_samples(files)), ends)
+    ends, sampling = hf_end_tokens(directory, config.vocab_size), hf_default_sampling(directory)
+    return _info(directory, _directory_name(directory), config, _fingerprint(identity, _directory_samples(files)), ends, sampling)
 
 
 def _describe_gguf(path: Path) -> ModelInfo:
@@ -89,10 +92,11 @@ def _describe_gguf(path: Path) -> ModelInfo:
     architecture, family = registry.for_gguf(file)
     config = family.read(file, architecture.name)
     name = _QUANTIZATION_SUFFIX.sub("", path.stem)
-    return _info(path, name, config, _fingerprint(b"gguf", _gguf_samples(file)), gguf_end_tokens(file, config.vocab_size))
+    ends, sampling = gguf_end_tokens(file, config.vocab_size), gguf_default_sampling(file)
+    return _info(path, name, config, _fingerprint(b"gguf", _gguf_samples(file)), ends, sampling)
 
 
-def _info(path: Path, name: str, config: ModelConfig, fingerprint: str, ends: Iterable[int]) -> ModelInfo:
+def _info(path: Path, name: str, config: ModelConfig, fingerprint: str, ends: Iterable[int], sampling: Mapping[str, float]) -> ModelInfo:
     return ModelInfo(
         path=str(path),
         name=name,
@@ -104,6 +108,7 @@ def _info(path: Path, name: str, config: ModelConfig, fingerprint: str, ends: It
         head_dim=config.head_dim,
         vocab_size=config.vocab_size,
         eos_token_ids=tuple(sorted(ends)),
+        default_sampling=dict(sampling),
     )
 
 

@@ -79,6 +79,9 @@ class _NobodyReads:
     def prompt(self, logprobs: PromptLogprobs) -> None:
         """Takes what nobody has asked for."""
 
+    def accepted(self) -> None:
+        """Nobody waits for it."""
+
     def emit(self, tokens: Sequence[SampledToken]) -> bool:
         return False
 

@@ -48,7 +48,16 @@ def usage_json(usage: Usage) -> Json:
 
 
 def model_json(name: str, created: int, context_length: int) -> Json:
-    return {"id": name, "object": "model", "created": created, "owned_by": "springtide", "max_model_len": context_length}
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "springtide",
+        "root": name,
+        "parent": None,
+        "max_model_len": context_length,
+        "permission": [],
+    }
 
 
 def error_body(error: SpringtideError, request_id: str = "") -> Json:

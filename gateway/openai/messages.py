@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, WithJsonSchema, model_validator
 
-from gateway.api_request import CacheMark, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
+from gateway.api_request import CacheMark, Conversation, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
 from gateway.fields import Body, JsonObject, Neutral, Text, default_when_null, unicode_text
 from springtide.errors import InvalidRequest
 
@@ -163,6 +163,23 @@ class ChatTool(Body):
     def tool(self) -> Tool:
         function = self.function
         return Tool(function.name, function.description, function.parameters or {}, function.strict)
+
+
+def conversation(
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ChatTool] | None,
+    template_options: Mapping[str, Any],
+    add_generation_prompt: bool | None,
+    continue_final_message: bool,
+) -> Conversation:
+    """`add_generation_prompt` is None where the client leaves that to the server."""
+    return Conversation(
+        tuple(message.message() for message in messages),
+        tuple(tool.tool() for tool in tools or ()),
+        template_options=template_options,
+        add_generation_prompt=not continue_final_message if add_generation_prompt is None else add_generation_prompt,
+        continue_final_message=continue_final_message,
+    )
 
 
 class NamedFunction(Body):

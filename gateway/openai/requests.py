@@ -24,7 +24,16 @@ from gateway.api_request import ApiRequest, CacheUse, Conversation, Prompt, Text
 from gateway.fields import Body, JsonObject, Neutral, NeutralFalse, NeutralList, NeutralObject, OnlyNeutral, default_when_null, unicode_text
 from gateway.kimi.use import CACHE_ROLE, use_of_message
 from gateway.openai.formats import GuidedFields
-from gateway.openai.messages import MAX_TOOLS, PROMPT_CACHE_TTL_S, ChatMessage, ChatTool, PromptCacheOptions, WantedTool, tool_choice
+from gateway.openai.messages import (
+    MAX_TOOLS,
+    PROMPT_CACHE_TTL_S,
+    ChatMessage,
+    ChatTool,
+    PromptCacheOptions,
+    WantedTool,
+    conversation,
+    tool_choice,
+)
 from gateway.prepare import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORD_LENGTH,
@@ -366,19 +375,12 @@ class ChatCompletionRequest(OpenAIRequest):
         return CacheUse(affinity=self.prompt_cache_key or "", salt=self.cache_salt or "", keep_all_s=keep_s)
 
     def _conversation(self, messages: Sequence[ChatMessage]) -> Conversation:
-        tools = tuple(tool.tool() for tool in self.tools or ())
-        generates = not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
         effort: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         if self.reasoning_effort == "none":
             effort["enable_thinking"] = False
-        return Conversation(
-            tuple(message.message() for message in messages),
-            tools,
-            tool_choice(self.tool_choice, tools, self.parallel_tool_calls),
-            {**effort, **(self.chat_template_kwargs or {})},
-            add_generation_prompt=generates,
-            continue_final_message=self.continue_final_message,
-        )
+        options = {**effort, **(self.chat_template_kwargs or {})}
+        said = conversation(messages, self.tools, options, self.add_generation_prompt, self.continue_final_message)
+        return replace(said, tool_choice=tool_choice(self.tool_choice, said.tools, self.parallel_tool_calls))
 
 
 class CompletionRequest(OpenAIRequest):

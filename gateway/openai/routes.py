@@ -12,6 +12,7 @@ from gateway.api_request import Conversation
 from gateway.bodies import parse_body
 from gateway.exchange import Call, Endpoint, Order, exchange, takes
 from gateway.kimi.use import cache_headers, use_of_headers
+from gateway.openai import tokens, unserved
 from gateway.openai.answers import ChatFormat, CompletionFormat, error_body
 from gateway.openai.requests import ChatCompletionRequest, CompletionRequest, OpenAIRequest
 
@@ -27,6 +28,8 @@ def routes(backend: ApiBackend) -> APIRouter:
     async def completions(request: Request) -> Response:
         return await exchange(backend, request, COMPLETION)
 
+    router.include_router(tokens.routes(backend))
+    router.include_router(unserved.routes())
     return router
 
 
@@ -59,5 +62,5 @@ def _order(body: OpenAIRequest, answers: type[ChatFormat | CompletionFormat], ca
 
 CHAT = Endpoint("/v1/chat/completions", "chatcmpl", ChatCompletionRequest, _chat, error_body, cache_headers=cache_headers)
 COMPLETION = Endpoint("/v1/completions", "cmpl", CompletionRequest, _completion, error_body)
-BODIES = (CHAT.body, COMPLETION.body)
+BODIES = (CHAT.body, COMPLETION.body, *tokens.BODIES)
 """For the API's own description."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gateway.api_request import Tool
+from gateway.tool_calls import forced
 from gateway.tool_calls.base import Calls, PartReader
 from gateway.tool_calls.readers import BareReader, MarkedReader, PythonicReader
 from gateway.tool_calls.reasoning import ReasoningMarkers
@@ -16,8 +18,10 @@ class ToolFamily:
     """How a family of models writes calls."""
 
     reader: Callable[[Calls], PartReader]
-    markers: tuple[str, ...] = ()
+    markers: tuple[str, ...]
     """Texts that may be special tokens, which have to be read all the same."""
+    grammar: Callable[[Sequence[Tool], bool, forced.Literal, forced.Schema], str]
+    """Of an output that is calls: one, or several."""
     id_length: int = 0
     """Of a call's id, where templates want one of so many letters."""
 
@@ -28,10 +32,12 @@ class ToolFamily:
 
 _PYTHON_TAGS = ("<|python_start|>", "<|python_end|>")
 TOOL_FAMILIES: Mapping[ToolParserName, ToolFamily] = {
-    "hermes": ToolFamily(lambda calls: MarkedReader(calls, "<tool_call>", "</tool_call>"), ("<tool_call>", "</tool_call>")),
-    "llama3": ToolFamily(lambda calls: BareReader(calls, ("<|python_tag|>",)), ("<|python_tag|>",)),
-    "mistral": ToolFamily(lambda calls: MarkedReader(calls, "[TOOL_CALLS]"), ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), id_length=9),
-    "pythonic": ToolFamily(lambda calls: PythonicReader(calls, *_PYTHON_TAGS), _PYTHON_TAGS),
+    "hermes": ToolFamily(lambda calls: MarkedReader(calls, "<tool_call>", "</tool_call>"), ("<tool_call>", "</tool_call>"), forced.hermes),
+    "llama3": ToolFamily(lambda calls: BareReader(calls, ("<|python_tag|>",)), ("<|python_tag|>",), forced.llama3),
+    "mistral": ToolFamily(
+        lambda calls: MarkedReader(calls, "[TOOL_CALLS]"), ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), forced.mistral, id_length=9
+    ),
+    "pythonic": ToolFamily(lambda calls: PythonicReader(calls, *_PYTHON_TAGS), _PYTHON_TAGS, forced.pythonic),
 }
 REASONING_FAMILIES: Mapping[ReasoningParserName, ReasoningMarkers] = {
     "think": ReasoningMarkers("<think>", "</think>"),

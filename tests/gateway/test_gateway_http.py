@@ -213,18 +213,55 @@ async def test_every_answer_says_under_which_id_the_log_has_the_request(
         assert any(f"answered {refused.status_code}" in line for line in said)
 
 
-async def test_the_first_bytes_of_a_stream_wait_for_the_first_token_so_a_late_refusal_is_a_429(
+async def test_the_decode_nodes_late_refusal_is_a_429_or_the_event_of_a_stream_that_has_begun(
     http: httpx.AsyncClient, cluster: Cluster
 ) -> None:
     for name in ("decode-0", "decode-1"):
         cluster.nodes[name].failure = pb.Failure(code=pb.FAILURE_CODE_OVERLOADED, message="the batch is full")
     for name in ("prefill-0", "prefill-1"):
         cluster.nodes[name].pause_at = 0
-    response = await http.post(PLAIN, json=plain(stream=True))
-    assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
-    assert "the batch is full" in response.json()["error"]["message"]
-    assert [request.accepted for request in cluster.conductor.requests] == [False, False]
+    whole, stream = await http.post(PLAIN, json=plain()), await http.post(PLAIN, json=plain(stream=True))
+    assert whole.status_code == 429 and int(whole.headers["retry-after"]) >= 1
+    assert stream.status_code == 200
+    for error in (whole.json()["error"], json.loads(stream.text.removeprefix("data: "))["error"]):
+        assert error["code"] == "refused_at_admission" and "the batch is full" in error["message"]
+    assert [request.accepted for request in cluster.conductor.requests] == [False] * 4
     await until(lambda: cluster.idle)
+
+
+async def test_a_streams_headers_do_not_wait_for_its_first_token_and_it_says_that_it_lives(
+    arguments: ProcessArguments, cluster: Cluster
+) -> None:
+    server = arguments.config.server.model_copy(update={"stream_ping_s": 0.05})
+    gateway = GatewayServer(replace(arguments, config=arguments.config.model_copy(update={"server": server})), cluster.conductor.address)
+    await gateway.start()
+    prefill = cluster.nodes["prefill-0"]
+    prefill.pause_at = 0
+    try:
+        async with (
+            httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20) as http,
+            http.stream("POST", CHAT, json=chat(stream=True)) as response,
+        ):
+            lines = response.aiter_lines()
+            assert response.status_code == 200 and await anext(lines) == ": ping"
+            prefill.patience.set()
+            said = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
+        assert "".join(event["choices"][0]["delta"].get("content", "") for event in said) == TEXT
+    finally:
+        await gateway.close()
+
+
+async def test_a_client_may_name_its_request_and_has_the_name_back(http: httpx.AsyncClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for stream in (False, True):
+        answer = await http.post(PLAIN, json=plain(stream=stream), headers={"x-request-id": "mine-7"})
+        assert answer.headers["x-request-id"] == "mine-7"
+    ours = {getattr(record, "request_id", "") for record in caplog.records if "mine-7" in record.getMessage()}
+    assert len(ours) == 2 and any(request_id in answer.text for request_id in ours)
+    refused = await http.post(PLAIN, json=plain(max_tokens=-1), headers={"x-request-id": "mine-8"})
+    assert refused.status_code == 400 and refused.headers["x-request-id"] == "mine-8"
+    odd = await http.post(PLAIN, json=plain(), headers={"x-request-id": "not mine" * 40})
+    assert odd.headers["x-request-id"] == odd.json()["id"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

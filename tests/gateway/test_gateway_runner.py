@@ -30,6 +30,9 @@ class Sink:
     def __init__(self) -> None:
         self.ends: list[ev.Finished | ev.Failed | ev.Cancelled] = []
 
+    def accepted(self) -> None:
+        pass
+
     def emit(self, tokens: Sequence[SampledToken]) -> bool:
         raise AssertionError("there is no output")
 

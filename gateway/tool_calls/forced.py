@@ -1,0 +1,82 @@
+"""Grammars of calls, for outputs that have to be calls: in Lark as llguidance has it, in the words of each family of models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gateway.api_request import Tool
+from springtide.errors import InvalidRequest
+
+Literal = Callable[[str], str]
+"""How a grammar writes a text: a special token of the model is not the text that it shows."""
+Schema = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""A schema as grammars have it. Raises InvalidRequest."""
+_MOST_TOOLS = 128
+
+
+def hermes(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
+    call = f'{literal("<tool_call>")} "\\n" tool "\\n" {literal("</tool_call>")}'
+    return _grammar('call ("\\n" call)*' if several else "call", call, tools, "arguments", schema)
+
+
+def llama3(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
+    return _grammar('call ("; " call)*' if several else "call", "tool", tools, "parameters", schema)
+
+
+def mistral(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
+    calls = 'call (", " call)*' if several else "call"
+    return _grammar(f'{literal("[TOOL_CALLS]")} "[" {calls} "]"', "tool", tools, "arguments", schema)
+
+
+def pythonic(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
+    calls = 'call (", " call)*' if several else "call"
+    lines = [f'start: "[" {calls} "]"', f"call: {_alternatives(tools)}"]
+    for number, tool in enumerate(tools):
+        lines.append(f'tool_{number}: {json.dumps(f"{tool.name}(")} rest_{number}_0_first ")"')
+        lines += _keywords(number, tool, schema)
+    return "\n".join(lines)
+
+
+def _grammar(start: str, call: str, tools: Sequence[Tool], arguments: str, schema: Schema) -> str:
+    lines = [f"start: {start}", f"call: {call}", f"tool: {_alternatives(tools)}"]
+    for number, tool in enumerate(tools):
+        head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{arguments}": ')
+        lines.append(f'tool_{number}: {head} arguments_{number} "}}"')
+        lines.append(f"arguments_{number}: %json {json.dumps(schema(_closed(tool.parameters)))}")
+    return "\n".join(lines)
+
+
+def _alternatives(tools: Sequence[Tool]) -> str:
+    if len(tools) > _MOST_TOOLS:
+        raise InvalidRequest(f"tools: a call can be forced of at most {_MOST_TOOLS}, not {len(tools)}", param="tools")
+    return " | ".join(f"tool_{number}" for number in range(len(tools)))
+
+
+def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that a tool does not name would be none of its own."""
+    closed = {"type": "object", **parameters}
+    return {"additionalProperties": False, **closed} if "properties" in closed else closed
+
+
+def _keywords(tool_number: int, tool: Tool, schema: Schema) -> Iterator[str]:
+    """Rules for what is between the parentheses of a call: each property once, in their order, those that are not required or not."""
+    properties, required = tool.parameters.get("properties", {}), tool.parameters.get("required", [])
+    shared = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
+    for place, (name, described) in enumerate(properties.items()):
+        if not name.isidentifier():
+            raise InvalidRequest(f"tools: {name[:100]!r} of {tool.name} is no name that this model could write", param="tools")
+        rule, value = f"rest_{tool_number}_{place}", f"value_{tool_number}_{place}"
+        following = f"rest_{tool_number}_{place + 1}"
+        keyword = f"{json.dumps(f'{name}=')} {value}"
+        yield f"{value}: %json {json.dumps(schema({**shared, **described} if isinstance(described, dict) else {}))}"
+        if name in required:
+            yield f"{rule}_first: {keyword} {following}"
+            yield f'{rule}: ", " {keyword} {following}'
+        else:
+            yield f"{rule}_first: {keyword} {following} | {following}_first"
+            yield f'{rule}: (", " {keyword})? {following}'
+    end = f"rest_{tool_number}_{len(properties)}"
+    yield f'{end}_first: ""'
+    yield f'{end}: ""'

@@ -1,0 +1,72 @@
+"""What is beside answers: tokens of texts and chats, who serves what, and what nobody here serves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from gateway_cluster import MODEL, Cluster
+
+from engine.tokenizer.tokenizer import Tokenizer
+from springtide import __version__
+
+MESSAGES = [{"role": "user", "content": "Say it."}]
+TOOL = {"type": "function", "function": {"name": "weather"}}
+
+
+async def test_a_text_is_told_in_tokens_and_back(http: httpx.AsyncClient, tokenizer: Tokenizer) -> None:
+    body = {"model": MODEL, "prompt": "Hello, wörld!", "return_token_strs": True}
+    told = (await http.post("/tokenize", json=body)).json()
+    assert told["tokens"] == tokenizer.encode("Hello, wörld!") and told["count"] == len(told["tokens"]) and told["max_model_len"] == 2000
+    assert told["token_strs"][0] == "Hello"
+    back = await http.post("/detokenize", json={"model": MODEL, "tokens": told["tokens"]})
+    assert back.json() == {"prompt": "Hello, wörld!"}
+
+
+async def test_a_chat_is_told_in_the_tokens_that_it_is_answered_by(http: httpx.AsyncClient, cluster: Cluster) -> None:
+    for extra in ({}, {"tools": [TOOL]}):
+        told = (await http.post("/tokenize", json={"messages": MESSAGES, **extra})).json()
+        await http.post("/v1/chat/completions", json={"model": MODEL, "messages": MESSAGES, **extra})
+        request = cluster.started[-1][1].request
+        assert told["tokens"] == list(request.token_ids[: request.num_prompt_tokens]) and told["token_strs"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"model": MODEL}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": MESSAGES}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user"}], "model": MODEL}, "messages[0]"),
+        ("/tokenize", {"prompt": "x", "surprise": 1}, "surprise"),
+        ("/tokenize", {"prompt": "x" * 500_000}, "prompt"),
+        ("/detokenize", {"tokens": [1, 49152]}, "tokens"),
+        ("/detokenize", {"tokens": "1"}, "tokens"),
+    ],
+)
+async def test_what_cannot_be_is_refused_by_name(http: httpx.AsyncClient, path: str, body: dict[str, Any], param: str) -> None:
+    response = await http.post(path, json=body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "what"),
+    [
+        ("POST", "/v1/embeddings", "embeddings"),
+        ("POST", "/v1/audio/speech", "audio"),
+        ("POST", "/v1/images/generations", "images"),
+        ("POST", "/v1/moderations", "moderations"),
+        ("GET", "/v1/assistants/asst_1", "assistants"),
+    ],
+)
+async def test_what_is_not_served_is_refused_by_name(http: httpx.AsyncClient, method: str, path: str, what: str) -> None:
+    response = await http.request(method, path, json={})
+    error = response.json()["error"]
+    assert response.status_code == 404 and error["code"] == "not_served" and f"does not serve {what}" in error["message"]
+
+
+async def test_who_is_asked_says_what_it_is(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/version")).json() == {"version": __version__}
+    assert (await http.get("/ping")).status_code == (await http.post("/ping")).status_code == 200
+    card = (await http.get("/v1/models")).json()["data"][0]
+    assert (card["root"], card["parent"], card["max_model_len"]) == (MODEL, None, 2000)
