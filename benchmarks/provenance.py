@@ -21,6 +21,7 @@ _STORE = ("springtide", "messenger", "kvstore")
 _CORES = (*_STORE, "node_runtime", "prefill_node", "decode_node", "conductor", "gateway", "simulator")
 _CLUSTER = (*_STORE, "engine", "node_runtime", "prefill_node", "decode_node", "conductor", "gateway", "deploy")
 PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "batches": _CLUSTER,
     "cluster": _CLUSTER,
     "conductor": ("springtide", "conductor", "gateway"),
     "cpp": (*_CLUSTER, "simulator"),

@@ -256,6 +256,11 @@ class OpenAIRequest(GuidedFields):
         return self
 
     @property
+    def has_time(self) -> bool:
+        """Whether idle capacity is all that is asked for."""
+        return self.idle
+
+    @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
@@ -288,7 +293,7 @@ class OpenAIRequest(GuidedFields):
             format=self.output_format(),
             prompt_logprobs=self.prompt_logprobs,
             truncate_prompt_tokens=self.truncate_prompt_tokens or 0,
-            terms=replace(terms, priority=-self.priority),
+            terms=replace(terms, priority=-self.priority, idle=self.has_time),
             cache=CacheUse(affinity=self.prompt_cache_key or "", salt=self.cache_salt or ""),
         )
 
@@ -325,7 +330,7 @@ class ChatCompletionRequest(OpenAIRequest):
     """For the client's own books, as `user` is."""
     functions: NeutralList = None
     function_call: Annotated[Any, OnlyNeutral("none", "auto")] = None
-    service_tier: Annotated[Any, OnlyNeutral("auto", "default")] = None
+    service_tier: Annotated[Any, OnlyNeutral("auto", "default", "flex")] = None
     modalities: Annotated[Any, OnlyNeutral(["text"])] = None
     store: NeutralFalse = None
     audio: Neutral = None
@@ -350,6 +355,10 @@ class ChatCompletionRequest(OpenAIRequest):
                 f"max_tokens ({self.max_tokens}) and max_completion_tokens ({self.max_completion_tokens}) contradict each other"
             )
         return self
+
+    @property
+    def has_time(self) -> bool:
+        return self.idle or self.service_tier == "flex"
 
     @property
     def num_top_logprobs(self) -> int | None:

@@ -297,7 +297,7 @@ class ResponseRequest(PromptRequest):
     prompt_cache_key: Identifier | None = None
     prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
-    service_tier: Annotated[Any, OnlyNeutral("auto", "default")] = None
+    service_tier: Annotated[Any, OnlyNeutral("auto", "default", "flex")] = None
     safety_identifier: Identifier | None = None
     user: Identifier | None = None
 
@@ -341,7 +341,7 @@ class ResponseRequest(PromptRequest):
             max_tokens=self.max_output_tokens,
             sampling=self._sampling(),
             # Of vLLM's priorities the lower are the more important.
-            terms=Terms(priority=-(self.priority or 0), deadline_ms=self.deadline_ms or 0.0, idle=self.idle),
+            terms=Terms(priority=-(self.priority or 0), deadline_ms=self.deadline_ms or 0.0, idle=self.idle or self.service_tier == "flex"),
             cache=self._cache_use(),
         )
 
@@ -373,7 +373,7 @@ class ResponseRequest(PromptRequest):
             "prompt_cache_key": self.prompt_cache_key,
             "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "safety_identifier": self.safety_identifier,
-            "service_tier": "default",
+            "service_tier": "flex" if self.service_tier == "flex" else "default",
             "store": self.store,
             "background": self.background,
             "temperature": self.temperature,

@@ -103,10 +103,12 @@ async def test_openai_clients_give_them_as_extra_fields(client: openai.AsyncOpen
 
 async def test_who_asks_for_idle_capacity_says_so_to_conductor_and_nodes(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
     await client.chat.completions.create(model=MODEL, messages=QUESTION, extra_body={"idle": True})
-    await client.chat.completions.create(model=MODEL, messages=QUESTION)
-    assert [request.terms.idle for request in cluster.conductor.requests] == [True, False]
+    await client.chat.completions.create(model=MODEL, messages=QUESTION, service_tier="default")
+    await client.chat.completions.create(model=MODEL, messages=QUESTION, service_tier="flex")
+    await client.responses.create(model=MODEL, input="Say it.", service_tier="flex")
+    assert [request.terms.idle for request in cluster.conductor.requests] == [True, False, True, True]
     for role in ("prefill", "decode"):
-        assert [start.request.idle for name, start in cluster.started if name.startswith(role)] == [True, False]
+        assert [start.request.idle for name, start in cluster.started if name.startswith(role)] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("body", [ChatCompletionRequest, CompletionRequest])
