@@ -25,6 +25,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "cluster": _CLUSTER,
     "conductor": ("springtide", "conductor", "gateway"),
     "cpp": (*_CLUSTER, "simulator"),
+    "caching": _CLUSTER,
     "engine": ("springtide", "engine"),
     "fidelity": (*_CLUSTER, "simulator"),
     "gpu": ("springtide", "messenger", "engine"),

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from deploy.accounts_cli import keys, tenants, usage
+from deploy.cache_cli import cache
 from deploy.options import DEFAULT_URL, Ca, ClusterName, RedisUrl, SettingsOption, Url, names_of, parse_settings
 from deploy.simulate_cli import simulate
 from deploy.store_cli import store
@@ -33,6 +34,7 @@ app = typer.Typer(
 bench = typer.Typer(help="Measures a running cluster, or its cache on a trace.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 app.add_typer(store, name="store")
+app.add_typer(cache, name="cache")
 app.add_typer(keys, name="keys")
 app.add_typer(tenants, name="tenants")
 app.command()(usage)

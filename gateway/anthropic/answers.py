@@ -14,6 +14,7 @@ from springtide.errors import SpringtideError
 from springtide.protocol.outputs import Finish
 from springtide.protocol.usage import Usage
 
+_HOUR_S = 3600.0
 _ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -137,10 +138,14 @@ class MessagesFormat:
 
 
 def usage_json(usage: Usage) -> Json:
-    """Of the prompt, what was computed and what was found are counted apart."""
+    """Of the prompt, what was found, what was computed and is kept, and the rest are counted apart."""
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens - usage.num_kept,
+        "cache_creation_input_tokens": usage.num_kept,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": sum(kept.tokens for kept in usage.kept_tokens if kept.ttl_s < _HOUR_S),
+            "ephemeral_1h_input_tokens": sum(kept.tokens for kept in usage.kept_tokens if kept.ttl_s >= _HOUR_S),
+        },
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},

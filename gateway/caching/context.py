@@ -123,7 +123,7 @@ class Meter:
     """What a context cache has taken and given, in tokens."""
 
     creation_tokens: int = 0
-    """Computed for it, each time that it was."""
+    """Its tokens, each time that it was computed."""
     calls: int = 0
     saved_tokens: int = 0
     """Found in the pool by those calls."""

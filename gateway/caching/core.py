@@ -72,7 +72,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """It has been computed, and is at this store."""
+    """It has been computed, by order or because somebody asked for it, and is at this store."""
 
     store: Store
 
@@ -177,6 +177,8 @@ class Look:
             case Copied(node_id, blocks):
                 return [self._pin(node_id, now)] if blocks >= self._cache.blocks else self._answered(node_id, now)
             case Computed(store):
+                if store.node_id in self._holders | self._asked:
+                    return []
                 self._computed = True
                 self._stores[store.node_id] = store
                 self._tried.discard(store.node_id)

@@ -313,6 +313,8 @@ class Desk:
         """Counts the use of a context cache by a request whose prompt of this number has been answered, and keeps what it has marked.
         Returns why the cache was missed; empty: it was not."""
         missed = self.used(request.use, reply.cached_tokens) if request.use is not None and prompt == 0 else None
+        if missed is not None and missed is not MissReason.MESSAGES_CHANGED and request.use is not None and reply.prompt_at is not None:
+            self._keeper.computed(request.tenant, request.use.cache.cache_id, reply.prompt_at.node_id)
         if reply.prompt_at is not None and request.marks:
             generation = request.generation(prompt * request.n, accepted=True)
             for mark in request.marks[prompt]:

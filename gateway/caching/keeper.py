@@ -12,7 +12,7 @@ from typing import Any
 from gateway import events as ev
 from gateway.caching import core
 from gateway.caching.catalogue import Catalogue, Claim
-from gateway.caching.context import ContextCache, content_from
+from gateway.caching.context import CacheId, ContextCache, content_from
 from gateway.caching.stores import Stores
 from gateway.runner import Runner
 from springtide.errors import InvalidRequest, SpringtideError, Unavailable
@@ -100,7 +100,11 @@ class Keeper:
         self._computer = computer
         self._now = now
         self._looks: dict[asyncio.Task[None], Claim] = {}
+        self._doing: dict[tuple[str, CacheId], _Doing] = {}
+        """Of the looks that have begun."""
         self._due = asyncio.Event()
+        self._stores_at = float("-inf")
+        """When the stores were last looked at, on the event loop's clock."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -109,6 +113,12 @@ class Keeper:
     def hurry(self) -> None:
         """Something is due now."""
         self._due.set()
+
+    def computed(self, tenant: str, cache_id: CacheId, node_id: NodeId) -> None:
+        """A request has just used all of a cache's prompt at that node: nobody needs to wait for idle capacity to compute it."""
+        store, doing = self._stores.store(node_id), self._doing.get((tenant, cache_id))
+        if store is not None and doing is not None:
+            doing.tell(core.Computed(store))
 
     async def close(self) -> None:
         """What this gateway looked at is due at once, for another."""
@@ -138,7 +148,10 @@ class Keeper:
                 continue
 
     async def _turn(self) -> None:
-        await self._stores.look()
+        loop_now = asyncio.get_running_loop().time()
+        if loop_now - self._stores_at >= LOOK_FOR_DUE_EVERY_S:
+            self._stores_at = loop_now
+            await self._stores.look()
         now = self._now()
         if (woken := await self._catalogue.stores_changed(self._stores.word, now)) > 0:
             logger.info("the stores are others than before: %d context caches are looked at", woken)
@@ -153,8 +166,9 @@ class Keeper:
             task.add_done_callback(self._looked)
 
     def _looked(self, task: asyncio.Task[None]) -> None:
+        if len(self._looks) == MOST_LOOKS:
+            self._due.set()  # there is a place again
         del self._looks[task]
-        self._due.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             # The claim runs out, and somebody looks again.
             level = logging.INFO if isinstance(error, SpringtideError) else logging.ERROR
@@ -167,10 +181,12 @@ class Keeper:
             return
         keys = await self._catalogue.keys(claim.tenant, claim.cache_id)
         doing = _Doing(self._catalogue, self._stores, self._computer, cache, keys, self._now)
+        self._doing[claim.tenant, claim.cache_id] = doing
         renewing = asyncio.create_task(self._renew(claim))
         try:
             until = await doing.run()
         finally:
+            del self._doing[claim.tenant, claim.cache_id]
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
         await self._catalogue.put_back(self._looks.get(_this_task(), claim), until)
@@ -216,6 +232,9 @@ class _Doing:
         self._events: asyncio.Queue[core.Event | Exception] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pinning: dict[NodeId, asyncio.Task[None]] = {}
+
+    def tell(self, event: core.Event) -> None:
+        self._events.put_nowait(event)
 
     async def run(self) -> float | None:
         """The time at which the cache is due again; None: never."""
@@ -273,12 +292,14 @@ class _Doing:
                 return core.NotComputed("its content is not there any more", for_good=True)
             content = await asyncio.to_thread(content_from, raw)
             ran = await self._computer.compute(cache.tenant, content.token_ids)
-            await self._catalogue.count(cache, self._now(), creation_tokens=ran.computed_tokens)
+            await self._catalogue.count(cache, self._now(), creation_tokens=len(content.token_ids))
         except InvalidRequest as error:
             return core.NotComputed(error.message, for_good=True)
         except SpringtideError as error:
-            return core.NotComputed(error.message, for_good=False)
+            # Which node failed, and where it is, is not for whoever looks at the cache.
+            logger.info("context cache %s is not computed: %s", cache.cache_id, error.message)
+            return core.NotComputed("it could not be computed just now, and is tried again", for_good=False)
         store = self._stores.store(ran.node_id)
         if store is None:
-            return core.NotComputed(f"there is no store of {ran.node_id} any more", for_good=False)
+            return core.NotComputed("its store was lost, and it is computed again", for_good=False)
         return core.Computed(store)

@@ -11,6 +11,7 @@ from gateway.answer import ApiBackend
 from gateway.api_request import ApiRequest
 from gateway.bodies import parse_body
 from gateway.exchange import Call, Endpoint, Json, Order, exchange, read, takes
+from gateway.gemini import caches
 from gateway.gemini.answers import ContentFormat, count_json, error_json
 from gateway.gemini.requests import CountTokensRequest, GenerateContentRequest
 from springtide.errors import InvalidRequest
@@ -61,6 +62,7 @@ def routes(backend: ApiBackend) -> APIRouter:
         router.add_api_route(f"{at}:generateContent", generate, methods=["POST"], openapi_extra=takes(GENERATE.body))
         router.add_api_route(f"{at}:streamGenerateContent", stream, methods=["POST"], openapi_extra=takes(STREAM.body))
         router.add_api_route(f"{at}:countTokens", count_tokens, methods=["POST"], openapi_extra=takes(CountTokensRequest))
+        caches.add_routes(router, version, backend)
         router.add_api_route(f"{at}:{{method}}", other, methods=["POST"], include_in_schema=False)
     return router
 
@@ -98,5 +100,5 @@ def _streamed(raw: bytes, call: Call, backend: ApiBackend) -> Order:
 METHODS = ("generateContent", "streamGenerateContent", "countTokens")
 GENERATE = Endpoint("/v1beta/models/{model}:generateContent", "gen", GenerateContentRequest, _whole, error_json)
 STREAM = Endpoint("/v1beta/models/{model}:streamGenerateContent", "gen", GenerateContentRequest, _streamed, error_json)
-BODIES = (GENERATE.body, CountTokensRequest)
+BODIES = (GENERATE.body, CountTokensRequest, *caches.BODIES)
 """For the API's own description."""

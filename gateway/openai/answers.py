@@ -188,7 +188,8 @@ class ChatFormat(_Envelope):
 
     def whole(self, answer: Answer) -> Iterator[str]:
         yield from self._whole(self.WHOLE, map(self._choice, answer.choices), answer.usage)
-        yield from self._prompt_logprobs(answer.choices[0])
+        if answer.choices:
+            yield from self._prompt_logprobs(answer.choices[0])
         yield "}"
 
     def _choice(self, choice: Choice) -> Iterator[str]:

@@ -207,6 +207,18 @@ def test_what_is_deleted_while_it_is_computed_is_pinned_nowhere() -> None:
     assert not world.pins and due is None
 
 
+def test_what_somebody_else_has_computed_is_pinned_and_the_order_to_compute_comes_late() -> None:
+    store = Store(NodeId("node-0"), Incarnation(1), "node-0:1", True)
+    look = Look(new_cache())
+    assert look.handle(core.Begun((store,)), NOW) == [core.Compute()]
+    (pin,) = look.handle(core.Computed(store), NOW)
+    assert isinstance(pin, core.Pin)
+    assert look.handle(core.Computed(store), NOW) == [], "it is pinned already"
+    saved, rest = look.handle(core.Pinned(store.node_id, BLOCKS), NOW)
+    assert saved == core.Save(Kept(Status.READY, held={store.node_id: store.incarnation})) and rest == core.Rest(NOW + LOOK_EVERY_S)
+    assert look.handle(core.NotComputed("too late", for_good=True), NOW) == []
+
+
 def test_begun_minutes_count_whole_and_times_of_rest_do_not() -> None:
     cache = new_cache(tokens=1000, expires_at=NOW + 90)
     assert [cache.token_minutes(NOW + after) for after in (0, 1, 60, 61, 90, 5000)] == [0, 1000, 1000, 2000, 2000, 2000]

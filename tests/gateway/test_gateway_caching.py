@@ -7,9 +7,11 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import pytest
 from gateway_cluster import BLOCK_TOKENS, MODEL, Cluster
+from google import genai
 
 from gateway.app import GatewayServer
 from tests.support.valkey import new_valkey
@@ -207,3 +209,54 @@ async def test_openais_ways_to_keep_a_prompt_are_taken(gateway: GatewayServer, t
     part = {"type": "text", "text": LONG, "prompt_cache_breakpoint": {"mode": "explicit"}}
     marked = await tenant.chat({"role": "system", "content": [part]}, ASK, prompt_cache_options={"mode": "explicit"})
     assert 0 < marked.json()["usage"][details]["cache_write_tokens"] <= kept
+
+
+async def test_anthropics_marks_are_kept_and_counted_apart(gateway: GatewayServer, cluster: Cluster, tenant: Tenant) -> None:
+    client = anthropic.AsyncAnthropic(
+        base_url=f"http://{gateway.http_address}", api_key="none", max_retries=0, default_headers=tenant.headers, timeout=20
+    )
+    async with client:
+        system: Any = [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+        asked: Any = [{"role": "user", "content": [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}]}]
+        plain = await client.messages.create(model=MODEL, max_tokens=5, system=LONG, messages=[{"role": "user", "content": LONG}])
+        assert plain.usage.cache_creation_input_tokens == plain.usage.cache_read_input_tokens == 0
+        total = plain.usage.input_tokens
+        for cached, hours, minutes in ((0, True, True), (BLOCK_TOKENS * 5, False, True), (total - 1, False, False)):
+            cluster.cached_tokens = cached
+            usage = (await client.messages.create(model=MODEL, max_tokens=5, system=system, messages=asked)).usage
+            assert usage.cache_creation is not None and usage.cache_creation_input_tokens is not None
+            kept = usage.cache_creation
+            assert (kept.ephemeral_1h_input_tokens > 0, kept.ephemeral_5m_input_tokens > 0) == (hours, minutes), usage
+            assert usage.cache_creation_input_tokens == kept.ephemeral_1h_input_tokens + kept.ephemeral_5m_input_tokens
+            assert usage.input_tokens + cached + usage.cache_creation_input_tokens == total and usage.cache_read_input_tokens == cached
+
+
+async def test_geminis_cached_contents_are_made_listed_extended_used_and_deleted(
+    gateway: GatewayServer, cluster: Cluster, tenant: Tenant
+) -> None:
+    options = genai.types.HttpOptions(base_url=f"http://{gateway.http_address}", headers=tenant.headers)
+    client = genai.Client(api_key="none", http_options=options).aio
+    config = genai.types.CreateCachedContentConfig(system_instruction=LONG, display_name="tide", ttl="300s")
+    made = await client.caches.create(model=MODEL, config=config)
+    assert made.name is not None and made.name.startswith("cachedContents/") and made.display_name == "tide"
+    assert made.expire_time is not None and made.create_time is not None and made.usage_metadata is not None
+    assert round((made.expire_time - made.create_time).total_seconds()) == 300
+    assert [cache.name async for cache in await client.caches.list()] == [made.name]
+    longer = await client.caches.update(name=made.name, config=genai.types.UpdateCachedContentConfig(ttl="7200s"))
+    assert longer.expire_time is not None and (longer.expire_time - made.expire_time).total_seconds() > 6000
+    assert (await client.caches.get(name=made.name)).expire_time == longer.expire_time
+    cluster.cached_tokens = made.usage_metadata.total_token_count or 0
+    named = genai.types.GenerateContentConfig(cached_content=made.name)
+    answer = await client.models.generate_content(model=MODEL, contents="Why?", config=named)
+    assert answer.usage_metadata is not None and answer.usage_metadata.cached_content_token_count == cluster.cached_tokens
+    same = genai.types.GenerateContentConfig(system_instruction=LONG)
+    await client.models.generate_content(model=MODEL, contents="Why?", config=same)
+    begun, whole = prompts(cluster)
+    assert begun == whole
+    await client.caches.delete(name=made.name)
+    for refused in (client.caches.get(name=made.name), client.models.generate_content(model=MODEL, contents="Why?", config=named)):
+        with pytest.raises(genai.errors.ClientError) as raised:
+            await refused
+        assert raised.value.code == 404
+    nothing = {"model": f"models/{MODEL}"}
+    assert (await tenant("POST", "/v1beta/cachedContents", nothing, 400))["error"]["status"] == "INVALID_ARGUMENT"

@@ -199,6 +199,20 @@ async def test_when_nobody_holds_it_it_is_pending_and_computed_anew(world: World
     assert set(cache.kept.held) == {NodeId("node-1")} and world.recital.computed == 2
 
 
+async def test_what_a_request_has_computed_meanwhile_is_pinned_without_waiting_for_idle_capacity(world: World) -> None:
+    await world.start("node-0")
+    front_end = await world.front_end()
+    world.recital.gate = asyncio.Event()
+    cache = await front_end.desk.create("ann", "m", Draft(talk("You are helpful. " * 4)))
+    await comes_to(lambda: asyncio.sleep(0, world.recital.computed == 1))
+    front_end.keeper.computed("bob", cache.cache_id, NodeId("node-0"))
+    tokens = render(talk("You are helpful. " * 4))
+    await world.recital.engines[NodeId("node-0")].cache(tenants_keys("ann", tokens), tenant="ann")
+    front_end.keeper.computed("ann", cache.cache_id, NodeId("node-0"))
+    await until(front_end.desk, cache, ready)
+    assert not world.recital.gate.is_set()
+
+
 async def test_another_gateway_goes_on_where_one_has_died(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "CLAIM_S", 0.5)
     await world.start("node-0")
