@@ -27,7 +27,7 @@ class PromptOutput:
     text: str = ""
     """With which the answer is to begin; empty where it is not."""
     offsets: Sequence[int] = ()
-    """Where each token's text begins in it, in characters."""
+    """Where each token's text begins in it, in characters; empty where the answer does not begin with it."""
     logprobs: PromptLogprobs | None = None
     """Of its tokens after the first, where they are wanted."""
 

@@ -248,7 +248,7 @@ class CompletionFormat(_Envelope):
         return self._chunk([choice], self._so_far(usage))
 
     def _echoed(self, index: int, prompt: PromptOutput, usage: Usage) -> Iterator[bytes]:
-        if not prompt.text or self._num_logprobs is None:
+        if self._num_logprobs is None:
             yield self._piece(index, prompt.text, (), usage)
             return
         tokens, begin = prompt.placed(self._num_logprobs), 0
@@ -281,7 +281,7 @@ class CompletionFormat(_Envelope):
     def _tokens(self, choice: Choice, num_logprobs: int) -> Iterable[PlacedToken]:
         """Those of its text, which may begin with the prompt."""
         prompt = choice.prompt
-        if prompt is None or not prompt.text:
+        if prompt is None or not prompt.offsets:
             return choice.tokens
         return chain(prompt.placed(num_logprobs), _shifted(choice.tokens, len(prompt.text)))
 

@@ -28,9 +28,11 @@ from tests.engine.conftest import tiny_harness
 from tests.engine.sequences import Harness
 from tests.engine.test_engine_exactness import TINY_MODELS
 from tests.engine.test_engine_runner import Recorder
+from tests.engine.test_engine_scoring import scored
 from tests.support import flashinfer_twin
 from tests.support.models import make_tiny_llama, make_tiny_model
 from tests.support.reference import Reference, random_prompt
+from tests.support.scores import assert_scores_are_those_of
 
 CPU = torch.device("cpu")
 SLOTS = 120
@@ -229,6 +231,14 @@ def test_parts_of_a_batch_may_want_no_logits(path: Path) -> None:
     with on_device(path, most_pages=4) as harness:
         batch = [SequenceChunk([10] * 50, 0, harness.slots(50), wants_logits=wanted) for wanted in (False, True)]
         assert len(harness.runner.forward(batch)) == 1
+
+
+@pytest.mark.parametrize("kernels", [TORCH, FLASHINFER])
+def test_a_prompt_is_scored_as_transformers_does(path: Path, reference: Reference, kernels: str) -> None:
+    prompt = random_prompt(4, 100, 10, 250)
+    with on_device(path, kernels) as harness:
+        for chunk in (33, 100):
+            assert_scores_are_those_of(reference, prompt, scored(harness, prompt, chunk, 5), 5)
 
 
 def test_a_prefix_that_others_have_put_into_the_arena_is_loaded(path: Path, reference: Reference, in_arena: Harness) -> None:
