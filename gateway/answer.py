@@ -15,6 +15,7 @@ from engine.tokenizer.detokenizer import StreamingDetokenizer
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway import events as ev
 from gateway.accounts.accounts import Accounts
+from gateway.api_request import ApiRequest
 from gateway.background import Background
 from gateway.batches.desk import BatchDesk
 from gateway.batches.files import Files
@@ -24,7 +25,7 @@ from gateway.caching.marks import written
 from gateway.conductor_link import ConductorLink
 from gateway.grammar_checks import GrammarChecker
 from gateway.output import Answer, CallBegun, Delta, Ending, Part, PlacedToken, Reasoning, gathered
-from gateway.prepare import PreparedRequest, Preparer
+from gateway.prepare import Origin, PreparedRequest, Preparer
 from gateway.runner import Runner
 from gateway.tool_calls.reading import Reading
 from springtide.clock import Clock
@@ -462,6 +463,12 @@ class ApiBackend:
             return self.accounts.meter(request.usage_row, request.receipt, lambda: answer.served)
 
         return AnswerStream(request, self.runner, self.tokenizer, self.caches.answered, self.grammars, on_begin)
+
+    async def begun_with_cache(self, request: ApiRequest, origin: Origin) -> PreparedRequest:
+        """What runs of a request that names a context cache. Raises InvalidRequest."""
+        whole, use = await self.caches.applied(origin.tenant, request)
+        num_tokens = 0 if use is None else use.cache.tokens
+        return replace(await self.side_thread.run(num_tokens, self.preparer.prepared, whole, origin), use=use)
 
     async def ready(self) -> bool:
         """Whether the cluster can take requests. Raises Unavailable when the Conductor cannot be asked."""

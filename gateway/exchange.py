@@ -208,7 +208,7 @@ class _Exchange:
             num_bytes, late = await found.look_up()
             found = await self._backend.side_thread.run(num_bytes, lambda: self._prepared(late()))
         order, prepared = found
-        return order, await self._begun_with_cache(order.request) if prepared is None else prepared
+        return order, await self._backend.begun_with_cache(order.request, self._call.origin) if prepared is None else prepared
 
     def _read(self, raw: bytes) -> tuple[Order, PreparedRequest | None] | Pending:
         order = self._endpoint.order(raw, self._call, self._backend)
@@ -217,12 +217,6 @@ class _Exchange:
     def _prepared(self, order: Order) -> tuple[Order, PreparedRequest | None]:
         """Without what is prepared, where a context cache comes before it."""
         return order, None if order.request.cache.named else self._backend.preparer.prepared(order.request, self._call.origin)
-
-    async def _begun_with_cache(self, request: ApiRequest) -> PreparedRequest:
-        origin, preparer = self._call.origin, self._backend.preparer
-        whole, use = await self._backend.caches.applied(origin.tenant, request)
-        num_tokens = 0 if use is None else use.cache.tokens
-        return replace(await self._backend.side_thread.run(num_tokens, preparer.prepared, whole, origin), use=use)
 
     async def _streamed(self, answer: AnswerStream, order: Order) -> AsyncIterator[bytes]:
         """The stream's bytes; the last are those of its end, or of an error."""

@@ -8,24 +8,25 @@ import functools
 import math
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, TypeAlias
+from http import HTTPStatus
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
+from gateway.accounts.accounts import KEY_HEADERS
 from gateway.answer import message_for_client
 from gateway.bodies import SMALL_BYTES, Bodies, BodyTimeout
-from springtide.errors import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unauthenticated, Unavailable
-from springtide.rpc import inference_pb2
+from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, SpringtideError, Unauthenticated, Unavailable
 
+MessageT = TypeVar("MessageT", bound=Message)
 AT_ONCE = 4
 """Messages of one connection that are held at once. Further ones stay with the client: gRPC takes in no more than a window of what is not
 being read."""
 _CODES: dict[type[SpringtideError], grpc.StatusCode] = {
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
-    ModelNotFound: grpc.StatusCode.NOT_FOUND,
     BodyTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
     InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
     DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -37,6 +38,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def status_of(error: SpringtideError) -> grpc.StatusCode:
+    if error.http_status == HTTPStatus.NOT_FOUND:
+        return grpc.StatusCode.NOT_FOUND
     return next((code for kind, code in _CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
@@ -127,12 +130,12 @@ async def _read(context: Context) -> bytes | None:
     return None if raw is grpc.aio.EOF else raw  # type: ignore[attr-defined]  # the stubs lack it
 
 
-def parse_request(raw: bytes, max_fields: int) -> inference_pb2.GenerateRequest:
+def parse_request(raw: bytes, kind: type[MessageT], max_fields: int) -> MessageT:
     """Raises InvalidRequest."""
     try:
-        if has_more_fields(raw, _GENERATE_REQUEST, max_fields):
+        if has_more_fields(raw, _shape_of(kind.DESCRIPTOR), max_fields):
             raise InvalidRequest(f"the message has more than {max_fields} fields and elements of lists", code="too_many_values")
-        return inference_pb2.GenerateRequest.FromString(raw)
+        return kind.FromString(raw)
     except DecodeError:
         raise _malformed() from None
 
@@ -158,7 +161,7 @@ def shape_of(message: Any) -> Shape:
     }
 
 
-_GENERATE_REQUEST = shape_of(inference_pb2.GenerateRequest.DESCRIPTOR)
+_shape_of = functools.cache(shape_of)
 _OPAQUE: Shape = {}
 """Of texts, bytes and what is not known: nothing in them is looked at."""
 _CONTINUED = bytes(range(0x80, 0x100))
@@ -217,3 +220,16 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
         if shift > 63:
             raise DecodeError
     return value | byte << shift, at + 1
+
+
+def authorization_of(context: Context) -> str:
+    """As an `Authorization` header has it; empty where nobody says who it is."""
+    for name in KEY_HEADERS:
+        if key := metadata_of(context, name):
+            return f"Bearer {key}"
+    return metadata_of(context, "authorization")
+
+
+def metadata_of(context: Context, name: str) -> str:
+    """Empty where there is none of the name."""
+    return str(dict(context.invocation_metadata() or ()).get(name, ""))

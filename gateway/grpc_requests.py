@@ -88,7 +88,7 @@ def api_request(request: inference_pb2.GenerateRequest) -> ApiRequest:
 def _prompt(request: inference_pb2.GenerateRequest) -> Conversation | Texts:
     match request.WhichOneof("prompt"):
         case "chat":
-            return _conversation(request.chat)
+            return conversation(request.chat)
         case "text":
             return Texts((request.text,))
         case "tokens":
@@ -97,7 +97,8 @@ def _prompt(request: inference_pb2.GenerateRequest) -> Conversation | Texts:
             raise InvalidRequest("prompt is required: one of text, tokens and chat", param="prompt")
 
 
-def _conversation(chat: inference_pb2.ChatPrompt) -> Conversation:
+def conversation(chat: inference_pb2.ChatPrompt) -> Conversation:
+    """Raises InvalidRequest, naming the field."""
     if len(chat.tools) > _MAX_TOOLS:
         raise InvalidRequest(f"tools may hold at most {_MAX_TOOLS}, not {len(chat.tools)}", param="tools")
     tools = tuple(_tool(number, tool) for number, tool in enumerate(chat.tools))

@@ -11,10 +11,12 @@ import grpc
 import grpc.aio
 
 from gateway import metrics
-from gateway.accounts.accounts import KEY_HEADERS, Charge
+from gateway.accounts.accounts import Charge
 from gateway.accounts.allowance import Caller
 from gateway.answer import ApiBackend
-from gateway.grpc_messages import Context, Messages, abort, no_message, parse_request, status_of
+from gateway.api_request import ApiRequest
+from gateway.grpc_caches import CachesService
+from gateway.grpc_messages import Context, Messages, abort, authorization_of, metadata_of, no_message, parse_request, status_of
 from gateway.grpc_requests import api_request
 from gateway.output import CallArguments, CallBegun, Delta, Part, Reasoning
 from gateway.prepare import Origin, PreparedRequest
@@ -23,8 +25,8 @@ from springtide.ids import new_id
 from springtide.protocol.outputs import Finish, SampledToken
 from springtide.protocol.usage import Usage
 from springtide.protocol.wire import PROMPT_LOGPROBS, TOKEN_LOGPROB, USAGE
+from springtide.rpc import caches_pb2, inference_pb2
 from springtide.rpc import common_pb2 as pb
-from springtide.rpc import inference_pb2
 from springtide.rpc.channels import new_public_server
 from springtide.rpc.health import add_health_and_reflection
 
@@ -33,7 +35,7 @@ _FINISHES = {Finish.STOP: pb.FINISH_REASON_STOP, Finish.LENGTH: pb.FINISH_REASON
 
 
 async def new_server(backend: ApiBackend, max_connections: int) -> grpc.aio.Server:
-    """Inference, with health and reflection beside it."""
+    """Inference and context caches, with health and reflection beside them."""
     max_bytes = backend.preparer.bounds.max_message_bytes
     messages = Messages(backend.bodies, max_bytes)
     server = new_public_server(max_bytes, max_connections, messages)
@@ -44,8 +46,10 @@ async def new_server(backend: ApiBackend, max_connections: int) -> grpc.aio.Serv
             service.list_models, inference_pb2.ListModelsRequest.FromString, inference_pb2.ListModelsReply.SerializeToString
         ),
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
-    await add_health_and_reflection(server, name)
+    caches, caches_name = CachesService(backend, messages), caches_pb2.DESCRIPTOR.services_by_name["ContextCaches"].full_name
+    handlers = [grpc.method_handlers_generic_handler(name, methods), grpc.method_handlers_generic_handler(caches_name, caches.methods())]
+    server.add_generic_rpc_handlers(handlers)
+    await add_health_and_reflection(server, name, caches_name)
     return server
 
 
@@ -58,7 +62,7 @@ class InferenceService:
 
     async def list_models(self, request: inference_pb2.ListModelsRequest, context: Context) -> inference_pb2.ListModelsReply:
         try:
-            self._backend.accounts.caller(_authorization(context))
+            self._backend.accounts.caller(authorization_of(context))
         except SpringtideError as error:
             await abort(context, error)
         preparer = self._backend.preparer
@@ -95,16 +99,17 @@ class InferenceService:
             answer.close()
 
     async def _ordered(self, context: Context, request_id: str) -> PreparedRequest:
-        accounts, authorization = self._backend.accounts, _authorization(context)
+        accounts, authorization = self._backend.accounts, authorization_of(context)
         # Nothing of a stranger's message is read.
         caller = accounts.caller(authorization)
         charge = await self._charge(context, caller) if caller.key_id else None
-        traceparent = _metadata(context, "traceparent")
+        traceparent = metadata_of(context, "traceparent")
         origin = Origin(request_id, self._backend.clock.now(), caller.tenant, traceparent, caller.key_id, _ENDPOINT)
         async with self._messages.received(context) as raw:
             if raw is None:
                 raise no_message()
-            prepared = await self._backend.side_thread.run(len(raw), self._parsed, raw, authorization, origin)
+            asked, origin, found = await self._backend.side_thread.run(len(raw), self._parsed, raw, authorization, origin)
+        prepared = await self._backend.begun_with_cache(asked, origin) if found is None else found
         if charge is None:
             # Without keys it is the message that says whose it is.
             charge = await self._charge(context, accounts.caller(authorization, prepared.tenant))
@@ -119,17 +124,21 @@ class InferenceService:
         await charge.begin(self._backend.preparer.model_name)
         return charge
 
-    def _parsed(self, raw: bytes, authorization: str, origin: Origin) -> PreparedRequest:
-        request = parse_request(raw, self._backend.preparer.bounds.max_values)
-        return self._prepare(request, replace(origin, tenant=self._backend.accounts.caller(authorization, request.tenant).tenant))
+    def _parsed(self, raw: bytes, authorization: str, origin: Origin) -> tuple[ApiRequest, Origin, PreparedRequest | None]:
+        request = parse_request(raw, inference_pb2.GenerateRequest, self._backend.preparer.bounds.max_values)
+        origin = replace(origin, tenant=self._backend.accounts.caller(authorization, request.tenant).tenant)
+        asked, prepared = self._prepare(request, origin)
+        return asked, origin, prepared
 
-    def _prepare(self, request: inference_pb2.GenerateRequest, origin: Origin) -> PreparedRequest:
+    def _prepare(self, request: inference_pb2.GenerateRequest, origin: Origin) -> tuple[ApiRequest, PreparedRequest | None]:
+        """Without what is prepared, where a context cache comes before it."""
         preparer = self._backend.preparer
         preparer.check_model(request.model)
         # What is too long is found by its length: to look at an entry costs hundreds of times what it takes in the message.
         preparer.check_count(len(request.chat.messages), "messages")
         preparer.check_count(len(request.tokens.token_ids), "tokens")
-        return preparer.prepared(api_request(request), origin)
+        asked = api_request(request)
+        return asked, None if asked.cache.named else preparer.prepared(asked, origin)
 
 
 def _chunk(request_id: str, delta: Delta, usage: Usage | None) -> inference_pb2.GenerateChunk:
@@ -160,18 +169,6 @@ def _tool_call_piece(part: Part) -> inference_pb2.ToolCallPiece | None:
             return inference_pb2.ToolCallPiece(number=number, arguments=text)
         case _:
             return None
-
-
-def _authorization(context: Context) -> str:
-    for name in KEY_HEADERS:
-        if key := _metadata(context, name):
-            return f"Bearer {key}"
-    return _metadata(context, "authorization")
-
-
-def _metadata(context: Context, name: str) -> str:
-    """Empty where there is none of the name."""
-    return str(dict(context.invocation_metadata() or ()).get(name, ""))
 
 
 def _logprobs(token: SampledToken) -> inference_pb2.TokenLogprobs | None:

@@ -16,9 +16,9 @@ def add_health(server: grpc.aio.Server) -> Any:
     return servicer
 
 
-async def add_health_and_reflection(server: grpc.aio.Server, service: str) -> None:
-    """Reports `service`, and the server as a whole, as serving from the start; both can be found by reflection."""
+async def add_health_and_reflection(server: grpc.aio.Server, *services: str) -> None:
+    """Reports `services`, and the server as a whole, as serving from the start; all can be found by reflection."""
     servicer = add_health(server)
-    for name in ("", service):
+    for name in ("", *services):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection((service, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -26,7 +26,7 @@ from gateway.app import GatewayServer
 from gateway.bodies import Bodies
 from gateway.grpc_messages import AT_ONCE, has_more_fields, parse_request, shape_of
 from gateway.grpc_service import InferenceService
-from gateway.prepare import Origin, PreparedRequest
+from gateway.prepare import Origin
 from springtide.blocks import KEY_BYTES
 from springtide.protocol import wire
 from springtide.protocol.sampling import LogitBias
@@ -93,7 +93,7 @@ async def test_a_refused_message_does_not_stay(stub: inference_pb2_grpc.Inferenc
     seen: list[inference_pb2.GenerateRequest] = []
     prepare = InferenceService._prepare
 
-    def remembering(service: InferenceService, request: inference_pb2.GenerateRequest, origin: Origin) -> PreparedRequest:
+    def remembering(service: InferenceService, request: inference_pb2.GenerateRequest, origin: Origin) -> Any:
         seen.append(request)
         return prepare(service, request, origin)
 
@@ -171,9 +171,9 @@ async def test_a_message_of_nothing_but_entries_is_not_parsed(
 ) -> None:
     parsed_on: list[str] = []
 
-    def parse(raw: bytes, max_fields: int) -> inference_pb2.GenerateRequest:
+    def parse(raw: bytes, kind: type[inference_pb2.GenerateRequest], max_fields: int) -> inference_pb2.GenerateRequest:
         parsed_on.append(threading.current_thread().name)
-        return parse_request(raw, max_fields)
+        return parse_request(raw, kind, max_fields)
 
     monkeypatch.setattr(grpc_service, "parse_request", parse)
     prompt = inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage()] * 400_000)
