@@ -98,6 +98,18 @@ class ChatModel:
             return ""
         return self.forced_calls(conversation, schema)
 
+    def strict_calls(self, conversation: Conversation, schema: Schema) -> str:
+        """The grammar of an answer whose calls of strict tools fit these. Empty: there are none, or this family's are not held to it."""
+        choice, family = conversation.tool_choice, self.tools
+        if (
+            choice.mode is not ToolMode.AUTO
+            or family is None
+            or family.beside_text is None
+            or not any(t.strict for t in conversation.tools)
+        ):
+            return ""
+        return family.beside_text(conversation.tools, choice.parallel, self._literal, schema)
+
     def _literal(self, text: str) -> str:
         """How a grammar writes it."""
         token_id = self._tokenizer.special_id(text)

@@ -362,21 +362,22 @@ class Preparer:
         """What the outputs are held to, after the reasoning."""
         chat = request.prompt if isinstance(request.prompt, Conversation) else None
         forced = _forces_calls(request)
-        if request.format is None and not forced:
-            given = request.sampling.get("grammar", Grammar())
-            assert isinstance(given, Grammar)
-            return given
         try:
             if chat is not None and forced:
                 return lark_constraint(self._chat_model.forced_calls(chat, schema_in_lark), self._beforehand(reading))
-            assert request.format is not None, "either is the case"
-            calls = "" if chat is None else self._chat_model.possible_calls(chat, schema_in_lark)
-            return constraint(request.format, self._beforehand(reading), calls)
+            if request.format is not None:
+                calls = "" if chat is None else self._chat_model.possible_calls(chat, schema_in_lark)
+                return constraint(request.format, self._beforehand(reading), calls)
+            if chat is not None and (calls := self._chat_model.strict_calls(chat, schema_in_lark)):
+                return lark_constraint(calls, self._beforehand(reading))
         except InvalidRequest as error:
             if error.param != "format":
                 raise
             field = _format_field(request)
             raise InvalidRequest(error.message.replace("format", field, 1), param=field) from None
+        given = request.sampling.get("grammar", Grammar())
+        assert isinstance(given, Grammar)
+        return given
 
     def _beforehand(self, reading: Reading) -> Beforehand | None:
         if reading.reasoning is None:
@@ -471,7 +472,7 @@ def _forces_calls(request: ApiRequest) -> bool:
 
 def _format_field(request: ApiRequest) -> str:
     """What the client calls what the outputs are held to."""
-    if _forces_calls(request):
+    if _forces_calls(request) or (request.format is None and isinstance(request.prompt, Conversation) and request.prompt.tools):
         return request.names.get("tools", "tools")
     if request.format is None:
         return "sampling.grammar"

@@ -22,6 +22,8 @@ class ToolFamily:
     """Texts that may be special tokens, which have to be read all the same."""
     grammar: Callable[[Sequence[Tool], bool, forced.Literal, forced.Schema], str]
     """Of an output that is calls: one, or several."""
+    beside_text: Callable[[Sequence[Tool], bool, forced.Literal, forced.Schema], str] | None = None
+    """Of an output that may have calls, marked in its text; None: their marks would not be sure enough."""
     id_length: int = 0
     """Of a call's id, where templates want one of so many letters."""
 
@@ -32,7 +34,12 @@ class ToolFamily:
 
 _PYTHON_TAGS = ("<|python_start|>", "<|python_end|>")
 TOOL_FAMILIES: Mapping[ToolParserName, ToolFamily] = {
-    "hermes": ToolFamily(lambda calls: MarkedReader(calls, "<tool_call>", "</tool_call>"), ("<tool_call>", "</tool_call>"), forced.hermes),
+    "hermes": ToolFamily(
+        lambda calls: MarkedReader(calls, "<tool_call>", "</tool_call>"),
+        ("<tool_call>", "</tool_call>"),
+        forced.hermes,
+        forced.hermes_beside_text,
+    ),
     "llama3": ToolFamily(lambda calls: BareReader(calls, ("<|python_tag|>",)), ("<|python_tag|>",), forced.llama3),
     "mistral": ToolFamily(
         lambda calls: MarkedReader(calls, "[TOOL_CALLS]"), ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), forced.mistral, id_length=9

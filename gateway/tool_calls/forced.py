@@ -1,4 +1,5 @@
-"""Grammars of calls, for outputs that have to be calls: in Lark as llguidance has it, in the words of each family of models."""
+"""Grammars of calls, for outputs that have to be calls, and for those whose calls have to fit their tools: in Lark as llguidance has it, in
+the words of each family of models."""
 
 from __future__ import annotations
 
@@ -19,6 +20,18 @@ _MOST_TOOLS = 128
 def hermes(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
     call = f'{literal("<tool_call>")} "\\n" tool "\\n" {literal("</tool_call>")}'
     return _grammar('call ("\\n" call)*' if several else "call", call, tools, "arguments", schema)
+
+
+def hermes_beside_text(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
+    """Of an output that may have calls between its texts: those of strict tools fit their schemas."""
+    marker = literal("<tool_call>")
+    special = marker.startswith("<[")
+    text = "TAIL: /(?s:.*)/" + ("" if special else " & ~/(?s:.*)<tool_call>(?s:.*)/")
+    before = f"before: TAIL {marker}" if special else "before[lazy]: /(?s:.*)<tool_call>/"
+    block = f"SPACE tool SPACE {literal('</tool_call>')}"
+    loose = [tool if tool.strict else Tool(tool.name) for tool in tools]
+    calls = _grammar("(before call)* TAIL" if several else "(before call)? TAIL", block, loose, "arguments", schema)
+    return "\n".join([calls, before, "SPACE: /[ \\n]{0,4}/", text])
 
 
 def llama3(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:

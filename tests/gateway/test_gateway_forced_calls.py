@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -102,3 +103,17 @@ def test_reasoning_may_come_before_and_text_in_the_place_of_calls() -> None:
         grammar = constraint(answer, beforehand, calls=call)
         assert accepts(grammar, before + WRITTEN["hermes"]) and accepts(grammar, before + '{"a": 1}')
         assert not accepts(grammar, before + "Well.")
+
+
+def test_a_strict_tools_calls_fit_it_also_where_none_is_forced() -> None:
+    tools = [replace(WEATHER, strict=True), TIME]
+    calls_beside_text = TOOL_FAMILIES["hermes"].beside_text
+    assert calls_beside_text is not None
+    grammar = lark_constraint(calls_beside_text(tools, True, json.dumps, schema_in_lark))
+    call, loose = WRITTEN["hermes"], '<tool_call>{"name": "time", "arguments": {"anything": [1]}}</tool_call>'
+    for text in ("", "1 < 2 and <tool_cal", call, f"Let me look.\n{call}\n{call} Done.", loose):
+        assert accepts(grammar, text)
+    for text in ("<tool_call>no", call.replace("3", '"3"'), call.replace("weather", "other"), f"x {call.replace('days', 'hours')}"):
+        assert not accepts(grammar, text)
+    once = lark_constraint(calls_beside_text(tools, False, json.dumps, schema_in_lark))
+    assert accepts(once, f"Well. {call}") and not accepts(once, f"{call}\n{call}")
