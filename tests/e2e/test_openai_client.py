@@ -84,9 +84,9 @@ def test_n_stop_seed_and_logprobs(cluster: Cluster, client: openai.OpenAI) -> No
     [
         ({"model": "gpt-9"}, 404, openai.NotFoundError, "gpt-9"),
         ({"temperature": 9}, 400, openai.BadRequestError, "temperature"),
-        ({"max_tokens": 0}, 400, openai.BadRequestError, "max_tokens"),
+        ({"max_tokens": -1}, 400, openai.BadRequestError, "max_tokens"),
         ({"extra_body": {"colour": "red"}}, 400, openai.BadRequestError, "colour"),
-        ({"response_format": {"type": "json_object"}}, 400, openai.BadRequestError, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, 400, openai.BadRequestError, "json_schema"),
         ({"messages": []}, 400, openai.BadRequestError, "messages"),
         ({"max_tokens": 9000}, 400, openai.BadRequestError, "8192"),
     ],
