@@ -46,6 +46,7 @@ _IN_CONFIG = {
 NAMES = {
     "messages": "contents",
     "continue_final_message": "contents",
+    "tool_choice": "toolConfig.functionCallingConfig",
     **{name: f"generationConfig.{field}" for name, field in _IN_CONFIG.items()},
 }
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(unicode_text)]

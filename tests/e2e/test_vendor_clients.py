@@ -114,3 +114,27 @@ def test_google_s_parsed_answers_are_of_the_schema_that_was_asked_for(cluster: C
     words = types.Schema(type=types.Type.STRING, enum=["red", "green"])
     config = types.GenerateContentConfig(max_output_tokens=10, response_mime_type="text/x.enum", response_schema=words)
     assert gemini.models.generate_content(model=cluster.model, contents="Name a colour.", config=config).text in ("red", "green")
+
+
+WEATHER: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+
+
+def test_a_tool_that_anthropic_s_client_demands_is_called(cluster: Cluster, claude: anthropic.Anthropic) -> None:
+    tools: list[Any] = [{"name": name, "input_schema": WEATHER} for name in ("weather", "news")]
+    for choice, names in (({"type": "any"}, {"weather", "news"}), ({"type": "tool", "name": "news"}, {"news"})):
+        options: dict[str, Any] = {"tools": tools, "tool_choice": {**choice, "disable_parallel_tool_use": True}, "messages": QUESTION}
+        message = claude.messages.create(model=cluster.model, max_tokens=200, **options)
+        (call,) = [block for block in message.content if block.type == "tool_use"]
+        assert message.stop_reason == "tool_use" and call.name in names and isinstance(call.input["city"], str)
+
+
+def test_a_function_that_google_s_client_demands_is_called(cluster: Cluster, gemini: genai.Client) -> None:
+    declared = [types.FunctionDeclaration(name=name, parameters_json_schema=WEATHER) for name in ("weather", "news")]
+    calling = types.FunctionCallingConfig(mode=types.FunctionCallingConfigMode.ANY, allowed_function_names=["news"])
+    config = types.GenerateContentConfig(
+        max_output_tokens=300,
+        tools=[types.Tool(function_declarations=declared)],
+        tool_config=types.ToolConfig(function_calling_config=calling),
+    )
+    calls = gemini.models.generate_content(model=cluster.model, contents="How is it?", config=config).function_calls
+    assert calls and {call.name for call in calls} == {"news"} and all(isinstance((call.args or {})["city"], str) for call in calls)
