@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ from springtide.membership import UNREACHABLE
 
 Purpose = Literal["batch", "batch_output"]
 PIECE_BYTES = 256 << 10
+_LEFT_S = 24 * 3600.0
+"""An upload to which nothing has been added for so long is nobody's."""
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
@@ -115,8 +119,12 @@ class Files:
         self._most_tenant_bytes = most_tenant_bytes
 
     def prepare(self) -> None:
-        """Makes the directory. Raises OSError."""
+        """Makes the directory, and removes what uploads have left in it whose gateway died. Raises OSError."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for part in self._directory.glob("*.part"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - part.stat().st_mtime > _LEFT_S:
+                    part.unlink()
 
     def path(self, file_id: str) -> Path:
         """Of the content of a file that there is."""

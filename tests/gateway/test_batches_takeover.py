@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -131,3 +132,14 @@ async def test_lines_count_in_the_usage_as_batches_and_against_the_budget(gatewa
         while (done := await over(client, await submit(client, 5))).status == "completed":
             pass
     assert done.errors.data[0].code == "batch_lines_exceeded"
+
+
+async def test_what_a_dead_gateway_was_receiving_is_removed_a_day_later(gateways: Gateways, tmp_path: Path) -> None:
+    directory = tmp_path / "files" / "files"
+    directory.mkdir(parents=True)
+    old, new = directory / "upload-1.part", directory / "upload-2.part"
+    for path in (old, new):
+        path.write_bytes(b"half of")
+    os.utime(old, (0, 0))
+    await gateways.start()
+    assert list(directory.iterdir()) == [new]
