@@ -162,16 +162,16 @@ class _Exchange:
         try:
             await self._charge.begin(self._backend.preparer.model_name)
             order, prepared = await self._ordered()
+            if order.request.cache.dry_run:
+                self._end("200")
+                nothing = Answer((), Usage(0, 0, 0))
+                return self._json(await written(order.format.whole(nothing)), prepared.use, nothing.usage)
             prepared = replace(prepared, receipt=await self._charge.take_tokens(prepared.num_prompt_tokens))
             if order.hand_over is not None:
                 response = await order.hand_over(prepared)
                 response.headers.update(self._headers(prepared.use))
                 self._end("200")
                 return response
-            if order.request.cache.dry_run:
-                self._end("200")
-                nothing = Answer((), Usage(0, 0, 0))
-                return self._json(await written(order.format.whole(nothing)), prepared.use, nothing.usage)
             answer = self._answer = self._backend.start(prepared)
             self._watcher = asyncio.create_task(self._watch(answer))
             if order.stream:
