@@ -18,6 +18,7 @@ pytestmark = pytest.mark.skipif(not PYTHON, reason="wants INSTRUCTOR_PYTHON; the
 ASK = """
 import json, sys
 from enum import Enum
+from typing import Annotated
 import instructor, openai
 from pydantic import BaseModel, Field
 
@@ -31,14 +32,14 @@ class Owner(BaseModel):
 
 class Pet(BaseModel):
     kind: Kind
-    names: list[str] = Field(min_length=1, max_length=2)
+    names: list[Annotated[str, Field(max_length=20)]] = Field(min_length=1, max_length=2)
     owner: Owner
 
 url, model, mode = sys.argv[1:]
 client = instructor.from_openai(openai.OpenAI(base_url=url, api_key="none", max_retries=0), mode=instructor.Mode[mode])
 messages = [{"role": "user", "content": "Ann, who is 30, has a dog that she calls Rex."}]
 pet = client.chat.completions.create(
-    model=model, messages=messages, response_model=Pet, max_retries=0, temperature=1.0, seed=3, max_tokens=200
+    model=model, messages=messages, response_model=Pet, max_retries=0, temperature=1.0, seed=3, max_tokens=400
 )
 print(json.dumps(pet.model_dump(mode="json")))
 """
@@ -50,7 +51,7 @@ def cluster():
         yield cluster
 
 
-@pytest.mark.parametrize("mode", ["JSON_SCHEMA"])
+@pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA"])
 def test_answers_are_what_their_description_asks_for(cluster: Cluster, mode: str) -> None:
     command = [PYTHON, "-c", ASK, f"{cluster.url}/v1", cluster.model, mode]
     run = subprocess.run(command, env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True, timeout=120, check=False)
