@@ -193,7 +193,7 @@ def model_json(name: str, context_length: int) -> Json:
         "description": "",
         "inputTokenLimit": context_length,
         "outputTokenLimit": context_length,
-        "supportedGenerationMethods": ["generateContent", "countTokens"],
+        "supportedGenerationMethods": ["generateContent", "countTokens", "createCachedContent"],
         "maxTemperature": 2.0,
     }
 

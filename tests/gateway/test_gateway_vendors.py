@@ -233,6 +233,14 @@ class TestGemini:
         used = await gemini.models.generate_content(model=MODEL, contents="Hello")
         assert counted.total_tokens == used.usage_metadata.prompt_token_count
 
+    async def test_tokens_of_a_context_that_is_kept_count(self, gemini: Any, http: httpx.AsyncClient) -> None:
+        kept = await gemini.caches.create(model=MODEL, config=types.CreateCachedContentConfig(contents="A long story. " * 20, ttl="300s"))
+        path, asked = f"/v1beta/models/{MODEL}:countTokens", {"contents": CONTENTS}
+        alone = (await http.post(path, json={"generateContentRequest": asked})).json()
+        counted = (await http.post(path, json={"generateContentRequest": {**asked, "cachedContent": kept.name}})).json()
+        assert alone["cachedContentTokenCount"] == 0 < 60 < counted["cachedContentTokenCount"]
+        assert counted["totalTokens"] > alone["totalTokens"] + 60
+
     async def test_models_are_gemini_s(self, gemini: Any, http: httpx.AsyncClient) -> None:
         assert [model.name async for model in await gemini.models.list()] == [f"models/{MODEL}"]
         model = await gemini.models.get(model=MODEL)
