@@ -187,6 +187,9 @@ class _ResponsesApi:
     async def _begin(self, order: _Kept, prepared: PreparedRequest) -> Response:
         written = order.format
         assert isinstance(written, ResponseFormat), "the orders of this API are written in its own words"
+        # What can never succeed is refused at once, as it is in the foreground.
+        if not self._backend.grammars.good(prepared.sampling.grammar):
+            await self._backend.grammars.check(prepared.sampling.grammar, prepared.grammar_field)
         await self.jobs.begin(prepared.tenant, order.stored(written.response), written, lambda: self._backend.start(prepared))
         if order.stream:
             return self._followed(prepared.tenant, written.response_id, after=-1)

@@ -15,6 +15,15 @@ from tests.support.cluster import Cluster
 LONG = "Tell me a long story about the sea and the moon. " * 4
 
 
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather in a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False},
+    "strict": True,
+}
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with Cluster() as cluster:
@@ -48,6 +57,23 @@ def test_the_second_turn_reuses_the_first_answer(cluster: Cluster, client: opena
     assert cached > first.usage.input_tokens // 64 * 64, "only the prompt was reused, not the answer"
 
 
+def test_a_function_is_called_and_its_output_answered(cluster: Cluster, client: openai.OpenAI) -> None:
+    options: Any = {"model": cluster.model, "tools": [WEATHER], "max_output_tokens": 60, "temperature": 0}
+    question = "What is the weather in Paris?"
+    first = client.responses.create(**options, input=question, tool_choice={"type": "function", "name": "get_weather"})
+    (call,) = [item for item in first.output if item.type == "function_call"]
+    assert call.name == "get_weather" and set(json.loads(call.arguments)) == {"city"}
+
+    output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "Sunny, 21 degrees."}]
+    second = client.responses.create(**options, input=output, previous_response_id=first.id, tool_choice="none")
+    assert [item.type for item in second.output] == ["message"] and second.output_text
+
+    events = list(client.responses.create(**options, input=question, tool_choice={"type": "function", "name": "get_weather"}, stream=True))
+    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    (done,) = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert "".join(pieces) == done.arguments == call.arguments
+
+
 class City(BaseModel):
     name: Literal["Paris", "Rome", "Ulm"]
     warm: bool
@@ -61,9 +87,11 @@ def test_an_answer_is_parsed_as_what_it_was_to_be(cluster: Cluster, client: open
         assert isinstance(stream.get_final_response().output_parsed, City)
     anything = client.responses.create(**options, text={"format": {"type": "json_object"}}, temperature=0)
     assert anything.status == "incomplete" or isinstance(json.loads(anything.output_text), dict)
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.responses.create(**options, text={"format": {"type": "json_schema", "name": "x", "schema": {"type": "colour"}}})
-    assert refused.value.param == "text.format"
+    for background in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            nonsense: Any = {"type": "json_schema", "name": "x", "schema": {"type": "colour"}}
+            client.responses.create(**options, text={"format": nonsense}, background=background)
+        assert refused.value.param == "text.format"
 
 
 async def test_the_asynchronous_client_follows_a_background_response(cluster: Cluster) -> None:
