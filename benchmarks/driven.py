@@ -232,6 +232,10 @@ def rate(num_bytes: int) -> Scale:
     return Scale("GB/s", num_bytes / 1e9)
 
 
+def rate_of_tokens(count: int) -> Scale:
+    return Scale("tokens/s", float(count))
+
+
 def microseconds(pieces: int = 1) -> Scale:
     """The time of each of so many pieces of a repetition."""
     return Scale("us", 0.0, 1e6 / pieces)
