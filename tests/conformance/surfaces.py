@@ -1,0 +1,457 @@
+"""The surfaces that are tried: for each endpoint a request that is served, and for each field a value that asks for something."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from anthropic.types import message_count_tokens_params, message_create_params
+from google.genai import types as genai
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+
+UNKNOWN = {"some": "thing"}
+"""Stands for a value of a field that this table has no better one for: an SDK may be newer than it."""
+WEATHER = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Oslo", "Rome"]}}, "required": ["city"]}
+ANSWER = {"type": "object", "properties": {"answer": {"type": "boolean"}}, "required": ["answer"], "additionalProperties": False}
+PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+QUESTION = "Say hello."
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One field, tried at one value. `with_` are other fields that it needs."""
+
+    name: str
+    value: Any
+    with_: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """An endpoint and what is tried there."""
+
+    title: str
+    path: str
+    base: Mapping[str, Any]
+    """A request that is served. `MODEL` stands for the model's name, in the path too."""
+    trials: tuple[Trial, ...]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    section: str = ""
+    """Of the body, in which the fields are; empty: the body itself."""
+
+
+def _trials(
+    names: Iterable[str], values: Mapping[str, Any], extras: Iterable[Trial] = (), leave_out: Iterable[str] = ()
+) -> tuple[Trial, ...]:
+    """A trial of each name, and those of `values` that the SDK does not know: they are extensions of ours or vLLM's."""
+    known = dict.fromkeys([*sorted(names), *values])
+    trials = []
+    for name in known:
+        if name in leave_out:
+            continue
+        value = values.get(name, UNKNOWN)
+        trials.append(value if isinstance(value, Trial) else Trial(name, value))
+    return (*trials, *extras)
+
+
+def _hints(params: Any) -> list[str]:
+    return list(typing.get_type_hints(params))
+
+
+TOOL = {"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": WEATHER}}
+COMMON = {
+    "frequency_penalty": 0.5,
+    "logit_bias": {"100": 1.0},
+    "n": 2,
+    "presence_penalty": 0.5,
+    "seed": 7,
+    "stop": ["zebra"],
+    "stream": True,
+    "stream_options": Trial("stream_options", {"include_usage": True, "continuous_usage_stats": True}, {"stream": True}),
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "user": "somebody",
+    # vLLM's
+    "top_k": 5,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "stop_token_ids": [5],
+    "ignore_eos": True,
+    "min_tokens": 2,
+    "bad_words": ["zebra"],
+    "allowed_token_ids": [100, 101, 102],
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "truncate_prompt_tokens": 8,
+    "prompt_logprobs": 1,
+    "cache_salt": "pepper",
+    "priority": 1,
+    "guided_json": ANSWER,
+    "guided_regex": "[a-c]{2}",
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": 'root ::= "yes" | "no"',
+    "structured_outputs": {"choice": ["yes", "no"]},
+    "logits_processors": ["x"],
+    "use_beam_search": True,
+    "length_penalty": 0.5,
+    # ours
+    "deadline_ms": 60_000,
+}
+
+CHAT = Surface(
+    "OpenAI Chat Completions",
+    "/v1/chat/completions",
+    {"model": "MODEL", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 3},
+    _trials(
+        _hints(chat_create_params.CompletionCreateParamsBase),
+        {
+            **COMMON,
+            "audio": {"format": "wav", "voice": "alloy"},
+            "function_call": "none",
+            "functions": [{"name": "weather", "parameters": WEATHER}],
+            "logprobs": True,
+            "max_completion_tokens": Trial("max_completion_tokens", 3, {"max_tokens": None}),
+            "max_tokens": 3,
+            "metadata": {"trace": "1"},
+            "modalities": ["text"],
+            "moderation": {"model": "omni-moderation-latest"},
+            "parallel_tool_calls": Trial("parallel_tool_calls", False, {"tools": [TOOL]}),
+            "prediction": {"type": "content", "content": "hello"},
+            "prompt_cache_key": "family",
+            "prompt_cache_options": {"mode": "implicit"},
+            "prompt_cache_retention": "in_memory",
+            "reasoning_effort": "low",
+            "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": ANSWER, "strict": True}},
+            "safety_identifier": "somebody",
+            "service_tier": "auto",
+            "store": True,
+            "tool_choice": Trial("tool_choice", "required", {"tools": [TOOL], "max_tokens": 64}),
+            "tools": [TOOL],
+            "top_logprobs": Trial("top_logprobs", 2, {"logprobs": True}),
+            "verbosity": "low",
+            "web_search_options": {},
+            "add_generation_prompt": True,
+            "continue_final_message": Trial(
+                "continue_final_message",
+                True,
+                {
+                    "add_generation_prompt": False,
+                    "messages": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "Hello, my"}],
+                },
+            ),
+            "chat_template_kwargs": {"enable_thinking": False},
+            "chat_template": "{{ messages }}",
+            "documents": [{"text": "x"}],
+            "add_special_tokens": False,
+            "include_reasoning": False,
+        },
+        extras=[
+            Trial("messages: developer", [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": QUESTION}]),
+            Trial("messages: text parts", [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]),
+            Trial("messages: image part", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": PIXEL}}]}]),
+            Trial(
+                "messages: audio part",
+                [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}],
+            ),
+            Trial("messages: file part", [{"role": "user", "content": [{"type": "file", "file": {"file_id": "file-1"}}]}]),
+            Trial("messages: name", [{"role": "user", "name": "ann", "content": QUESTION}]),
+            Trial(
+                "messages: tool_calls and tool",
+                [
+                    {"role": "user", "content": QUESTION},
+                    {
+                        "role": "assistant",
+                        "content": None,
+                        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}],
+                    },
+                    {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+                ],
+                {"tools": [TOOL]},
+            ),
+            Trial("tool_choice: one by name", {"type": "function", "function": {"name": "weather"}}, {"tools": [TOOL], "max_tokens": 64}),
+            Trial(
+                "tool_choice: allowed_tools",
+                {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}},
+                {"tools": [TOOL]},
+            ),
+            Trial("tools: custom", [{"type": "custom", "custom": {"name": "x"}}]),
+            Trial("response_format: json_object", {"type": "json_object"}),
+            Trial("service_tier: flex", "flex"),
+            Trial("service_tier: priority", "priority"),
+        ],
+        leave_out=("model", "messages"),
+    ),
+)
+
+COMPLETIONS = Surface(
+    "OpenAI Completions",
+    "/v1/completions",
+    {"model": "MODEL", "prompt": "The sea is", "max_tokens": 3},
+    _trials(
+        _hints(completion_create_params.CompletionCreateParamsBase),
+        {
+            **COMMON,
+            "best_of": Trial("best_of", 2, {"n": 1}),
+            "echo": Trial("echo", True, {"logprobs": 1}),
+            "logprobs": 2,
+            "max_tokens": 3,
+            "suffix": "the end",
+            "add_special_tokens": False,
+            "response_format": {"type": "json_object"},
+        },
+        extras=[
+            Trial("prompt: several texts", ["The sea is", "The sky is"]),
+            Trial("prompt: token ids", [10, 11, 12]),
+            Trial("prompt: several lists of token ids", [[10, 11], [12]]),
+            Trial("max_tokens: 0", 0, {"echo": True, "logprobs": 1}),
+        ],
+        leave_out=("model", "prompt"),
+    ),
+)
+
+FUNCTION = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": False}
+RESPONSES = Surface(
+    "OpenAI Responses",
+    "/v1/responses",
+    {"model": "MODEL", "input": QUESTION, "max_output_tokens": 16},
+    _trials(
+        _hints(response_create_params.ResponseCreateParamsBase),
+        {
+            "background": True,
+            "conversation": "conv_1",
+            "include": ["message.output_text.logprobs"],
+            "instructions": "Be brief.",
+            "max_output_tokens": 16,
+            "max_tool_calls": 1,
+            "metadata": {"trace": "1"},
+            "parallel_tool_calls": False,
+            "previous_response_id": "resp_none",
+            "prompt": {"id": "pmpt_1"},
+            "prompt_cache_key": "family",
+            "prompt_cache_options": {"mode": "implicit"},
+            "prompt_cache_retention": "in_memory",
+            "reasoning": {"effort": "low"},
+            "safety_identifier": "somebody",
+            "service_tier": "auto",
+            "store": False,
+            "stream": True,
+            "stream_options": Trial("stream_options", {"include_obfuscation": False}, {"stream": True}),
+            "temperature": 0.5,
+            "text": {"format": {"type": "json_schema", "name": "answer", "schema": ANSWER, "strict": True}},
+            "tool_choice": Trial("tool_choice", "required", {"tools": [FUNCTION], "max_output_tokens": 64}),
+            "tools": [FUNCTION],
+            "top_logprobs": Trial("top_logprobs", 2, {"include": ["message.output_text.logprobs"]}),
+            "top_p": 0.5,
+            "truncation": "auto",
+            "user": "somebody",
+        },
+        extras=[
+            Trial("input: items", [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}]),
+            Trial("input: image", [{"role": "user", "content": [{"type": "input_image", "image_url": PIXEL, "detail": "auto"}]}]),
+            Trial(
+                "input: function_call_output",
+                [
+                    {"role": "user", "content": QUESTION},
+                    {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Oslo"}'},
+                    {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+                ],
+            ),
+            Trial("tools: web_search", [{"type": "web_search"}]),
+            Trial("tools: file_search", [{"type": "file_search", "vector_store_ids": ["vs_1"]}]),
+            Trial("tools: mcp", [{"type": "mcp", "server_label": "x", "server_url": "https://example.com"}]),
+            Trial("tools: code_interpreter", [{"type": "code_interpreter", "container": {"type": "auto"}}]),
+        ],
+        leave_out=("model", "input"),
+    ),
+)
+
+VERSION = {"anthropic-version": "2023-06-01"}
+CLAUDE_TOOL = {"name": "weather", "description": "of a city", "input_schema": WEATHER}
+_CLAUDE = {
+    "cache_control": {"type": "ephemeral"},
+    "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+    "thinking": {"type": "disabled"},
+    "tool_choice": Trial("tool_choice", {"type": "any"}, {"tools": [CLAUDE_TOOL]}),
+    "tools": [CLAUDE_TOOL],
+    "output_config": {"format": {"type": "json_schema", "schema": ANSWER}},
+}
+MESSAGES = Surface(
+    "Anthropic Messages",
+    "/v1/messages",
+    {"model": "MODEL", "max_tokens": 3, "messages": [{"role": "user", "content": QUESTION}]},
+    _trials(
+        _hints(message_create_params.MessageCreateParamsBase),
+        {
+            **_CLAUDE,
+            "tool_choice": Trial("tool_choice", {"type": "any"}, {"tools": [CLAUDE_TOOL], "max_tokens": 64}),
+            "max_tokens": 3,
+            "metadata": {"user_id": "somebody"},
+            "service_tier": "auto",
+            "stop_sequences": ["zebra"],
+            "stream": True,
+            "temperature": 0.5,
+            "top_k": 5,
+            "top_p": 0.5,
+        },
+        extras=[
+            Trial("messages: text blocks", [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]),
+            Trial(
+                "messages: image block",
+                [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}]}],
+            ),
+            Trial(
+                "messages: tool_use and tool_result",
+                [
+                    {"role": "user", "content": QUESTION},
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}}]},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "rain"}]},
+                ],
+                {"tools": [CLAUDE_TOOL]},
+            ),
+            Trial("max_tokens: 0", 0),
+            Trial("thinking: enabled", {"type": "enabled", "budget_tokens": 1024}, {"max_tokens": 2048}),
+            Trial("tools: web_search", [{"type": "web_search_20250305", "name": "web_search"}]),
+        ],
+        leave_out=("model", "messages"),
+    ),
+    headers=VERSION,
+)
+COUNT_TOKENS = Surface(
+    "Anthropic count_tokens",
+    "/v1/messages/count_tokens",
+    {"model": "MODEL", "messages": [{"role": "user", "content": QUESTION}]},
+    _trials(_hints(message_count_tokens_params.MessageCountTokensParams), _CLAUDE, leave_out=("model", "messages")),
+    headers=VERSION,
+)
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+_CONTENTS = [{"role": "user", "parts": [{"text": QUESTION}]}]
+_DECLARED = {"functionDeclarations": [{"name": "weather", "parametersJsonSchema": WEATHER}]}
+GENERATION_CONFIG = Surface(
+    "Gemini generationConfig",
+    "/v1beta/models/MODEL:generateContent",
+    {"contents": _CONTENTS, "generationConfig": {"maxOutputTokens": 3}},
+    _trials(
+        map(_camel, genai.GenerationConfig.model_fields),
+        {
+            "candidateCount": 2,
+            "frequencyPenalty": 0.5,
+            "logprobs": Trial("logprobs", 2, {"responseLogprobs": True}),
+            "maxOutputTokens": 3,
+            "presencePenalty": 0.5,
+            "responseJsonSchema": Trial("responseJsonSchema", ANSWER, {"responseMimeType": "application/json"}),
+            "responseLogprobs": True,
+            "responseMimeType": "application/json",
+            "responseModalities": ["AUDIO"],
+            "responseSchema": Trial(
+                "responseSchema",
+                {"type": "OBJECT", "properties": {"answer": {"type": "BOOLEAN"}}, "required": ["answer"]},
+                {"responseMimeType": "application/json"},
+            ),
+            "seed": 7,
+            "stopSequences": ["zebra"],
+            "temperature": 0.5,
+            "thinkingConfig": {"thinkingBudget": 0},
+            "topK": 5,
+            "topP": 0.5,
+            "mediaResolution": "MEDIA_RESOLUTION_LOW",
+            "audioTimestamp": True,
+            "enableAffectiveDialog": True,
+        },
+    ),
+    section="generationConfig",
+)
+GENERATE_CONTENT = Surface(
+    "Gemini generateContent",
+    "/v1beta/models/MODEL:generateContent",
+    {"contents": _CONTENTS, "generationConfig": {"maxOutputTokens": 3}},
+    _trials(
+        ["systemInstruction", "tools", "toolConfig", "safetySettings", "cachedContent", "labels"],
+        {
+            "systemInstruction": {"parts": [{"text": "Be brief."}]},
+            "tools": [_DECLARED],
+            "toolConfig": Trial(
+                "toolConfig",
+                {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["weather"]}},
+                {"tools": [_DECLARED], "generationConfig": {"maxOutputTokens": 64}},
+            ),
+            "safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}],
+            "cachedContent": "cachedContents/none",
+            "labels": {"team": "a"},
+        },
+        extras=[
+            Trial("contents: inlineData", [{"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": "aGk="}}]}]),
+            Trial(
+                "contents: functionCall and functionResponse",
+                [
+                    *_CONTENTS,
+                    {"role": "model", "parts": [{"functionCall": {"name": "weather", "args": {"city": "Oslo"}}}]},
+                    {"role": "user", "parts": [{"functionResponse": {"name": "weather", "response": {"result": "rain"}}}]},
+                ],
+                {"tools": [_DECLARED]},
+            ),
+            Trial("tools: googleSearch", [{"googleSearch": {}}]),
+            Trial("tools: codeExecution", [{"codeExecution": {}}]),
+        ],
+    ),
+)
+
+SURFACES = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT_TOKENS, GENERATE_CONTENT, GENERATION_CONFIG)
+
+ENDPOINTS: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
+    ("GET", "/v1/models", None),
+    ("GET", "/v1/models/MODEL", None),
+    ("POST", "/v1/chat/completions", CHAT.base),
+    ("POST", "/v1/completions", COMPLETIONS.base),
+    ("POST", "/v1/responses", RESPONSES.base),
+    ("POST", "/v1/messages", MESSAGES.base),
+    ("POST", "/v1/messages/count_tokens", COUNT_TOKENS.base),
+    ("GET", "/v1/files", None),
+    ("GET", "/v1/batches", None),
+    ("GET", "/v1/caching", None),
+    ("GET", "/v1/caching/refs/tags", None),
+    ("POST", "/v1/tokenizers/estimate-token-count", {"model": "MODEL", "messages": [{"role": "user", "content": QUESTION}]}),
+    ("GET", "/v1beta/models", None),
+    ("GET", "/v1beta/models/MODEL", None),
+    ("POST", "/v1beta/models/MODEL:generateContent", GENERATE_CONTENT.base),
+    ("POST", "/v1beta/models/MODEL:streamGenerateContent", GENERATE_CONTENT.base),
+    ("POST", "/v1beta/models/MODEL:countTokens", {"contents": _CONTENTS}),
+    ("GET", "/v1beta/cachedContents", None),
+    ("POST", "/tokenize", {"model": "MODEL", "prompt": "The sea"}),
+    ("POST", "/detokenize", {"model": "MODEL", "tokens": [10, 11]}),
+    ("GET", "/version", None),
+    ("GET", "/ping", None),
+    ("GET", "/health", None),
+    ("GET", "/ready", None),
+    ("GET", "/metrics", None),
+    ("GET", "/openapi.json", None),
+    ("POST", "/v1/embeddings", {"model": "MODEL", "input": "x"}),
+    ("POST", "/v1/moderations", {"input": "x"}),
+    ("POST", "/v1/images/generations", {"prompt": "x"}),
+    ("POST", "/v1/images/edits", {"prompt": "x"}),
+    ("POST", "/v1/audio/speech", {"model": "MODEL", "input": "x", "voice": "alloy"}),
+    ("POST", "/v1/audio/transcriptions", {"model": "MODEL"}),
+    ("POST", "/v1/audio/translations", {"model": "MODEL"}),
+    ("POST", "/v1/videos", {"prompt": "x"}),
+    ("POST", "/v1/rerank", {"model": "MODEL", "query": "x", "documents": ["y"]}),
+    ("POST", "/v1/score", {"model": "MODEL", "text_1": "x", "text_2": "y"}),
+    ("POST", "/v1/assistants", {"model": "MODEL"}),
+    ("POST", "/v1/threads", {}),
+    ("POST", "/v1/conversations", {}),
+    ("POST", "/v1/vector_stores", {}),
+    ("POST", "/v1/fine_tuning/jobs", {"model": "MODEL", "training_file": "file-1"}),
+    ("POST", "/v1/uploads", {"purpose": "batch", "filename": "x", "bytes": 1, "mime_type": "text/plain"}),
+    ("POST", "/v1/realtime/client_secrets", {}),
+    ("POST", "/v1/complete", {"model": "MODEL", "prompt": "x", "max_tokens_to_sample": 1}),
+    ("POST", "/v1/messages/batches", {"requests": []}),
+)
