@@ -67,7 +67,7 @@ def _field(http: httpx.Client, model: str, surface: Surface, trial: Trial) -> Re
         body |= fields
     response = http.post(surface.path.replace(MODEL, model), json=_named(body, model), headers=dict(surface.headers))
     said = "" if response.is_success else _message(response)
-    if response.is_success and '"error"' in response.text:
+    if response.is_success and re.search(r'"error": ?{', response.text):
         return Result(surface.title, trial.name, Outcome.WRONG, response.text[-300:])
     if response.is_success:
         return Result(surface.title, trial.name, Outcome.SERVED)
