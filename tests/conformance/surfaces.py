@@ -28,6 +28,8 @@ class Trial:
     name: str
     value: Any
     with_: Mapping[str, Any] = field(default_factory=dict)
+    missing: bool = False
+    """The value names what there is not: who serves the field says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,7 @@ RESPONSES = Surface(
             "max_tool_calls": 1,
             "metadata": {"trace": "1"},
             "parallel_tool_calls": False,
-            "previous_response_id": "resp_none",
+            "previous_response_id": Trial("previous_response_id", "resp_none", missing=True),
             "prompt": {"id": "pmpt_1"},
             "prompt_cache_key": "family",
             "prompt_cache_options": {"mode": "implicit"},
@@ -386,7 +388,7 @@ GENERATE_CONTENT = Surface(
                 {"tools": [_DECLARED], "generationConfig": {"maxOutputTokens": 64}},
             ),
             "safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}],
-            "cachedContent": "cachedContents/none",
+            "cachedContent": Trial("cachedContent", "cachedContents/none", missing=True),
             "labels": {"team": "a"},
         },
         extras=[
