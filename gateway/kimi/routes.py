@@ -74,6 +74,13 @@ class CachingUpdate(_Lasting):
     pass
 
 
+class TokenCountRequest(_Body):
+    model: str
+    messages: Annotated[list[Any], Field(min_length=1)]
+    """As in a chat completion."""
+    tools: list[Any] | None = None
+
+
 class TagRequest(_Body):
     tag: str
     cache_id: str
@@ -93,6 +100,16 @@ def routes(backend: ApiBackend) -> APIRouter:
 
     async def shown(cache: ContextCache, conversation: Conversation | None = None) -> Json:
         return _cache_json(cache, desk.now, await desk.meter(cache), conversation)
+
+    def counted(raw: bytes) -> int:
+        asked = parse_body(raw, TokenCountRequest, preparer.bounds.max_values)
+        preparer.check_model(asked.model)
+        said: Json = {"model": asked.model, "messages": asked.messages, **({"tools": asked.tools} if asked.tools else {})}
+        return sum(map(len, preparer.tokens(validated(said, ChatCompletionRequest).api_request())))
+
+    @router.post("/v1/tokenizers/estimate-token-count", openapi_extra=takes(TokenCountRequest))
+    async def count(request: Request) -> Json:
+        return {"data": {"total_tokens": await read(backend, request, counted)}}
 
     @router.post("/v1/caching", openapi_extra=takes(CachingRequest))
     async def create(request: Request) -> Json:
@@ -159,7 +176,7 @@ def routes(backend: ApiBackend) -> APIRouter:
     return router
 
 
-BODIES = (CachingRequest, CachingUpdate, TagRequest)
+BODIES = (CachingRequest, CachingUpdate, TagRequest, TokenCountRequest)
 """For the API's own description."""
 
 

@@ -1,4 +1,4 @@
-"""What OpenAI's API has and this server does not: refused by name."""
+"""What the APIs have and this server does not: refused by name."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ WHAT = {
     "/v1/uploads": "uploads in parts",
     "/v1/evals": "evaluations",
     "/v1/containers": "containers",
+    "/v1/conversations": "conversations that it keeps itself; a response's `previous_response_id` goes on with one",
+    "/v1/complete": "Anthropic's text completions; messages are at /v1/messages",
+    "/v1/messages/batches": "Anthropic's message batches; batches are at /v1/batches",
     "/v1/rerank": "ranking",
     "/v1/score": "scores of pairs",
     "/v1/pooling": "pooling",

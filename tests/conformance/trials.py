@@ -52,8 +52,7 @@ def _endpoint(http: httpx.Client, model: str, method: str, path: str, body: Mapp
     if response.is_success:
         return Result("endpoints", name, Outcome.SERVED)
     said = _message(response)
-    kind = path.split("/")[2] if path.startswith("/v1/") and len(path.split("/")) > 2 else path
-    named = response.status_code in (400, 404, 501) and re.sub("[^a-z]", "", kind.rstrip("s").lower()) in re.sub("[^a-z]", "", said.lower())
+    named = response.status_code == 404 and "does not serve" in said
     return Result("endpoints", name, Outcome.REFUSED if named else Outcome.WRONG, said)
 
 

@@ -260,3 +260,11 @@ async def test_geminis_cached_contents_are_made_listed_extended_used_and_deleted
         assert raised.value.code == 404
     nothing = {"model": f"models/{MODEL}"}
     assert (await tenant("POST", "/v1beta/cachedContents", nothing, 400))["error"]["status"] == "INVALID_ARGUMENT"
+
+
+async def test_tokens_of_a_conversation_are_counted_as_a_request_would(tenant: Tenant) -> None:
+    counted = await tenant("POST", "/v1/tokenizers/estimate-token-count", {"model": MODEL, "messages": [SYSTEM, ASK]})
+    answer = await tenant.chat(SYSTEM, ASK)
+    assert counted == {"data": {"total_tokens": answer.json()["usage"]["prompt_tokens"]}}
+    refused = await tenant("POST", "/v1/tokenizers/estimate-token-count", {"model": MODEL, "messages": [{"role": "x"}]}, status=400)
+    assert refused["error"]["param"].startswith("messages[0]")
