@@ -27,9 +27,7 @@ def create(
     models: Models = None,
     requests_per_minute: Amount = None,
     tokens_per_minute: Amount = None,
-    cache_tokens: Amount = None,
     batch_lines: Amount = None,
-    batch_tokens: Amount = None,
     expires: Annotated[str | None, typer.Option(help="after how long: 12h, 30d; default: never")] = None,
     url: Url = DEFAULT_URL,
     redis_url: RedisUrl = None,
@@ -40,7 +38,7 @@ def create(
     from deploy.commands import accounts as commands
     from deploy.commands.locate import Where
 
-    allowance = _allowance(models, requests_per_minute, tokens_per_minute, cache_tokens, batch_lines, batch_tokens)
+    allowance = _allowance(models, requests_per_minute, tokens_per_minute, None, batch_lines)
     commands.create_key(Where(url, redis_url, cluster), tenant, name, allowance, expires, as_json)
 
 
@@ -82,7 +80,6 @@ def set_tenant(
     tokens_per_minute: Amount = None,
     cache_tokens: Amount = None,
     batch_lines: Amount = None,
-    batch_tokens: Amount = None,
     url: Url = DEFAULT_URL,
     redis_url: RedisUrl = None,
     cluster: ClusterName = "springtide",
@@ -91,7 +88,7 @@ def set_tenant(
     from deploy.commands import accounts as commands
     from deploy.commands.locate import Where
 
-    allowance = _allowance(models, requests_per_minute, tokens_per_minute, cache_tokens, batch_lines, batch_tokens)
+    allowance = _allowance(models, requests_per_minute, tokens_per_minute, cache_tokens, batch_lines)
     commands.set_tenant(Where(url, redis_url, cluster), tenant, allowance)
 
 
@@ -128,9 +125,8 @@ def _allowance(
     tokens_per_minute: int | None,
     cache_tokens: int | None,
     batch_lines: int | None,
-    batch_tokens: int | None,
 ) -> Allowance:
     from gateway.accounts.allowance import Allowance
 
     names = tuple(name for part in (models or "").split(",") if (name := part.strip()))
-    return Allowance(names, requests_per_minute, tokens_per_minute, cache_tokens, batch_lines, batch_tokens)
+    return Allowance(names, requests_per_minute, tokens_per_minute, cache_tokens, batch_lines)

@@ -12,6 +12,7 @@ import redis.asyncio as redis
 
 from engine.tokenizer.tokenizer import load_tokenizer
 from gateway.accounts.accounts import Accounts
+from gateway.accounts.usage import Counts, UsageRow
 from gateway.answer import ApiBackend
 from gateway.background import Background
 from gateway.batches.desk import BatchDesk
@@ -110,7 +111,7 @@ class GatewayServer:
         self._tls = None if tls_files is None else Tls(tls_files)
         self._catalogue = Catalogue(self._valkey, config.cluster)
         self._stores = Stores(self._membership, self._credentials)
-        self._keeper = Keeper(self._catalogue, self._stores, Computer(self._runner))
+        self._keeper = Keeper(self._catalogue, self._stores, Computer(self._runner, self._count_context))
         self._desk: Desk | None = None
         self._batches: BatchWorker | None = None
         self._grpc_server: grpc.aio.Server | None = None
@@ -192,6 +193,12 @@ class GatewayServer:
             self._gateway_id, self._membership, self._core.live_attempts, self._on_hung, address, lease, patience_s, self._credentials
         )
 
+    def _count_context(self, tenant: str, num_tokens: int, cached_tokens: int) -> None:
+        """A context was computed by itself."""
+        config, info = self._arguments.config, self._arguments.model_info
+        row = UsageRow(tenant, "", config.served_model_name or info.name, "context caches", batch=True)
+        self._accounts.count(row, Counts(1, num_tokens, cached_tokens, 0))
+
     def _on_hung(self, hung: HungInstances) -> None:
         self._runner.post(InstancesHung(frozenset((instance.instance_id, instance.address) for instance in hung.instances)))
 
@@ -211,7 +218,7 @@ class GatewayServer:
             self._side_thread,
             preparer.rendered,
             self._hashing,
-            config.server.cache_budget_tokens,
+            lambda tenant: self._accounts.allowance(tenant).cache_tokens or config.server.cache_budget_tokens,
         )
         directory = config.server.files_dir or self._arguments.run_dir / "files"
         files = Files(self._valkey, config.cluster, directory / "files", config.server.max_file_size, config.server.max_tenant_files_size)

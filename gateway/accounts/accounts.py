@@ -13,7 +13,7 @@ from gateway import metrics
 from gateway.accounts.allowance import MAX_NAME_LENGTH, Allowance, Caller, digest_of
 from gateway.accounts.limiter import NO_RECEIPT, Claim, Limiter, Receipt, Standing, Verdict
 from gateway.accounts.register import Register, RegisterCopy
-from gateway.accounts.usage import Meter, UsageBook, UsageRow, UsageTally, UsageWriter, today
+from gateway.accounts.usage import Counts, Meter, UsageBook, UsageRow, UsageTally, UsageWriter, today
 from springtide.errors import InvalidRequest, ModelNotFound, Overloaded, Unauthenticated, Unavailable
 from springtide.protocol.usage import Usage
 
@@ -121,6 +121,10 @@ class Accounts:
         self._streams[tenant] -= 1
         if not self._streams[tenant]:
             del self._streams[tenant]
+
+    def count(self, row: UsageRow, counts: Counts) -> None:
+        """What was used without an answer."""
+        self._tally.add(today(), row, counts)
 
     def meter(self, row: UsageRow, receipt: Receipt, served: Callable[[], Usage]) -> Callable[[], None]:
         """Counts an answer's usage from now on; what is returned is to be called at its end, and settles what was taken for it."""

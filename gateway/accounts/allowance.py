@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass, fields
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
@@ -17,7 +17,6 @@ MAX_NAME_LENGTH = 256
 
 Limit = Annotated[int, Field(ge=1, le=1 << 53)] | None
 Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
-BudgetName = Literal["cache_tokens", "batch_lines", "batch_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +31,9 @@ class Allowance:
     tokens_per_minute: Limit = None
     """Prompt and output tokens together."""
     cache_tokens: Limit = None
-    """Of contexts that are kept at a time."""
+    """Of contexts that are kept at a time: a tenant's, no key has its own."""
     batch_lines: Limit = None
-    """Of batches that have not ended."""
-    batch_tokens: Limit = None
-    """The same, of their prompts and what they may have for output."""
+    """Of the tenant's batches that have not ended."""
 
 
 NO_LIMITS = Allowance()
@@ -81,10 +78,11 @@ class Caller:
     def may_use(self, model: str) -> bool:
         return all(not allowance.models or model in allowance.models for allowance in (self.of_key, self.of_tenant))
 
-    def budget(self, limit: BudgetName) -> int | None:
-        """Up to how much its tenant may hold for this caller to add to it; None: as much as there is."""
-        budgets = (getattr(self.of_key, limit), getattr(self.of_tenant, limit))
-        return min((budget for budget in budgets if budget is not None), default=None)
+    @property
+    def batch_lines(self) -> int | None:
+        """Up to how many lines of its tenant's batches may be open for this caller to add to them."""
+        limits = (self.of_key.batch_lines, self.of_tenant.batch_lines)
+        return min((limit for limit in limits if limit is not None), default=None)
 
 
 def new_key() -> str:

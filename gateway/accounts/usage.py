@@ -130,19 +130,19 @@ class UsageTally:
         """Its answer has ended. Idempotent."""
         if meter in self._meters:
             self._meters.remove(meter)
-            self._add(day, meter.row, meter.read())
+            self.add(day, meter.row, meter.read())
 
     def take(self, day: datetime.date) -> dict[datetime.date, dict[UsageRow, Counts]]:
         """All of it, which is the caller's now; what running answers have used since the last time counts for `day`."""
         for meter in self._meters:
-            self._add(day, meter.row, meter.read())
+            self.add(day, meter.row, meter.read())
         taken: dict[datetime.date, dict[UsageRow, Counts]] = {}
         for (of_day, row), counts in self._rows.items():
             taken.setdefault(of_day, {})[row] = counts
         self._rows.clear()
         return taken
 
-    def _add(self, day: datetime.date, row: UsageRow, counts: Counts) -> None:
+    def add(self, day: datetime.date, row: UsageRow, counts: Counts) -> None:
         if counts.empty:
             return
         if (day, row) not in self._rows and len(self._rows) >= MAX_ROWS:

@@ -105,7 +105,7 @@ class BatchDesk:
             message = f"{MOST_OPEN} batches of this tenant are not over yet, as many as there may be"
             raise Overloaded(message, retry_after_s=_RETRY_S, reason="too_many_batches")
         batch = Batch(new_id("batch"), tenant, endpoint, stored.file_id, window, int(now), int(now) + window_s, metadata)
-        batch = replace(batch, key_id=caller.key_id, most_lines=caller.budget("batch_lines") or 0)
+        batch = replace(batch, key_id=caller.key_id, most_lines=caller.batch_lines or 0)
         await self._files.link(stored.file_id, self.input(batch.batch_id))
         # In this order: one that is listed and not there is dropped from the list, one that is not listed would never be run.
         await self._asked(self._client.hset(self._open, batch.batch_id, json.dumps([now, tenant])))

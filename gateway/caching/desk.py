@@ -82,11 +82,11 @@ class Desk:
         side_thread: SideThread,
         render: Callable[[Conversation], Sequence[int]],
         hashing: Hashing,
-        budget_tokens: int,
+        budget_tokens: Callable[[str], int],
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`render` makes a conversation's tokens, beside the event loop. `budget_tokens` is what all caches of a tenant may have
-        together."""
+        """`render` makes a conversation's tokens, beside the event loop. `budget_tokens` says what all caches of a tenant may
+        have together."""
         self._catalogue = catalogue
         self._keeper = keeper
         self._stores = stores
@@ -353,7 +353,7 @@ class Desk:
         for covered in await self._catalogue.ending_by(tenant, shorter, cache.expires_at):
             if (removed := await self._catalogue.remove(tenant, covered)) is not None:
                 await asyncio.gather(*(self._stores.unpin(node_id, removed.pin_id) for node_id in removed.kept.held))
-        if await self._catalogue.spend(cache, self._budget_tokens, now) is not None:
+        if await self._catalogue.spend(cache, self._budget_tokens(tenant), now) is not None:
             logger.info("the budget of %r does not suffice to keep %d marked tokens", tenant, cache.tokens)
             return
 
@@ -368,19 +368,20 @@ class Desk:
     # ---- helpers ----
 
     async def _spend(self, cache: ContextCache, now: float) -> None:
-        over = await self._catalogue.spend(cache, self._budget_tokens, now)
+        budget = self._budget_tokens(cache.tenant)
+        over = await self._catalogue.spend(cache, budget, now)
         if over is None:
             return
-        if cache.budgeted_tokens > self._budget_tokens:
+        if cache.budgeted_tokens > budget:
             raise InvalidRequest(
                 f"{cache.tokens} tokens in {cache.replicas} stores are more than the budget for context caches: "
-                f"{self._budget_tokens} (server.cache_budget_tokens)",
+                f"{budget} (server.cache_budget_tokens, or what is set for the tenant)",
                 param="messages",
                 code="cache_budget_exceeded",
             )
         raise Overloaded(
-            f"context caches take {over.taken_tokens} of {self._budget_tokens} tokens (server.cache_budget_tokens): no room for "
-            f"{cache.budgeted_tokens} more; delete one, or wait for the next to end",
+            f"context caches take {over.taken_tokens} of {budget} tokens (server.cache_budget_tokens, or what is set for the tenant): "
+            f"no room for {cache.budgeted_tokens} more; delete one, or wait for the next to end",
             retry_after_s=max(1.0, over.next_end - now),
             reason="cache_budget_exceeded",
         )

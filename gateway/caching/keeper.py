@@ -46,8 +46,10 @@ class Ran:
 class Computer:
     """Computes prompts, of which nobody reads what follows from them."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, on_computed: Callable[[str, int, int], None]) -> None:
+        """`on_computed` is told of each prompt's tenant, tokens, and how many of these were found in the pool."""
         self._runner = runner
+        self._on_computed = on_computed
         self._places = asyncio.Semaphore(MOST_COMPUTED)
 
     async def compute(self, tenant: str, token_ids: Sequence[int]) -> Ran:
@@ -67,6 +69,7 @@ class Computer:
             raise reply.error
         if not isinstance(reply, ev.Finished) or reply.prompt_at is None:
             raise Unavailable("the computation of a context has ended before its time", code="not_computed")
+        self._on_computed(tenant, len(token_ids), reply.cached_tokens)
         return Ran(reply.prompt_at.node_id, len(token_ids) - reply.cached_tokens)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -176,6 +177,37 @@ async def test_a_tenants_limit_is_that_of_all_its_keys_together(office: Office) 
     assert [answer.status_code for answer in answers] == [200, 429, 429]
     assert "tenant 'acme'" in answers[1].json()["error"]["message"]
     assert answers[2].headers["x-ratelimit-limit-requests"] == "2", "the one of which less is left is told of"
+
+
+async def test_a_tenants_context_caches_have_its_budget(office: Office) -> None:
+    key = await office.key("acme")
+    await office.register.set_tenant("acme", Allowance(cache_tokens=5))
+    context = {"model": MODEL, "messages": [{"role": "system", "content": "You know a lot about lighthouses. " * 30}], "ttl": 60}
+    async with office.http(0, key) as http, asyncio.timeout(WAIT_S):
+        while (answer := await http.post("/v1/caching", json=context)).status_code == 200:  # noqa: ASYNC110 - only an answer tells
+            await asyncio.sleep(0.02)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "cache_budget_exceeded")
+        assert ": 5 (server.cache_budget_tokens, or what is set for the tenant)" in answer.json()["error"]["message"]
+
+
+async def test_a_batch_keeps_to_its_keys_budget_and_is_written_down_as_one(office: Office) -> None:
+    key = await office.key("acme", batch_lines=1)
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": PLAIN}
+    lines = [json.dumps({**line, "custom_id": str(number)}) for number in range(2)]
+    url = f"http://{office.gateways[0].http_address}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=20) as client, asyncio.timeout(WAIT_S):
+        ended = {}
+        for number in (2, 1):
+            file = await client.files.create(file=("lines.jsonl", "\n".join(lines[:number]).encode()), purpose="batch")
+            batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+            while batch.status not in ("failed", "completed"):
+                await asyncio.sleep(0.05)
+                batch = await client.batches.retrieve(batch.id)
+            ended[number] = batch
+        assert (ended[2].status, ended[1].status) == ("failed", "completed")
+        assert ended[2].errors.data[0].code == "batch_lines_exceeded"
+    [usage] = await office.used("acme", 1)
+    assert (usage.row.batch, usage.row.endpoint, usage.row.key_id) == (True, "/v1/completions", await office.key_id(key))
 
 
 async def test_a_key_opens_the_models_it_is_for(office: Office) -> None:

@@ -82,7 +82,7 @@ class FrontEnd:
         self.stores = Stores(self.membership)
         self.keeper = Keeper(self.catalogue, self.stores, recital)  # type: ignore[arg-type]
         self.side_thread = SideThread()
-        self.desk = Desk(self.catalogue, self.keeper, self.stores, self.side_thread, render, HASHING, budget_tokens)
+        self.desk = Desk(self.catalogue, self.keeper, self.stores, self.side_thread, render, HASHING, lambda tenant: budget_tokens)
 
     async def close(self) -> None:
         await self.desk.close()

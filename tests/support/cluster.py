@@ -219,7 +219,7 @@ class Cluster:
             engines = {
                 name: incarnation for name, incarnation in now.items() if name.startswith(("prefill", "decode")) and "store" not in name
             }
-            return known == engines and httpx.get(f"{self.url}/ready", timeout=5).status_code == httpx.codes.OK
+            return known == engines and httpx.get(f"{self.url}/ready", timeout=5, verify=False).status_code == httpx.codes.OK
         except (grpc.RpcError, httpx.HTTPError, AssertionError):
             return False
 

@@ -1,0 +1,187 @@
+"""Keys, limits and usage of a real cluster with TLS: what tenants share and what they do not, and what outlives a gateway, Valkey and the
+cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import ssl
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+import redis.asyncio as redis
+
+from gateway.accounts.usage import Counts, UsageBook, today
+from springtide.errors import Unavailable
+from springtide.rpc import inference_pb2, inference_pb2_grpc
+from tests.support.certificates import Authority
+from tests.support.cluster import Cluster
+
+MODEL = "demo"
+PROMPT = [7 + number % 900 for number in range(300)]
+OUTPUT_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where clusters live, one after the other: their certificate, and the run directory that is kept."""
+
+    directory: Path
+    authority: Authority
+
+    def cluster(self) -> Cluster:
+        files = {"tls_certificate": str(self.directory / "server.pem"), "tls_key": str(self.directory / "server.key")}
+        return Cluster(
+            server={"separate_gateway": True, **files},
+            served_model_name=MODEL,
+            run_dir=str(self.directory / "run"),
+            kv={"arena_size": "128MiB", "block_tokens": 32},
+            max_context=1000,
+        )
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A tenant with a key of its own, and how it reaches the cluster."""
+
+    name: str
+    key: str
+    key_id: str
+    authority: Path
+
+    @classmethod
+    def made(cls, cluster: Cluster, place: Place, name: str) -> Tenant:
+        made = json.loads(springtide(cluster, "keys", "create", name, "--json"))
+        tenant = cls(name, made["key"], made["key_id"], place.authority.path)
+        cluster.wait_until(lambda: tenant.status(cluster) == 200, f"the key of {name} to be known")
+        return tenant
+
+    def ask(self, cluster: Cluster, **fields: Any) -> httpx.Response:
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "temperature": 0, **fields}
+        with self.http(cluster) as http:
+            return http.post("/v1/completions", json=body)
+
+    def cached(self, cluster: Cluster, **fields: Any) -> int:
+        answer = self.ask(cluster, **fields)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    def status(self, cluster: Cluster) -> int:
+        with self.http(cluster) as http:
+            try:
+                return http.get("/v1/models").status_code
+            except httpx.TransportError:
+                return 0
+
+    def http(self, cluster: Cluster) -> httpx.Client:
+        headers = {"authorization": f"Bearer {self.key}"}
+        trusted = ssl.create_default_context(cafile=self.authority)
+        return httpx.Client(base_url=cluster.url, headers=headers, verify=trusted, timeout=60)
+
+    def used(self, cluster: Cluster) -> tuple[int, int, int]:
+        """Requests, prompt tokens and output tokens, as they are written down."""
+        counts = asyncio.run(self._counts(cluster))
+        return counts.requests, counts.prompt_tokens, counts.output_tokens
+
+    async def _counts(self, cluster: Cluster) -> Counts:
+        client, counts = redis.Redis.from_url(cluster.record.redis_url), Counts()
+        yesterday = today() - datetime.timedelta(days=1)
+        try:
+            async for usage in UsageBook(client, cluster.record.cluster).read(yesterday, today()):
+                if usage.row.tenant == self.name:
+                    counts.add(usage.counts)
+        except Unavailable:
+            return Counts()
+        finally:
+            await client.aclose()
+        return counts
+
+
+def springtide(cluster: Cluster, *arguments: str) -> str:
+    command = [sys.executable, "-m", "deploy.cli", *arguments, "--url", cluster.url]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    with tempfile.TemporaryDirectory(prefix="st-") as path:
+        place = Place(Path(path), Authority(Path(path)))
+        place.authority.sign(place.directory / "server.pem", place.directory / "server.key")
+        yield place
+
+
+@pytest.fixture(scope="module")
+def cluster(place: Place) -> Iterator[Cluster]:
+    with place.cluster() as cluster:
+        yield cluster
+
+
+def test_two_tenants_neither_find_nor_time_each_others_prompts(cluster: Cluster, place: Place) -> None:
+    acme, zeta = Tenant.made(cluster, place, "acme"), Tenant.made(cluster, place, "zeta")
+    assert acme.cached(cluster) == 0
+    cluster.wait_until(lambda: acme.cached(cluster, max_tokens=1) > 0, "its own prompt to be found")
+    assert zeta.cached(cluster) == 0, "what another tenant has asked is new"
+    same_tenant = Tenant.made(cluster, place, "acme")
+    assert same_tenant.cached(cluster) > 0, "all keys of a tenant find the same"
+
+
+def test_a_revoked_key_is_refused_over_http_and_grpc(cluster: Cluster, place: Place) -> None:
+    tenant = Tenant.made(cluster, place, "revoked")
+    credentials = grpc.ssl_channel_credentials(place.authority.path.read_bytes())
+    with grpc.secure_channel(cluster.grpc_address, credentials) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        metadata = (("authorization", f"Bearer {tenant.key}"),)
+        request = inference_pb2.GenerateRequest(model=MODEL, text="Hello", sampling={"max_tokens": 2})
+        assert list(stub.Generate(request, metadata=metadata, timeout=60))
+        springtide(cluster, "keys", "revoke", tenant.key_id)
+        cluster.wait_until(lambda: tenant.status(cluster) == 401, "the key to be refused")
+        with pytest.raises(grpc.RpcError) as raised:
+            list(stub.Generate(request, metadata=metadata, timeout=60))
+        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert tenant.used(cluster)[0] == 1
+
+
+def test_our_own_commands_speak_tls(cluster: Cluster, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", Tenant.made(cluster, place, "ours").key)
+    ca = ("--ca", str(place.authority.path))
+    assert "TTFT" in springtide(cluster, "chat", "Hello", "--max-tokens", "3", *ca)
+    report = json.loads(
+        springtide(cluster, "bench", "serve", "--requests", "2", "--prompt-tokens", "40", "--output-tokens", "2", "--json", *ca)
+    )
+    assert report["results"]["completed"] == 2
+
+
+def test_keys_and_usage_outlive_the_gateway_valkey_and_the_cluster(cluster: Cluster, place: Place) -> None:
+    tenant = Tenant.made(cluster, place, "lasting")
+    prompt, output = len(PROMPT), OUTPUT_TOKENS
+    assert tenant.ask(cluster).status_code == 200
+    cluster.wait_until(lambda: tenant.used(cluster) == (1, prompt, output), "the first request to be written down")
+
+    cluster.kill("gateway-0")
+    cluster.wait_ready(restarted="gateway-0")
+    assert tenant.used(cluster) == (1, prompt, output)
+    assert tenant.ask(cluster).status_code == 200
+    cluster.wait_until(lambda: tenant.used(cluster) == (2, 2 * prompt, 2 * output), "the second to be written down")
+
+    cluster.kill("valkey")
+    assert tenant.ask(cluster).status_code == 200, "the last known keys go on"
+    cluster.wait_ready(restarted="valkey")
+    cluster.wait_until(lambda: tenant.used(cluster) == (3, 3 * prompt, 3 * output), "what was used meanwhile to be written down")
+
+    cluster.stop()
+    with place.cluster() as again:
+        assert tenant.status(again) == 200
+        assert tenant.used(again) == (3, 3 * prompt, 3 * output)
+        [row] = json.loads(springtide(again, "usage", "--tenant", "lasting", "--format", "json"))
+        assert (row["requests"], row["output_tokens"]) == (3, 3 * output)
