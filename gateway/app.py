@@ -8,7 +8,6 @@ import os
 from dataclasses import replace
 
 import grpc.aio
-import redis.asyncio as redis
 
 from engine.tokenizer.tokenizer import load_tokenizer
 from gateway.accounts.accounts import Accounts
@@ -33,6 +32,7 @@ from gateway.http_app import create_app
 from gateway.http_server import HttpServer, bind
 from gateway.openai.batches import OpenAIBatches
 from gateway.prepare import Preparer
+from gateway.records import ValkeyClient
 from gateway.runner import Runner
 from gateway.state import Limits
 from gateway.tenancy import TenantHashing
@@ -90,7 +90,7 @@ class GatewayServer:
         # A restarted gateway is another one: what it ran before is nobody's.
         self._gateway_id = GatewayId(f"{arguments.instance_id}:{self._incarnation:016x}")
         self._credentials = credentials_of(config)
-        self._valkey = redis.Redis.from_url(config.redis_url, socket_timeout=_VALKEY_TIMEOUT_S, socket_connect_timeout=_VALKEY_TIMEOUT_S)
+        self._valkey = ValkeyClient.from_url(config.redis_url, socket_timeout=_VALKEY_TIMEOUT_S, socket_connect_timeout=_VALKEY_TIMEOUT_S)
         self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
         self._hashing = TenantHashing(arguments.model_info.fingerprint, config.dtype, config.kv.block_tokens)
         self._core = GatewayCore(_limits(config), self._gateway_id, self._hashing)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.api_request import Conversation, Message, Speaker, Tool, ToolCall, ToolMode
+from gateway.fields import json_value
 from gateway.tool_calls.families import REASONING_FAMILIES, TOOL_FAMILIES, ToolFamily, reasoning_parser_of, tool_parser_of
 from gateway.tool_calls.forced import Schema
 from gateway.tool_calls.reading import Reading
@@ -203,7 +204,7 @@ def _described(tool: Tool) -> Json:
 def _object_of(arguments: str) -> Json | None:
     """None: it is no object's text."""
     try:
-        value = json.loads(arguments or "{}")
+        value = json_value(json.loads(arguments or "{}"))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -168,7 +168,12 @@ class _Exchange:
                 return self._json(await written(order.format.whole(nothing)), prepared.use, nothing.usage)
             prepared = replace(prepared, receipt=await self._charge.take_tokens(prepared.num_prompt_tokens))
             if order.hand_over is not None:
-                response = await order.hand_over(prepared)
+                try:
+                    response = await order.hand_over(prepared)
+                except BaseException:
+                    # It has not begun: what was taken of the limits for it is given back.
+                    self._backend.accounts.settle(prepared.receipt, Usage(0, 0, 0))
+                    raise
                 response.headers.update(self._headers(prepared.use))
                 self._end("200")
                 return response
@@ -240,6 +245,10 @@ class _Exchange:
         except SpringtideError as error:
             yield b"".join(order.format.failed(error))
             self._end(self._outcome(error))
+        except Exception:
+            logger.exception("a stream has failed", extra={"request_id": self._call.origin.request_id})
+            yield b"".join(order.format.failed(SpringtideError("internal error; the server's log has more", code="internal_error")))
+            self._end("500")
 
     def _ping_s(self, order: Order) -> float | None:
         """Other streams than of events have no comments."""

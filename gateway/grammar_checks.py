@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from engine.sampling.grammars import GrammarCompiler
 from engine.tokenizer.tokenizer import load_tokenizer
-from springtide.errors import InvalidRequest, Overloaded, SpringtideError
+from springtide.errors import InvalidRequest, Overloaded, SpringtideError, Unavailable
 from springtide.modelinfo import ModelInfo
 from springtide.process import die_with_parent
 from springtide.protocol.sampling import Grammar
@@ -31,6 +31,8 @@ _LONGEST_S = 20.0
 """Then it is given up whatever it waits for."""
 MOST_WAITING = 64
 _START_S = 60.0
+_ENDS_WITHIN_S = 1.0
+_ENDED_BY_OTHERS = (-signal.SIGKILL, -signal.SIGTERM)
 _MEMORY_BYTES = 4 << 30
 """Of addresses, of which the process uses a tenth for itself."""
 _REMEMBERED = 1024
@@ -53,8 +55,8 @@ class GrammarChecker:
         return not grammar or self._found.get(grammar) == ""
 
     async def check(self, grammar: Grammar, field: str) -> None:
-        """Returns when it is known to compile. Raises InvalidRequest, naming `field`, when it does not, and Overloaded when too many
-        wait for this."""
+        """Returns when it is known to compile. Raises InvalidRequest, naming `field`, when it does not, Overloaded when too many
+        wait for this, and Unavailable when nobody can tell just now."""
         if grammar not in self._found:
             if self._waiting >= MOST_WAITING:
                 raise Overloaded("too many grammars are waiting to be compiled", retry_after_s=1.0, reason="grammars")
@@ -85,9 +87,17 @@ class GrammarChecker:
                 await self.close()
                 return message
             return await self._answer(grammar.source, _LONGEST_S)
-        except (OSError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
-            # The process has ended itself, or what it lacked, time or memory, has ended it.
+        except (OSError, asyncio.IncompleteReadError) as error:  # TimeoutError is an OSError
+            process = self._process
+            # It may be about to end: for want of processor time or memory, which is the grammar's fault.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ENDS_WITHIN_S):
+                    if process is not None:
+                        await process.wait()
+            ended_by_itself = process is not None and process.returncode not in (None, *_ENDED_BY_OTHERS)
             await self.close()
+            if not ended_by_itself:
+                raise Unavailable(f"grammars cannot be compiled just now: {error!r}", code="grammar_checks") from None
             return f"cannot be compiled within {COMPILE_CPU_S:g} s, or within the memory that there is for it; make it simpler"
         except BaseException:
             # Cancelled in the middle: its answer would be taken for the next one's.

@@ -20,6 +20,7 @@ from gateway.api_request import (
     ToolChoice,
     ToolMode,
 )
+from gateway.fields import json_value
 from gateway.prepare import (
     MAX_BAD_WORDS,
     MAX_BIASED_TOKENS,
@@ -152,7 +153,7 @@ def _json_object(text: str, field: str) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        value = json.loads(text)
+        value = json_value(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{field} is not valid JSON: {error}", param=field) from None
     if not isinstance(value, dict):

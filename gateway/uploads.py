@@ -40,8 +40,8 @@ class Uploads:
         InvalidRequest, naming the field, BodyTimeout, Overloaded, ClientDisconnected and what writing fails with; there is no file then."""
         if self._receiving >= MOST_AT_ONCE:
             raise Overloaded("too many files are being received at once", retry_after_s=_RETRY_AFTER_S, reason="uploads")
-        self._receiving += 1
         reader = _FormReader(_boundary(request), file_field, new_upload)
+        self._receiving += 1
         try:
             await self._read(request, reader)
             return await reader.end()

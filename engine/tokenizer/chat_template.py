@@ -21,6 +21,10 @@ from springtide.errors import ConfigError, InvalidRequest
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
+_HERE = "\ue000the answer goes on here\ue001"
+"""Stands at the end of a message that is to be continued while the template writes it: what comes before it is the prompt."""
+
+
 class ChatTemplate:
     """`special_tokens` are the texts of `bos_token`, `eos_token` and so on. Raises ConfigError when `source` is not a template."""
 
@@ -49,20 +53,20 @@ class ChatTemplate:
     ) -> str:
         """`options` are further names for the template. `continue_final_message`: the text ends with the last message's content. Raises
         InvalidRequest, with the template's own words, when it does not take these messages."""
+        if continue_final_message:
+            messages = [*messages[:-1], {**messages[-1], "content": f"{messages[-1].get('content') or ''}{_HERE}"}]
         given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
         try:
             text = self._template.render(**{**self._special_tokens, **options, **given})
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
             raise InvalidRequest(f"messages do not fit the model's chat template: {error}", param="messages") from None
-        return _cut_after(text, str(messages[-1].get("content") or "")) if continue_final_message else text
-
-
-def _cut_after(text: str, content: str) -> str:
-    """Raises InvalidRequest where the template has not written `content` as it is."""
-    for written in (content, content.strip()):
-        if (at := text.rfind(written)) >= 0:
-            return text[: at + len(written)]
-    raise InvalidRequest("the model's chat template changes the last message, which therefore cannot be continued", param="messages")
+        if not continue_final_message:
+            return text
+        if (at := text.rfind(_HERE)) < 0:
+            raise InvalidRequest(
+                "the model's chat template changes the last message, which therefore cannot be continued", param="messages"
+            )
+        return text[:at]
 
 
 class _Generation(Extension):

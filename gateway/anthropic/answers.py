@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.answer import message_for_client
 from gateway.exchange import Json, dump, server_sent
+from gateway.fields import json_value
 from gateway.output import Answer, CallArguments, CallBegun, Choice, Content, Delta, Ending, Part, Reasoning
 from springtide.errors import SpringtideError
 from springtide.protocol.outputs import Finish
@@ -155,7 +156,7 @@ def usage_json(usage: Usage) -> Json:
 def object_of(arguments: str) -> dict[str, Any]:
     """A call's arguments; empty when they are no object, as those that were cut off are."""
     try:
-        value = json.loads(arguments)
+        value = json_value(json.loads(arguments))
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -74,7 +74,7 @@ class _Prompt(Body):
     output_format: JsonFormat | None = None
     """What `output_config.format` was called before."""
     speed: Annotated[Any, OnlyNeutral("standard")] = None
-    context_management: Neutral = None
+    context_management: Annotated[Any, OnlyNeutral({}, {"edits": []})] = None
     mcp_servers: NeutralList = None
 
     @property

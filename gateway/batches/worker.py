@@ -206,7 +206,8 @@ class BatchWorker:
         if batch.status is BatchStatus.CANCELLING:
             holding.how = "cancelled"
         else:
-            open_lines = [line for line in range(len(lines)) if line not in log.answered]
+            answered = log.answered
+            open_lines = [line for line in range(len(lines)) if line not in answered]
             expires_at = self._clock.now() + batch.expires_at - time.time()
             self._feed(ev.Held(batch.batch_id, batch.tenant, batch.created_at, expires_at, open_lines))
         await self._write(holding)
@@ -249,7 +250,8 @@ class BatchWorker:
 
     async def _expire(self, holding: _Holding) -> None:
         """Every line that has no answer gets that for a result."""
-        left = [line for line in range(len(holding.lines)) if line not in holding.log.answered]
+        answered = holding.log.answered
+        left = [line for line in range(len(holding.lines)) if line not in answered]
 
         def told(lines: list[int]) -> None:
             holding.log.append([self._api.unanswered(holding.batch, line, holding.lines.read(line)) for line in lines])

@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway import events as ev
 from gateway.api_request import ApiRequest, CacheUse, Conversation
-from gateway.bodies import SideThread
+from gateway.bodies import INLINE_BYTES, SideThread
 from gateway.caching.catalogue import MARK_PREFIX, Catalogue, Tag
 from gateway.caching.context import (
     CacheId,
@@ -114,7 +114,7 @@ class Desk:
         """Pending; it is computed from now on. Raises InvalidRequest, and Overloaded when the tenant's budget is used up."""
         _check_draft(draft)
         now = self._now()
-        size = sum(len(message.content) for message in draft.conversation.messages)
+        size = _size(draft.conversation)
         content, tokens, keys, written = await self._side_thread.run(size, self._written, tenant, draft.conversation)
         cache = ContextCache(
             cache_id=CacheId(f"cache-{secrets.token_hex(12)}"),
@@ -284,8 +284,7 @@ class Desk:
         """Whether the conversation begins with the cache's messages and has its tools. Raises NoSuchCache."""
         cache, content = await asyncio.gather(self.get(tenant, cache_id), self.content(tenant, cache_id))
         kept = content.conversation
-        size = sum(len(message.content) for message in kept.messages)
-        matches = await self._side_thread.run(size, _begins_with, conversation, kept)
+        matches = await self._side_thread.run(_size(kept), _begins_with, conversation, kept)
         return Use(cache, cache.status(self._now()), matches)
 
     def used(self, use: Use, cached_tokens: int) -> MissReason | None:
@@ -433,3 +432,8 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
         if len(name) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
             most = f"{MAX_METADATA_KEY} characters in a key and {MAX_METADATA_VALUE} in a value"
             raise InvalidRequest(f"metadata[{name[:MAX_METADATA_KEY]}]: at most {most} are allowed", param="metadata")
+
+
+def _size(conversation: Conversation) -> int:
+    """In characters of its messages, and so that none is small: tools are not counted, and may be large."""
+    return INLINE_BYTES + 1 + sum(len(message.content) for message in conversation.messages)

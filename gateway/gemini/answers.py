@@ -11,6 +11,7 @@ from typing import Any
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.answer import message_for_client
 from gateway.exchange import Json, dump, server_sent
+from gateway.fields import json_value
 from gateway.gemini.requests import MODELS
 from gateway.output import Answer, CallArguments, CallBegun, Choice, Content, Delta, Ending, Part, PlacedToken, Reasoning
 from springtide.errors import Overloaded, SpringtideError
@@ -225,7 +226,7 @@ def _text_tokens(num_tokens: int) -> list[Json]:
 def _object_of(arguments: str) -> dict[str, Any] | None:
     """A call's arguments; None when they are no object, as those that were cut off are."""
     try:
-        value = json.loads(arguments)
+        value = json_value(json.loads(arguments))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

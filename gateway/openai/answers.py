@@ -44,6 +44,7 @@ def usage_json(usage: Usage) -> Json:
             # Ours: why the context cache that the request names was not found.
             **({"cache_miss_reason": usage.cache_miss} if usage.cache_miss else {}),
         },
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
@@ -222,7 +223,9 @@ def _call_json(call_id: str, name: str, arguments: str) -> Json:
 
 
 def _finish(ending: Ending) -> str:
-    return "tool_calls" if ending.called and ending.finish is Finish.STOP else ending.finish.value
+    # A stop string may have cut a call off: nobody is told to make it.
+    whole = ending.called and ending.finish is Finish.STOP and not isinstance(ending.stop, str)
+    return "tool_calls" if whole else ending.finish.value
 
 
 class CompletionFormat(_Envelope):

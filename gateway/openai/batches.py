@@ -19,6 +19,7 @@ from gateway.batches.batch import Batch, InputError
 from gateway.batches.results import LineResult
 from gateway.bodies import has_more_values, parse_body
 from gateway.exchange import Call, Endpoint, Json, Order, Pending, dump, read, takes, written
+from gateway.fields import json_value
 from gateway.openai import responses
 from gateway.openai.pages import page_of, whole_number
 from gateway.openai.routes import CHAT, COMPLETION
@@ -240,6 +241,10 @@ class OpenAIBatches:
             line = json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"the line is not valid JSON: {error}", code="invalid_json_line") from None
+        try:
+            json_value(line)
+        except ValueError as error:
+            raise InvalidRequest(f"the line {error}", code="invalid_json_line") from None
         if not isinstance(line, dict):
             raise InvalidRequest("the line must be a JSON object", code="invalid_json_line")
         return line

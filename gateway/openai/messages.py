@@ -30,11 +30,12 @@ def _content(value: Any) -> Any:
     texts = []
     for number, part in enumerate(value):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
+        # What the assistant refused with comes back as a part of a kind of its own.
+        if kind not in ("text", "refusal"):
             raise ValueError(f"part {number} is of type {kind!r}; this model reads only 'text'")
-        if not {"type", "text"} <= set(part) <= {"type", "text", "prompt_cache_breakpoint"} or not isinstance(part["text"], str):
-            raise ValueError(f"part {number} must be an object of 'type' and 'text', the latter a string")
-        texts.append(part["text"])
+        if not {"type", kind} <= set(part) <= {"type", kind, "prompt_cache_breakpoint"} or not isinstance(part[kind], str):
+            raise ValueError(f"part {number} must be an object of 'type' and {kind!r}, the latter a string")
+        texts.append(part[kind])
     return unicode_text("\n".join(texts))
 
 
@@ -131,7 +132,7 @@ class ChatMessage(Body):
 
     @model_validator(mode="after")
     def _of_its_role(self) -> ChatMessage:
-        if self.content is None and not (self.role == "assistant" and (self.tool_calls or self.refusal is not None)):
+        if self.content is None and self.role != "assistant":
             raise ValueError(f"content is required of a message of role {self.role!r}")
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"tool_calls are the assistant's, not of a message of role {self.role!r}")

@@ -25,6 +25,12 @@ class PartReader(Protocol):
         ...
 
 
+def whole_characters(text: str) -> str:
+    """The text with the halves of surrogate pairs put together where both are there, and replaced where they are not: models write them as
+    escapes, and they are no Unicode by themselves."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 class Calls:
     """The calls of one output, numbered as they come."""
 

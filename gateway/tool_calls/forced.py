@@ -4,6 +4,7 @@ the words of each family of models."""
 from __future__ import annotations
 
 import json
+import keyword
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -75,21 +76,23 @@ def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _keywords(tool_number: int, tool: Tool, schema: Schema) -> Iterator[str]:
     """Rules for what is between the parentheses of a call: each property once, in their order, those that are not required or not."""
-    properties, required = tool.parameters.get("properties", {}), tool.parameters.get("required", [])
+    properties, required = tool.parameters.get("properties") or {}, tool.parameters.get("required") or []
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        raise InvalidRequest(f"tools: the parameters of {tool.name} are no JSON schema of an object", param="tools")
     shared = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
     for place, (name, described) in enumerate(properties.items()):
-        if not name.isidentifier():
+        if not name.isidentifier() or keyword.iskeyword(name):
             raise InvalidRequest(f"tools: {name[:100]!r} of {tool.name} is no name that this model could write", param="tools")
         rule, value = f"rest_{tool_number}_{place}", f"value_{tool_number}_{place}"
         following = f"rest_{tool_number}_{place + 1}"
-        keyword = f"{json.dumps(f'{name}=')} {value}"
+        argument = f"{json.dumps(f'{name}=')} {value}"
         yield f"{value}: %json {json.dumps(schema({**shared, **described} if isinstance(described, dict) else {}))}"
         if name in required:
-            yield f"{rule}_first: {keyword} {following}"
-            yield f'{rule}: ", " {keyword} {following}'
+            yield f"{rule}_first: {argument} {following}"
+            yield f'{rule}: ", " {argument} {following}'
         else:
-            yield f"{rule}_first: {keyword} {following} | {following}_first"
-            yield f'{rule}: (", " {keyword})? {following}'
+            yield f"{rule}_first: {argument} {following} | {following}_first"
+            yield f'{rule}: (", " {argument})? {following}'
     end = f"rest_{tool_number}_{len(properties)}"
     yield f'{end}_first: ""'
     yield f'{end}: ""'

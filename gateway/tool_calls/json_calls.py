@@ -6,7 +6,7 @@ import json
 from enum import Enum, auto
 
 from gateway.output import CallArguments, Part
-from gateway.tool_calls.base import Calls
+from gateway.tool_calls.base import Calls, whole_characters
 
 _SPACE = " \t\r\n"
 _ARGUMENTS = ("arguments", "parameters")
@@ -193,7 +193,7 @@ class JsonCalls:
 
     def _claim(self, raw: str) -> None:
         self._raw = [raw]
-        name = self._string()
+        name = whole_characters(self._string())
         if not name or (self._known_only and name not in self._calls.names):
             self._at = _At.FAILED
             return

@@ -6,6 +6,8 @@ import ast
 import json
 from typing import Any
 
+from gateway.tool_calls.base import whole_characters
+
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _MOST_DEPTH = 64
 
@@ -51,7 +53,7 @@ def python_call(text: str) -> tuple[str, str] | None:
         arguments = {keyword.arg: _value(keyword.value) for keyword in call.keywords}
         if None in arguments:
             return None
-        return ast.unparse(call.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        return ast.unparse(call.func), whole_characters(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 

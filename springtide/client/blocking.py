@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from springtide.client import calls
-from springtide.client.calls import Call, Events
+from springtide.client.calls import Call, Events, Lines
 from springtide.client.retries import DEFAULT_RETRIES, Retries
 from springtide.client.words import Answer, Batch, BatchRequest, BatchResult, Cache, Chunk, Message, Prompt
 from springtide.errors import SpringtideError, Unavailable
@@ -107,10 +107,12 @@ class Client:
                     if not response.is_success:
                         response.read()
                         raise calls.error_of(response)
-                    for line in response.iter_lines():
-                        if (chunk := events.read(line)) is not None:
-                            begun = True
-                            yield chunk
+                    lines = Lines()
+                    for data in response.iter_bytes():
+                        for line in lines.push(data):
+                            if (chunk := events.read(line)) is not None:
+                                begun = True
+                                yield chunk
                 events.check_complete()
                 return
             except httpx.HTTPError as failure:

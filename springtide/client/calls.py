@@ -180,7 +180,9 @@ def cancel_batch(batch_id: str) -> Call[Batch]:
 
 
 def batch_results(file_id: str) -> Call[list[BatchResult]]:
-    return Call("GET", f"/v1/files/{file_id}/content", lambda response: [_result(line) for line in response.text.splitlines() if line])
+    return Call(
+        "GET", f"/v1/files/{file_id}/content", lambda response: [_result(line) for line in response.text.split("\n") if line.strip()]
+    )
 
 
 def _read_batch(response: httpx.Response) -> Batch:
@@ -211,6 +213,18 @@ def _result(line: str) -> BatchResult:
 
 
 # ---- streams ----
+
+
+class Lines:
+    """The lines of a stream of bytes, which are told apart by line feeds alone: texts hold other separators of lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def push(self, data: bytes) -> list[str]:
+        """Those that have ended."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode().rstrip("\r") for line in lines]
 
 
 class Events:
@@ -264,7 +278,8 @@ def error_of(response: httpx.Response) -> SpringtideError:
     try:
         return _typed_error(response.status_code, response.json()["error"], response.headers.get("retry-after"))
     except (ValueError, KeyError, TypeError):
-        return Unavailable(f"{response.url} answered {response.status_code}: {response.text[:500]}", code=str(response.status_code))
+        kind = Unavailable if response.status_code >= 500 else SpringtideError
+        return kind(f"{response.url} answered {response.status_code}: {response.text[:500]}", code=str(response.status_code))
 
 
 _TYPES: dict[str, type[SpringtideError]] = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from springtide.errors import Overloaded, SpringtideError, Unavailable
 
-_UNANSWERED = ("connection_failed", "cut_off")
-"""The server may have done what was asked."""
+_UNANSWERED = ("connection_failed", "cut_off", "502", "504")
+"""The server may have done what was asked: of a proxy's answers, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def _lines(results: list[Result], versions: Mapping[str, str]) -> Iterator[str]:
     yield "Made by `python -m tests.conformance` from trials against a running cluster, field by field: those that the vendors' SDKs know"
     yield f"({', '.join(f'{name} {version}' for name, version in versions.items())}), vLLM's extras, and ours. Each is sent with a value"
     yield "that asks for something. *Served*: the request is answered. *Refused by name*: the answer is an error that names the field."
-    yield "There is no third: nothing is ignored without a word. What the fields do is in [the API](api.md)."
+    yield "What the fields do, and what some of them can do with some models only, is in [the API](api.md)."
     for surface in dict.fromkeys(result.surface for result in results):
         rows = [result for result in results if result.surface == surface]
         yield ""

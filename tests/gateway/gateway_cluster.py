@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -44,6 +45,8 @@ def new_arguments(model_info: ModelInfo, valkey_url: str, run_dir: Path) -> Proc
         served_model_name=MODEL,
         max_context=2000,
         redis_url=valkey_url,
+        # What one test leaves in Valkey is nothing to another's gateway.
+        cluster=f"test-{secrets.token_hex(4)}",
         kv=KVConfig(open_to_strangers=True),
         server=ServerConfig(port=0, grpc_port=0),
         conductor=ConductorConfig(max_attempts=3),

@@ -125,6 +125,13 @@ async def test_a_form_that_is_not_right_is_refused_by_field(client: openai.Async
     assert (await client.files.list()).data == []
 
 
+async def test_forms_that_are_none_keep_no_others_out(client: openai.AsyncOpenAI) -> None:
+    async with httpx.AsyncClient(base_url=str(client.base_url)) as http:
+        for _ in range(40):
+            assert (await http.post("files", json={"purpose": "batch"})).status_code == 400
+    assert await send(client, jsonl(chat_line("a")))
+
+
 async def test_a_form_that_breaks_off_is_no_file(client: openai.AsyncOpenAI, tmp_path: Path) -> None:
     async with httpx.AsyncClient(base_url=str(client.base_url)) as http:
         body = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\nContent-Disposition: form-data; name="file"; '
@@ -193,6 +200,10 @@ async def test_lines_that_cannot_be_answered_are_errors_beside_the_others(client
         ),
         (jsonl({"custom_id": "a"}), [("missing_required_parameter", 1)]),
         (jsonl({**chat_line("a"), "extra": 1}), [("unknown_parameter", 1)]),
+        (
+            jsonl(chat_line("a"), chat_line("b", user="\ud83d"), chat_line("c", **{"\ud83d": 1})),
+            [("invalid_json_line", 2), ("invalid_json_line", 3)],
+        ),
     ],
 )
 async def test_a_file_with_lines_that_are_none_fails_and_says_which(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import pytest
 from gateway_cluster import MODEL, Cluster, until
 
 from gateway.app import GatewayServer
-from springtide.client import NO_RETRIES, AsyncClient, Client, Retries
+from springtide.client import NO_RETRIES, AsyncClient, Client, Retries, error_of
+from springtide.client.calls import Lines
 from springtide.errors import InvalidRequest, ModelNotFound, Overloaded, SpringtideError, Unavailable
 from springtide.ids import new_incarnation
 from springtide.membership import Member, Membership
@@ -137,3 +139,20 @@ async def test_a_stream_that_broke_off_is_not_begun_again() -> None:
             async for chunk in client.chat(MESSAGES, model=MODEL):
                 got.append(chunk.text)
         assert got == ["Hel"] and asked == 1
+
+
+def test_lines_are_told_apart_by_line_feeds_alone() -> None:
+    said = 'data: "p\u2028q\u0085r"\r\n\ndata: ä\n'.encode()
+    for step in (1, 2, 3, len(said)):
+        lines = Lines()
+        got = [line for begin in range(0, len(said), step) for line in lines.push(said[begin : begin + step])]
+        assert got == ['data: "p\u2028q\u0085r"', "", "data: ä"]
+
+
+def test_what_a_proxy_answers_is_no_sign_that_nothing_was_done() -> None:
+    def answered(status: int) -> SpringtideError:
+        return error_of(httpx.Response(status, text="<html>", request=httpx.Request("POST", "http://x/v1/batches")))
+
+    assert Retries().pause_s(1, answered(504), repeatable=False) is None
+    assert Retries().pause_s(1, answered(504), repeatable=True) is not None
+    assert Retries().pause_s(1, answered(404), repeatable=True) is None

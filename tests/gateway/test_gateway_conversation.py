@@ -77,6 +77,22 @@ def test_the_last_message_can_be_continued(tokenizer: Tokenizer) -> None:
         ChatModel(tokenizer).rendered(Conversation((ASKED,), add_generation_prompt=False, continue_final_message=True))
 
 
+@pytest.mark.parametrize("begun", ["<", "i", "|", "assistant", "<|im_end|>", " two  spaces ", ""])
+def test_what_is_continued_is_found_at_its_place(tokenizer: Tokenizer, begun: str) -> None:
+    """Not where the template itself writes the same."""
+    conversation = Conversation((ASKED, Message(Speaker.ASSISTANT, begun)), add_generation_prompt=False, continue_final_message=True)
+    text = ChatModel(tokenizer).rendered(conversation).text
+    assert text.endswith(f"<|im_end|>\n<|im_start|>assistant\n{begun}")
+
+
+def test_half_a_character_in_a_calls_arguments_is_no_failure(tokenizer: Tokenizer) -> None:
+    """Models write it as an escape, and clients send it back."""
+    called = Message(Speaker.ASSISTANT, "", tool_calls=(ToolCall("c1", "weather", '{"city": "\\ud83d"}'),))
+    for source in (HERMES, None):
+        chat = ChatModel(tokenizer) if source is None else model(tokenizer, source)
+        chat.rendered(Conversation((ASKED, called, TOLD), (WEATHER,))).text.encode()
+
+
 @pytest.mark.parametrize("name", ["messages", "tools", "chat_template"])
 def test_a_request_cannot_say_what_is_not_for_it_to_say(tokenizer: Tokenizer, name: str) -> None:
     with pytest.raises(InvalidRequest, match=name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -13,6 +14,8 @@ from gateway.api_request import FormatKind, OutputFormat, Tool
 from gateway.grammars import Beforehand, constraint, lark_constraint, schema_in_lark
 from gateway.output import CallArguments, CallBegun
 from gateway.tool_calls.families import TOOL_FAMILIES
+from gateway.tool_calls.forced import _keywords
+from springtide.errors import InvalidRequest
 from springtide.protocol.sampling import Grammar
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"$ref": "#/$defs/count"}}, "required": ["city"]}
@@ -117,3 +120,11 @@ def test_a_strict_tools_calls_fit_it_also_where_none_is_forced() -> None:
         assert not accepts(grammar, text)
     once = lark_constraint(calls_beside_text(tools, False, json.dumps, schema_in_lark))
     assert accepts(once, f"Well. {call}") and not accepts(once, f"{call}\n{call}")
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"properties": {"from": {"type": "string"}}}, {"properties": [1]}, {"properties": {}, "required": "x"}]
+)
+def test_a_tool_that_python_could_not_call_is_refused(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="tools"):
+        list(_keywords(0, Tool("f", parameters=parameters), lambda schema: schema))

