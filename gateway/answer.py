@@ -19,7 +19,7 @@ from gateway.api_request import ApiRequest
 from gateway.background import Background
 from gateway.batches.desk import BatchDesk
 from gateway.batches.files import Files
-from gateway.bodies import INLINE_BYTES, Bodies, ClientDisconnected, SideThread
+from gateway.bodies import UNKNOWN_BYTES, Bodies, ClientDisconnected, SideThread
 from gateway.caching.desk import Desk
 from gateway.caching.marks import written
 from gateway.conductor_link import ConductorLink
@@ -464,11 +464,10 @@ class ApiBackend:
 
         return AnswerStream(request, self.runner, self.tokenizer, self.caches.answered, self.grammars, on_begin)
 
-    async def begun_with_cache(self, request: ApiRequest, origin: Origin) -> PreparedRequest:
-        """What runs of a request that names a context cache. Raises InvalidRequest."""
+    async def begun_with_cache(self, request: ApiRequest, origin: Origin, num_bytes: int = UNKNOWN_BYTES) -> PreparedRequest:
+        """What runs of a request that names a context cache, and has so many bytes itself. Raises InvalidRequest."""
         whole, use = await self.caches.applied(origin.tenant, request)
-        # Of what size the request's own part is nobody knows here any more: all of them wait their turn.
-        size = max(INLINE_BYTES + 1, 0 if use is None else use.cache.tokens)
+        size = max(num_bytes, 0 if use is None else use.cache.tokens)
         return replace(await self.side_thread.run(size, self.preparer.prepared, whole, origin), use=use)
 
     async def ready(self) -> bool:

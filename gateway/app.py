@@ -32,7 +32,6 @@ from gateway.http_app import create_app
 from gateway.http_server import HttpServer, bind
 from gateway.openai.batches import OpenAIBatches
 from gateway.prepare import Preparer
-from gateway.records import ValkeyClient
 from gateway.runner import Runner
 from gateway.state import Limits
 from gateway.tenancy import TenantHashing
@@ -49,6 +48,7 @@ from springtide.process import ProcessArguments, raise_file_limit
 from springtide.protocol.instances import HungInstances
 from springtide.supervision import first_of
 from springtide.telemetry import serve_metrics
+from springtide.valkey import ValkeyClient
 
 logger = logging.getLogger(__name__)
 

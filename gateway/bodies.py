@@ -31,6 +31,8 @@ _HELD_BODIES = 8
 
 INLINE_BYTES = 4096
 """Requests up to here are done with sooner than a thread takes to begin."""
+UNKNOWN_BYTES = INLINE_BYTES + 1
+"""Of work whose size nobody knows: it may be large, so it is done beside the loop, before what is known to be."""
 MOST_REST_S = 0.2
 
 BodyT = TypeVar("BodyT", bound=BaseModel)

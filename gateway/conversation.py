@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.api_request import Conversation, Message, Speaker, Tool, ToolCall, ToolMode
-from gateway.fields import json_value
+from gateway.fields import json_object
 from gateway.tool_calls.families import REASONING_FAMILIES, TOOL_FAMILIES, ToolFamily, reasoning_parser_of, tool_parser_of
 from gateway.tool_calls.forced import Schema
 from gateway.tool_calls.reading import Reading
@@ -156,7 +156,7 @@ class ChatModel:
         return written
 
     def _call(self, call: ToolCall) -> Json:
-        arguments = _object_of(call.arguments)
+        arguments = json_object(call.arguments or "{}")
         function = {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
         return {"type": "function", "id": self._call_id(call.call_id), "function": function}
 
@@ -191,7 +191,7 @@ def _without_tools(messages: Sequence[Message]) -> Iterator[Json]:
 
 
 def _written(call: ToolCall) -> str:
-    return json.dumps({"name": call.name, "arguments": _object_of(call.arguments) or {}}, ensure_ascii=False)
+    return json.dumps({"name": call.name, "arguments": json_object(call.arguments or "{}") or {}}, ensure_ascii=False)
 
 
 def _described(tool: Tool) -> Json:
@@ -199,12 +199,3 @@ def _described(tool: Tool) -> Json:
     described = {"description": tool.description} if tool.description else {}
     parameters: Mapping[str, Any] = tool.parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": tool.name, **described, "parameters": dict(parameters)}}
-
-
-def _object_of(arguments: str) -> Json | None:
-    """None: it is no object's text."""
-    try:
-        value = json_value(json.loads(arguments or "{}"))
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

@@ -95,6 +95,15 @@ def json_value(value: Any) -> Any:
     return value
 
 
+def json_object(text: str) -> dict[str, Any] | None:
+    """The object of a JSON text, such as a call's arguments; None where it is none, or cannot be written again."""
+    try:
+        value = json_value(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 Text = Annotated[str, AfterValidator(unicode_text)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(json_value)]
 Flag = Annotated[bool, default_when_null(False)]

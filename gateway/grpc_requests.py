@@ -28,6 +28,7 @@ from gateway.prepare import (
     MAX_LOGPROBS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    MAX_TOOLS,
     SAMPLING_FIELDS,
 )
 from springtide.errors import InvalidRequest
@@ -39,7 +40,6 @@ _OFF_AT_ZERO = ("top_p", "repetition_penalty")
 """Zero stands for 1."""
 _BETWEEN_NODES = {"logit_bias": "logit_bias", "allowed_token_ids": "allowed_token_ids", "grammar": "format"}
 """Fields of `sampling` that nodes are told in a form of their own, and the request's fields that clients use."""
-_MAX_TOOLS = 512
 _TOOL_NAME = re.compile(r"[\w.:/-]{1,256}")
 _SPEAKERS = {"developer": Speaker.SYSTEM, **{speaker.value: speaker for speaker in Speaker}}
 _TOOL_MODES = {
@@ -100,8 +100,8 @@ def _prompt(request: inference_pb2.GenerateRequest) -> Conversation | Texts:
 
 def conversation(chat: inference_pb2.ChatPrompt) -> Conversation:
     """Raises InvalidRequest, naming the field."""
-    if len(chat.tools) > _MAX_TOOLS:
-        raise InvalidRequest(f"tools may hold at most {_MAX_TOOLS}, not {len(chat.tools)}", param="tools")
+    if len(chat.tools) > MAX_TOOLS:
+        raise InvalidRequest(f"tools may hold at most {MAX_TOOLS}, not {len(chat.tools)}", param="tools")
     tools = tuple(_tool(number, tool) for number, tool in enumerate(chat.tools))
     choice = chat.tool_choice
     mode = _TOOL_MODES.get(choice.mode)

@@ -4,15 +4,14 @@ they were made, some of which expire."""
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import redis.asyncio as redis
 
 from springtide.errors import InvalidRequest, Unavailable
-from springtide.membership import UNREACHABLE
-from springtide.supervision import heeds_cancellation
+from springtide.valkey import UNREACHABLE
 
 Order = Literal["asc", "desc"]
 _MOST_TRIES = 16
@@ -72,15 +71,6 @@ for i = 4, #ARGV do
   if redis.call('PEXPIRE', ARGV[1] .. ARGV[i], ARGV[2]) == 1 then redis.call('ZADD', KEYS[1], 'XX', ARGV[3], ARGV[i]) end
 end
 """
-
-
-class ValkeyClient(redis.Redis):
-    """A client whose commands end as cancelled when their task has been cancelled: redis-py may forget it, and a loop over commands would
-    never end."""
-
-    async def execute_command(self, *args: Any, **options: Any) -> Any:
-        command: Callable[..., Awaitable[Any]] = super().execute_command
-        return await heeds_cancellation(command)(*args, **options)
 
 
 class RecordTooLarge(InvalidRequest):

@@ -6,12 +6,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-import redis.asyncio as redis
-
 from springtide.credentials import OPEN, Credentials
-from springtide.membership import UNREACHABLE
-from springtide.supervision import heeds_cancellation
 from springtide.telemetry import FewWarnings
+from springtide.valkey import UNREACHABLE, ValkeyClient
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +114,7 @@ class LeaderLease:
     ) -> None:
         # An answer that comes after the lease it speaks of is of no use to its holder.
         timeout_s = min(_LONGEST_ANSWER_S, lease_s / 4)
-        self._redis = redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, decode_responses=True)
+        self._redis = ValkeyClient.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, decode_responses=True)
         self._keys = [f"{cluster}:leader", f"{cluster}:leader:epoch"]
         self._holder = [token, member_id, address, str(int(lease_s * 1000))]
         self._token = token
@@ -127,7 +124,6 @@ class LeaderLease:
         self._claim = self._redis.register_script(_CLAIM)
         self._release = self._redis.register_script(_RELEASE)
 
-    @heeds_cancellation
     async def claim(self, claim: Claim) -> Answer | None:
         """Makes a claim; None when Valkey cannot be asked just now: the claim may have been granted all the same."""
         arguments = [*self._holder, str(claim.floor), str(int(claim.take)), str(int(claim.leads)), self._signature]

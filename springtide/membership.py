@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
-import redis.asyncio as redis
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from redis.exceptions import RedisError
 
 from springtide.credentials import OPEN, Credentials
-from springtide.supervision import heeds_cancellation, supervised
+from springtide.supervision import supervised
 from springtide.telemetry import FewWarnings
+from springtide.valkey import UNREACHABLE, ValkeyClient
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +46,6 @@ for i, key in ipairs(KEYS) do
 end
 return found
 """
-UNREACHABLE = (RedisError, OSError, TimeoutError, RuntimeError)
-"""What redis-py raises when Valkey cannot be asked. RuntimeError is uvloop's, of a connection that was reset while nobody used it."""
 
 MemberRole = Literal["store", "prefill", "decode", "conductor", "gateway"]
 Address = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")]
@@ -100,7 +97,7 @@ class Membership:
     """
 
     def __init__(self, url: str, cluster: str, lease_s: float, credentials: Credentials = OPEN) -> None:
-        self._redis = redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)
+        self._redis = ValkeyClient.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)
         self._fetch = self._redis.register_script(_READ)
         self._credentials = credentials
         self._warnings = FewWarnings(logger)
@@ -119,7 +116,6 @@ class Membership:
         await self._put(member)
         self._heartbeat = supervised(lambda: self._renew(member), "membership-heartbeat")
 
-    @heeds_cancellation
     async def members(self) -> list[Member] | None:
         """Everybody whose lease holds; None when Valkey cannot be asked just now."""
         try:
@@ -148,7 +144,6 @@ class Membership:
     def _key(self, member: Member) -> str:
         return f"{self._prefix}{member.role}:{member.member_id}"
 
-    @heeds_cancellation
     async def _put(self, member: Member) -> None:
         try:
             await self._redis.set(self._key(member), write_record(member, self._credentials), px=int(self._lease_s * 1000))

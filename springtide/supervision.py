@@ -61,7 +61,8 @@ async def first_of(*works: Awaitable[T]) -> T:
 
 
 def heeds_cancellation(function: Callable[Arguments, Awaitable[T]]) -> Callable[Arguments, Awaitable[T]]:
-    """Ends `function` as cancelled whatever it came to, once its task has been cancelled.
+    """Ends `function` as cancelled whatever it came to, when its task has been cancelled meanwhile: what a task that was cancelled before
+    calls to clean up goes on.
 
     Python 3.11's `asyncio.wait_for` forgets a cancellation that meets the answer (CPython issue 86296), and redis-py sends each command
     through it: a loop over such calls would outlive its `cancel()` for ever.
@@ -69,11 +70,12 @@ def heeds_cancellation(function: Callable[Arguments, Awaitable[T]]) -> Callable[
 
     @wraps(function)
     async def heeding(*arguments: Arguments.args, **named: Arguments.kwargs) -> T:
+        task = asyncio.current_task()
+        before = 0 if task is None else task.cancelling()
         try:
             return await function(*arguments, **named)
         finally:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if task is not None and task.cancelling() > before:
                 raise asyncio.CancelledError
 
     return heeding

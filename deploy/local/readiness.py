@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from types import TracebackType
 
 import httpx
-import redis.asyncio as redis
 from redis.exceptions import RedisError
 
 from deploy.commands.conductors import views
@@ -17,7 +16,7 @@ from deploy.local.plan import ProcessSpec, client_host
 from springtide.config import ClusterConfig
 from springtide.credentials import credentials_of
 from springtide.membership import Membership
-from springtide.supervision import heeds_cancellation
+from springtide.valkey import ValkeyClient
 
 GATEWAY_POLL_S = 0.1
 
@@ -27,7 +26,7 @@ class ReadinessProbe:
 
     def __init__(self, config: ClusterConfig) -> None:
         assert config.redis_url is not None, "the configuration must be resolved"
-        self._valkey = redis.Redis.from_url(config.redis_url, socket_timeout=1.0, socket_connect_timeout=1.0)
+        self._valkey = ValkeyClient.from_url(config.redis_url, socket_timeout=1.0, socket_connect_timeout=1.0)
         self._credentials = credentials_of(config)
         self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
         # It asks a child of this process, and tells it nothing: whose name is in the certificate is of no interest.
@@ -71,7 +70,6 @@ class ReadinessProbe:
             return (await self._http.get(self.url + "/ready")).status_code == httpx.codes.OK
         return False
 
-    @heeds_cancellation
     async def _valkey_answers(self) -> bool:
         with contextlib.suppress(RedisError, OSError, TimeoutError):
             return bool(await self._valkey.ping())

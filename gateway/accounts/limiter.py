@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import redis.asyncio as redis
 
 from gateway.accounts.windows import WINDOW_S, Window
-from springtide.membership import UNREACHABLE
-from springtide.supervision import heeds_cancellation
 from springtide.telemetry import FewWarnings
+from springtide.valkey import UNREACHABLE
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +149,6 @@ class Limiter:
         except UNREACHABLE as error:
             logger.debug("what a request took in the end is known to this gateway alone: %s", error)
 
-    @heeds_cancellation
     async def _take_shared(self, claims: Sequence[Claim]) -> Verdict:
         arguments = [number for claim in claims for number in (claim.limit, claim.amount)]
         async with asyncio.timeout(_PATIENCE_S):

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 
 from gateway.accounts.allowance import ALLOWANCE, API_KEY, NO_LIMITS, Allowance, ApiKey, as_json
 from springtide.errors import SpringtideError, Unavailable
-from springtide.membership import UNREACHABLE
-from springtide.supervision import heeds_cancellation, supervised
+from springtide.supervision import supervised
 from springtide.telemetry import FewWarnings
+from springtide.valkey import UNREACHABLE
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +179,6 @@ class RegisterCopy:
             await asyncio.sleep(POLL_S)
             await self._catch_up()
 
-    @heeds_cancellation
     async def _catch_up(self) -> None:
         try:
             while True:

@@ -17,10 +17,10 @@ import redis.asyncio as redis
 
 from springtide.errors import Unavailable
 from springtide.ids import new_id
-from springtide.membership import UNREACHABLE
 from springtide.protocol.usage import Usage
-from springtide.supervision import heeds_cancellation, supervised
+from springtide.supervision import supervised
 from springtide.telemetry import FewWarnings
+from springtide.valkey import UNREACHABLE
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +208,6 @@ class UsageWriter:
             await asyncio.gather(self._task, return_exceptions=True)
             await self.flush()
 
-    @heeds_cancellation
     async def flush(self) -> None:
         """Writes down all that was used so far, or leaves it for the next time."""
         if not self._pending:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from gateway.answer import message_for_client
 from gateway.exchange import Json, dump, server_sent
-from gateway.fields import json_value
+from gateway.fields import json_object
 from gateway.output import Answer, CallArguments, CallBegun, Choice, Content, Delta, Ending, Part, Reasoning
 from springtide.errors import SpringtideError
 from springtide.protocol.outputs import Finish
@@ -115,7 +114,7 @@ class MessagesFormat:
                 case Reasoning(text):
                     yield {"type": "thinking", "thinking": text if self._shows_thinking else "", "signature": ""}
                 case CallBegun(number, call_id, name):
-                    yield {"type": "tool_use", "id": call_id, "name": name, "input": object_of(arguments[number])}
+                    yield {"type": "tool_use", "id": call_id, "name": name, "input": json_object(arguments[number]) or {}}
 
     def _message(self, usage: Usage) -> Json:
         return {
@@ -151,15 +150,6 @@ def usage_json(usage: Usage) -> Json:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
-
-
-def object_of(arguments: str) -> dict[str, Any]:
-    """A call's arguments; empty when they are no object, as those that were cut off are."""
-    try:
-        value = json_value(json.loads(arguments))
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def error_json(error: SpringtideError, request_id: str = "") -> Json:

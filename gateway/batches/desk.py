@@ -18,7 +18,7 @@ from gateway.records import Records
 from springtide.clock import Clock
 from springtide.errors import InvalidRequest, Overloaded, Unavailable
 from springtide.ids import new_id
-from springtide.membership import UNREACHABLE
+from springtide.valkey import UNREACHABLE
 
 MOST_OPEN = 100
 """Batches of a tenant that are not over."""

@@ -18,7 +18,7 @@ from gateway.batches.results import sync_directory
 from gateway.records import Records
 from springtide.errors import InvalidRequest, Unavailable
 from springtide.ids import new_id
-from springtide.membership import UNREACHABLE
+from springtide.valkey import UNREACHABLE
 
 Purpose = Literal["batch", "batch_output"]
 PIECE_BYTES = 256 << 10

@@ -18,8 +18,7 @@ from gateway.records import Order, Records
 from springtide.blocks import PackedKeys, packed
 from springtide.errors import Unavailable
 from springtide.ids import BlockKey
-from springtide.membership import UNREACHABLE
-from springtide.supervision import heeds_cancellation
+from springtide.valkey import UNREACHABLE
 
 KEEP_ENDED_S = 24 * 3600.0
 """How long a cache that has ended can still be extended."""
@@ -247,7 +246,6 @@ class Catalogue:
         """It is to be looked at at once, even if somebody looks at it already."""
         await _asked(self._client.zadd(self._due, {_name(tenant, cache_id): now}))
 
-    @heeds_cancellation
     async def claim(self, now: float, until: float, most: int) -> list[Claim]:
         """Claims those that are due, up to so many."""
         names = await _asked(self._claim(keys=[self._due], args=[_number(now), _number(until), most]))

@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway import events as ev
 from gateway.api_request import ApiRequest, CacheUse, Conversation
-from gateway.bodies import INLINE_BYTES, SideThread
+from gateway.bodies import UNKNOWN_BYTES, SideThread
 from gateway.caching.catalogue import MARK_PREFIX, Catalogue, Tag
 from gateway.caching.context import (
     CacheId,
@@ -436,4 +436,4 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 
 def _size(conversation: Conversation) -> int:
     """In characters of its messages, and so that none is small: tools are not counted, and may be large."""
-    return INLINE_BYTES + 1 + sum(len(message.content) for message in conversation.messages)
+    return UNKNOWN_BYTES + sum(len(message.content) for message in conversation.messages)

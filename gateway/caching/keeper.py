@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gateway import events as ev
@@ -33,16 +32,6 @@ MOST_COMPUTED = 4
 """At once. Others wait for them, not at the Conductor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """A prompt that has been computed."""
-
-    node_id: NodeId
-    """In whose store its blocks are."""
-    computed_tokens: int
-    """Those that were not found in the pool."""
-
-
 class Computer:
     """Computes prompts, of which nobody reads what follows from them."""
 
@@ -52,8 +41,8 @@ class Computer:
         self._on_computed = on_computed
         self._places = asyncio.Semaphore(MOST_COMPUTED)
 
-    async def compute(self, tenant: str, token_ids: Sequence[int]) -> Ran:
-        """Raises what the request fails with."""
+    async def compute(self, tenant: str, token_ids: Sequence[int]) -> NodeId:
+        """The node in whose store the prompt's blocks are then. Raises what the request fails with."""
         request_id = RequestId(new_id("context-cache"))
         sampling = SamplingParams(max_tokens=1, temperature=0.0)
         generation = ev.Generation(request_id, token_ids, sampling, tenant, Terms(idle=True), prompt_only=True)
@@ -70,7 +59,7 @@ class Computer:
         if not isinstance(reply, ev.Finished) or reply.prompt_at is None:
             raise Unavailable("the computation of a context has ended before its time", code="not_computed")
         self._on_computed(tenant, len(token_ids), reply.cached_tokens)
-        return Ran(reply.prompt_at.node_id, len(token_ids) - reply.cached_tokens)
+        return reply.prompt_at.node_id
 
 
 class _NobodyReads:
@@ -294,7 +283,7 @@ class _Doing:
             if raw is None:
                 return core.NotComputed("its content is not there any more", for_good=True)
             content = await asyncio.to_thread(content_from, raw)
-            ran = await self._computer.compute(cache.tenant, content.token_ids)
+            node_id = await self._computer.compute(cache.tenant, content.token_ids)
             await self._catalogue.count(cache, self._now(), creation_tokens=len(content.token_ids))
         except InvalidRequest as error:
             return core.NotComputed(error.message, for_good=True)
@@ -302,7 +291,7 @@ class _Doing:
             # Which node failed, and where it is, is not for whoever looks at the cache.
             logger.info("context cache %s is not computed: %s", cache.cache_id, error.message)
             return core.NotComputed("it could not be computed just now, and is tried again", for_good=False)
-        store = self._stores.store(ran.node_id)
+        store = self._stores.store(node_id)
         if store is None:
             return core.NotComputed("its store was lost, and it is computed again", for_good=False)
         return core.Computed(store)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.answer import message_for_client
 from gateway.exchange import Json, dump, server_sent
-from gateway.fields import json_value
+from gateway.fields import json_object
 from gateway.gemini.requests import MODELS
 from gateway.output import Answer, CallArguments, CallBegun, Choice, Content, Delta, Ending, Part, PlacedToken, Reasoning
 from springtide.errors import Overloaded, SpringtideError
@@ -65,7 +63,7 @@ class _Candidate:
         """The call that is in the making, if there is one and it is whole."""
         if self.call is None:
             return
-        arguments = _object_of("".join(self.arguments) or "{}")
+        arguments = json_object("".join(self.arguments) or "{}")
         if arguments is None:
             self.malformed = True
         else:
@@ -221,15 +219,6 @@ def _content(parts: list[Json]) -> Json:
 
 def _text_tokens(num_tokens: int) -> list[Json]:
     return [{"modality": "TEXT", "tokenCount": num_tokens}]
-
-
-def _object_of(arguments: str) -> dict[str, Any] | None:
-    """A call's arguments; None when they are no object, as those that were cut off are."""
-    try:
-        value = json_value(json.loads(arguments))
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _finite(logprob: float | None) -> float:

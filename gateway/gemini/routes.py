@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from gateway.answer import ApiBackend
 from gateway.api_request import ApiRequest
-from gateway.bodies import INLINE_BYTES, parse_body
+from gateway.bodies import UNKNOWN_BYTES, parse_body
 from gateway.exchange import Call, Endpoint, Json, Order, exchange, read, takes
 from gateway.gemini import caches
 from gateway.gemini.answers import ContentFormat, count_json, error_json
@@ -42,7 +42,7 @@ def routes(backend: ApiBackend) -> APIRouter:
             return count_json(num_tokens)
         whole, use = await backend.caches.applied(request.state.tenant, asked)
         cached_tokens = 0 if use is None else use.cache.tokens
-        return count_json(await backend.side_thread.run(max(INLINE_BYTES + 1, cached_tokens), tokens_of, whole), cached_tokens)
+        return count_json(await backend.side_thread.run(max(UNKNOWN_BYTES, cached_tokens), tokens_of, whole), cached_tokens)
 
     def count(raw: bytes, model: str) -> tuple[ApiRequest, int]:
         """Of a request that begins with a cache, not before that is there."""

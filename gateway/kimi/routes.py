@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from gateway.answer import ApiBackend
-from gateway.api_request import Conversation, Speaker
+from gateway.api_request import ApiRequest, Conversation, Speaker
 from gateway.bodies import parse_body, validated
 from gateway.caching.catalogue import Tag
 from gateway.caching.context import ContextCache, Meter, Status, Strength, message_json, plain
 from gateway.caching.desk import DEFAULT_TTL_S, MAX_LISTED, MAX_REPLICAS, Draft
 from gateway.exchange import Json, read, takes
+from gateway.fields import Body
 from gateway.openai.requests import ChatCompletionRequest
 from springtide.errors import InvalidRequest
 
@@ -26,11 +27,7 @@ _MOST_PAGES = 20
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Lasting(_Body):
+class _Lasting(Body):
     metadata: dict[str, str] | None = None
     expired_at: Annotated[int, Field(ge=0)] | None = None
     """Unix seconds; 0: in an hour."""
@@ -48,11 +45,19 @@ class _Lasting(_Body):
         return self.expired_at - now if self.expired_at else None
 
 
-class CachingRequest(_Lasting):
+class TokenCountRequest(Body):
     model: str
     messages: Annotated[list[Any], Field(min_length=1)]
     """As in a chat completion."""
     tools: list[Any] | None = None
+
+    def api_request(self) -> ApiRequest:
+        """That of the chat completion. Raises InvalidRequest, naming the field."""
+        said: Json = {"model": self.model, "messages": self.messages, **({"tools": self.tools} if self.tools else {})}
+        return validated(said, ChatCompletionRequest).api_request()
+
+
+class CachingRequest(TokenCountRequest, _Lasting):
     name: str | None = None
     description: str | None = None
     pin: Literal["soft", "hard"] = "hard"
@@ -62,8 +67,7 @@ class CachingRequest(_Lasting):
 
     def conversation(self) -> Conversation:
         """Raises InvalidRequest, naming the field."""
-        said: Json = {"model": self.model, "messages": self.messages, **({"tools": self.tools} if self.tools else {})}
-        request = validated(said, ChatCompletionRequest).api_request()
+        request = self.api_request()
         if request.cache.named:
             raise InvalidRequest("messages must not name another cache", param="messages")
         assert isinstance(request.prompt, Conversation), "a chat is a conversation"
@@ -74,14 +78,7 @@ class CachingUpdate(_Lasting):
     pass
 
 
-class TokenCountRequest(_Body):
-    model: str
-    messages: Annotated[list[Any], Field(min_length=1)]
-    """As in a chat completion."""
-    tools: list[Any] | None = None
-
-
-class TagRequest(_Body):
+class TagRequest(Body):
     tag: str
     cache_id: str
 
@@ -104,8 +101,7 @@ def routes(backend: ApiBackend) -> APIRouter:
     def counted(raw: bytes) -> int:
         asked = parse_body(raw, TokenCountRequest, preparer.bounds.max_values)
         preparer.check_model(asked.model)
-        said: Json = {"model": asked.model, "messages": asked.messages, **({"tools": asked.tools} if asked.tools else {})}
-        return sum(map(len, preparer.tokens(validated(said, ChatCompletionRequest).api_request())))
+        return sum(map(len, preparer.tokens(asked.api_request())))
 
     @router.post("/v1/tokenizers/estimate-token-count", openapi_extra=takes(TokenCountRequest))
     async def count(request: Request) -> Json:

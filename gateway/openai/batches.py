@@ -206,12 +206,12 @@ class OpenAIBatches:
         if isinstance(ordered, Pending):
             num_bytes, make = await ordered.look_up()
             ordered = await backend.side_thread.run(num_bytes, make)
-        request, use = self._idle(ordered), None
+        request = self._idle(ordered)
         if request.cache.named:
-            request, use = await backend.caches.applied(origin.tenant, request)
-            num_bytes = max(num_bytes, 0 if use is None else use.cache.tokens)
-        prepared = await backend.side_thread.run(num_bytes, backend.preparer.prepared, request, origin)
-        answer = backend.start(replace(prepared, use=use))
+            prepared = await backend.begun_with_cache(request, origin, num_bytes)
+        else:
+            prepared = await backend.side_thread.run(num_bytes, backend.preparer.prepared, request, origin)
+        answer = backend.start(prepared)
         try:
             whole = await answer.whole()
         finally:

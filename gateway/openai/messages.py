@@ -11,7 +11,6 @@ from gateway.api_request import CacheMark, Conversation, Message, Speaker, Tool,
 from gateway.fields import Body, JsonObject, Neutral, Text, default_when_null, unicode_text
 from springtide.errors import InvalidRequest
 
-MAX_TOOLS = 512
 MAX_CALLS = 512
 MAX_NAME_LENGTH = 256
 # What OpenAI calls a developer's message now is what chat templates know as the system's.

@@ -25,7 +25,6 @@ from gateway.fields import Body, JsonObject, Neutral, NeutralFalse, NeutralList,
 from gateway.kimi.use import CACHE_ROLE, use_of_message
 from gateway.openai.formats import GuidedFields
 from gateway.openai.messages import (
-    MAX_TOOLS,
     PROMPT_CACHE_TTL_S,
     ChatMessage,
     ChatTool,
@@ -45,6 +44,7 @@ from gateway.prepare import (
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
+    MAX_TOOLS,
     SAMPLING_FIELDS,
 )
 from springtide.errors import InvalidRequest

@@ -15,7 +15,7 @@ from gateway.openai.responses_format import TERMINAL
 from gateway.openai.responses_items import Item, response_of
 from gateway.records import Records
 from springtide.errors import InvalidRequest, Unavailable
-from springtide.membership import UNREACHABLE
+from springtide.valkey import UNREACHABLE
 
 Json = dict[str, Any]
 

@@ -219,7 +219,7 @@ def _as_object(raw: str) -> str:
     try:
         value = json.loads(raw)
         inner = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return "{}"
     if not isinstance(inner, dict):
         return "{}"

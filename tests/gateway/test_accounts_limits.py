@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gateway.accounts.limiter import Claim, Limiter
 from gateway.accounts.windows import WINDOW_S, Window
 from springtide.ids import new_id
+from springtide.valkey import ValkeyClient
 from tests.support.valkey import new_valkey
 
 EVENTS = st.lists(st.tuples(st.floats(0, 90), st.integers(1, 40)), max_size=60)
@@ -56,7 +57,7 @@ def test_what_was_taken_is_given_back_no_more_than_once(events: list[tuple[float
 
 @pytest.fixture
 async def client(valkey_url: str) -> AsyncIterator[redis.Redis]:
-    client = redis.Redis.from_url(valkey_url)
+    client = ValkeyClient.from_url(valkey_url)
     yield client
     await client.aclose()
 
@@ -102,7 +103,7 @@ async def test_what_was_taken_a_minute_ago_counts_no_more(client: redis.Redis, c
 
 async def test_while_valkey_is_away_each_gateway_goes_on_from_what_it_knows(cluster_name: str) -> None:
     with new_valkey() as valkey:
-        client = redis.Redis.from_url(valkey.connection_url)
+        client = ValkeyClient.from_url(valkey.connection_url)
         limiter = Limiter(client, cluster_name)
         assert [(await limiter.take([Claim("requests:key/a", 3, 1)])).granted for _ in range(2)] == [True, True]
     assert [(await limiter.take([Claim("requests:key/a", 3, 1)])).granted for _ in range(2)] == [True, False]

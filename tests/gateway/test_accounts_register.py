@@ -17,12 +17,13 @@ from gateway.accounts.allowance import Allowance, ApiKey, digest_of, new_key, ne
 from gateway.accounts.register import Register, RegisterCopy, UnknownKey
 from springtide.errors import Unauthenticated, Unavailable
 from springtide.ids import new_id
+from springtide.valkey import ValkeyClient
 from tests.support.valkey import new_valkey
 
 
 @pytest.fixture
 async def client(valkey_url: str) -> AsyncIterator[redis.Redis]:
-    client = redis.Redis.from_url(valkey_url)
+    client = ValkeyClient.from_url(valkey_url)
     yield client
     await client.aclose()
 
@@ -99,7 +100,7 @@ async def test_an_expired_key_is_refused(client: redis.Redis, register: Register
 async def test_while_valkey_is_away_the_last_keys_go_on_and_what_was_revoked_is_refused_when_it_is_back(cluster_name: str) -> None:
     valkey = new_valkey()
     valkey.start()
-    client = redis.Redis.from_url(valkey.connection_url, socket_timeout=1)
+    client = ValkeyClient.from_url(valkey.connection_url, socket_timeout=1)
     register = Register(client, cluster_name)
     key, record = await made(register)
     accounts = Accounts(client, cluster_name, {})
@@ -109,7 +110,7 @@ async def test_while_valkey_is_away_the_last_keys_go_on_and_what_was_revoked_is_
         await register.revoke(record.key_id, time.time())
     assert accounts.caller(f"Bearer {key}").key_id == record.key_id
     valkey.start()
-    client = redis.Redis.from_url(valkey.connection_url, socket_timeout=1)
+    client = ValkeyClient.from_url(valkey.connection_url, socket_timeout=1)
     register = Register(client, cluster_name)
     # It has forgotten everything: another register, in which the old key is not.
     await made(register, "zeta")
@@ -127,7 +128,7 @@ async def test_while_valkey_is_away_the_last_keys_go_on_and_what_was_revoked_is_
 
 
 async def test_before_valkey_could_be_asked_nobody_is_let_in(cluster_name: str) -> None:
-    client = redis.Redis.from_url(f"redis://{LOOPBACK}:{free_port('valkey', LOOPBACK, 0)}/0")
+    client = ValkeyClient.from_url(f"redis://{LOOPBACK}:{free_port('valkey', LOOPBACK, 0)}/0")
     accounts = Accounts(client, cluster_name, {digest_of("configured"): "acme"})
     open_accounts = Accounts(client, cluster_name, {})
     await accounts.start()

