@@ -212,7 +212,7 @@ def _deadline(generator: random.Random, documents: list[str], longest: int) -> M
 
 def _invalid(generator: random.Random, documents: list[str], longest: int) -> Made:
     wrong: list[Made] = [
-        ("completions", {"prompt": "hello", "max_tokens": 0}),
+        ("completions", {"prompt": "hello", "max_tokens": -1}),
         ("completions", {"prompt": "hello", "temperature": -1}),
         ("completions", {"prompt": [], "max_tokens": 4}),
         ("completions", {"prompt": [999_999], "max_tokens": 4}),
