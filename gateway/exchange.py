@@ -129,6 +129,12 @@ async def exchange(backend: ApiBackend, request: Request, endpoint: Endpoint) ->
     return await _Exchange(backend, request, endpoint).run()
 
 
+def their_id(headers: Mapping[str, str]) -> str:
+    """What the client calls its request, if that is given back."""
+    said = headers.get(REQUEST_ID_HEADER, "")
+    return said if _THEIR_ID.fullmatch(said) else ""
+
+
 async def read(backend: ApiBackend, request: Request, reader: Callable[[bytes], ReadT]) -> ReadT:
     """What `reader` makes of the body of `request`, beside the event loop. Raises InvalidRequest, and what receiving it may fail with."""
     check_media_type(request)
@@ -143,8 +149,7 @@ class _Exchange:
         self._backend = backend
         self._request = request
         self._endpoint = endpoint
-        their_id = request.headers.get(REQUEST_ID_HEADER, "")
-        self._their_id = their_id if _THEIR_ID.fullmatch(their_id) else ""
+        self._their_id = their_id(request.headers)
         caller: Caller = request.state.caller
         traceparent = request.headers.get("traceparent", "")
         origin = Origin(new_id(endpoint.id_prefix), backend.clock.now(), caller.tenant, traceparent, caller.key_id, endpoint.path)

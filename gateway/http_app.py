@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from gateway.answer import ApiBackend
 from gateway.anthropic import routes as anthropic
 from gateway.anthropic.answers import error_json as anthropic_error
 from gateway.compression import Gzip
-from gateway.exchange import REQUEST_ID_HEADER, SCHEMAS, Json, error_response
+from gateway.exchange import REQUEST_ID_HEADER, SCHEMAS, Json, error_response, their_id
 from gateway.gemini import routes as gemini
 from gateway.gemini.answers import error_json as gemini_error
 from gateway.kimi import routes as kimi
@@ -31,6 +32,9 @@ from gateway.openai import routes as openai
 from gateway.openai.answers import error_body as openai_error
 from springtide import __version__
 from springtide.errors import InvalidRequest, SpringtideError, Unavailable
+from springtide.ids import new_id
+
+logger = logging.getLogger(__name__)
 
 TENANT_HEADER = "x-springtide-tenant"
 _EXPOSED = [REQUEST_ID_HEADER, "retry-after", *RATE_HEADERS]
@@ -127,10 +131,21 @@ class TenantGuard:
                 authorization = _authorization(scope["path"], headers, scope["query_string"])
                 caller = self._accounts.caller(authorization, headers.get(TENANT_HEADER, ""))
             except SpringtideError as error:
-                await error_response(error, _told(error, scope["path"], headers))(scope, receive, send)
+                await _refused(error, scope["path"], headers)(scope, receive, send)
                 return
             scope.setdefault("state", {}).update(caller=caller, tenant=caller.tenant)
         await self._app(scope, receive, send)
+
+
+def _refused(error: SpringtideError, path: str, headers: Headers) -> Response:
+    # Anybody can have as many of these as he likes: they are no lines of the log, but for those who look for one.
+    request_id = new_id("req")
+    logger.debug("answered %d: %s", error.http_status, error.message, extra={"request_id": request_id})
+    refusal = error_response(error, _told(error, path, headers, request_id))
+    if anthropic.speaks(path, headers):
+        refusal.headers[anthropic.MESSAGES.id_header] = request_id
+    refusal.headers[REQUEST_ID_HEADER] = their_id(headers) or request_id
+    return refusal
 
 
 def _authorization(path: str, headers: Headers, query: bytes) -> str:
@@ -143,13 +158,13 @@ def _authorization(path: str, headers: Headers, query: bytes) -> str:
     return f"Bearer {key}" if key else ""
 
 
-def _told(error: SpringtideError, path: str, headers: Headers) -> Json:
+def _told(error: SpringtideError, path: str, headers: Headers, request_id: str = "") -> Json:
     """The error in the words of the API that a request is of."""
     if gemini.speaks(path, headers):
-        return gemini_error(error)
+        return gemini_error(error, request_id)
     if anthropic.speaks(path, headers):
-        return anthropic_error(error)
-    return openai_error(error)
+        return anthropic_error(error, request_id)
+    return openai_error(error, request_id)
 
 
 async def _on_springtide_error(request: Request, error: Exception) -> JSONResponse:

@@ -100,6 +100,9 @@ async def test_without_a_known_key_nothing_is_done_or_told(
         error = response.json()["error"]
         assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
         assert "no-such-key" not in error["message"]
+        assert response.headers["x-request-id"].startswith("req-")
+    theirs = await guarded_http.post("/v1/completions", json=PLAIN, headers={**headers, "x-request-id": "mine-9"})
+    assert (theirs.status_code, theirs.headers["x-request-id"]) == (401, "mine-9")
     assert cluster.conductor.requests == []
 
 

@@ -342,6 +342,7 @@ async def test_keys_are_taken_where_each_api_sends_them(arguments: ProcessArgume
             assert (await http.post(generate, json={"contents": CONTENTS}, params={"key": "secret"})).status_code == 200
             refused = await http.post("/v1/messages", json=message, headers={"x-api-key": "guessed"})
             assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
+            assert refused.headers["request-id"] == refused.headers["x-request-id"] == refused.json()["request_id"]
             refused = await http.post(generate, json={"contents": CONTENTS}, params={"key": "guessed"})
             assert refused.status_code == 401 and refused.json()["error"]["status"] == "UNAUTHENTICATED"
             assert (await http.post("/v1/messages", json=message, params={"key": "secret"})).status_code == 401, "no place for keys there"
