@@ -28,6 +28,8 @@ CONDUCTOR_PATIENCE_S = 8.0
 ready."""
 GATEWAY_START_S = 30.0
 """How long before a request its gateway may have been killed or held up for it not to know the Conductor yet, or told to end."""
+VALKEY_ASKED_S = 5.0
+"""How long after Valkey is back a gateway may still not have asked it."""
 REPLACEMENT_S = 5.0
 """How long after a node's fault its streams may still have to be placed elsewhere."""
 NODE_PATIENCE_S = 25.0
@@ -111,6 +113,17 @@ def none_is_lost(history: History) -> Iterator[Violation]:
                 continue
             how = exchange.broken or "; ".join(str(error.get("message")) for error in exchange.errors) or "nothing more came"
             yield Violation("lost", f"accepted, then: {how}", exchange.ended_s, exchange.number)
+
+
+def what_is_stored_is_kept(history: History) -> Iterator[Violation]:
+    """Valkey may lose it; nobody may have something else."""
+    for exchange in history.exchanges:
+        if exchange.not_kept is None or exchange.looked_up_s is None:
+            continue
+        near = history.near((exchange.sent_s, exchange.looked_up_s))
+        if exchange.not_kept == "nothing" and any(injection.fault.target in ("valkey", "all") for injection in near):
+            continue
+        yield Violation("stored", f"stored, then there was {exchange.not_kept}", exchange.looked_up_s, exchange.number)
 
 
 def refusals_have_reasons(history: History) -> Iterator[Violation]:
@@ -224,6 +237,7 @@ CHECKS: tuple[Check, ...] = (
     tokens_are_the_references,
     one_terminal_reply,
     none_is_lost,
+    what_is_stored_is_kept,
     refusals_have_reasons,
     refusals_have_ids,
     gaps_are_short,
@@ -339,6 +353,10 @@ def _why_refused_wrongly(history: History, exchange: Exchange) -> str | None:
     if exchange.code == "shutting_down":
         ended = _gateway_hit(history, exchange, lambda fault: fault.kind == "end", before_s=GATEWAY_START_S)
         return None if ended else "nobody told its gateway to end"
+    if exchange.code == "not_ready":
+        begin, end = lifetime
+        unasked = overlap_s((begin - VALKEY_ASKED_S, end), _unmet(history, exchange.gateway))
+        return None if unasked > 0 else "its gateway had asked Valkey since it started"
     if exchange.status == 503:
         undecided, unserved = _undecided(history, exchange.gateway), merged([*absent(history, "prefill"), *absent(history, "decode")])
         nobody_decides, nobody_serves = overlap_s(lifetime, undecided), overlap_s(lifetime, unserved)
@@ -353,9 +371,13 @@ def _why_refused_wrongly(history: History, exchange: Exchange) -> str | None:
 
 def _undecided(history: History, gateway: str) -> list[Interval]:
     """When it knew no Conductor that decides: a gateway that has just been started or woken looks for it in Valkey."""
+    return merged([*absent(history, "conductor"), *_unmet(history, gateway)])
+
+
+def _unmet(history: History, gateway: str) -> list[Interval]:
+    """When Valkey was away of which the gateway, just started or woken, wanted to know something."""
     hit = absent(history, "gateway", gateway)
-    needed = [(a, b) for a, b in absent(history, "valkey") if any(begin <= b and end + GATEWAY_START_S >= a for begin, end in hit)]
-    return merged([*absent(history, "conductor"), *needed])
+    return [(a, b) for a, b in absent(history, "valkey") if any(begin <= b and end + GATEWAY_START_S >= a for begin, end in hit)]
 
 
 def unexcused_s(gap: Interval, excused: Sequence[Interval]) -> float:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import httpx
 
-from tests.chaos.history import Exchange, Piece, Token
+from tests.chaos.apis import DIALECTS, DONE, Dialect, Told
+from tests.chaos.history import Exchange
 from tests.chaos.workload import Item, acts
 
-MODEL = "tiny"
 RETRY_S = 1.0
 """Before the next request when nobody answered the last one."""
 _DATA = "data: "
@@ -55,6 +55,7 @@ class Clients:
             async with asyncio.timeout(self._end_s):
                 await self._send(exchange)
             exchange.ended_s = self._clock()
+            await self._look_up(exchange)
         except TimeoutError:
             exchange.broken = f"not ended after {self._end_s:g} s"
         except httpx.HTTPError as error:
@@ -62,60 +63,66 @@ class Clients:
             exchange.ended_s = self._clock()
         return exchange
 
+    async def _look_up(self, exchange: Exchange) -> None:
+        """What was stored, through another gateway if there is one."""
+        if exchange.stored_as is None:
+            return
+        gateway = max(self._urls, key=lambda name: name != exchange.gateway)
+        dialect = DIALECTS[exchange.item.api]
+        with contextlib.suppress(httpx.HTTPError):
+            response = await self._http.get(f"{self._urls[gateway]}{dialect.path}/{exchange.stored_as}")
+            exchange.looked_up_s = self._clock()
+            if response.status_code == httpx.codes.NOT_FOUND:
+                exchange.not_kept = "nothing"
+            elif response.status_code == httpx.codes.OK:
+                said, kept = (
+                    "".join(piece.text for piece in pieces)
+                    for pieces in (exchange.pieces, dialect.whole(response.json(), exchange.looked_up_s).pieces)
+                )
+                exchange.not_kept = None if kept == said else repr(kept)
+
     async def _send(self, exchange: Exchange) -> None:
-        url = f"{self._urls[exchange.gateway]}/v1/{exchange.item.api}"
-        async with self._http.stream("POST", url, json={"model": MODEL, **exchange.item.body}) as response:
+        dialect = DIALECTS[exchange.item.api]
+        url = f"{self._urls[exchange.gateway]}{dialect.path}"
+        async with self._http.stream("POST", url, json=dialect.body(exchange.item)) as response:
             exchange.status = response.status_code
             exchange.retry_after = response.headers.get("retry-after")
             exchange.request_id = next((response.headers[name] for name in _IDS if name in response.headers), None)
             if response.status_code == httpx.codes.OK and exchange.item.stream:
-                await self._read_events(exchange, response)
+                await self._read_events(exchange, dialect, response)
                 return
             body = json.loads(await response.aread())
-            if "error" in body:
-                exchange.errors.append(body["error"])
+            if body.get("error"):
+                exchange.errors.append(dialect.error(body["error"]))
                 exchange.request_id = exchange.request_id or body["error"].get("request_id")
             else:
-                self._take(exchange, body)
-                exchange.dones += 1
+                _take(exchange, dialect.whole(body, self._clock()))
 
-    async def _read_events(self, exchange: Exchange, response: httpx.Response) -> None:
+    async def _read_events(self, exchange: Exchange, dialect: Dialect, response: httpx.Response) -> None:
         events = 0
         async for line in response.aiter_lines():
             if not line.startswith(_DATA):
                 continue
             if exchange.dones or exchange.errors:
                 exchange.after_the_end += 1
-            if line == f"{_DATA}[DONE]":
+            if line == f"{_DATA}{DONE}":
                 exchange.dones += 1
                 continue
             event = json.loads(line.removeprefix(_DATA))
-            if "error" in event:
-                exchange.errors.append(event["error"])
-            else:
-                self._take(exchange, event)
+            _take(exchange, Told(error=dialect.error(event["error"])) if "error" in event else dialect.event(event, self._clock()))
             events += 1
             if exchange.abort_after is not None and events > exchange.abort_after:
                 exchange.aborted = True
                 return
-
-    def _take(self, exchange: Exchange, event: dict[str, Any]) -> None:
-        now = self._clock()
-        exchange.request_id = exchange.request_id or event.get("id")
-        if event.get("usage"):
-            exchange.completion_tokens = event["usage"]["completion_tokens"]
-        for choice in event["choices"]:
-            part = choice.get("delta") or choice.get("message") or choice
-            text = part.get("text", part.get("content")) or ""
-            exchange.pieces.append(Piece(now, choice["index"], text, tuple(_tokens(choice.get("logprobs"))), choice["finish_reason"]))
+        if dialect.ends_by_closing and not exchange.errors:
+            exchange.dones += 1
 
 
-def _tokens(logprobs: dict[str, Any] | None) -> Iterator[Token]:
-    """Of either API's shape."""
-    if not logprobs:
-        return
-    if "content" in logprobs:
-        for entry in logprobs["content"] or ():
-            yield entry["token"], entry["logprob"]
-    else:
-        yield from zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
+def _take(exchange: Exchange, told: Told) -> None:
+    exchange.pieces += told.pieces
+    exchange.dones += told.end
+    exchange.stored_as = exchange.stored_as or told.stored_as
+    if told.completion_tokens is not None:
+        exchange.completion_tokens = told.completion_tokens
+    if told.error is not None:
+        exchange.errors.append(told.error)

@@ -71,6 +71,12 @@ class Exchange:
     broken: str | None = None
     """Why the connection ended before the answer had."""
     aborted: bool = False
+    stored_as: str | None = None
+    """The id under which its answer was to be had again."""
+    looked_up_s: float | None = None
+    """When it was asked for under that id."""
+    not_kept: str | None = None
+    """What came instead of it."""
     ended_s: float | None = None
     """None: it has not."""
 

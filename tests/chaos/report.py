@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tests.chaos.apis import DIALECTS
 from tests.chaos.checks import Violation, excuses, unexcused_s
 from tests.chaos.history import Exchange, History, Injection, Interval
 
@@ -147,7 +148,7 @@ def _listed(history: History, violations: Sequence[Violation]) -> Iterator[str]:
 def _timeline(exchange: Exchange) -> Iterator[str]:
     item = exchange.item
     body = {name: value if len(str(value)) < 60 else f"{str(value)[:40]}… ({len(value)})" for name, value in item.body.items()}
-    yield f"{item.key} by {exchange.client} through {exchange.gateway}: POST /v1/{item.api} {body}"
+    yield f"{item.key} by {exchange.client} through {exchange.gateway}: POST {DIALECTS[item.api].path} {body}"
     said = "no answer" if exchange.status is None else f"{exchange.status} {exchange.request_id or ''}".strip()
     ended = "not ended" if exchange.ended_s is None else f"ended {exchange.ended_s:.1f} s"
     yield f"sent {exchange.sent_s:.1f} s, {said}, {len(exchange.pieces)} pieces, {ended}{', aborted' if exchange.aborted else ''}"

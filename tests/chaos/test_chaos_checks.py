@@ -188,6 +188,13 @@ def test_a_deadline_may_end_a_request_once_it_has_passed() -> None:
     assert kinds(history(late(4.5, "other"))) == ["lost"]
 
 
+def test_what_was_stored_is_kept_unless_valkey_has_lost_it() -> None:
+    flushed = [injected("flush", "valkey", 4.0)]
+    gone, other = (exchange(stored_as="resp_1", looked_up_s=5.5, not_kept=what) for what in ("nothing", "'two three'"))
+    assert kinds(history(gone)) == ["stored"] and kinds(history(gone, injections=flushed)) == []
+    assert kinds(history(other, injections=flushed)) == ["stored"]
+
+
 def test_a_refusal_has_to_have_a_reason() -> None:
     assert kinds(history(refused(503))) == ["refused"]
     assert kinds(history(refused(429))) == ["refused"]
@@ -207,6 +214,14 @@ def test_a_gateway_that_was_just_started_needs_valkey_to_find_the_conductor() ->
     assert kinds(history(request, samples=away, injections=started)) == kinds(history(request, samples=away, injections=woken)) == []
     assert kinds(history(request, samples=away)) == ["refused"]
     assert kinds(history(request, injections=started)) == ["refused"]
+
+
+def test_a_gateway_that_was_just_started_asks_valkey_whom_it_may_serve() -> None:
+    away, started = without("valkey", 22.0, 33.0), [injected("kill", "gateway-0", 20.0)]
+    for sent_s, expected in ((22.0, []), (34.0, []), (60.0, ["refused"])):
+        request = refused(503, "not_ready", sent_s=sent_s, ended_s=sent_s + 0.1)
+        assert kinds(history(request, samples=away, injections=started)) == expected
+    assert kinds(history(refused(503, "not_ready", sent_s=22.0, ended_s=22.1), samples=away)) == ["refused"]
 
 
 def test_a_gateway_shuts_down_when_it_is_told_to() -> None:
@@ -321,7 +336,7 @@ def test_a_calm_cluster_that_refuses_is_found() -> None:
 
 def test_every_check_can_fail() -> None:
     """Together the histories above violate each; this one names what a check is without."""
-    assert len({check.__name__ for check in CHECKS}) == len(CHECKS) == 13
+    assert len({check.__name__ for check in CHECKS}) == len(CHECKS) == 14
 
 
 def test_absence_of_a_role_is_the_absence_of_everybody() -> None:

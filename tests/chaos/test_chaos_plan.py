@@ -10,9 +10,10 @@ import pytest
 
 from springtide.config import ClusterConfig
 from tests.chaos import shapes
+from tests.chaos.apis import DIALECTS
 from tests.chaos.plan import LEAD_S, TAIL_S, Targets, plan
 from tests.chaos.shapes import SHAPES, choose, mixed, named
-from tests.chaos.workload import ABORT_SHARE, CONTEXT_TOKENS, Item, acts, catalogue, flood
+from tests.chaos.workload import ABORT_SHARE, CONTEXT_TOKENS, KINDS, Item, acts, catalogue, flood
 
 TARGETS = Targets(
     engines=("prefill-0", "decode-0", "decode-1"),
@@ -81,7 +82,7 @@ def test_every_output_is_decided_by_its_request() -> None:
     """Else there would be nothing to compare it with."""
     for seed in range(10):
         for item in catalogue(seed):
-            assert not item.valid or item.body.get("temperature", 1) == 0 or "seed" in item.body, item
+            assert not item.valid or item.settings.get("temperature", 1) == 0 or "seed" in item.settings, item
 
 
 def test_the_catalogue_has_each_kind_of_request() -> None:
@@ -90,14 +91,26 @@ def test_the_catalogue_has_each_kind_of_request() -> None:
     def some(condition) -> bool:
         return any(item.valid and condition(item) for item in items)
 
-    assert {item.api for item in items} == {"completions", "chat/completions"}
-    for field in ("stop", "n", "logprobs", "seed", "deadline_ms", "stream_options"):
+    assert {item.kind for item in items} == set(KINDS) and {item.api for item in items} == set(DIALECTS)
+    for field in ("stop", "n", "logprobs", "seed", "deadline_ms", "stream_options", "response_format", "structured_outputs", "echo"):
         assert some(lambda item, field=field: field in item.body), field
+    for field in ("prompt_logprobs", "min_tokens", "bad_words", "allowed_token_ids", "store", "candidateCount", "responseJsonSchema"):
+        assert some(lambda item, field=field: field in item.settings), field
+    for choice in ("required", {"type": "function", "function": {"name": "look_up"}}, {"type": "any"}):
+        assert some(lambda item, choice=choice: item.body.get("tool_choice") == choice), choice
+    for api in ("completions", "chat/completions", "responses", "messages"):
+        assert {item.stream for item in items if item.api == api} == {False, True}, api
     assert some(lambda item: item.stream) and some(lambda item: not item.stream)
     assert some(lambda item: item.num_choices >= 8) and some(lambda item: len(item.body.get("prompt", "")) > 1500)
     assert any(not item.valid for item in items)
     prompts = [item.body["prompt"] for item in catalogue(1) if item.kind in ("shared prefix", "second prefix")]
     assert max(Counter(prompt[:200] for prompt in prompts).values()) > 1, "prefixes are shared"
+
+
+def test_an_answer_has_as_many_choices_as_were_asked_for() -> None:
+    assert Item("1", "x", "completions", {"prompt": ["a", "b"], "n": 3}).num_choices == 6
+    assert Item("1", "x", "completions", {"prompt": [1, 2]}).num_choices == 1
+    assert Item("1", "x", "generateContent", {"generationConfig": {"candidateCount": 2}}).num_choices == 2
 
 
 def test_some_streams_are_aborted_and_some_requests_come_in_bursts() -> None:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Api = Literal["completions", "chat/completions"]
+Api = Literal["completions", "chat/completions", "responses", "messages", "generateContent", "streamGenerateContent"]
 Json = dict[str, Any]
 
 CONTEXT_TOKENS = 4096
-NUM_ITEMS = 72
+ITEMS_OF_A_KIND = 6
 ABORT_SHARE = 0.12
 BURST_SHARE = 0.06
 BURST_SIZE = 6
@@ -37,13 +37,19 @@ class Item:
 
     @property
     def stream(self) -> bool:
-        return self.body.get("stream") is True
+        return self.body.get("stream") is True or self.api == "streamGenerateContent"
+
+    @property
+    def settings(self) -> Json:
+        """Where it says how tokens are drawn."""
+        settings: Json = self.body.get("generationConfig", self.body)
+        return settings
 
     @property
     def num_choices(self) -> int:
         prompt = self.body.get("prompt")
         prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
-        n = self.body.get("n") or 1
+        n = self.settings.get("n") or self.settings.get("candidateCount") or 1
         return prompts * n if isinstance(n, int) else 1
 
     @property
@@ -79,10 +85,10 @@ def catalogue(seed: int, longest_tokens: int = CONTEXT_TOKENS) -> tuple[Item, ..
     documents = [_text(generator, generator.randrange(400, 1500)) for _ in range(4)]
     makers = list(_MAKERS.items())
     items = []
-    for number in range(NUM_ITEMS):
+    for number in range(ITEMS_OF_A_KIND * len(makers)):
         kind, make = makers[number % len(makers)]
         api, body = make(generator, documents, longest_tokens)
-        items.append(Item(f"{number:02}-{kind}", kind, api, body))
+        items.append(Item(f"{number:03}-{kind}", kind, api, body))
     return tuple(items)
 
 
@@ -115,7 +121,12 @@ def _text(generator: random.Random, length: int) -> str:
 
 
 def _ids(generator: random.Random, length: int) -> list[int]:
-    return [generator.randrange(10, 250) for _ in range(length)]
+    return [_id(generator) for _ in range(length)]
+
+
+def _id(generator: random.Random) -> int:
+    """A token's, of those that are no special ones."""
+    return generator.randrange(10, 250)
 
 
 def _sampled(generator: random.Random) -> Json:
@@ -127,6 +138,10 @@ def _sampled(generator: random.Random) -> Json:
         "frequency_penalty": generator.choice((0.0, 0.2)),
         "repetition_penalty": generator.choice((1.0, 1.1)),
     }
+
+
+def _greedy_or_sampled(generator: random.Random) -> Json:
+    return generator.choice(({"temperature": 0}, _sampled(generator)))
 
 
 def _streamed(generator: random.Random) -> Json:
@@ -155,8 +170,14 @@ def _sampled_chat(generator: random.Random, documents: list[str], longest: int) 
 
 def _shared_prefix(generator: random.Random, documents: list[str], longest: int) -> Made:
     text = generator.choice(documents)[: longest // 2] + _text(generator, generator.randrange(5, 60))
-    sampling = generator.choice(({"temperature": 0}, _sampled(generator)))
-    return "completions", {"prompt": text, **sampling, "max_tokens": generator.randrange(8, 60), **_streamed(generator)}
+    salt = generator.choice(({}, {"cache_salt": "pepper"}))
+    return "completions", {
+        "prompt": text,
+        **_greedy_or_sampled(generator),
+        **salt,
+        "max_tokens": generator.randrange(8, 60),
+        **_streamed(generator),
+    }
 
 
 def _long_prompt(generator: random.Random, documents: list[str], longest: int) -> Made:
@@ -194,7 +215,7 @@ def _stopped(generator: random.Random, documents: list[str], longest: int) -> Ma
 
 
 def _logprobs(generator: random.Random, documents: list[str], longest: int) -> Made:
-    sampling = generator.choice(({"temperature": 0}, _sampled(generator)))
+    sampling = _greedy_or_sampled(generator)
     length = generator.randrange(8, 60)
     if generator.random() < 0.5:
         messages = _messages(generator, _text(generator, generator.randrange(10, 200)))
@@ -210,8 +231,103 @@ def _deadline(generator: random.Random, documents: list[str], longest: int) -> M
     return "completions", {**body, "deadline_ms": generator.choice((1, 300, 3_000, 60_000)), **_streamed(generator)}
 
 
+def _structured(generator: random.Random, documents: list[str], longest: int) -> Made:
+    """Held to a schema, or to what vLLM has beside it."""
+    body = {**_greedy_or_sampled(generator), "max_tokens": generator.randrange(30, 90), **_streamed(generator)}
+    if generator.random() < 0.5:
+        wanted = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": _VERDICT}}
+        return "chat/completions", {"messages": _messages(generator, _text(generator, 60)), "response_format": wanted, **body}
+    held: Json = generator.choice(
+        (
+            {"regex": "(ab|cd){4,12}-[0-9]{3}"},
+            {"choice": ["a hall", "a queue", "nobody in the queue"]},
+            {"grammar": 'root ::= word+ "."\nword ::= "the " | "hall " | "queue "'},
+            {"json": _VERDICT},
+        )
+    )
+    return "completions", {"prompt": _text(generator, 60), "structured_outputs": held, **body}
+
+
+def _called(generator: random.Random, documents: list[str], longest: int) -> Made:
+    """Tools that must be called."""
+    choice = generator.choice(("required", {"type": "function", "function": {"name": "look_up"}}))
+    body = {"messages": _messages(generator, _text(generator, 60)), "tools": _TOOLS, "tool_choice": choice}
+    length = {"parallel_tool_calls": generator.random() < 0.5, "max_tokens": generator.randrange(60, 140)}
+    return "chat/completions", {**body, **_greedy_or_sampled(generator), **length, **_streamed(generator)}
+
+
+def _scored_prompt(generator: random.Random, documents: list[str], longest: int) -> Made:
+    """The answer tells of the prompt's own tokens."""
+    prompt = generator.choice((_text(generator, generator.randrange(40, 200)), _ids(generator, generator.randrange(20, 200))))
+    body = {"prompt": prompt, **_greedy_or_sampled(generator), "max_tokens": generator.randrange(1, 16)}
+    if generator.random() < 0.5:
+        return "completions", {**body, "echo": True, "logprobs": generator.randrange(3), **_streamed(generator)}
+    return "completions", {**body, "prompt_logprobs": generator.randrange(3), "n": generator.randrange(1, 3)}
+
+
+def _chosen_tokens(generator: random.Random, documents: list[str], longest: int) -> Made:
+    """With a say in which tokens may come, and which are the last."""
+    ways: tuple[Json, ...] = (
+        {"min_tokens": 24, "stop_token_ids": [_id(generator) for _ in range(12)]},
+        {"bad_words": ["e", "the", "in"]},
+        {"allowed_token_ids": sorted({_id(generator) for _ in range(60)})},
+        {"logit_bias": {str(_id(generator)): 4.0, str(_id(generator)): -100.0}},
+        {"stop": ["a", "er"], "include_stop_str_in_output": True},
+        {"min_p": 0.02, "presence_penalty": 0.4},
+    )
+    one, other = generator.sample(ways, 2)
+    body = {"prompt": _text(generator, generator.randrange(20, 120)), **_sampled(generator), "max_tokens": generator.randrange(30, 90)}
+    return "completions", {**body, **one, **other, **_streamed(generator)}
+
+
+def _openai_response(generator: random.Random, documents: list[str], longest: int) -> Made:
+    asked: tuple[Json, ...] = (
+        {},
+        {"include": ["message.output_text.logprobs"], "top_logprobs": generator.randrange(3)},
+        {"text": {"format": {"type": "json_schema", "name": "verdict", "schema": _VERDICT}}},
+        {"tools": [{"type": "function", **tool["function"]} for tool in _TOOLS], "tool_choice": "required"},
+    )
+    body = {"input": _text(generator, generator.randrange(10, 200)), **_greedy_or_sampled(generator), **generator.choice(asked)}
+    length = {"max_output_tokens": generator.randrange(40, 110), "store": generator.random() < 0.6}
+    return "responses", {**body, **length, "stream": generator.random() < 0.6}
+
+
+def _anthropic_message(generator: random.Random, documents: list[str], longest: int) -> Made:
+    """Greedy: Anthropic's API has no seed."""
+    asked: tuple[Json, ...] = (
+        {},
+        {"stop_sequences": ["a", "er"]},
+        {"output_config": {"format": {"type": "json_schema", "schema": _VERDICT}}},
+        {"tools": [_anthropic_tool(tool["function"]) for tool in _TOOLS], "tool_choice": {"type": "any"}},
+    )
+    body = {"messages": [{"role": "user", "content": _text(generator, generator.randrange(10, 200))}], **generator.choice(asked)}
+    length = {"temperature": 0, "max_tokens": generator.randrange(40, 110)}
+    return "messages", {**body, "system": "You answer in one sentence.", **length, "stream": generator.random() < 0.6}
+
+
+def _gemini_content(generator: random.Random, documents: list[str], longest: int) -> Made:
+    config: Json = {"maxOutputTokens": generator.randrange(40, 90), "temperature": generator.choice((0, 0.8)), "topK": 40}
+    config |= {"seed": generator.randrange(1 << 31), "candidateCount": generator.randrange(1, 4)}
+    asked: tuple[Json, ...] = (
+        {},
+        {"generationConfig": {**config, "responseLogprobs": True, "logprobs": 1}},
+        {"generationConfig": {**config, "stopSequences": ["a", "er"]}},
+        {"generationConfig": {**config, "responseMimeType": "application/json", "responseJsonSchema": _VERDICT}},
+        {"tools": [{"functionDeclarations": list(map(_declaration, _TOOLS))}], "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
+    )
+    said = [{"role": "user", "parts": [{"text": _text(generator, generator.randrange(10, 200))}]}]
+    body = {"contents": said, "generationConfig": config, **generator.choice(asked)}
+    return ("generateContent" if generator.random() < 0.4 else "streamGenerateContent"), body
+
+
 def _invalid(generator: random.Random, documents: list[str], longest: int) -> Made:
-    wrong: list[Made] = [
+    return generator.choice(wrong_requests(generator))
+
+
+def wrong_requests(generator: random.Random) -> list[Made]:
+    """Each of them is refused with 400 by whoever is asked, whatever else goes on."""
+    said = [{"role": "user", "content": "hello"}]
+    return [
         ("completions", {"prompt": "hello", "max_tokens": -1}),
         ("completions", {"prompt": "hello", "temperature": -1}),
         ("completions", {"prompt": [], "max_tokens": 4}),
@@ -220,12 +336,45 @@ def _invalid(generator: random.Random, documents: list[str], longest: int) -> Ma
         ("completions", {"prompt": "hello", "unheard_of": True}),
         ("completions", {"prompt": "hello", "n": 1000}),
         ("completions", {"prompt": _ids(generator, CONTEXT_TOKENS + 10), "max_tokens": 1}),
+        ("completions", {"prompt": "hello", "structured_outputs": {"regex": "("}}),
+        ("completions", {"prompt": "hello", "prompt_logprobs": 1, "stream": True}),
         ("chat/completions", {"messages": []}),
         ("chat/completions", {"messages": [{"role": "robot", "content": "hello"}]}),
-        ("chat/completions", {"messages": [{"role": "user", "content": "hello"}], "tools": [{"type": "function"}]}),
-        ("chat/completions", {"messages": [{"role": "user", "content": "hello"}], "top_logprobs": 3}),
+        ("chat/completions", {"messages": said, "tools": [{"type": "function"}]}),
+        ("chat/completions", {"messages": said, "tool_choice": "required"}),
+        ("chat/completions", {"messages": said, "top_logprobs": 3}),
+        ("responses", {"input": []}),
+        ("responses", {"input": "hello", "tools": [{"type": "web_search"}]}),
+        ("messages", {"messages": said}),
+        ("messages", {"messages": said, "max_tokens": 4, "temperature": 2}),
+        ("generateContent", {"contents": []}),
+        ("streamGenerateContent", {"contents": [{"parts": [{"text": "hello"}]}], "generationConfig": {"responseMimeType": "text/x.enum"}}),
     ]
-    return generator.choice(wrong)
+
+
+_VERDICT = {
+    "type": "object",
+    "properties": {
+        "verdict": {"enum": ["yes", "no", "perhaps"]},
+        "score": {"type": "integer", "minimum": 0, "maximum": 99},
+        "reason": {"type": "string", "maxLength": 12},
+    },
+    "required": ["verdict", "score", "reason"],
+    "additionalProperties": False,
+}
+_TOOLS: list[Json] = [
+    {"type": "function", "function": {"name": name, "description": description, "parameters": _VERDICT}}
+    for name, description in (("look_up", "What is known of it."), ("decide", "What becomes of it."))
+]
+
+
+def _anthropic_tool(function: Json) -> Json:
+    return {"name": function["name"], "description": function["description"], "input_schema": function["parameters"]}
+
+
+def _declaration(tool: Json) -> Json:
+    function = tool["function"]
+    return {"name": function["name"], "description": function["description"], "parametersJsonSchema": function["parameters"]}
 
 
 _MAKERS: dict[str, Callable[[random.Random, list[str], int], Made]] = {
@@ -241,4 +390,12 @@ _MAKERS: dict[str, Callable[[random.Random, list[str], int], Made]] = {
     "deadline": _deadline,
     "invalid": _invalid,
     "second prefix": _shared_prefix,
+    "structured": _structured,
+    "called": _called,
+    "scored prompt": _scored_prompt,
+    "chosen tokens": _chosen_tokens,
+    "openai response": _openai_response,
+    "anthropic message": _anthropic_message,
+    "gemini content": _gemini_content,
 }
+KINDS = tuple(_MAKERS)
