@@ -17,59 +17,87 @@ Order = Literal["asc", "desc"]
 _MOST_TRIES = 16
 _AT_ONCE = 100
 
-# What follows keeps an owner's books: the index (KEYS[1], a sorted set of ids) and the sizes (KEYS[2], a hash from ids to bytes, '' being
-# all of them together). The records' keys begin with `prefix`.
-_FORGET = """
+# What follows keeps an owner's books: the index (KEYS[1], a sorted set of ids), the bytes (KEYS[2], a hash from ids to bytes, '' being all
+# of them together) and the ends (KEYS[3], a sorted set of the ids of those that expire, by when, in milliseconds). The records' keys begin
+# with ARGV[1]. Books last as long as any record in them.
+_BOOKS = """
+local prefix, index, bytes, ends = ARGV[1], KEYS[1], KEYS[2], KEYS[3]
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local function all_bytes() return tonumber(redis.call('HGET', bytes, '')) or 0 end
+local function bytes_of(id) return tonumber(redis.call('HGET', bytes, id)) or 0 end
 local function forget(id)
   redis.call('DEL', prefix .. id)
-  redis.call('ZREM', KEYS[1], id)
-  redis.call('HINCRBY', KEYS[2], '', -(tonumber(redis.call('HGET', KEYS[2], id)) or 0))
-  redis.call('HDEL', KEYS[2], id)
+  redis.call('ZREM', index, id)
+  redis.call('ZREM', ends, id)
+  redis.call('HINCRBY', bytes, '', 0 - bytes_of(id))
+  redis.call('HDEL', bytes, id)
+end
+local function forget_expired()
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', '(' .. now_ms, 'LIMIT', 0, 100)) do forget(id) end
+end
+local function keep_books()
+  local count = redis.call('ZCARD', index)
+  if count == 0 then redis.call('DEL', bytes) return end
+  local last = redis.call('ZRANGE', ends, -1, -1, 'WITHSCORES')[2]
+  for _, book in ipairs(KEYS) do
+    if redis.call('ZCARD', ends) < count then redis.call('PERSIST', book) else redis.call('PEXPIREAT', book, last + 1000) end
+  end
 end
 """
 
-# ARGV: prefix, id, the value, time made, milliseconds to live (0: for ever), the value it must have now ('': there must be none; '*':
-# whatever it has), bytes that the owner may have (0: any). Returns 1, 0 when it has another value, or -1 when it is larger than all may be.
+# ARGV: prefix, id, the value, time made, milliseconds to live (0: for ever), the value it must have now ('': there must be none), its
+# bytes, how many records and bytes the owner may have (0: any). Returns 1, 0 when it has another value, -1 when it is larger than all may
+# be, or -2 when nothing can make room for it.
 _PUT = f"""
-local prefix, id, value, budget = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[7])
-{_FORGET}
-local key = prefix .. id
-local now = redis.call('GET', key)
-if ARGV[6] == '' and now then return 0 end
-if ARGV[6] ~= '' and ARGV[6] ~= '*' and now ~= ARGV[6] then return 0 end
-if budget > 0 and #value > budget then return -1 end
-if ARGV[5] == '0' then redis.call('SET', key, value) else redis.call('SET', key, value, 'PX', ARGV[5]) end
-redis.call('ZADD', KEYS[1], 'NX', ARGV[4], id)
-local total = redis.call('HINCRBY', KEYS[2], '', #value - (tonumber(redis.call('HGET', KEYS[2], id)) or 0))
-redis.call('HSET', KEYS[2], id, #value)
-for i = 1, 4 do
-  local oldest = redis.call('ZRANGE', KEYS[1], 0, 0)[1]
-  if redis.call('EXISTS', prefix .. oldest) == 1 then break end
-  forget(oldest)
+{_BOOKS}
+local id, value, ttl_ms, size = ARGV[2], ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[7])
+local most, most_bytes = tonumber(ARGV[8]), tonumber(ARGV[9])
+local now = redis.call('GET', prefix .. id) or ''
+if now ~= ARGV[6] then return 0 end
+if most_bytes > 0 and size > most_bytes then return -1 end
+if now == '' then forget(id) end
+forget_expired()
+local new, more = now == '', size - bytes_of(id)
+while new and most > 0 and redis.call('ZCARD', index) >= most or most_bytes > 0 and all_bytes() + more > most_bytes do
+  local first = redis.call('ZRANGE', ends, 0, 1)
+  local goes = first[1] == id and first[2] or first[1]
+  if not goes then return -2 end
+  forget(goes)
 end
-while budget > 0 and tonumber(redis.call('HGET', KEYS[2], '')) > budget do
-  local oldest = redis.call('ZRANGE', KEYS[1], 0, 1)
-  forget(oldest[1] == id and oldest[2] or oldest[1])
+if ttl_ms == 0 then
+  redis.call('SET', prefix .. id, value)
+  redis.call('ZREM', ends, id)
+else
+  redis.call('SET', prefix .. id, value, 'PX', ttl_ms)
+  redis.call('ZADD', ends, now_ms + ttl_ms, id)
 end
+redis.call('ZADD', index, 'NX', ARGV[4], id)
+redis.call('HINCRBY', bytes, '', more)
+redis.call('HSET', bytes, id, size)
+keep_books()
 return 1
 """
 
-# ARGV: prefix, ids. Returns how many there were.
+# ARGV: prefix, id. Returns whether there was one.
 _DELETE = f"""
-local prefix, there = ARGV[1], 0
-{_FORGET}
-for i = 2, #ARGV do
-  there = there + redis.call('EXISTS', prefix .. ARGV[i])
-  forget(ARGV[i])
-end
+{_BOOKS}
+local there = redis.call('EXISTS', prefix .. ARGV[2])
+forget(ARGV[2])
+keep_books()
 return there
 """
 
 # ARGV: prefix, milliseconds to live, the place in the index, ids.
-_REFRESH = """
+_REFRESH = f"""
+{_BOOKS}
 for i = 4, #ARGV do
-  if redis.call('PEXPIRE', ARGV[1] .. ARGV[i], ARGV[2]) == 1 then redis.call('ZADD', KEYS[1], 'XX', ARGV[3], ARGV[i]) end
+  if redis.call('PEXPIRE', prefix .. ARGV[i], ARGV[2]) == 1 then
+    redis.call('ZADD', index, 'XX', ARGV[3], ARGV[i])
+    redis.call('ZADD', ends, now_ms + ARGV[2], ARGV[i])
+  end
 end
+keep_books()
 """
 
 
@@ -77,6 +105,16 @@ class RecordTooLarge(InvalidRequest):
     """A record larger than all of its owner's may be together."""
 
     http_status = 413
+
+
+class RecordsFull(InvalidRequest):
+    """An owner has as many records as there may be, none of which ever expires."""
+
+    http_status = 413
+
+
+class NotListed(InvalidRequest):
+    """A page is to begin or end at a record that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +128,34 @@ class Record:
 class Records:
     """Records of one kind, as JSON objects. Whatever Valkey fails with becomes Unavailable."""
 
-    def __init__(self, client: redis.Redis, cluster: str, kind: str, most_bytes: int = 0) -> None:
-        """`most_bytes` of JSON an owner may have: beyond, the oldest records make room for new ones. 0: any number."""
+    def __init__(
+        self,
+        client: redis.Redis,
+        cluster: str,
+        kind: str,
+        *,
+        most: int = 0,
+        most_bytes: int = 0,
+        bytes_of: Callable[[dict[str, Any]], int] | None = None,
+    ) -> None:
+        """`most` records, and `most_bytes` of them together, an owner may have: beyond, what expires first makes room for what is new. 0:
+        any number. The bytes are those of the JSON, or what `bytes_of` says of a record."""
         self._client = client
+        self._kind = kind
         self._prefix = f"{cluster}:{kind}"
+        self._most = most
         self._most_bytes = most_bytes
+        self._bytes_of = bytes_of
         self._put = client.register_script(_PUT)
         self._delete = client.register_script(_DELETE)
         self._refresh = client.register_script(_REFRESH)
 
-    async def create(self, owner: str, record_id: str, value: dict[str, Any], made_at: float, ttl_s: float | None = None) -> bool:
-        """False: there is one of this id already. `made_at` (seconds) is its place in lists. Raises RecordTooLarge."""
-        return await self._write(owner, record_id, value, made_at, ttl_s, expected="")
+    async def create(
+        self, owner: str, record_id: str, value: dict[str, Any], made_at: float, ttl_s: float | None = None, *, bounded: bool = True
+    ) -> bool:
+        """False: there is one of this id already. `made_at` (seconds) is its place in lists. Raises RecordTooLarge and RecordsFull, unless
+        it is not `bounded`."""
+        return await self._write(owner, record_id, value, made_at, ttl_s, expected="", bounded=bounded)
 
     async def get(self, owner: str, record_id: str) -> dict[str, Any] | None:
         """None: there is none, or no more, or it is another owner's."""
@@ -119,7 +173,7 @@ class Records:
     async def refresh(self, owner: str, record_ids: Sequence[str], made_at: float, ttl_s: float) -> None:
         """Has those that there are live for `ttl_s` from now, and as long as others that were made at `made_at`."""
         try:
-            await self._refresh(keys=[self._index(owner)], args=[self._key(owner, ""), round(ttl_s * 1000), made_at, *record_ids])
+            await self._refresh(keys=self._books(owner), args=[self._key(owner, ""), round(ttl_s * 1000), made_at, *record_ids])
         except UNREACHABLE as error:
             raise _unreachable(error) from None
 
@@ -128,10 +182,11 @@ class Records:
         owner: str,
         record_id: str,
         change: Callable[[dict[str, Any]], dict[str, Any] | None],
-        ttl_s: float | Callable[[dict[str, Any]], float] | None = None,
+        ttl_s: float | Callable[[dict[str, Any]], float | None] | None = None,
     ) -> dict[str, Any] | None:
         """What it is after `change`, which may be called again when another process was quicker, and whose None leaves it as it is. None:
-        there is none. `ttl_s`, which may follow from what it is then, counts from now; None: for ever."""
+        there is none. `ttl_s`, which may follow from what it is then, counts from now; None: for ever. Raises RecordTooLarge and
+        RecordsFull."""
         for _ in range(_MOST_TRIES):
             raw = await self._raw(owner, record_id)
             if raw is None:
@@ -146,42 +201,65 @@ class Records:
     async def delete(self, owner: str, record_id: str) -> bool:
         """Whether there was one."""
         try:
-            return bool(await self._forget(owner, record_id))
+            return bool(await self._delete(keys=self._books(owner), args=[self._key(owner, ""), record_id]))
         except UNREACHABLE as error:
             raise _unreachable(error) from None
+
+    async def standing(self, owner: str) -> tuple[int, int]:
+        """How many records the owner has, and how many bytes they have together."""
+        index, num_bytes, _ = self._books(owner)
+        try:
+            async with self._client.pipeline(transaction=False) as pipeline:
+                pipeline.zcard(index)
+                pipeline.hget(num_bytes, "")
+                count, together = await pipeline.execute()
+        except UNREACHABLE as error:
+            raise _unreachable(error) from None
+        return int(count), int(together or 0)
 
     async def page(
-        self, owner: str, *, order: Order = "desc", after: str = "", before: str = "", limit: int = 20
+        self,
+        owner: str,
+        *,
+        order: Order = "desc",
+        after: str = "",
+        before: str = "",
+        limit: int = 20,
+        wanted: Callable[[dict[str, Any]], bool] | None = None,
     ) -> tuple[list[Record], bool]:
-        """Up to `limit` records, and whether there are more. `after` and `before` are ids, both exclusive, in the order asked for."""
+        """Up to `limit` of the records, or of those that are `wanted`, and whether there are more. `after` and `before` are ids, both
+        exclusive, in the order asked for. Raises NotListed when there is none of that id."""
         try:
-            names = await self._client.zrange(self._index(owner), 0, -1, desc=order == "desc")
+            names = await self._client.zrange(self._books(owner)[0], 0, -1, desc=order == "desc")
             ids = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
-            begin = ids.index(after) + 1 if after in ids else 0
-            end = ids.index(before) if before in ids else len(ids)
-            return await self._read(owner, ids[begin:end], limit)
+            begin = self._place(ids, "after", after) + 1 if after else 0
+            end = self._place(ids, "before", before) if before else len(ids)
+            return await self._read(owner, ids[begin:end], limit, wanted)
         except UNREACHABLE as error:
             raise _unreachable(error) from None
 
-    async def _read(self, owner: str, ids: Sequence[str], limit: int) -> tuple[list[Record], bool]:
-        found: list[Record] = []
-        gone: list[str] = []
-        for begin in range(0, len(ids), _AT_ONCE):
-            wanted = ids[begin : begin + _AT_ONCE]
-            values = await self._client.mget([self._key(owner, record_id) for record_id in wanted])
-            for record_id, raw in zip(wanted, values, strict=True):
-                if raw is None:
-                    gone.append(record_id)
-                elif len(found) < limit:
-                    found.append(Record(record_id, json.loads(raw)))
-                else:
-                    return found, True
-        if gone:
-            await self._forget(owner, *gone)
-        return found, False
+    def _place(self, ids: Sequence[str], param: str, record_id: str) -> int:
+        try:
+            return ids.index(record_id)
+        except ValueError:
+            message = f"{param}: there is no {self._kind} {record_id[:100]!r}, or no more, at which a page could begin or end"
+            raise NotListed(message, param=param, code="invalid_value") from None
 
-    async def _forget(self, owner: str, *record_ids: str) -> int:
-        return int(await self._delete(keys=self._books(owner), args=[self._key(owner, ""), *record_ids]))
+    async def _read(
+        self, owner: str, ids: Sequence[str], limit: int, wanted: Callable[[dict[str, Any]], bool] | None
+    ) -> tuple[list[Record], bool]:
+        found: list[Record] = []
+        for begin in range(0, len(ids), _AT_ONCE):
+            names = ids[begin : begin + _AT_ONCE]
+            for record_id, raw in zip(names, await self._client.mget([self._key(owner, name) for name in names]), strict=True):
+                # Those that have expired since are still in the index.
+                value = None if raw is None else json.loads(raw)
+                if value is None or (wanted is not None and not wanted(value)):
+                    continue
+                if len(found) == limit:
+                    return found, True
+                found.append(Record(record_id, value))
+        return found, False
 
     async def _raw(self, owner: str, record_id: str) -> str | None:
         try:
@@ -190,26 +268,38 @@ class Records:
             raise _unreachable(error) from None
         return raw.decode() if isinstance(raw, bytes) else raw
 
-    async def _write(self, owner: str, record_id: str, value: dict[str, Any], made_at: float, ttl_s: float | None, expected: str) -> bool:
+    async def _write(
+        self,
+        owner: str,
+        record_id: str,
+        value: dict[str, Any],
+        made_at: float,
+        ttl_s: float | None,
+        expected: str,
+        *,
+        bounded: bool = True,
+    ) -> bool:
         lifetime_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
         raw = json.dumps(value, separators=(",", ":"))
-        args: list[str | int | float] = [self._key(owner, ""), record_id, raw, made_at, lifetime_ms, expected, self._most_bytes]
+        num_bytes = len(raw) if self._bytes_of is None else self._bytes_of(value)
+        bounds = (self._most, self._most_bytes) if bounded else (0, 0)
+        args: list[str | int | float] = [self._key(owner, ""), record_id, raw, made_at, lifetime_ms, expected, num_bytes, *bounds]
         try:
             outcome = int(await self._put(keys=self._books(owner), args=args))
         except UNREACHABLE as error:
             raise _unreachable(error) from None
-        if outcome < 0:
-            raise RecordTooLarge(f"{record_id} has {len(raw)} bytes, and all of {owner!r} may have {self._most_bytes}", code="too_large")
+        if outcome == -1:
+            raise RecordTooLarge(f"{record_id} has {num_bytes} bytes, and all of {owner!r} may have {self._most_bytes}", code="too_large")
+        if outcome == -2:
+            message = f"{self._kind}: {owner!r} has as many as there may be ({self._most}, or {self._most_bytes} bytes): delete some"
+            raise RecordsFull(message, code="too_many")
         return outcome == 1
 
     def _key(self, owner: str, record_id: str) -> str:
         return f"{self._prefix}:{len(owner)}:{owner}:{record_id}"
 
-    def _index(self, owner: str) -> str:
-        return f"{self._prefix}-of:{owner}"
-
     def _books(self, owner: str) -> list[str]:
-        return [self._index(owner), f"{self._prefix}-bytes-of:{owner}"]
+        return [f"{self._prefix}-{book}:{owner}" for book in ("of", "bytes-of", "ends-of")]
 
 
 def _unreachable(error: Exception) -> Unavailable:

