@@ -28,6 +28,7 @@ def create(
     requests_per_minute: Amount = None,
     tokens_per_minute: Amount = None,
     batch_lines: Amount = None,
+    batch_tokens_per_minute: Amount = None,
     expires: Annotated[str | None, typer.Option(help="after how long: 12h, 30d; default: never")] = None,
     url: Url = DEFAULT_URL,
     redis_url: RedisUrl = None,
@@ -38,7 +39,7 @@ def create(
     from deploy.commands import accounts as commands
     from deploy.commands.locate import Where
 
-    allowance = _allowance(models, requests_per_minute, tokens_per_minute, None, batch_lines)
+    allowance = _allowance(models, requests_per_minute, tokens_per_minute, None, batch_lines, batch_tokens_per_minute)
     commands.create_key(Where(url, redis_url, cluster), tenant, name, allowance, expires, as_json)
 
 
@@ -80,6 +81,7 @@ def set_tenant(
     tokens_per_minute: Amount = None,
     cache_tokens: Amount = None,
     batch_lines: Amount = None,
+    batch_tokens_per_minute: Amount = None,
     url: Url = DEFAULT_URL,
     redis_url: RedisUrl = None,
     cluster: ClusterName = "springtide",
@@ -88,7 +90,7 @@ def set_tenant(
     from deploy.commands import accounts as commands
     from deploy.commands.locate import Where
 
-    allowance = _allowance(models, requests_per_minute, tokens_per_minute, cache_tokens, batch_lines)
+    allowance = _allowance(models, requests_per_minute, tokens_per_minute, cache_tokens, batch_lines, batch_tokens_per_minute)
     commands.set_tenant(Where(url, redis_url, cluster), tenant, allowance)
 
 
@@ -125,8 +127,9 @@ def _allowance(
     tokens_per_minute: int | None,
     cache_tokens: int | None,
     batch_lines: int | None,
+    batch_tokens_per_minute: int | None,
 ) -> Allowance:
     from gateway.accounts.allowance import Allowance
 
     names = tuple(name for part in (models or "").split(",") if (name := part.strip()))
-    return Allowance(names, requests_per_minute, tokens_per_minute, cache_tokens, batch_lines)
+    return Allowance(names, requests_per_minute, tokens_per_minute, cache_tokens, batch_lines, batch_tokens_per_minute)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import redis.asyncio as redis
 
@@ -22,6 +23,14 @@ _CONFIGURED = "config-"
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")
 """In which other APIs' clients send their keys, as they are."""
 RATE_HEADERS = tuple(f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset"))
+
+
+TokenKind = Literal["tokens", "batch_tokens"]
+"""Those of requests that somebody waits for, and those of lines of batches."""
+
+
+class RateLimited(Overloaded):
+    """The caller has had as much as it may have for now."""
 
 
 class Accounts:
@@ -157,26 +166,27 @@ class Charge:
         """How the limits stand, as far as there are any."""
 
     async def begin(self, model: str) -> None:
-        """The request counts from now on. Raises ModelNotFound when this caller may not use the model, Overloaded when it has had its
-        requests, or as many are being answered as may be."""
+        """The request counts from now on. Raises ModelNotFound when this caller may not use the model, RateLimited when it has had its
+        requests, and Overloaded when as many are being answered as may be."""
         if not self._caller.may_use(model):
             raise ModelNotFound(f"model {model!r} is not among those that this API key may use", param="model", code="model_not_found")
         self._accounts.enter(self._caller.tenant)
         self._entered = True
         await self._take("requests", 1)
 
-    async def take_tokens(self, amount: int) -> Receipt:
-        """Those of its prompts. Raises Overloaded when there are not so many left, InvalidRequest when there never are."""
-        limits = self._limits("tokens")
+    async def take_tokens(self, amount: int, kind: TokenKind = "tokens") -> Receipt:
+        """Those of its prompts. Raises RateLimited when there are not so many left, InvalidRequest when there never are."""
+        limits = self._limits(kind)
         least = min(limits.values(), default=amount)
         if amount > least:
             raise InvalidRequest(
-                f"the request has {amount} prompt tokens, but at most {least} tokens a minute are allowed", code="rate_limit_exceeded"
+                f"the request has {amount} prompt tokens, but at most {least} {_words(kind)} a minute are allowed",
+                code="rate_limit_exceeded",
             )
-        verdict = await self._take("tokens", amount)
+        verdict = await self._take(kind, amount)
         if verdict is None:
             return NO_RECEIPT
-        return Receipt(tuple(_window("tokens", subject) for subject in limits), amount, verdict.second)
+        return Receipt(tuple(_window(kind, subject) for subject in limits), amount, verdict.second)
 
     def end(self) -> None:
         """Idempotent."""
@@ -203,12 +213,16 @@ class Charge:
         limits = {subject: getattr(allowance, f"{kind}_per_minute") for subject, allowance in named.items()}
         return {subject: limit for subject, limit in limits.items() if limit is not None}
 
-    def _exceeded(self, kind: str, amount: int, limits: Mapping[str, int], verdict: Verdict) -> Overloaded:
+    def _exceeded(self, kind: str, amount: int, limits: Mapping[str, int], verdict: Verdict) -> RateLimited:
         subject, standing = max(zip(limits, verdict.standings, strict=True), key=lambda entry: entry[1].wait_s)
         whose = "this API key" if subject.startswith("key/") else f"tenant {self._caller.tenant!r}"
         left = f"{standing.remaining} are left and {amount} {'is' if amount == 1 else 'are'} wanted"
-        message = f"rate limit reached: {whose} may have {standing.limit} {kind} a minute, of which {left}; try again in "
-        return Overloaded(f"{message}{standing.wait_s:.0f} s", retry_after_s=standing.wait_s, reason="rate_limit_exceeded")
+        message = f"rate limit reached: {whose} may have {standing.limit} {_words(kind)} a minute, of which {left}; try again in "
+        return RateLimited(f"{message}{standing.wait_s:.0f} s", retry_after_s=standing.wait_s, reason="rate_limit_exceeded")
+
+
+def _words(kind: str) -> str:
+    return kind.replace("_", " ")
 
 
 def _window(kind: str, subject: str) -> str:

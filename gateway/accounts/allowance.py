@@ -34,6 +34,8 @@ class Allowance:
     """Of contexts that are kept at a time: a tenant's, no key has its own."""
     batch_lines: Limit = None
     """Of the tenant's batches that have not ended."""
+    batch_tokens_per_minute: Limit = None
+    """Prompt and output tokens of the lines of batches, which do not count as others."""
 
 
 NO_LIMITS = Allowance()

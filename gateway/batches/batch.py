@@ -58,6 +58,8 @@ class Batch:
     """Of the API key that it was made with, if there was one."""
     most_lines: int = 0
     """That it and the tenant's other batches that are not over may have together; 0: any number."""
+    tokens_per_minute: int = 0
+    """That the lines of the key's batches may take together; 0: any number."""
     status: BatchStatus = BatchStatus.VALIDATING
     epoch: int = 0
     """Of its latest holder: what an earlier one says counts no more."""

@@ -44,6 +44,15 @@ class NotAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class OverBudget:
+    """A line is more than whoever made the batch may have for now; it may fit after that time."""
+
+    batch_id: str
+    line: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """A batch's client wants no more of it."""
 
@@ -62,7 +71,7 @@ class Tick:
     pass
 
 
-Event = Held | Answered | NotAnswered | Cancelled | Lost | Tick
+Event = Held | Answered | NotAnswered | OverBudget | Cancelled | Lost | Tick
 
 
 # ---- actions ----
@@ -70,10 +79,12 @@ Event = Held | Answered | NotAnswered | Cancelled | Lost | Tick
 
 @dataclass(frozen=True, slots=True)
 class RunLine:
-    """The line's answer is wanted: Answered follows, or NotAnswered, unless the batch is dropped before."""
+    """The line's answer is wanted: Answered follows, NotAnswered or OverBudget, unless the batch is dropped before."""
 
     batch_id: str
     line: int
+    tries: int = 0
+    """How often it came to nothing before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,8 @@ class _Run:
     paused: dict[int, float] = field(default_factory=dict)
     """Until when, by line."""
     tries: dict[int, int] = field(default_factory=dict)
+    rests_until: float = 0.0
+    """None of its lines is begun before."""
 
     @property
     def done(self) -> bool:
@@ -116,10 +129,12 @@ class BatchesCore:
     def __init__(self, most_lines: int) -> None:
         """`most_lines` run at once."""
         self._most_lines = most_lines
+        self._now = 0.0
         self._runs: dict[str, _Run] = {}
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """`now`: seconds, never decreasing. What is about a batch that is not held changes nothing."""
+        self._now = now
         actions: list[Action] = []
         match event:
             case Held():
@@ -131,6 +146,8 @@ class BatchesCore:
                 self._runs[batch_id].running.discard(line)
             case NotAnswered(batch_id, line) if batch_id in self._runs:
                 self._pause(self._runs[batch_id], line, now)
+            case OverBudget(batch_id, line, wait_s) if batch_id in self._runs:
+                self._rest(self._runs[batch_id], line, now + max(wait_s, FIRST_PAUSE_S))
             case Cancelled(batch_id) if batch_id in self._runs:
                 actions = self._end(batch_id, "cancelled")
             case Lost(batch_id) if self._runs.pop(batch_id, None) is not None:
@@ -159,13 +176,24 @@ class BatchesCore:
             assert len(set().union(*sets)) == sum(map(len, sets)), "a line is in two places at once"
             assert not run.done
         if self.num_running < self._most_lines:
-            assert not any(run.waiting for run in self._runs.values()), "a line waits while there is a place"
+            assert not any(self._ready(run) for run in self._runs.values()), "a line waits while there is a place"
 
     def _pause(self, run: _Run, line: int, now: float) -> None:
         if line in run.running:
             run.running.remove(line)
             tries = run.tries[line] = run.tries.get(line, 0) + 1
             run.paused[line] = now + min(FIRST_PAUSE_S * 2 ** min(tries - 1, 16), LONGEST_PAUSE_S)
+
+    @staticmethod
+    def _rest(run: _Run, line: int, until: float) -> None:
+        """Were its other lines tried instead, all would be read and counted over and over while none fits."""
+        if line in run.running:
+            run.running.remove(line)
+            heapq.heappush(run.waiting, line)
+            run.rests_until = max(run.rests_until, until)
+
+    def _ready(self, run: _Run) -> bool:
+        return bool(run.waiting) and run.rests_until <= self._now
 
     @staticmethod
     def _wake(run: _Run, now: float) -> None:
@@ -183,14 +211,14 @@ class BatchesCore:
         for run in self._runs.values():
             running[run.held.tenant] = running.get(run.held.tenant, 0) + len(run.running)
         places = self._most_lines - sum(running.values())
-        ready = [run for run in self._runs.values() if run.waiting]
+        ready = [run for run in self._runs.values() if self._ready(run)]
         while places > 0 and ready:
             run = min(ready, key=lambda run: (running[run.held.tenant], run.held.made_at, run.held.batch_id))
             line = heapq.heappop(run.waiting)
             run.running.add(line)
             running[run.held.tenant] += 1
             places -= 1
-            actions.append(RunLine(run.held.batch_id, line))
+            actions.append(RunLine(run.held.batch_id, line, run.tries.get(line, 0)))
             if not run.waiting:
                 ready.remove(run)
         return actions

@@ -22,10 +22,36 @@ from springtide.valkey import UNREACHABLE
 
 MOST_OPEN = 100
 """Batches of a tenant that are not over."""
+MOST_KNOWN = 10_000
+"""Batches of a tenant: beyond, those that ended first are forgotten."""
+KEPT_S = 30 * 24 * 3600.0
+"""How long a batch is known after its end."""
 LEASE_S = 10.0
 _SAFE_SHARE = 0.9
 """Of a lease, what its holder counts on: clocks go at different speeds."""
 _RETRY_S = 30.0
+_ANY_NUMBER = 1 << 53
+
+# KEYS: the open batches, the tenant's. ARGV: batch, its entry, how many the tenant may have. Whether it is open.
+_OPEN = """
+if redis.call('HLEN', KEYS[2]) >= tonumber(ARGV[3]) then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('HSET', KEYS[2], ARGV[1], 0)
+return 1
+"""
+_CLOSE = "for _, key in ipairs(KEYS) do redis.call('HDEL', key, ARGV[1]) end"
+
+# KEYS: the tenant's open batches. ARGV: batch, its lines, how many all may have. Counts them and returns -1, or where they are too many
+# counts nothing and returns how many the others have.
+_COUNT_LINES = """
+local all, others = redis.call('HGETALL', KEYS[1]), 0
+for i = 1, #all, 2 do
+  if all[i] ~= ARGV[1] then others = others + tonumber(all[i + 1]) end
+end
+if others + tonumber(ARGV[2]) > tonumber(ARGV[3]) then return others end
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end
+return -1
+"""
 
 # KEYS: the lease. ARGV: whose it is to be, milliseconds. Extends it if it is ours.
 _RENEW = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0"
@@ -66,14 +92,17 @@ class BatchDesk:
     def __init__(self, client: redis.Redis, cluster: str, directory: Path, files: Files, holder: str, clock: Clock) -> None:
         """`directory`, which all gateways share, has a directory for each open batch. `holder` is this gateway's name in leases."""
         self._client = client
-        self._records = Records(client, cluster, "batch")
-        self._open = f"{cluster}:batches-open"
-        """A hash: batch id -> [made at, tenant]."""
+        self._records = Records(client, cluster, "batch", most=MOST_KNOWN)
+        self._all_open = f"{cluster}:batches-open"
+        """A hash: batch id -> [made at, tenant]. Of each tenant's there is another one: batch id -> lines."""
         self._lease_prefix = f"{cluster}:batch-lease:"
         self._directory = directory
         self._files = files
         self._holder = holder
         self._clock = clock
+        self._open = client.register_script(_OPEN)
+        self._close = client.register_script(_CLOSE)
+        self._count_lines = client.register_script(_COUNT_LINES)
         self._renew = client.register_script(_RENEW)
         self._release = client.register_script(_RELEASE)
         self.changed = asyncio.Event()
@@ -98,17 +127,20 @@ class BatchDesk:
         metadata: dict[str, str] | None,
         now: float,
     ) -> Batch:
-        """A new batch. Raises FileNotThere, and Overloaded when the tenant has too many that are not over."""
+        """A new batch. Raises FileNotThere, FileTooLarge when the tenant's files leave no room for its output, and Overloaded when the
+        tenant has too many that are not over."""
         tenant = caller.tenant
         stored = await self._files.get(tenant, input_file_id)
-        if sum(batch.tenant == tenant for batch in await self.open()) >= MOST_OPEN:
+        await self._files.room(tenant)
+        batch = Batch(new_id("batch"), tenant, endpoint, stored.file_id, window, int(now), int(now) + window_s, metadata)
+        of_key = caller.of_key.batch_tokens_per_minute or 0
+        batch = replace(batch, key_id=caller.key_id, most_lines=caller.batch_lines or 0, tokens_per_minute=of_key)
+        # In this order: one that is listed and not there is dropped from the list in time, one that is not listed would never be run.
+        arguments: list[str | int] = [batch.batch_id, json.dumps([now, tenant]), MOST_OPEN]
+        if not await self._asked(self._open(keys=[self._all_open, self._open_of(tenant)], args=arguments)):
             message = f"{MOST_OPEN} batches of this tenant are not over yet, as many as there may be"
             raise Overloaded(message, retry_after_s=_RETRY_S, reason="too_many_batches")
-        batch = Batch(new_id("batch"), tenant, endpoint, stored.file_id, window, int(now), int(now) + window_s, metadata)
-        batch = replace(batch, key_id=caller.key_id, most_lines=caller.batch_lines or 0)
         await self._files.link(stored.file_id, self.input(batch.batch_id))
-        # In this order: one that is listed and not there is dropped from the list, one that is not listed would never be run.
-        await self._asked(self._client.hset(self._open, batch.batch_id, json.dumps([now, tenant])))
         await self._records.create(tenant, batch.batch_id, batch.to_record(), made_at=now)
         self.changed.set()
         return batch
@@ -144,25 +176,29 @@ class BatchDesk:
             batch = change(Batch.from_record(record))
             return None if batch is None else batch.to_record()
 
-        record = await self._records.update(tenant, batch_id, changed)
+        def kept_s(record: dict[str, Any]) -> float | None:
+            return KEPT_S if Batch.from_record(record).status.over else None
+
+        record = await self._records.update(tenant, batch_id, changed, kept_s)
         return None if record is None else Batch.from_record(record)
 
     async def open(self) -> list[OpenBatch]:
         """All batches that are not over, of whichever tenant, the oldest first."""
-        entries = await self._asked(self._client.hgetall(self._open))
+        entries = await self._asked(self._client.hgetall(self._all_open))
         found = [
             OpenBatch(batch_id.decode(), tenant, made_at) for batch_id, raw in entries.items() for made_at, tenant in [json.loads(raw)]
         ]
         return sorted(found, key=lambda batch: (batch.made_at, batch.batch_id))
 
-    async def open_lines(self, batch: Batch) -> int:
-        """Lines of its tenant's other batches that are not over, as far as they have been counted."""
-        others = [one.batch_id for one in await self.open() if one.tenant == batch.tenant and one.batch_id != batch.batch_id]
-        return sum(record["total"] for record in await self._records.get_all(batch.tenant, others) if record is not None)
+    async def count_lines(self, batch: Batch, lines: int) -> int | None:
+        """Counts the lines of one that is open against what its tenant may have. None: they fit; else how many its others have."""
+        arguments: list[str | int] = [batch.batch_id, lines, batch.most_lines or _ANY_NUMBER]
+        others = int(await self._asked(self._count_lines(keys=[self._open_of(batch.tenant)], args=arguments)))
+        return None if others < 0 else others
 
-    async def closed(self, batch_id: str) -> None:
+    async def closed(self, batch: OpenBatch) -> None:
         """The batch is over: it is in no list any more."""
-        await self._asked(self._client.hdel(self._open, batch_id))
+        await self._asked(self._close(keys=[self._all_open, self._open_of(batch.tenant)], args=[batch.batch_id]))
 
     async def claim(self, batch: OpenBatch) -> Lease | None:
         """The right to look after it, unless somebody has it."""
@@ -181,6 +217,9 @@ class BatchDesk:
 
     async def release(self, lease: Lease) -> None:
         await self._asked(self._release(keys=[self._lease_key(lease.batch.batch_id)], args=[self._holder]))
+
+    def _open_of(self, tenant: str) -> str:
+        return f"{self._all_open}-of:{tenant}"
 
     def _lease_key(self, batch_id: str) -> str:
         return self._lease_prefix + batch_id

@@ -15,12 +15,13 @@ from typing import Any, BinaryIO, Literal, ParamSpec, TypeVar
 import redis.asyncio as redis
 
 from gateway.batches.results import sync_directory
-from gateway.records import Records
+from gateway.records import Order, Records, RecordsFull, RecordTooLarge
 from springtide.errors import InvalidRequest, Unavailable
 from springtide.ids import new_id
-from springtide.valkey import UNREACHABLE
 
 Purpose = Literal["batch", "batch_output"]
+MOST_FILES = 10_000
+"""Of a tenant."""
 PIECE_BYTES = 256 << 10
 _LEFT_S = 24 * 3600.0
 """An upload to which nothing has been added for so long is nobody's."""
@@ -110,10 +111,9 @@ class Files:
 
     def __init__(self, client: redis.Redis, cluster: str, directory: Path, most_file_bytes: int, most_tenant_bytes: int) -> None:
         """`directory` is shared by all gateways of the cluster."""
-        self._client = client
-        self._records = Records(client, cluster, "file")
-        self._used = f"{cluster}:file-bytes"
-        """A hash: the bytes of each tenant's files."""
+        self._records = Records(
+            client, cluster, "file", most=MOST_FILES, most_bytes=most_tenant_bytes, bytes_of=lambda record: int(record["num_bytes"])
+        )
         self._directory = directory
         self._most_file_bytes = most_file_bytes
         self._most_tenant_bytes = most_tenant_bytes
@@ -132,33 +132,43 @@ class Files:
 
     async def upload(self, tenant: str) -> Upload:
         """A new file's beginning. Raises FileTooLarge when the tenant has as much as it may."""
-        left = self._most_tenant_bytes - await self._add(tenant, 0)
-        if left <= 0:
-            raise self._no_room(tenant)
+        left = await self.room(tenant)
         return Upload(self._directory / f"{new_id('upload')}.part", min(self._most_file_bytes, left))
+
+    async def room(self, tenant: str) -> int:
+        """How many bytes the tenant may still send. Raises FileTooLarge when it has as much as it may."""
+        count, num_bytes = await self._records.standing(tenant)
+        if count >= MOST_FILES or num_bytes >= self._most_tenant_bytes:
+            raise self._no_room(tenant)
+        return self._most_tenant_bytes - num_bytes
 
     async def keep(self, tenant: str, upload: Upload, filename: str, purpose: Purpose, now: float) -> StoredFile:
         """The file that has been received, which counts from now on (seconds since 1970). Raises FileTooLarge."""
         stored = StoredFile(new_id("file"), filename, purpose, upload.num_bytes, int(now))
-        used = await self._add(tenant, stored.num_bytes)
-        if used > self._most_tenant_bytes:
-            await self._add(tenant, -stored.num_bytes)
-            raise self._no_room(tenant)
         await on_disk(self._rename, upload.path, stored.file_id)
-        await self._records.create(tenant, stored.file_id, asdict(stored), made_at=now)
+        try:
+            await self._records.create(tenant, stored.file_id, asdict(stored), made_at=now)
+        except (RecordTooLarge, RecordsFull):
+            await on_disk(self.path(stored.file_id).unlink)
+            raise self._no_room(tenant) from None
+        except BaseException:
+            # Whether it was written down cannot be told. If so, it is listed, and can be deleted; content of which nobody knows could not.
+            await on_disk(self.path(stored.file_id).unlink)
+            with contextlib.suppress(Unavailable):
+                await self._records.delete(tenant, stored.file_id)
+            raise
         return stored
 
     async def make(
         self, tenant: str, file_id: str, content: Iterable[bytes], filename: str, purpose: Purpose, now: float
     ) -> StoredFile | None:
-        """A file of our own making; one that is there already, made by whoever was interrupted, is replaced. None where there is no
-        content. `content` is gone through in a thread."""
+        """A file of our own making, however many the tenant has; one that is there already, made by whoever was interrupted, is replaced.
+        None where there is no content. `content` is gone through in a thread."""
         num_bytes = await on_disk(self._make, file_id, content)
         if not num_bytes:
             return None
         stored = StoredFile(file_id, filename, purpose, num_bytes, int(now))
-        if await self._records.create(tenant, file_id, asdict(stored), made_at=now):
-            await self._add(tenant, num_bytes)
+        await self._records.create(tenant, file_id, asdict(stored), made_at=now, bounded=False)
         return stored
 
     async def get(self, tenant: str, file_id: str) -> StoredFile:
@@ -168,17 +178,18 @@ class Files:
             raise FileNotThere(f"there is no file {file_id!r}", param="file_id", code="file_not_found")
         return StoredFile.from_record(record)
 
-    async def page(self, tenant: str, *, ascending: bool, after: str, limit: int) -> tuple[list[StoredFile], bool]:
-        """Up to `limit` of the tenant's files, and whether there are more."""
-        records, more = await self._records.page(tenant, order="asc" if ascending else "desc", after=after, limit=limit)
+    async def page(self, tenant: str, *, order: Order, after: str, limit: int, purpose: str) -> tuple[list[StoredFile], bool]:
+        """Up to `limit` of the tenant's files, or of those with this purpose, and whether there are more. Raises NotListed."""
+        wanted = (lambda record: bool(record["purpose"] == purpose)) if purpose else None
+        records, more = await self._records.page(tenant, order=order, after=after, limit=limit, wanted=wanted)
         return [StoredFile.from_record(record.value) for record in records], more
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Raises FileNotThere. A batch that reads it has a name of its own for its content."""
-        stored = await self.get(tenant, file_id)
-        if await self._records.delete(tenant, file_id):
-            await self._add(tenant, -stored.num_bytes)
+        await self.get(tenant, file_id)
+        # In this order: what is still listed can be deleted again.
         await on_disk(self.path(file_id).unlink, True)
+        await self._records.delete(tenant, file_id)
 
     async def content(self, stored: StoredFile) -> AsyncIterator[bytes]:
         """Its bytes, in pieces."""
@@ -224,17 +235,12 @@ class Files:
             shutil.copyfile(self.path(file_id), target)
         sync_directory(target.parent)
 
-    # ---- what a tenant has ----
-
-    async def _add(self, tenant: str, num_bytes: int) -> int:
-        try:
-            return int(await self._client.hincrby(self._used, tenant, num_bytes))
-        except UNREACHABLE as error:
-            raise Unavailable(f"Valkey cannot be asked: {error}", code="records_unreachable") from None
-
     def _no_room(self, tenant: str) -> FileTooLarge:
-        message = f"file: the files of tenant {tenant!r} may have {self._most_tenant_bytes} bytes together (server.max_tenant_files_size)"
-        return FileTooLarge(message, param="file", code="files_full")
+        message = (
+            f"tenant {tenant!r} has all the files that it may: {MOST_FILES}, or {self._most_tenant_bytes} bytes "
+            "(server.max_tenant_files_size); delete some"
+        )
+        return FileTooLarge(message, code="files_full")
 
 
 async def on_disk(work: Callable[_Args, _Result], *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:

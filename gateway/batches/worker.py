@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gateway.accounts.accounts import RateLimited
 from gateway.batches import core as ev
 from gateway.batches.batch import Batch, BatchStatus, Ending, InputError
 from gateway.batches.core import BatchesCore
@@ -34,6 +35,8 @@ MOST_HELD = 64
 """Batches that a gateway looks after at once."""
 LOOK_S = 1.0
 _PIECE_LINES = 1000
+_MAKING_S = 600.0
+"""A batch that is listed for so long and not there will never be: who was making it is gone."""
 
 
 class BatchApi(Protocol):
@@ -45,8 +48,9 @@ class BatchApi(Protocol):
         """Reads a line of a batch for this endpoint, and returns the id that its client gives it. Raises InvalidRequest."""
         ...
 
-    async def answer(self, batch: Batch, line: int, raw: bytes) -> LineResult:
-        """Has the line answered in idle capacity, however that ends. Raises SpringtideError where it may be tried again."""
+    async def answer(self, batch: Batch, line: int, raw: bytes, tries: int) -> LineResult:
+        """Has the line answered in idle capacity, however that ends. Raises SpringtideError where it may be tried again, which it was so
+        often before, and RateLimited when it would be more than its caller may have for now."""
         ...
 
     def unanswered(self, batch: Batch, line: int, raw: bytes) -> LineResult:
@@ -156,9 +160,9 @@ class BatchWorker:
 
     async def _forget(self, where: OpenBatch, *, there: bool) -> None:
         """It is over, or was never quite made."""
-        if there or time.time() - where.made_at > 60:
-            await self._desk.closed(where.batch_id)
+        if there or time.time() - where.made_at > _MAKING_S:
             await on_disk(shutil.rmtree, self._desk.directory(where.batch_id), True)
+            await self._desk.closed(where)
 
     async def _keep(self, lease: Lease, batch: Batch) -> None:
         """Keeps the lease, tells how far the batch is and hears whether it is still wanted; returns when it is somebody else's."""
@@ -192,8 +196,8 @@ class BatchWorker:
         check = (lambda raw: self._api.check(batch.endpoint, raw)) if validating else None
         path = self._desk.input(batch.batch_id)
         lines, errors = await find_lines(path, self._api.max_line_bytes, self._side_thread, check)
-        if validating and not errors and batch.most_lines:
-            errors = self._beyond_budget(batch, len(lines), await self._desk.open_lines(batch))
+        if validating and not errors:
+            errors = await self._beyond_budget(batch, len(lines))
         if errors:
             await self._change(batch, lambda now: now.refused(batch.epoch, errors, _now()))
             await self._forget(OpenBatch(batch.batch_id, batch.tenant, batch.created_at), there=True)
@@ -213,9 +217,9 @@ class BatchWorker:
         await self._write(holding)
         await self._finish(holding)
 
-    @staticmethod
-    def _beyond_budget(batch: Batch, lines: int, others: int) -> tuple[InputError, ...]:
-        if lines + others <= batch.most_lines:
+    async def _beyond_budget(self, batch: Batch, lines: int) -> tuple[InputError, ...]:
+        others = await self._desk.count_lines(batch, lines)
+        if others is None:
             return ()
         message = f"{lines} lines, with {others} of other batches that are not over, are more than the {batch.most_lines} that are allowed"
         return (InputError("batch_lines_exceeded", message),)
@@ -282,8 +286,8 @@ class BatchWorker:
             if holding is None:
                 continue
             match action:
-                case ev.RunLine(_, line):
-                    task = asyncio.create_task(self._run(holding, line), name=f"{action.batch_id} line {line}")
+                case ev.RunLine(_, line, tries):
+                    task = asyncio.create_task(self._run(holding, line, tries), name=f"{action.batch_id} line {line}")
                     holding.running[line] = task
                     task.add_done_callback(lambda task, holding=holding, line=line: _ended(holding, line, task))  # type: ignore[misc]
                 case ev.DropLines():
@@ -292,11 +296,14 @@ class BatchWorker:
                     holding.how = how
                     holding.wake.set()
 
-    async def _run(self, holding: _Holding, line: int) -> None:
+    async def _run(self, holding: _Holding, line: int, tries: int) -> None:
         batch = holding.batch
         try:
             raw = await on_disk(holding.lines.read, line)
-            result = await self._api.answer(batch, line, raw)
+            result = await self._api.answer(batch, line, raw, tries)
+        except RateLimited as error:
+            self._feed(ev.OverBudget(batch.batch_id, line, error.retry_after_s))
+            return
         except SpringtideError as error:
             logger.info("line %d of %s is tried again: %s", line, batch.batch_id, error.message)
         except Exception:

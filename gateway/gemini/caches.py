@@ -17,6 +17,7 @@ from gateway.exchange import Json, read, takes
 from gateway.fields import Neutral, Text, default_when_null
 from gateway.gemini.conversation import Content, GeminiBody, ToolConfig, ToolParam, conversation
 from gateway.gemini.requests import CACHES, MODELS, model_name
+from gateway.records import NotListed
 from springtide.errors import InvalidRequest
 
 _DURATION = re.compile(r"(\d{1,10}(?:\.\d{1,9})?)s")
@@ -98,7 +99,10 @@ def add_routes(router: APIRouter, version: str, backend: ApiBackend) -> None:
         if not size.isdecimal() or len(size) > 9:
             raise InvalidRequest(f"pageSize must be a number, not {size[:100]!r}", param="pageSize")
         after, limit = request.query_params.get("pageToken", ""), min(int(size) or 50, MAX_LISTED)
-        caches, more = await desk.page(request.state.tenant, after=after, limit=limit)
+        try:
+            caches, more = await desk.page(request.state.tenant, after=after, limit=limit)
+        except NotListed:
+            raise InvalidRequest(f"pageToken: there is no page after {after[:100]!r}, or no more", param="pageToken") from None
         listed: Json = {"cachedContents": [_cache_json(cache) for cache in caches]}
         return {**listed, "nextPageToken": caches[-1].cache_id} if more else listed
 

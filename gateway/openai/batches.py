@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.accounts.allowance import Caller
+from gateway.accounts.allowance import Allowance, Caller
 from gateway.answer import ApiBackend
 from gateway.api_request import ApiRequest
 from gateway.batches.batch import Batch, InputError
@@ -36,7 +36,9 @@ _LINE_FIELDS = {"custom_id", "method", "url", "body"}
 _LINE_OVERHEAD_BYTES = 4096
 """Of a line, beside the body in it."""
 _NOBODYS_FAULT = (408, 429)
-"""Like 500 and above: the line is tried again."""
+"""Like what is above 500."""
+_MOST_TRIES = 5
+"""Of a line that fails with 500: that may be its own doing, and its batch is not to wait for it to the end."""
 
 MetadataKey = Annotated[str, Field(max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
@@ -174,16 +176,16 @@ class OpenAIBatches:
             raise InvalidRequest("body must be a JSON object", param="body", code="invalid_body")
         return custom_id
 
-    async def answer(self, batch: Batch, line: int, raw: bytes) -> LineResult:
+    async def answer(self, batch: Batch, line: int, raw: bytes, tries: int) -> LineResult:
         """As of BatchApi."""
         endpoint = self._endpoints[batch.endpoint]
         request_id = new_id(endpoint.id_prefix)
         custom_id, body = await self._backend.side_thread.run(len(raw), self._parts, raw)
         try:
-            text = await self._answered(endpoint, body, self._origin(batch, request_id))
+            text = await self._answered(batch, endpoint, body, self._origin(batch, request_id))
             status = 200
         except SpringtideError as error:
-            if error.http_status in _NOBODYS_FAULT or (error.http_status > 500 and not isinstance(error, DeadlineExceeded)):
+            if _passing(error, tries):
                 raise
             status, text = error.http_status, dump(endpoint.error(error, request_id))
         response = f'{{"status_code":{status},"request_id":{json.dumps(request_id)},"body":{text}}}'
@@ -197,7 +199,7 @@ class OpenAIBatches:
     def _origin(self, batch: Batch, request_id: str) -> Origin:
         return Origin(request_id, self._backend.clock.now(), batch.tenant, key_id=batch.key_id, endpoint=batch.endpoint, batch=True)
 
-    async def _answered(self, endpoint: Endpoint, body: bytes, origin: Origin) -> str:
+    async def _answered(self, batch: Batch, endpoint: Endpoint, body: bytes, origin: Origin) -> str:
         """The JSON text of the whole answer."""
         backend = self._backend
         call = Call(origin, {}, {}, {})
@@ -211,7 +213,10 @@ class OpenAIBatches:
             prepared = await backend.begun_with_cache(request, origin, num_bytes)
         else:
             prepared = await backend.side_thread.run(num_bytes, backend.preparer.prepared, request, origin)
-        answer = backend.start(prepared)
+        of_key = Allowance(batch_tokens_per_minute=batch.tokens_per_minute or None)
+        caller = Caller(batch.tenant, batch.key_id, of_key, backend.accounts.allowance(batch.tenant))
+        receipt = await backend.accounts.charge(caller).take_tokens(prepared.num_prompt_tokens, "batch_tokens")
+        answer = backend.start(replace(prepared, receipt=receipt))
         try:
             whole = await answer.whole()
         finally:
@@ -248,6 +253,13 @@ class OpenAIBatches:
         if not isinstance(line, dict):
             raise InvalidRequest("the line must be a JSON object", code="invalid_json_line")
         return line
+
+
+def _passing(error: SpringtideError, tries: int) -> bool:
+    """Whether a line that fails so is to be tried again."""
+    if error.http_status == 500:
+        return tries + 1 < _MOST_TRIES
+    return error.http_status in _NOBODYS_FAULT or (error.http_status > 500 and not isinstance(error, DeadlineExceeded))
 
 
 def _result(batch: Batch, line: int, custom_id: str, response: str, error: str) -> str:

@@ -11,7 +11,7 @@ from fastapi.responses import Response, StreamingResponse
 from gateway.answer import ApiBackend
 from gateway.batches.files import StoredFile
 from gateway.exchange import Json
-from gateway.openai.pages import page_of, whole_number
+from gateway.openai.pages import order_of, page_of, whole_number
 from gateway.uploads import Uploads
 from springtide.errors import InvalidRequest
 
@@ -42,13 +42,11 @@ def routes(backend: ApiBackend) -> APIRouter:
     @router.get(PATH)
     async def list_files(request: Request) -> Json:
         query = request.query_params
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise InvalidRequest(f"order must be asc or desc, not {order!r}", param="order", code="invalid_value")
+        order = order_of(query)
         limit = whole_number(query, "limit", _PAGE, _MOST_FILES)
-        found, more = await files.page(request.state.tenant, ascending=order == "asc", after=query.get("after", ""), limit=limit)
-        purpose = query.get("purpose", "")
-        return page_of([file_json(one) for one in found if purpose in ("", one.purpose)], more)
+        after, purpose = query.get("after", ""), query.get("purpose", "")
+        found, more = await files.page(request.state.tenant, order=order, after=after, limit=limit, purpose=purpose)
+        return page_of([file_json(one) for one in found], more)
 
     @router.get(f"{PATH}/{{file_id}}")
     async def retrieve(request: Request, file_id: str) -> Json:

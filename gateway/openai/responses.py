@@ -14,6 +14,7 @@ from gateway.api_request import ApiRequest, Conversation, Speaker
 from gateway.bodies import parse_body
 from gateway.exchange import Call, Endpoint, Order, Pending, exchange, read, server_sent, takes
 from gateway.openai.answers import error_body, token_json
+from gateway.openai.pages import order_of
 from gateway.openai.responses_body import InputTokensRequest, PromptRequest, ResponseRequest
 from gateway.openai.responses_format import Json, ResponseFormat
 from gateway.openai.responses_items import Item, ItemIds
@@ -219,14 +220,12 @@ class _ResponsesApi:
 
     async def input_items(self, tenant: str, response_id: str, query: Mapping[str, str]) -> Json:
         limit = _number(query, "limit", _PAGE, 1, _MOST_ITEMS)
-        order = query.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise InvalidRequest(f"order must be 'asc' or 'desc', not {order[:100]!r}", param="order", code="invalid_value")
+        order = order_of(query)
         stored = await self.store.get(tenant, response_id)
         items = await self._backend.side_thread.run(len(stored.input_text), lambda: stored.input)
         if order == "desc":
             items.reverse()
-        if (after := query.get("after")) is not None:
+        if after := query.get("after", ""):
             place = next((number for number, item in enumerate(items) if item["id"] == after), None)
             if place is None:
                 raise InvalidRequest(f"after: {after[:100]!r} is no item of {response_id}", param="after", code="invalid_value")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -48,11 +49,12 @@ class ResponseJobs:
         self._store = store
         self._background = background
         self._jobs: dict[tuple[str, str], _Job] = {}
+        self._running: Counter[str] = Counter()
+        """By tenant, those that are about to begin too."""
 
     def check_room(self, tenant: str) -> None:
-        """Raises Overloaded."""
-        running = sum(owner == tenant for owner, _ in self._jobs)
-        if running >= MOST_JOBS:
+        """Raises Overloaded. May be called by any thread."""
+        if (running := self._running[tenant]) >= MOST_JOBS:
             raise Overloaded(
                 f"background: {running} responses of this tenant are being made already", retry_after_s=_RETRY_AFTER_S, reason="background"
             )
@@ -60,9 +62,14 @@ class ResponseJobs:
     async def begin(self, tenant: str, stored: Stored, written: ResponseFormat, start: Callable[[], AnswerStream]) -> None:
         """Returns when it is known to all gateways; it goes on by itself. Raises Overloaded, Unavailable and RecordTooLarge."""
         self.check_room(tenant)
-        await self._store.begin_run(tenant, written.response_id)
-        await self._store.keep(tenant, stored)
-        job = _Job(tenant, written, start())
+        self._running[tenant] += 1
+        try:
+            await self._store.begin_run(tenant, written.response_id)
+            await self._store.keep(tenant, stored)
+            job = _Job(tenant, written, start())
+        except BaseException:
+            self._leave(tenant)
+            raise
         self._jobs[tenant, job.response_id] = job
         self._background.start(self._run(job), f"response {job.response_id}")
 
@@ -91,6 +98,12 @@ class ResponseJobs:
             renewing.cancel()
             job.answer.close()
             del self._jobs[job.tenant, job.response_id]
+            self._leave(job.tenant)
+
+    def _leave(self, tenant: str) -> None:
+        self._running[tenant] -= 1
+        if not self._running[tenant]:
+            del self._running[tenant]
 
     async def _renew(self, job: _Job) -> None:
         while True:

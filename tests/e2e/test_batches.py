@@ -1,8 +1,12 @@
-"""A batch beside online requests, while gateway, Conductor and a decode node are killed: every line is answered, and none twice."""
+"""A batch beside online requests, while gateway, Conductor and a decode node are killed: every line is answered, and none twice.
+
+`BATCH_LINES=500 pytest tests/e2e/test_batches.py` has a longer one.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +16,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 
-NUM_LINES = 120
+NUM_LINES = int(os.environ.get("BATCH_LINES", "120"))
 ONLINE_TOKENS = 24
 
 
@@ -62,7 +66,7 @@ def completed(api: openai.OpenAI, batch_id: str) -> int:
     return counts.completed if counts is not None else 0
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(120 + NUM_LINES)
 def test_every_line_is_answered_once_whatever_is_killed(cluster: Cluster) -> None:
     api = client(cluster)
     content = b"\n".join(line(cluster, number) for number in range(NUM_LINES))
@@ -70,10 +74,10 @@ def test_every_line_is_answered_once_whatever_is_killed(cluster: Cluster) -> Non
     with Online(cluster) as online:
         batch = api.batches.create(input_file_id=sent.id, endpoint="/v1/completions", completion_window="24h")
         for share, victim in ((0.1, "gateway-0"), (0.3, "decode-0"), (0.5, "conductor-0")):
-            cluster.wait_until(lambda share=share: completed(api, batch.id) >= share * NUM_LINES, f"{share:.0%} of the batch")  # type: ignore[misc]
+            cluster.wait_until(lambda share=share: completed(api, batch.id) >= share * NUM_LINES, f"{share:.0%} of the batch", NUM_LINES)  # type: ignore[misc]
             cluster.kill(victim)
             cluster.wait_ready(victim)
-        cluster.wait_until(lambda: api.batches.retrieve(batch.id).status == "completed", "the batch's end", timeout_s=120)
+        cluster.wait_until(lambda: api.batches.retrieve(batch.id).status == "completed", "the batch's end", NUM_LINES)
     done = api.batches.retrieve(batch.id)
     assert done.request_counts is not None and done.request_counts.completed == NUM_LINES and done.error_file_id is None
     rows = [json.loads(row) for row in api.files.content(done.output_file_id or "").text.splitlines()]

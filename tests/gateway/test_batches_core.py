@@ -22,6 +22,7 @@ from gateway.batches.core import (
     Held,
     Lost,
     NotAnswered,
+    OverBudget,
     RunLine,
     Tick,
 )
@@ -45,7 +46,7 @@ class World:
         self.core.validate()
         for action in actions:
             match action:
-                case RunLine(batch_id, line):
+                case RunLine(batch_id, line, _):
                     assert (batch_id, line) not in self.running and batch_id not in self.finished
                     assert not self.answered[batch_id, line], "a line that has its result is run again"
                     self.running.add((batch_id, line))
@@ -67,6 +68,10 @@ class World:
     def fail(self, name: str, line: int) -> list[Action]:
         self.running.remove((name, line))
         return self.feed(NotAnswered(name, line))
+
+    def refuse(self, name: str, line: int, wait_s: float) -> list[Action]:
+        self.running.remove((name, line))
+        return self.feed(OverBudget(name, line, wait_s))
 
 
 def test_so_many_lines_run_at_once_in_the_order_of_the_file() -> None:
@@ -116,14 +121,15 @@ def test_a_tenants_batches_come_one_after_the_other() -> None:
 def test_a_line_that_came_to_nothing_is_tried_again_after_a_pause_that_grows() -> None:
     world = World(most_lines=1)
     world.hold("a", 1)
-    pauses = []
+    pauses, tries = list[float](), list[int]()
     for _ in range(9):
         world.fail("a", 0)
         began = world.now
         while not world.running:
             world.now += 0.5
-            world.feed(Tick())
+            tries += [action.tries for action in world.feed(Tick()) if isinstance(action, RunLine)]
         pauses.append(world.now - began)
+        assert tries == [*range(1, len(pauses) + 1)]
     assert pauses == [1, 2, 4, 8, 16, 32, LONGEST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_PAUSE_S]
     assert world.answer("a", 0) == [Finish("a", "completed")]
 
@@ -132,6 +138,27 @@ def test_while_one_line_pauses_others_run() -> None:
     world = World(most_lines=1)
     world.hold("a", 2)
     assert world.fail("a", 0) == [RunLine("a", 1)]
+
+
+def test_a_batch_whose_maker_has_had_its_tokens_rests_and_others_run() -> None:
+    world = World(most_lines=2)
+    world.hold("a", 4)
+    world.hold("b", 2, made_at=1.0)
+    assert world.refuse("a", 1, 20.0) == [RunLine("b", 0)], "none of its lines is tried in the place of the one that was refused"
+    assert world.answer("a", 0) == [RunLine("b", 1)], "what runs goes on"
+    assert world.answer("b", 0) == [] and world.answer("b", 1) == [Finish("b", "completed")]
+    world.now = 19.0
+    assert world.feed(Tick()) == []
+    world.now = 20.0
+    assert world.feed(Tick()) == [RunLine("a", 1), RunLine("a", 2)], "in the order of the file, and at once"
+
+
+def test_one_that_rests_ends_in_time() -> None:
+    world = World()
+    world.hold("a", 1, expires_at=10.0)
+    assert world.refuse("a", 0, 50.0) == []
+    world.now = 10.0
+    assert world.feed(Tick()) == [DropLines("a"), Finish("a", "expired")]
 
 
 def test_when_its_time_is_over_a_batch_ends_with_what_it_has() -> None:
@@ -165,7 +192,7 @@ def test_whatever_happens_every_line_of_a_batch_that_is_held_to_its_end_has_one_
     lost: set[str] = set()
     for _ in range(data.draw(st.integers(1, 60), label="steps")):
         live = sorted(sizes.keys() - world.finished.keys() - lost)
-        kinds = ["hold", "tick", *(["answer", "answer", "answer", "fail"] if world.running else []), *(["cancel", "lose"] if live else [])]
+        kinds = ["hold", "tick", *(["answer"] * 4 + ["fail", "refuse"] if world.running else []), *(["cancel", "lose"] if live else [])]
         match data.draw(st.sampled_from(kinds), label="next"):
             case "hold":
                 name = f"b{len(sizes)}"
@@ -176,6 +203,8 @@ def test_whatever_happens_every_line_of_a_batch_that_is_held_to_its_end_has_one_
                 world.answer(*data.draw(st.sampled_from(sorted(world.running))))
             case "fail":
                 world.fail(*data.draw(st.sampled_from(sorted(world.running))))
+            case "refuse":
+                world.refuse(*data.draw(st.sampled_from(sorted(world.running))), data.draw(st.sampled_from([0.0, 2.0, 60.0])))
             case "tick":
                 world.now += data.draw(st.sampled_from([0.5, 3.0]))
                 world.feed(Tick())

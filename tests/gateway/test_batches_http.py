@@ -15,7 +15,9 @@ import pytest
 from gateway_cluster import MODEL, Cluster, until
 from openai.types import Batch
 
+from gateway.answer import TextAssembler
 from gateway.app import GatewayServer
+from gateway.batches import core
 from springtide.config import ServerConfig
 from springtide.process import ProcessArguments
 
@@ -88,6 +90,18 @@ async def test_files_are_listed_page_by_page(client: openai.AsyncOpenAI) -> None
     assert [file.id async for file in client.files.list(limit=2, order="asc")] == made
     assert (await client.files.list(limit=2, order="asc", after=made[1])).data[0].id == made[2]
     assert (await client.files.list(purpose="batch_output")).data == []
+    for pages in (client.files.list(after="file-of-none"), client.batches.list(after="batch-of-none")):
+        with pytest.raises(openai.BadRequestError, match="-of-none") as caught:
+            await pages
+        assert caught.value.param == "after"
+
+
+async def test_pages_are_filled_with_files_of_the_purpose_that_is_asked_for(client: openai.AsyncOpenAI) -> None:
+    done = await over(client, (await submit(client, jsonl(chat_line("a")))).id)
+    newer = [await send(client, b"%d" % i) for i in range(4)]
+    page = await client.files.list(purpose="batch_output", limit=2)
+    assert [file.id for file in page.data] == [done.output_file_id] and not page.has_more
+    assert [file.id async for file in client.files.list(purpose="batch", limit=2, order="asc")] == [done.input_file_id, *newer]
 
 
 async def test_a_file_larger_than_it_may_be_is_refused_and_leaves_nothing(client: openai.AsyncOpenAI, tmp_path: Path) -> None:
@@ -252,6 +266,26 @@ async def test_one_that_is_cancelled_keeps_what_was_answered(client: openai.Asyn
     assert done.status == "cancelled" and done.cancelled_at is not None and done.request_counts is not None
     assert done.request_counts.completed == 0 and done.output_file_id is None
     await until(lambda: not any(node.running for node in cluster.nodes.values()))
+
+
+@pytest.mark.parametrize("failures", [2, 9])
+async def test_a_line_that_fails_for_an_internal_error_is_tried_some_times(
+    client: openai.AsyncOpenAI, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.setattr(core, "FIRST_PAUSE_S", 0.01)
+    push = TextAssembler.push
+
+    def broken(assembler: TextAssembler, tokens: Any) -> Any:
+        if len(cluster.attempts_on("prefill-0")) <= failures:
+            raise ValueError("no words for it")
+        return push(assembler, tokens)
+
+    monkeypatch.setattr(TextAssembler, "push", broken)
+    done = await over(client, (await submit(client, jsonl(chat_line("a")))).id)
+    passes = failures < 5
+    assert done.status == "completed" and len(cluster.attempts_on("prefill-0")) == (failures + 1 if passes else 5)
+    [row] = await rows(client, done.output_file_id if passes else done.error_file_id)
+    assert row["response"]["status_code"] == (200 if passes else 500)
 
 
 async def test_an_input_that_is_deleted_is_answered_all_the_same(client: openai.AsyncOpenAI) -> None:

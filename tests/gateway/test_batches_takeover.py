@@ -134,6 +134,22 @@ async def test_lines_count_in_the_usage_as_batches_and_against_the_budget(gatewa
     assert done.errors.data[0].code == "batch_lines_exceeded"
 
 
+async def test_of_batches_that_are_looked_over_at_once_those_begin_that_fit_the_budget(gateways: Gateways, cluster: Cluster) -> None:
+    clients = [(await gateways.start()).with_options(default_headers={"X-Springtide-Tenant": "acme"}) for _ in range(2)]
+    await Register(gateways.valkey, gateways.name).set_tenant("acme", Allowance(batch_lines=4))
+    async with asyncio.timeout(20):
+        for client in clients:
+            while (await over(client, await submit(client, 5))).status == "completed":
+                pass
+    for node in cluster.nodes.values():
+        node.pause_at = 0
+    made = await asyncio.gather(*(submit(client, 3) for client in clients for _ in range(4)))
+    async with asyncio.timeout(20):
+        while "validating" in (statuses := [(await clients[0].batches.retrieve(batch_id)).status for batch_id in made]):  # noqa: ASYNC110 - only an answer tells
+            await asyncio.sleep(0.05)
+    assert Counter(statuses) == {"in_progress": 1, "failed": 7}
+
+
 async def test_what_a_dead_gateway_was_receiving_is_removed_a_day_later(gateways: Gateways, tmp_path: Path) -> None:
     directory = tmp_path / "files" / "files"
     directory.mkdir(parents=True)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -14,6 +15,8 @@ import openai
 import pytest
 import redis.asyncio as redis
 from gateway_cluster import MODEL, Cluster, until
+from openai.types import Batch
+from prometheus_client import REGISTRY
 
 from gateway.accounts.allowance import Allowance, ApiKey, digest_of, new_key, new_key_id
 from gateway.accounts.limiter import Claim, Limiter
@@ -60,11 +63,14 @@ class Office:
             while (await http.get("/v1/models")).status_code != status:  # noqa: ASYNC110 - only an answer tells
                 await asyncio.sleep(0.02)
 
-    async def until_left(self, key_id: str, limit: int, left: int) -> None:
+    def api(self, number: int, key: str) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"http://{self.gateways[number].http_address}/v1", api_key=key, max_retries=0, timeout=20)
+
+    async def until_left(self, key_id: str, limit: int, left: int, kind: str = "tokens") -> None:
         """Returns when so many tokens of a key's limit are left: an answer is settled beside it."""
         limiter = Limiter(self.client, self.name)
         async with asyncio.timeout(WAIT_S):
-            while (await limiter.take([Claim(f"tokens:key/{key_id}", limit, 0)])).standings[0].remaining != left:  # noqa: ASYNC110 - only Valkey tells
+            while (await limiter.take([Claim(f"{kind}:key/{key_id}", limit, 0)])).standings[0].remaining != left:  # noqa: ASYNC110 - only Valkey tells
                 await asyncio.sleep(0.02)
 
     async def used(self, tenant: str, requests: int) -> list[DayUsage]:
@@ -88,6 +94,20 @@ class Office:
                         total.add(usage.counts)
         except TimeoutError:
             raise AssertionError(f"{total} is written down, not {counts}") from None
+
+
+async def submit(client: openai.AsyncOpenAI, num_lines: int) -> Batch:
+    line = {"method": "POST", "url": "/v1/completions", "body": PLAIN}
+    lines = "\n".join(json.dumps({**line, "custom_id": str(number)}) for number in range(num_lines))
+    file = await client.files.create(file=("lines.jsonl", lines.encode()), purpose="batch")
+    return await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+
+
+async def batch_over(client: openai.AsyncOpenAI, batch: Batch) -> Batch:
+    while batch.status not in ("failed", "completed", "cancelled"):
+        await asyncio.sleep(0.05)
+        batch = await client.batches.retrieve(batch.id)
+    return batch
 
 
 @pytest.fixture
@@ -192,22 +212,45 @@ async def test_a_tenants_context_caches_have_its_budget(office: Office) -> None:
 
 async def test_a_batch_keeps_to_its_keys_budget_and_is_written_down_as_one(office: Office) -> None:
     key = await office.key("acme", batch_lines=1)
-    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": PLAIN}
-    lines = [json.dumps({**line, "custom_id": str(number)}) for number in range(2)]
-    url = f"http://{office.gateways[0].http_address}/v1"
-    async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=20) as client, asyncio.timeout(WAIT_S):
-        ended = {}
-        for number in (2, 1):
-            file = await client.files.create(file=("lines.jsonl", "\n".join(lines[:number]).encode()), purpose="batch")
-            batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-            while batch.status not in ("failed", "completed"):
-                await asyncio.sleep(0.05)
-                batch = await client.batches.retrieve(batch.id)
-            ended[number] = batch
+    async with office.api(0, key) as client, asyncio.timeout(WAIT_S):
+        ended = {number: await batch_over(client, await submit(client, number)) for number in (2, 1)}
         assert (ended[2].status, ended[1].status) == ("failed", "completed")
         assert ended[2].errors.data[0].code == "batch_lines_exceeded"
     [usage] = await office.used("acme", 1)
     assert (usage.row.batch, usage.row.endpoint, usage.row.key_id) == (True, "/v1/completions", await office.key_id(key))
+
+
+async def test_lines_of_a_batch_wait_while_their_tokens_of_the_minute_are_used_up(office: Office, cluster: Cluster) -> None:
+    async with office.http(0, "none") as http:
+        usage = (await http.post("/v1/completions", json=PLAIN)).json()["usage"]
+    key = await office.key("acme", batch_tokens_per_minute=3 * usage["prompt_tokens"] - 1)
+    refused = partial(REGISTRY.get_sample_value, "springtide_gateway_rate_limited_total", {"kind": "batch_tokens"})
+    before = refused() or 0
+    for node in cluster.nodes.values():
+        node.pause_at = 0
+    async with office.api(0, key) as client, asyncio.timeout(WAIT_S):
+        batch = await submit(client, 3)
+        await until(lambda: (refused() or 0) > before)
+        for node in cluster.nodes.values():
+            node.pause_at = None
+            node.patience.set()
+        while (counts := (await client.batches.retrieve(batch.id)).request_counts) is None or counts.completed < 2:  # noqa: ASYNC110 - only an answer tells
+            await asyncio.sleep(0.05)
+        await client.batches.cancel(batch.id)
+        ended = await batch_over(client, batch)
+        assert ended.status == "cancelled" and ended.request_counts is not None and ended.request_counts.completed == 2
+    await office.until_left(await office.key_id(key), 1 << 20, (1 << 20) - 2 * usage["total_tokens"], "batch_tokens")
+
+
+async def test_a_line_that_never_fits_into_a_minute_is_an_error(office: Office) -> None:
+    key = await office.key("acme", batch_tokens_per_minute=1)
+    async with office.api(0, key) as client, asyncio.timeout(WAIT_S):
+        ended = await batch_over(client, await submit(client, 1))
+        assert ended.status == "completed" and ended.error_file_id is not None
+        row = json.loads((await client.files.content(ended.error_file_id)).text)
+    assert row["response"]["status_code"] == 400
+    assert row["response"]["body"]["error"]["code"] == "rate_limit_exceeded"
+    assert "at most 1 batch tokens a minute" in row["response"]["body"]["error"]["message"]
 
 
 async def test_a_key_opens_the_models_it_is_for(office: Office) -> None:

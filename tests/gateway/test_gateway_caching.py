@@ -72,6 +72,8 @@ async def test_one_is_created_shown_listed_changed_and_deleted(tenant: Tenant) -
     ):
         listed = await tenant("GET", f"/v1/caching{query}")
         assert listed["object"] == "list" and [cache["id"] for cache in listed["data"]] == ids, query
+    for query in ("after", "before"):
+        assert (await tenant("GET", f"/v1/caching?{query}=cache-none", status=400))["error"]["param"] == query
     changed = await tenant("PUT", f"/v1/caching/{made['id']}", {"metadata": {"b": "3"}, "ttl": 7200})
     assert changed["metadata"] == {"b": "3"} and changed["expired_at"] > made["expired_at"] + 6000
     gone = {"deleted": True, "id": made["id"], "object": "context_cache_object.deleted"}
@@ -260,6 +262,8 @@ async def test_geminis_cached_contents_are_made_listed_extended_used_and_deleted
         assert raised.value.code == 404
     nothing = {"model": f"models/{MODEL}"}
     assert (await tenant("POST", "/v1beta/cachedContents", nothing, 400))["error"]["status"] == "INVALID_ARGUMENT"
+    answer = await tenant("GET", "/v1beta/cachedContents?pageToken=none", status=400)
+    assert "pageToken: there is no page after 'none'" in answer["error"]["message"]
 
 
 async def test_tokens_of_a_conversation_are_counted_as_a_request_would(tenant: Tenant) -> None:

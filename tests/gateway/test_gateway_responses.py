@@ -143,6 +143,9 @@ async def test_input_items_come_in_pages(client: openai.AsyncOpenAI) -> None:
     pages = [page async for page in (await client.responses.input_items.list(made.id, limit=2, order="asc")).iter_pages()]
     assert [len(page.data) for page in pages] == [2, 2, 1]
     assert [item.content[0].text for page in pages for item in page.data] == [turn["content"] for turn in turns]
+    with pytest.raises(openai.BadRequestError, match="'msg_none'") as caught:
+        await client.responses.input_items.list(made.id, after="msg_none")
+    assert caught.value.param == "after"
 
 
 async def test_calls_and_their_outputs_are_one_turn_each(client: openai.AsyncOpenAI) -> None:
@@ -293,6 +296,28 @@ async def test_a_background_response_is_cancelled(client: openai.AsyncOpenAI, cl
     await until(lambda: cluster.idle)
     text = (await client.responses.retrieve(cancelled.id)).output_text
     assert text and REPLY.startswith(text) and text != REPLY
+
+
+async def test_of_background_responses_that_are_asked_for_at_once_as_many_begin_as_may(
+    client: openai.AsyncOpenAI, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses_jobs, "MOST_JOBS", 2)
+    for node in cluster.nodes.values():
+        node.pause_at = 0
+    asked = (client.responses.create(model=MODEL, input="Hi.", background=True) for _ in range(6))
+    made = await asyncio.gather(*asked, return_exceptions=True)
+    begun = [one for one in made if not isinstance(one, BaseException)]
+    assert len(begun) == 2 and sum(isinstance(one, openai.RateLimitError) for one in made) == 4
+    await client.responses.cancel(begun[0].id)
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await client.responses.create(model=MODEL, input="Hi.", background=True)
+                break
+            except openai.RateLimitError:
+                await asyncio.sleep(0.01)
+    for node in cluster.nodes.values():
+        node.patience.set()
 
 
 @pytest.fixture
