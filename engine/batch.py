@@ -51,9 +51,10 @@ class LayerHooks(Protocol):
     def after(self, layer: int) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class SamplingRow:
-    """What the sampler needs to know for one row of logits."""
+    """What the sampler needs to know for one row of logits. A sequence that is sampled step after step has the same one in each: what the
+    sampler keeps of it is kept for as long as that lives."""
 
     params: SamplingParams
     prompt_ids: Sequence[int]

@@ -17,6 +17,17 @@ from springtide.protocol.outputs import AttemptFailed, AttemptSign, Failure, Fai
 from springtide.protocol.starts import AbortAttempt
 
 
+def when_compiled(compiled: Future[LLMatcher], then: Callable[[], None]) -> None:
+    """Calls it in the running event loop when that is done, however it ends."""
+    loop = asyncio.get_running_loop()
+
+    def done(_: Future[LLMatcher]) -> None:
+        with suppress(RuntimeError):  # the process ends
+            loop.call_soon_threadsafe(then)
+
+    compiled.add_done_callback(done)
+
+
 class HeldStarts(Generic[StartT]):
     """The attempts that are held. All but compiling runs in one event loop."""
 
@@ -66,13 +77,7 @@ class HeldStarts(Generic[StartT]):
         if not self._samples_first(event.start) or (compiled.done() and compiled.exception() is None):
             return False
         self._held[request.attempt_id] = event
-        loop = asyncio.get_running_loop()
-
-        def done(compiled: Future[LLMatcher]) -> None:
-            with suppress(RuntimeError):  # the process ends
-                loop.call_soon_threadsafe(self._compiled, event, compiled)
-
-        compiled.add_done_callback(done)
+        when_compiled(compiled, lambda: self._compiled(event, compiled))
         return True
 
     def _compiled(self, event: Start[StartT], compiled: Future[LLMatcher]) -> None:

@@ -45,6 +45,7 @@ from springtide.protocol.outputs import (
     finish_of,
     token_output,
 )
+from springtide.protocol.sampling import Grammar
 from springtide.protocol.starts import AbortAttempt, DecodeStart
 
 _RECENT_STEPS = 32
@@ -199,6 +200,11 @@ class DecodeCore:
         assert all(attempt_id in self._attempts or attempt_id in self._loads.held_back() for attempt_id in self._loads.attempt_ids)
 
     # ---- gateways ----
+
+    def grammar_of(self, attempt_id: AttemptId) -> Grammar:
+        """What the attempt's output is held to; to nothing where there is no such attempt."""
+        attempt = self._attempts.get(attempt_id)
+        return Grammar() if attempt is None else attempt.request.params.grammar
 
     def _start(self, session: int, start: DecodeStart, now: float) -> None:
         request = start.request

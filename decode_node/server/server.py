@@ -15,6 +15,7 @@ from decode_node.server.loads import LoadsAhead
 from decode_node.server.steps import StepRunner
 from engine.sampling.grammars import Grammars
 from engine.sampling.sampler import Sampler
+from node_runtime.held_starts import when_compiled
 from node_runtime.loading import Parts
 from node_runtime.model_thread import Watchdog, longest_s, stalled_after_s
 from node_runtime.server import EngineServer
@@ -22,7 +23,7 @@ from node_runtime.servicer import EngineService
 from springtide.clock import Tick
 from springtide.cost import DecodeCost
 from springtide.process import end_process
-from springtide.protocol import wire
+from springtide.protocol import storage, wire
 from springtide.protocol.instances import Role
 from springtide.protocol.outputs import DecodeUpdate, FailureCode
 from springtide.protocol.starts import DecodeStart
@@ -49,7 +50,7 @@ DECODE_SERVICE: EngineService[DecodeStart, DecodeUpdate] = EngineService(
 class DecodeServer(EngineServer[DecodeStart, DecodeUpdate, StepEvent, RunStep | LoadAhead]):
     """The server: steps run on the model's thread, loads ahead of them beside it."""
 
-    def __init__(self, parts: Parts, cost: DecodeCost) -> None:
+    def __init__(self, parts: Parts, cost: DecodeCost, grammars: Grammars) -> None:
         config = parts.arguments.config
         settings = DecodeSettings(
             cost=cost,
@@ -65,7 +66,6 @@ class DecodeServer(EngineServer[DecodeStart, DecodeUpdate, StepEvent, RunStep | 
             idle_slowdown=config.slo.idle_slowdown,
         )
         self.core = DecodeCore(settings)
-        grammars = Grammars(parts.arguments.model_info)
         super().__init__(DECODE_SERVICE, parts, self.core, grammars)
         self._steps = StepRunner(parts.runner, Sampler(parts.arguments.model_info, grammars).sample)
         self._watchdog = Watchdog(end_process)
@@ -75,6 +75,15 @@ class DecodeServer(EngineServer[DecodeStart, DecodeUpdate, StepEvent, RunStep | 
         self._watchdog.close()
         self._loads.close()
         await super().close()
+
+    def on_notice(self, notice: storage.Notice) -> None:
+        if isinstance(notice, storage.Ingested) and (grammar := self.core.grammar_of(notice.attempt_id)):
+            compiled = self._grammars.prepare(grammar)
+            if not compiled.done():
+                # Until then it is in no step: the model's thread, and with it all others, would wait for that.
+                when_compiled(compiled, lambda: self.tell(notice))
+                return
+        super().on_notice(notice)
 
     def samples_first(self, start: DecodeStart) -> bool:
         return start.inlined

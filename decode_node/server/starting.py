@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from decode_node.server.server import DecodeServer
 from engine.profiling import measure_decode
 from engine.runner import ModelRunner
+from engine.sampling.grammars import Grammars
 from node_runtime import process
 from node_runtime.loading import Parts, load_runner, measured_cost
 from node_runtime.model_thread import ModelThread
@@ -26,9 +27,11 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
 
 
 async def _prepare(arguments: ProcessArguments, thread: ModelThread) -> DecodeServer:
+    grammars = Grammars(arguments.model_info)
+    grammars.load()
     runner = await thread.run(load_runner, arguments, Role.DECODE)
     cost = await thread.run(_cost, arguments, runner)
-    return DecodeServer(Parts(arguments, runner, thread, MonotonicClock()), cost)
+    return DecodeServer(Parts(arguments, runner, thread, MonotonicClock()), cost, grammars)
 
 
 def _cost(arguments: ProcessArguments, runner: ModelRunner) -> DecodeCost:

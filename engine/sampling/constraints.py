@@ -1,13 +1,15 @@
 """Which tokens may come next, for the rows of a batch of which not all may: as grammars, `allowed_token_ids`, `bad_words` and `min_tokens`
 say.
 
-What a row may get depends on its parameters and its output alone. How far a grammar has been followed is kept from step to step, and made
-anew from the output where it is not: an attempt that is scheduled anew goes on as it would have.
+What a row may get depends on its parameters and its output alone. How far a grammar has been followed is kept for as long as the row lives,
+and made anew from the output where it is not: an attempt that is scheduled anew goes on as it would have.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +24,11 @@ from springtide.errors import SpringtideError
 from springtide.protocol.sampling import SamplingParams
 
 COMPILED_WITHIN_S = 5.0
-"""A grammar has long been compiled when a row of it is sampled: its node does so before it lets the attempt begin. A further stage, which
+"""A grammar has been compiled when a row of it is sampled: its node does so before it lets the attempt into a step. A further stage, which
 compiles at the same time as the others compute, may have to wait."""
+MAX_FOLLOWED = 256
+"""So many outputs are followed beyond those of a step, those that were sampled last. What a matcher has built up may take megabytes; to
+follow an output anew takes some 11 us a token."""
 TokenMask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -39,17 +44,17 @@ class Allowed:
 
 @dataclass(slots=True)
 class _Followed:
-    """An output that follows a grammar. `row` is kept so that no other has its identity."""
+    """An output that follows a grammar."""
 
-    row: SamplingRow
+    row: weakref.ref[SamplingRow]
     matcher: LLMatcher
     num_tokens: int = 0
     """How many of the output it has taken in."""
 
-    def catch_up(self) -> bool:
+    def catch_up(self, output_ids: Sequence[int]) -> bool:
         """Takes in what the output has more; whether that follows the grammar. After its end an output may take part in one step more, of
         which nothing is used."""
-        new = self.row.output_ids[self.num_tokens :]
+        new = output_ids[self.num_tokens :]
         self.num_tokens += len(new)
         if not new or self.matcher.is_stopped():
             return not self.matcher.is_error()
@@ -57,14 +62,16 @@ class _Followed:
 
 
 class Constraints:
-    """What is kept from step to step, of the rows of the last one. For one thread."""
+    """How far outputs have followed their grammars: of each for as long as its row lives, whether or not it takes part in every step.
+    For one thread; rows may be let go on another."""
 
     def __init__(self, vocab_size: int, eos_token_ids: Collection[int], grammars: Grammars) -> None:
         self._vocab_size = vocab_size
         self._eos = np.fromiter(eos_token_ids, np.int64)
         self._grammars = grammars
-        self._followed: dict[int, _Followed] = {}
-        """By the identity of the row."""
+        self._followed: OrderedDict[int, _Followed] = OrderedDict()
+        """By the identity of the row, what was sampled last at the end. A row that is let go takes its entry with it, before another can
+        have its identity."""
         self._executor: LLExecutor | None = None
 
     def allowed(self, rows: Sequence[SamplingRow]) -> Allowed:
@@ -84,21 +91,21 @@ class Constraints:
         return Allowed(masks, refused)
 
     def _by_grammar(self, rows: Sequence[SamplingRow], refused: dict[int, str]) -> dict[int, TokenMask]:
-        kept, self._followed = self._followed, {}
         following: list[tuple[int, LLMatcher]] = []
         for index, row in enumerate(rows):
             if not row.params.grammar:
                 continue
             try:
-                followed = kept.get(id(row)) or _Followed(row, self._grammars.matcher(row.params.grammar, COMPILED_WITHIN_S))
+                followed = self._follow(row)
             except (SpringtideError, TimeoutError) as error:
                 refused[index] = str(error) or f"grammar is not compiled within {COMPILED_WITHIN_S:g} s"
                 continue
-            self._followed[id(row)] = followed
-            if followed.catch_up():
+            if followed.catch_up(row.output_ids):
                 following.append((index, followed.matcher))
             else:
                 refused[index] = f"the output does not follow its grammar: {error_of(followed.matcher)}"
+        while len(self._followed) > MAX_FOLLOWED + len(rows):
+            self._followed.popitem(last=False)
         if not following:
             return {}
         bits = allocate_token_bitmask(len(following), self._vocab_size)
@@ -116,6 +123,16 @@ class Constraints:
             else:
                 masks[index] = unpacked[place]
         return masks
+
+    def _follow(self, row: SamplingRow) -> _Followed:
+        """Raises as `Grammars.matcher` does."""
+        key, all_followed = id(row), self._followed
+        followed = all_followed.get(key)
+        if followed is None:
+            matcher = self._grammars.matcher(row.params.grammar, COMPILED_WITHIN_S)
+            followed = all_followed[key] = _Followed(weakref.ref(row, lambda _: all_followed.pop(key, None)), matcher)
+        all_followed.move_to_end(key)
+        return followed
 
     def _filtered(self, row: SamplingRow, by_grammar: TokenMask | None) -> TokenMask:
         """What of the grammar's mask the row's other parameters leave. Of a grammar's end `min_tokens` takes nothing away."""

@@ -64,15 +64,20 @@ class _Words:
 
 
 class Grammars:
-    """The compiled grammars of a process. They are compiled one after another on a thread of its own, which loads the tokenizer when the
-    first one comes. Thread-safe."""
+    """The compiled grammars of a process. They are compiled one after another on a thread of its own. Thread-safe."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._info = info
-        self._compiler: GrammarCompiler | None = None
+        self._compiler: Future[GrammarCompiler] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
         self._lock = threading.Lock()
+
+    def load(self) -> None:
+        """Begins to load what grammars are compiled with, unless that has been done. Python's lock is held meanwhile, for up to a second
+        with a large vocabulary: who computes at the same time calls it before it serves anybody."""
+        with self._lock:
+            self._loading()
 
     def prepare(self, grammar: Grammar) -> Future[LLMatcher]:
         """Begins to compile it, unless it is kept compiled. The future raises InvalidRequest, or ConfigError where the model has no usable
@@ -80,7 +85,7 @@ class Grammars:
         with self._lock:
             compiled = self._compiled.get(grammar)
             if compiled is None:
-                compiled = self._compiled[grammar] = self._thread.submit(self._compile, grammar)
+                compiled = self._compiled[grammar] = self._thread.submit(_compiled, self._loading(), grammar)
                 if len(self._compiled) > MAX_COMPILED:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(grammar)
@@ -94,7 +99,17 @@ class Grammars:
         """Compiles nothing more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+    def _loading(self) -> Future[GrammarCompiler]:
+        """With the lock."""
         if self._compiler is None:
-            self._compiler = GrammarCompiler(load_tokenizer(self._info), self._info)
-        return self._compiler.compile(grammar)
+            self._compiler = self._thread.submit(_load, self._info)
+        return self._compiler
+
+
+def _load(info: ModelInfo) -> GrammarCompiler:
+    return GrammarCompiler(load_tokenizer(info), info)
+
+
+def _compiled(compiler: Future[GrammarCompiler], grammar: Grammar) -> LLMatcher:
+    # It was submitted before, to the same thread.
+    return compiler.result().compile(grammar)

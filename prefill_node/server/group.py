@@ -53,6 +53,7 @@ class StageGroup:
 
     async def start(self) -> None:
         """Starts the processes, which take a while until they serve: there may be something else to do meanwhile."""
+        self.grammars.load()
         for stage in self._stages:
             await stage.start()
 

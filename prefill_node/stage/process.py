@@ -97,6 +97,8 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
         layers = (order.layer_begin, order.layer_end)
         async with self._turn:
             if self._loading is None or (self._loading.done() and self._runner is None):
+                if order.layer_end == self._arguments.model_info.layers:
+                    self._grammars.load()
                 self._loading = self._thread.run(load_runner, self._arguments, Role.PREFILL, layers)
             # Whoever asked may be gone before it has loaded, and the next one finds it loaded.
             runner = await asyncio.shield(self._loading)

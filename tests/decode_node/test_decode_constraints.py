@@ -114,3 +114,28 @@ async def test_an_attempt_is_known_and_can_be_aborted_while_its_grammar_is_compi
         assert (await gateway.end_of(held)).finish is Finish.STOP
         assert not gateway.outcomes[aborted].token_ids
         await nodes.all_slots_given_back()
+
+
+async def test_nobody_waits_at_a_decode_node_for_a_grammar_that_is_still_compiled_there(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, compile = threading.Event(), GrammarCompiler.compile
+
+    def slowly(compiler: GrammarCompiler, grammar: Grammar) -> LLMatcher:
+        go_on.wait(60)
+        return compile(compiler, grammar)
+
+    free = replace(HELD, grammar=Grammar(), max_tokens=40, ignore_eos=True)
+    async with EngineNodes(tmp_path, model, prefill=1, decode=2, kv=KV) as nodes:
+        gateway = nodes.gateway
+        whole = (await gateway.run(PROMPT, HELD)).token_ids
+        monkeypatch.setattr(GrammarCompiler, "compile", slowly)
+        there = ("prefill-0", "decode-1")
+        held = await gateway.start(PROMPT, HELD, on=there)
+        await until(lambda: gateway.outcomes[held].token_ids)
+        for _ in range(3):
+            assert len((await gateway.run(PROMPT, free, on=there)).token_ids) == 40
+        assert gateway.outcomes[held].token_ids == whole[:1] and not gateway.outcomes[held].ended
+        go_on.set()
+        assert (await gateway.end_of(held)).token_ids == whole
+        await nodes.all_slots_given_back()

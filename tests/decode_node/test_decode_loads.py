@@ -22,6 +22,7 @@ from engine.formats.files import describe
 from engine.kv_cache import device_cache
 from engine.loader import load_model
 from engine.runner import ModelRunner
+from engine.sampling.grammars import Grammars
 from node_runtime import devices
 from node_runtime.loading import Parts
 from node_runtime.model_thread import ModelThread
@@ -188,7 +189,7 @@ async def test_when_the_store_is_gone_nothing_is_loaded_and_no_slot_is_noted(
     )
     arguments = ProcessArguments(load_config(overrides={"model": str(model)}, environ={}), info, tmp_path, "", "decode-0", "127.0.0.1")
     thread = ModelThread(1)
-    node = DecodeServer(Parts(arguments, runner, thread, MonotonicClock()), DecodeCost(1.0, 1.0, 0.0))
+    node = DecodeServer(Parts(arguments, runner, thread, MonotonicClock()), DecodeCost(1.0, 1.0, 0.0), Grammars(arguments.model_info))
     told: list[Any] = []
     monkeypatch.setattr(node, "tell", told.append)
     node.act(LoadAhead("a", (1, 2, 3)))

@@ -17,6 +17,7 @@ from llguidance import LLMatcher
 
 from engine.batch import SamplingRow
 from engine.formats.files import describe
+from engine.sampling import constraints
 from engine.sampling.constraints import Constraints
 from engine.sampling.device_sampling import sample_together
 from engine.sampling.grammars import Grammars
@@ -108,6 +109,45 @@ def test_rows_of_a_batch_keep_to_their_own_grammars_and_the_others_to_none() -> 
         for i in (2, 4):
             assert together[i] == sample(logits[i : i + 1], [SamplingRow(rows[i].params, (1,), rows[i].output_ids[:-1])])[0]
     assert TOKENIZER.decode(rows[3].output_ids, skip_special_tokens=True).startswith("x")
+
+
+class CountingGrammars(Grammars):
+    """Counts the outputs that are followed from their beginning."""
+
+    begun = 0
+
+    def matcher(self, grammar: Grammar, within_s: float) -> LLMatcher:
+        self.begun += 1
+        return super().matcher(grammar, within_s)
+
+
+def test_an_output_is_followed_for_as_long_as_its_row_lives_whether_or_not_it_is_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = CountingGrammars(INFO)
+    followed = Constraints(INFO.vocab_size, INFO.eos_token_ids, grammars)
+
+    def step(*rows: SamplingRow) -> None:
+        allowed = followed.allowed(rows)
+        assert not allowed.refused
+        for index, row in enumerate(rows):
+            row.output_ids.append(int(allowed.masks[index].argmax()))  # type: ignore[attr-defined]
+
+    params = SamplingParams(grammar=regex_grammar("[0-9]{44}"))
+    first, second, third = (SamplingRow(params, (1,), list[int]()) for _ in range(3))
+    for taking_part in ((first, second), (second,), (third,), (), (first, second, third), (second,)):
+        step(*taking_part)
+    assert grammars.begun == 3 and len(followed._followed) == 3
+    del first, taking_part
+    assert len(followed._followed) == 2, "what is kept of a row goes with it"
+    monkeypatch.setattr(constraints, "MAX_FOLLOWED", 1)
+    step(third)
+    step(third)
+    assert len(followed._followed) == 2
+    more = [SamplingRow(params, (1,), list[int]()) for _ in range(9)]
+    for row in more:
+        step(row)
+    assert len(followed._followed) == 2, "there is a bound"
+    step(second)
+    assert grammars.begun == 3 + 9 + 1, "and what was beyond it is followed anew"
 
 
 def test_what_is_drawn_together_on_a_device_is_what_is_drawn_one_by_one() -> None:
