@@ -152,8 +152,6 @@ class CacheUse:
     """The context is to be kept for so long from now."""
     dry_run: bool = False
     """Nothing is to be computed: whether the context is there is all that is asked."""
-    affinity: str = ""
-    """Requests with the same one have beginnings in common: OpenAI's `prompt_cache_key`."""
     salt: str = ""
     """Only requests with the same salt share blocks: vLLM's `cache_salt`."""
     keep_all_s: float = 0.0

@@ -240,7 +240,7 @@ class Desk:
         """What is left to run of a request that names a context cache, and which it was, if there was any. Raises NoSuchCache and
         InvalidRequest where it cannot be run without."""
         wanted = request.cache
-        plain = replace(request, cache=CacheUse(affinity=wanted.affinity, salt=wanted.salt, keep_all_s=wanted.keep_all_s))
+        plain = replace(request, cache=CacheUse(salt=wanted.salt, keep_all_s=wanted.keep_all_s))
         if not isinstance(request.prompt, Conversation):
             raise InvalidRequest("a context cache begins a conversation, and this is a text", param="cache_id")
         try:

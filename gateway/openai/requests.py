@@ -221,7 +221,7 @@ class OpenAIRequest(GuidedFields):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=INT32[1])] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_LENGTH), AfterValidator(unicode_text)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=MAX_SALT_LENGTH), AfterValidator(unicode_text)] | None = None
-    """Requests with the same one have beginnings in common."""
+    """Changes nothing: requests with beginnings in common meet without it."""
     use_beam_search: NeutralFalse = None
     length_penalty: Annotated[Any, OnlyNeutral(1.0, 1)] = None
     early_stopping: NeutralFalse = None
@@ -294,7 +294,7 @@ class OpenAIRequest(GuidedFields):
             prompt_logprobs=self.prompt_logprobs,
             truncate_prompt_tokens=self.truncate_prompt_tokens or 0,
             terms=replace(terms, priority=-self.priority, idle=self.has_time),
-            cache=CacheUse(affinity=self.prompt_cache_key or "", salt=self.cache_salt or ""),
+            cache=CacheUse(salt=self.cache_salt or ""),
         )
 
     def _sampling(self) -> dict[str, Any]:
@@ -369,7 +369,7 @@ class ChatCompletionRequest(OpenAIRequest):
         cache, said = self._cache_use(), self.messages
         if said[0].role == CACHE_ROLE:
             named, said = use_of_message(said[0].content or "", "messages[0].content"), said[1:]
-            cache = replace(named, affinity=cache.affinity, salt=cache.salt, keep_all_s=cache.keep_all_s)
+            cache = replace(named, salt=cache.salt, keep_all_s=cache.keep_all_s)
         for number, message in enumerate(said):
             if message.role == CACHE_ROLE:
                 raise InvalidRequest("messages: only the first one may be of the role cache", param=f"messages[{number}].role")
@@ -381,7 +381,7 @@ class ChatCompletionRequest(OpenAIRequest):
             keep_s = PROMPT_CACHE_TTL_S[options.ttl]
         elif self.prompt_cache_retention == "24h":
             keep_s = 24 * 3600.0
-        return CacheUse(affinity=self.prompt_cache_key or "", salt=self.cache_salt or "", keep_all_s=keep_s)
+        return CacheUse(salt=self.cache_salt or "", keep_all_s=keep_s)
 
     def _conversation(self, messages: Sequence[ChatMessage]) -> Conversation:
         effort: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}

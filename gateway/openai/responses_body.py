@@ -351,7 +351,7 @@ class ResponseRequest(PromptRequest):
             keep_s = PROMPT_CACHE_TTL_S[options.ttl]
         elif self.prompt_cache_retention == "24h":
             keep_s = 24 * 3600.0
-        return CacheUse(affinity=self.prompt_cache_key or "", salt=self.cache_salt or "", keep_all_s=keep_s)
+        return CacheUse(salt=self.cache_salt or "", keep_all_s=keep_s)
 
     def _sampling(self) -> Json:
         values: Json = {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
