@@ -149,6 +149,8 @@ class GatewayServer:
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until `stop`; raises when the HTTP server ends before that. Then every request still running gets its terminal reply."""
         assert self._serving is not None and self._http_server is not None and self._grpc_server is not None, "run() comes after start()"
+        # The process takes a moment to start, which is nobody's before there is a gateway.
+        self._background.start(self._grammars.warm_up(), "starting grammar checks")
         await first_of(asyncio.shield(self._serving), stop.wait())
         if self._serving.done():
             raise RuntimeError("the HTTP server has ended by itself")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -40,38 +41,46 @@ _LENGTH = struct.Struct("<I")
 
 
 class GrammarChecker:
-    """The process, and what it has found out lately. Everything runs in one event loop. It is started with the first grammar."""
+    """The process, and what it has found out lately. Everything runs in one event loop."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._info = info
-        self._found: OrderedDict[Grammar, str] = OrderedDict()
-        """What is wrong with it; empty: nothing."""
+        self._found: OrderedDict[bytes, str] = OrderedDict()
+        """What is wrong with grammars, by their digests; empty: nothing."""
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._waiting = 0
 
     def good(self, grammar: Grammar) -> bool:
         """Whether it is known to compile."""
-        return not grammar or self._found.get(grammar) == ""
+        return not grammar or self._found.get(_digest(grammar)) == ""
 
     async def check(self, grammar: Grammar, field: str) -> None:
         """Returns when it is known to compile. Raises InvalidRequest, naming `field`, when it does not, Overloaded when too many
         wait for this, and Unavailable when nobody can tell just now."""
-        if grammar not in self._found:
+        digest = _digest(grammar)
+        if digest not in self._found:
             if self._waiting >= MOST_WAITING:
                 raise Overloaded("too many grammars are waiting to be compiled", retry_after_s=1.0, reason="grammars")
             self._waiting += 1
             try:
                 async with self._turn:
-                    if grammar not in self._found:
-                        self._found[grammar] = await self._ask(grammar)
+                    if digest not in self._found:
+                        self._found[digest] = await self._ask(grammar)
             finally:
                 self._waiting -= 1
             if len(self._found) > _REMEMBERED:
                 self._found.popitem(last=False)
-        self._found.move_to_end(grammar)
-        if message := self._found[grammar]:
+        self._found.move_to_end(digest)
+        if message := self._found[digest]:
             raise InvalidRequest(f"{field} {message}", param=field)
+
+    async def warm_up(self) -> None:
+        """Returns when the process is ready, so that the first grammar need not wait for it. What goes wrong is said to that."""
+        async with self._turn:
+            if self._process is None:
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                    await self._started()
 
     async def close(self) -> None:
         """Ends the process."""
@@ -83,8 +92,7 @@ class GrammarChecker:
 
     async def _ask(self, grammar: Grammar) -> str:
         try:
-            if self._process is None and (message := await self._start()):
-                await self.close()
+            if self._process is None and (message := await self._started()):
                 return message
             return await self._answer(grammar.source, _LONGEST_S)
         except (OSError, asyncio.IncompleteReadError) as error:  # TimeoutError is an OSError
@@ -104,16 +112,23 @@ class GrammarChecker:
             await self.close()
             raise
 
-    async def _start(self) -> str:
-        """What is wrong with the model; empty: nothing."""
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "gateway.grammar_checks"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "SPRINGTIDE_PARENT_PID": str(os.getpid())},
-        )
-        message = await self._answer(json.dumps(asdict(self._info)), _START_S)
-        return message and f"cannot be used with this model: {message}"
+    async def _started(self) -> str:
+        """What is wrong with the model; empty: nothing, and the process is ready. There is none otherwise, nor where it raises."""
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "gateway.grammar_checks"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "SPRINGTIDE_PARENT_PID": str(os.getpid())},
+            )
+            message = await self._answer(json.dumps(asdict(self._info)), _START_S)
+        except BaseException:
+            await self.close()
+            raise
+        if not message:
+            return ""
+        await self.close()
+        return f"cannot be used with this model: {message}"
 
     async def _answer(self, text: str, within_s: float) -> str:
         process = self._process
@@ -124,6 +139,10 @@ class GrammarChecker:
             await process.stdin.drain()
             (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
             return (await process.stdout.readexactly(length)).decode()
+
+
+def _digest(grammar: Grammar) -> bytes:
+    return hashlib.blake2b(grammar.source.encode(), digest_size=32).digest()
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from engine.tokenizer.tokenizer import load_tokenizer
 from gateway.api_request import FormatKind, OutputFormat
 from gateway.grammar_checks import GrammarChecker
 from gateway.grammars import MAX_CHOICES, MAX_PROPERTIES, MAX_SCHEMA_DEPTH, MAX_SOURCE_CHARACTERS, Beforehand, constraint, lark_constraint
-from springtide.errors import InvalidRequest
+from springtide.errors import InvalidRequest, Unavailable
 from springtide.protocol.sampling import Grammar
 
 INFO = describe("demo")
@@ -128,3 +129,32 @@ async def test_what_would_take_for_ever_is_given_up_and_holds_up_nobody_else(che
         await first
     with pytest.raises(InvalidRequest, match="guided_grammar cannot be compiled within"):
         await checker.check(endless, "guided_grammar")
+
+
+async def test_the_process_is_there_before_the_first_grammar_and_is_the_only_one() -> None:
+    checker, good = GrammarChecker(INFO), constraint(schema(OBJECT))
+    await asyncio.gather(checker.warm_up(), checker.check(good, "response_format"))
+    process = checker._process
+    assert process is not None
+    await checker.warm_up()
+    assert checker._process is process and process.returncode is None
+    await checker.close()
+    # Cancelled while it starts, it leaves none behind.
+    warming = asyncio.create_task(checker.warm_up())
+    while checker._process is None:  # noqa: ASYNC110 - nothing signals it
+        await asyncio.sleep(0)
+    process = checker._process
+    warming.cancel()
+    await asyncio.gather(warming, return_exceptions=True)
+    assert checker._process is None and process.returncode is not None
+
+
+async def test_a_process_that_cannot_start_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker, good = GrammarChecker(INFO), constraint(schema(OBJECT))
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", "/bin/false")
+        await checker.warm_up()
+        with pytest.raises(Unavailable):
+            await checker.check(good, "response_format")
+    await checker.check(good, "response_format")
+    await checker.close()

@@ -373,6 +373,23 @@ async def test_a_gateway_that_stops_answers_what_still_runs(arguments: ProcessAr
     await until(lambda: cluster.idle)
 
 
+async def test_grammars_can_be_checked_without_waiting_when_a_gateway_has_been_there_for_a_moment(
+    arguments: ProcessArguments, cluster: Cluster
+) -> None:
+    gateway, stop = GatewayServer(arguments, cluster.conductor.address), asyncio.Event()
+    await gateway.start()
+    running = asyncio.create_task(gateway.run(stop))
+    await until(lambda: gateway._grammars._process)
+    process = gateway._grammars._process
+    async with httpx.AsyncClient(base_url=f"http://{gateway.http_address}", timeout=20) as client:
+        assert (await client.post(PLAIN, json=plain(guided_regex="[a-z]+"))).status_code == 200
+    assert gateway._grammars._process is process
+    stop.set()
+    await running
+    await gateway.close()
+    assert process is not None and process.returncode is not None
+
+
 async def test_a_taken_port_is_an_error_that_names_the_setting(arguments: ProcessArguments, gateway: GatewayServer) -> None:
     taken = int(gateway.http_address.rpartition(":")[2])
     config = arguments.config.model_copy(update={"server": ServerConfig(port=taken, grpc_port=0)})
