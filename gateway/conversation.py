@@ -99,17 +99,15 @@ class ChatModel:
             return ""
         return self.forced_calls(conversation, schema)
 
-    def strict_calls(self, conversation: Conversation, schema: Schema) -> str:
-        """The grammar of an answer whose calls of strict tools fit these. Empty: there are none, or this family's are not held to it."""
-        choice, family = conversation.tool_choice, self.tools
-        if (
-            choice.mode is not ToolMode.AUTO
-            or family is None
-            or family.beside_text is None
-            or not any(t.strict for t in conversation.tools)
-        ):
+    def strict_calls(self, conversation: Conversation, schema: Schema, reading: Reading) -> str:
+        """The grammar of an answer that may be text or calls, of which those of strict tools fit these. Empty: there are none. `reading` is
+        of the answer."""
+        choice = conversation.tool_choice
+        if choice.mode is not ToolMode.AUTO or self.tools is None or not any(tool.strict for tool in conversation.tools):
             return ""
-        return family.beside_text(conversation.tools, choice.parallel, self._literal, schema)
+        markers = None if reading.reasoning_begun else reading.reasoning
+        opening = "" if markers is None or self._tokenizer.special_id(markers.begin) is not None else markers.begin
+        return self.tools.beside_text(conversation.tools, choice.parallel, self._literal, schema, opening)
 
     def _literal(self, text: str) -> str:
         """How a grammar writes it."""

@@ -369,7 +369,7 @@ class Preparer:
             if request.format is not None:
                 calls = "" if chat is None else self._chat_model.possible_calls(chat, schema_in_lark)
                 return constraint(request.format, self._beforehand(reading), calls)
-            if chat is not None and (calls := self._chat_model.strict_calls(chat, schema_in_lark)):
+            if chat is not None and (calls := self._chat_model.strict_calls(chat, schema_in_lark, reading)):
                 return lark_constraint(calls, self._beforehand(reading))
         except InvalidRequest as error:
             if error.param != "format":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.api_request import Tool
-from gateway.tool_calls import forced
+from gateway.tool_calls import beside_text, forced
 from gateway.tool_calls.base import Calls, PartReader
 from gateway.tool_calls.readers import BareReader, MarkedReader, PythonicReader
 from gateway.tool_calls.reasoning import ReasoningMarkers
@@ -22,8 +22,9 @@ class ToolFamily:
     """Texts that may be special tokens, which have to be read all the same."""
     grammar: Callable[[Sequence[Tool], bool, forced.Literal, forced.Schema], str]
     """Of an output that is calls: one, or several."""
-    beside_text: Callable[[Sequence[Tool], bool, forced.Literal, forced.Schema], str] | None = None
-    """Of an output that may have calls, marked in its text; None: their marks would not be sure enough."""
+    beside_text: Callable[[Sequence[Tool], bool, forced.Literal, forced.Schema, str], str]
+    """Of an output that may be text or calls, of which those of strict tools fit these. The text does not begin with the last argument,
+    with which reasoning does."""
     id_length: int = 0
     """Of a call's id, where templates want one of so many letters."""
 
@@ -38,13 +39,17 @@ TOOL_FAMILIES: Mapping[ToolParserName, ToolFamily] = {
         lambda calls: MarkedReader(calls, "<tool_call>", "</tool_call>"),
         ("<tool_call>", "</tool_call>"),
         forced.hermes,
-        forced.hermes_beside_text,
+        beside_text.hermes,
     ),
-    "llama3": ToolFamily(lambda calls: BareReader(calls, ("<|python_tag|>",)), ("<|python_tag|>",), forced.llama3),
+    "llama3": ToolFamily(lambda calls: BareReader(calls, ("<|python_tag|>",)), ("<|python_tag|>",), forced.llama3, beside_text.llama3),
     "mistral": ToolFamily(
-        lambda calls: MarkedReader(calls, "[TOOL_CALLS]"), ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), forced.mistral, id_length=9
+        lambda calls: MarkedReader(calls, "[TOOL_CALLS]"),
+        ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+        forced.mistral,
+        beside_text.mistral,
+        id_length=9,
     ),
-    "pythonic": ToolFamily(lambda calls: PythonicReader(calls, *_PYTHON_TAGS), _PYTHON_TAGS, forced.pythonic),
+    "pythonic": ToolFamily(lambda calls: PythonicReader(calls, *_PYTHON_TAGS), _PYTHON_TAGS, forced.pythonic, beside_text.pythonic),
 }
 REASONING_FAMILIES: Mapping[ReasoningParserName, ReasoningMarkers] = {
     "think": ReasoningMarkers("<think>", "</think>"),

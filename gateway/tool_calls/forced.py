@@ -1,5 +1,4 @@
-"""Grammars of calls, for outputs that have to be calls, and for those whose calls have to fit their tools: in Lark as llguidance has it, in
-the words of each family of models."""
+"""Grammars of calls, for outputs that have to be calls: in Lark as llguidance has it, in the words of each family of models."""
 
 from __future__ import annotations
 
@@ -15,6 +14,8 @@ Literal = Callable[[str], str]
 """How a grammar writes a text: a special token of the model is not the text that it shows."""
 Schema = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """A schema as grammars have it. Raises InvalidRequest."""
+SPACE = "SPACE: /[ \\n]{0,4}/"
+"""Where a grammar leaves some."""
 _MOST_TOOLS = 128
 
 
@@ -23,49 +24,59 @@ def hermes(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schem
     return _grammar('call ("\\n" call)*' if several else "call", call, tools, "arguments", schema)
 
 
-def hermes_beside_text(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
-    """Of an output that may have calls between its texts: those of strict tools fit their schemas."""
-    marker = literal("<tool_call>")
-    special = marker.startswith("<[")
-    text = "TAIL: /(?s:.*)/" + ("" if special else " & ~/(?s:.*)<tool_call>(?s:.*)/")
-    before = f"before: TAIL {marker}" if special else "before[lazy]: /(?s:.*)<tool_call>/"
-    block = f"SPACE tool SPACE {literal('</tool_call>')}"
-    loose = [tool if tool.strict else Tool(tool.name) for tool in tools]
-    calls = _grammar("(before call)* TAIL" if several else "(before call)? TAIL", block, loose, "arguments", schema)
-    return "\n".join([calls, before, "SPACE: /[ \\n]{0,4}/", text])
-
-
 def llama3(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
     return _grammar('call ("; " call)*' if several else "call", "tool", tools, "parameters", schema)
 
 
 def mistral(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
-    calls = 'call (", " call)*' if several else "call"
-    return _grammar(f'{literal("[TOOL_CALLS]")} "[" {calls} "]"', "tool", tools, "arguments", schema)
+    call = f"{literal('[TOOL_CALLS]')} block"
+    lines = [_grammar("call+" if several else "call", call, tools, "arguments", schema), *mistral_block(tools, several, literal)]
+    return "\n".join(lines)
+
+
+def mistral_block(tools: Sequence[Tool], several: bool, literal: Literal) -> Iterator[str]:
+    """Rules for what is behind the mark of calls: a list of objects or, as later models write it, a name and its arguments."""
+    listed = 'tool (SPACE "," SPACE tool)*' if several else "tool"
+    yield f'block: SPACE ("[" SPACE {listed} SPACE "]" | named)'
+    yield f"named: {' | '.join(f'named_{number}' for number in range(len(tools)))}"
+    marks = f"({literal('[CALL_ID]')} CALL_ID)? ({literal('[ARGS]')})?"
+    for number, tool in enumerate(tools):
+        yield f"named_{number}: {json.dumps(tool.name)} {marks} SPACE arguments_{number}"
+    yield "CALL_ID: /[a-zA-Z0-9]{9}/"
+    yield SPACE
 
 
 def pythonic(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
     calls = 'call (", " call)*' if several else "call"
-    lines = [f'start: "[" {calls} "]"', f"call: {_alternatives(tools)}"]
+    lines = [f'start: "[" {calls} "]"', f"call: {alternatives('tool', tools)}"]
     for number, tool in enumerate(tools):
         lines.append(f'tool_{number}: {json.dumps(f"{tool.name}(")} rest_{number}_0_first ")"')
-        lines += _keywords(number, tool, schema)
+        lines += keyword_rules(number, tool, schema)
     return "\n".join(lines)
 
 
 def _grammar(start: str, call: str, tools: Sequence[Tool], arguments: str, schema: Schema) -> str:
-    lines = [f"start: {start}", f"call: {call}", f"tool: {_alternatives(tools)}"]
+    return "\n".join([f"start: {start}", f"call: {call}", *object_rules(tools, arguments, schema)])
+
+
+def object_rules(tools: Sequence[Tool], arguments: str, schema: Schema) -> Iterator[str]:
+    """Rules for `tool`, a call as an object in JSON with its arguments in the field `arguments`."""
+    yield f"tool: {alternatives('tool', tools)}"
     for number, tool in enumerate(tools):
         head = json.dumps(f'{{"name": {json.dumps(tool.name)}, "{arguments}": ')
-        lines.append(f'tool_{number}: {head} arguments_{number} "}}"')
-        lines.append(f"arguments_{number}: %json {json.dumps(schema(_closed(tool.parameters)))}")
-    return "\n".join(lines)
+        yield f'tool_{number}: {head} arguments_{number} "}}"'
+        yield arguments_rule(number, tool, schema)
 
 
-def _alternatives(tools: Sequence[Tool]) -> str:
+def arguments_rule(number: int, tool: Tool, schema: Schema) -> str:
+    return f"arguments_{number}: %json {json.dumps(schema(_closed(tool.parameters)))}"
+
+
+def alternatives(rule: str, tools: Sequence[Tool]) -> str:
+    """One of the numbered rules of the tools. Raises InvalidRequest."""
     if len(tools) > _MOST_TOOLS:
-        raise InvalidRequest(f"tools: a call can be forced of at most {_MOST_TOOLS}, not {len(tools)}", param="tools")
-    return " | ".join(f"tool_{number}" for number in range(len(tools)))
+        raise InvalidRequest(f"tools: calls can be held to at most {_MOST_TOOLS}, not {len(tools)}", param="tools")
+    return " | ".join(f"{rule}_{number}" for number in range(len(tools)))
 
 
 def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +85,7 @@ def _closed(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {"additionalProperties": False, **closed} if "properties" in closed else closed
 
 
-def _keywords(tool_number: int, tool: Tool, schema: Schema) -> Iterator[str]:
+def keyword_rules(tool_number: int, tool: Tool, schema: Schema) -> Iterator[str]:
     """Rules for what is between the parentheses of a call: each property once, in their order, those that are not required or not."""
     properties, required = tool.parameters.get("properties") or {}, tool.parameters.get("required") or []
     if not isinstance(properties, dict) or not isinstance(required, list):

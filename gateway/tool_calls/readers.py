@@ -8,12 +8,13 @@ from collections.abc import Callable
 from gateway.output import Part
 from gateway.tool_calls.base import Calls, beginning_at_the_end, content
 from gateway.tool_calls.json_calls import JsonCalls
-from gateway.tool_calls.pythonic import CallEnd, python_call
+from gateway.tool_calls.pythonic import CallEnd, begun_call, python_call
 
 _SPACE = " \t\r\n"
-_NAMED = re.compile(r"([\w.-]{1,128})\s{0,8}(?:\[CALL_ID\]\w{1,64}\s{0,8})?(?:\[ARGS\]\s{0,8})?\{")
-_NAMING, _MOST_NAMING = re.compile(r"[\w.\-\s\[\]]*"), 256
+_NAMED = re.compile(r"([\w.:/-]{1,128})\s{0,8}(?:\[CALL_ID\]\w{1,64}\s{0,8})?(?:\[ARGS\]\s{0,8})?\{")
+_NAMING, _MOST_NAMING = re.compile(r"[\w.:/\-\s\[\]]*"), 256
 """What may still become that."""
+_LIST = re.compile(r"\[\s*([\w.:/-]*)\s*(\(?)")
 
 
 class _Reader:
@@ -77,14 +78,15 @@ class MarkedReader(_JsonReader):
         elif self._state == self._at_name:
             parts = content(self._lead)
         rest = self._take(len(self._text))
-        # What is after a call is space, a marker, or the beginning of one.
-        return parts if self._state == self._after_call else [*parts, *content(rest)]
+        # What is after a call is nobody's, or the beginning of a marker.
+        return parts if self._state in (self._after_call, self._after_block) else [*parts, *content(rest)]
 
     def _in_text(self) -> list[Part] | None:
         at = self._text.find(self._begin)
         if at >= 0:
-            before = self._take(at).rstrip(_SPACE)
-            self._lead = self._take(len(self._begin))
+            before = self._take(len(self._text[:at].rstrip(_SPACE)))
+            # Space before the marker is nobody's where a call follows, and text as the marker is where none does.
+            self._lead = self._take(at - len(before) + len(self._begin))
             self._block = JsonCalls(self._calls)
             self._state = self._at_name if not self._end else self._in_call
             return content(before)
@@ -114,16 +116,26 @@ class MarkedReader(_JsonReader):
         return content(self._lead)
 
     def _in_call(self) -> list[Part] | None:
-        return self._in_block(self._in_text, self._after_call)
+        return self._in_block(self._in_text, self._after_call if self._end else self._after_block)
 
     def _after_call(self) -> list[Part] | None:
-        """Between a call's end and what follows: another call, or text. The space between is nobody's."""
+        """Before the block's end: a further call may come, or, where a model leaves the end out, another block or text."""
         self._text = self._text.lstrip(_SPACE)
-        if self._end and self._end.startswith(self._text[: len(self._end)]):
-            if len(self._text) < len(self._end):
-                return None
+        if self._text.startswith(self._end):
             self._take(len(self._end))
-            self._text = self._text.lstrip(_SPACE)
+            self._state = self._after_block
+            return []
+        if self._end.startswith(self._text) or not (further := self._text.lstrip(_SPACE + ",;")):
+            return None
+        self._state = self._in_text
+        if further[0] in "{[":
+            self._lead = self._take(len(self._text) - len(further))
+            self._block, self._state = JsonCalls(self._calls), self._in_call
+        return []
+
+    def _after_block(self) -> list[Part] | None:
+        """Between a block and what follows: another one, or text. The space between is nobody's."""
+        self._text = self._text.lstrip(_SPACE)
         if not self._text:
             return None
         self._state = self._in_text
@@ -178,18 +190,33 @@ class BareReader(_JsonReader):
 
 
 class PythonicReader(_Reader):
-    """Calls that are the whole output, a list of Python calls: `[weather(city="Rome"), time()]`. Each comes when it is complete."""
+    """Calls that are the whole output, a list of Python calls: `[weather(city="Rome"), time()]`. Each comes when it is complete; of one
+    that is cut off, the arguments that are."""
 
     def __init__(self, calls: Calls, begin: str = "", end: str = "") -> None:
         """`begin` and `end` may stand around the list."""
         super().__init__(calls)
         self._begin, self._end = begin, end
+        self._lead = ""
+        """Text before the next call, which is nobody's unless it turns out to be none."""
         self._call_end: CallEnd | None = None
         self._state = self._at_beginning
 
     def finish(self) -> list[Part]:
         rest = self._take(len(self._text))
-        return [] if self._state == self._after_list else content(rest)
+        if self._state == self._after_list:
+            return []
+        if self._state != self._in_list:
+            return content(rest)
+        if self._calls.count and "(" not in rest:
+            # Of a further call not even the name is there.
+            return []
+        begun = begun_call(rest, self._call_end.last_comma if self._call_end else 0)
+        return self._called(begun) or content(self._lead + rest)
+
+    def _called(self, call: tuple[str, str] | None) -> list[Part]:
+        """Nothing where it is no call of a tool."""
+        return [] if call is None or call[0] not in self._calls.names else self._calls.whole(*call)
 
     def _at_beginning(self) -> list[Part] | None:
         text = self._text.lstrip(_SPACE)
@@ -199,13 +226,13 @@ class PythonicReader(_Reader):
             text = text.removeprefix(self._begin).lstrip(_SPACE)
         if not text:
             return None
-        name = re.match(r"\[\s*([A-Za-z_][\w.]*)(\s*\()?", text)
-        if text[0] == "[" and (name is None or name[2] is None) and re.fullmatch(r"\[\s*([A-Za-z_][\w.]*)?\s*", text):
+        name = _LIST.match(text)
+        if name is not None and not name[2] and name.end() == len(text):
             return None
-        if name is not None and name[2] is not None and name[1] in self._calls.names:
-            self._text, self._state = text[1:], self._in_list
-            return []
         self._state = self._in_text
+        if name is not None and name[2] and name[1] in self._calls.names:
+            self._lead = self._take(len(self._text) - len(text) + 1)
+            self._state = self._in_list
         return []
 
     def _in_text(self) -> list[Part] | None:
@@ -213,7 +240,7 @@ class PythonicReader(_Reader):
 
     def _in_list(self) -> list[Part] | None:
         if self._call_end is None:
-            self._take(len(self._text) - len(self._text.lstrip(_SPACE + ",")))
+            self._lead += self._take(len(self._text) - len(self._text.lstrip(_SPACE + ",")))
             if not self._text:
                 return None
             if self._text[0] == "]":
@@ -225,16 +252,20 @@ class PythonicReader(_Reader):
         if length is None:
             return None
         self._call_end = None
-        call = python_call(self._text[:length])
-        if call is None:
-            self._state = self._in_text
-            return []
-        self._take(length)
-        return self._calls.whole(*call)
+        if parts := self._called(python_call(self._text[:length])):
+            self._take(length)
+            self._lead = ""
+            return parts
+        self._state = self._in_text
+        return content(self._lead)
 
     def _after_list(self) -> list[Part] | None:
-        text = self._text.strip(_SPACE)
-        if not text or (self._end and self._end.startswith(text)):
+        """The space between the list and text is nobody's."""
+        text = self._text.lstrip(_SPACE)
+        if self._end.startswith(text):
             return None
-        self._state = self._in_text
+        text = text.removeprefix(self._end).lstrip(_SPACE)
+        if not text:
+            return None
+        self._text, self._state = text, self._in_text
         return []

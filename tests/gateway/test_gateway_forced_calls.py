@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from gateway.api_request import FormatKind, OutputFormat, Tool
 from gateway.grammars import Beforehand, constraint, lark_constraint, schema_in_lark
 from gateway.output import CallArguments, CallBegun
 from gateway.tool_calls.families import TOOL_FAMILIES
-from gateway.tool_calls.forced import _keywords
+from gateway.tool_calls.forced import keyword_rules
 from springtide.errors import InvalidRequest
 from springtide.protocol.sampling import Grammar
 
@@ -91,6 +90,14 @@ def test_several_calls_where_there_may_be_several(family: str) -> None:
     assert calls(family, text) == [("now", {}), ("time", {"exact": True})]
 
 
+@pytest.mark.parametrize("mark", ["[ARGS]", "[CALL_ID]abcDEF123[ARGS]", ""])
+def test_a_mistral_model_may_write_a_name_and_its_arguments(mark: str) -> None:
+    text = f'[TOOL_CALLS]weather{mark}{{"city": "Rome"}}'
+    assert accepts(forced("mistral", [WEATHER, TIME]), text) and calls("mistral", text) == [("weather", {"city": "Rome"})]
+    assert accepts(forced("mistral", [WEATHER, TIME], several=True), text * 2) and not accepts(forced("mistral", [WEATHER]), text * 2)
+    assert not accepts(forced("mistral", [WEATHER]), text.replace("city", "town"))
+
+
 @pytest.mark.parametrize("written", ["[time()]", '[time(zone="a")]', "[time(exact=false)]", '[time(zone="a", exact=true)]'])
 def test_keywords_that_are_not_required_may_be_left_out(written: str) -> None:
     assert accepts(forced("pythonic", [TIME]), written)
@@ -108,23 +115,9 @@ def test_reasoning_may_come_before_and_text_in_the_place_of_calls() -> None:
         assert not accepts(grammar, before + "Well.")
 
 
-def test_a_strict_tools_calls_fit_it_also_where_none_is_forced() -> None:
-    tools = [replace(WEATHER, strict=True), TIME]
-    calls_beside_text = TOOL_FAMILIES["hermes"].beside_text
-    assert calls_beside_text is not None
-    grammar = lark_constraint(calls_beside_text(tools, True, json.dumps, schema_in_lark))
-    call, loose = WRITTEN["hermes"], '<tool_call>{"name": "time", "arguments": {"anything": [1]}}</tool_call>'
-    for text in ("", "1 < 2 and <tool_cal", call, f"Let me look.\n{call}\n{call} Done.", loose):
-        assert accepts(grammar, text)
-    for text in ("<tool_call>no", call.replace("3", '"3"'), call.replace("weather", "other"), f"x {call.replace('days', 'hours')}"):
-        assert not accepts(grammar, text)
-    once = lark_constraint(calls_beside_text(tools, False, json.dumps, schema_in_lark))
-    assert accepts(once, f"Well. {call}") and not accepts(once, f"{call}\n{call}")
-
-
 @pytest.mark.parametrize(
     "parameters", [{"properties": {"from": {"type": "string"}}}, {"properties": [1]}, {"properties": {}, "required": "x"}]
 )
 def test_a_tool_that_python_could_not_call_is_refused(parameters: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="tools"):
-        list(_keywords(0, Tool("f", parameters=parameters), lambda schema: schema))
+        list(keyword_rules(0, Tool("f", parameters=parameters), lambda schema: schema))

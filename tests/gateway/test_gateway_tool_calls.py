@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.output import Content, Delta, Ending, Part, Reasoning, gathered
+from gateway.output import CallArguments, CallBegun, Content, Delta, Ending, Part, Reasoning, gathered
 from gateway.tool_calls.families import REASONING_FAMILIES, TOOL_FAMILIES
 from gateway.tool_calls.reading import Reading
 from springtide.protocol.outputs import Finish
@@ -51,6 +51,12 @@ CASES: list[tuple[str, str, Expected]] = [
     ("hermes", '<tool_call>{"name": "time", "arguments": "{\\"a\\": 1}"}</tool_call>', [("time", '{"a": 1}')]),
     ("hermes", '<tool_call>{"name": "time", "arguments": {"a": 1', [("time", '{"a": 1')]),
     ("hermes", "<tool_call>no call</tool_call>", ["<tool_call>no call</tool_call>"]),
+    ("hermes", f"<tool_call>{CALL}\n{TIME}</tool_call> Done.", ["Done.", ("weather", ARGUMENTS), ("time", "{}")]),
+    ("hermes", f"<tool_call>{CALL}, [{TIME}]", [("weather", ARGUMENTS), ("time", "{}")]),
+    ("hermes", f'<tool_call>{TIME}; {{"a": 1}}</tool_call>', ['; {"a": 1}</tool_call>', ("time", "{}")]),
+    ("hermes", f"<tool_call>{TIME}\n<tool_call>{TIME}</tool_call>", [("time", "{}"), ("time", "{}")]),
+    ("hermes", "Write \n\n<tool_call> around it.", ["Write \n\n<tool_call> around it."]),
+    ("hermes", 'So:\n<tool_call>{"a": 1}', ['So:\n<tool_call>{"a": 1}']),
     ("hermes", "1 < 2 and <tool_cal", ["1 < 2 and <tool_cal"]),
     ("hermes", '<tool_call>{"na', ['<tool_call>{"na']),
     ("llama3", f' {{"name": "weather", "parameters": {ARGUMENTS}}}', [("weather", ARGUMENTS)]),
@@ -62,13 +68,26 @@ CASES: list[tuple[str, str, Expected]] = [
     ("mistral", f"[TOOL_CALLS][{CALL}, {TIME}]", [("weather", ARGUMENTS), ("time", "{}")]),
     ("mistral", f"Well. [TOOL_CALLS]weather{ARGUMENTS}[TOOL_CALLS]time[ARGS]{{}}", ["Well.", ("weather", ARGUMENTS), ("time", "{}")]),
     ("mistral", f"[TOOL_CALLS]weather[CALL_ID]abc123XYZ[ARGS]{ARGUMENTS}", [("weather", ARGUMENTS)]),
+    ("mistral", "[TOOL_CALLS]ns:get/one{}", [("ns:get/one", "{}")]),
     ("mistral", "[TOOL_CALLS] what?", ["[TOOL_CALLS] what?"]),
+    ("mistral", "See  [TOOL_CALLS] what?", ["See  [TOOL_CALLS] what?"]),
+    ("mistral", "See [TOOL_CALLS]weather[ARGS]", ["See [TOOL_CALLS]weather[ARGS]"]),
     ("mistral", "[1] A list.", ["[1] A list."]),
     ("pythonic", "[weather(city='Rome', days=[1, -2]), time()]", [("weather", '{"city": "Rome", "days": [1, -2]}'), ("time", "{}")]),
     ("pythonic", '<|python_start|>[time(zone="a)b", on=true)]<|python_end|>', [("time", '{"zone": "a)b", "on": true}')]),
+    ("pythonic", "<|python_start|>[time()]<|python_end|> Done.", ["Done.", ("time", "{}")]),
     ("pythonic", "[1, 2, 3]", ["[1, 2, 3]"]),
     ("pythonic", "[exit()]", ["[exit()]"]),
-    ("pythonic", "[time(1)]", ["time(1)]"]),
+    ("pythonic", "[time(1)]", ["[time(1)]"]),
+    ("pythonic", "[time(x=1e999)]", ["[time(x=1e999)]"]),
+    ("pythonic", "[time(), exit()]", [", exit()]", ("time", "{}")]),
+    ("pythonic", "[time(x=1])]", ["[time(x=1])]"]),
+    ("pythonic", "[weather(city='Rome', days=[1, 2", [("weather", '{"city": "Rome"')]),
+    ("pythonic", "[weather(city='Ro", [("weather", "")]),
+    ("pythonic", "[time(), weather(", [("time", "{}"), ("weather", "")]),
+    ("pythonic", "[time(), wea", [("time", "{}")]),
+    ("pythonic", "[time(1, zone=2", ["[time(1, zone=2"]),
+    ("pythonic", "[wea", ["[wea"]),
     ("pythonic", "No call.", ["No call."]),
 ]
 
@@ -104,6 +123,69 @@ def test_however_a_text_is_split_it_has_the_same_parts(
         return [getattr(part, "name", part) for part in parts]
 
     assert without_ids(pieces) == without_ids(whole) == without_ids(read(reading, list(text)))
+
+
+@given(
+    name=st.sampled_from(sorted(TOOL_FAMILIES)),
+    fragments=st.lists(FRAGMENTS, max_size=12),
+)
+def test_a_text_without_calls_comes_out_as_it_is(name: str, fragments: list[str]) -> None:
+    text = "".join(fragments)
+    parts = read(of(name), [text])
+    if not any(isinstance(part, CallBegun) for part in parts):
+        assert "".join(part.text for part in parts if isinstance(part, Content)) == text
+
+
+WORDS = st.text(st.characters(categories=("Lu", "Ll", "Nd"), include_characters=" \"'\\/\n{}[](),;:<"), max_size=9)
+VALUE = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(10**6), 10**6), WORDS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=3)),
+    max_leaves=6,
+)
+WRITTEN_CALLS = st.lists(
+    st.tuples(st.sampled_from(NAMES), st.dictionaries(st.sampled_from(["city", "days", "zone"]), VALUE, max_size=3)), min_size=1, max_size=3
+)
+
+
+def written(family: str, calls: list[tuple[str, dict[str, object]]]) -> str:
+    if family == "pythonic":
+        keywords = [", ".join(f"{key}={value!r}" for key, value in values.items()) for _, values in calls]
+        return f"[{', '.join(f'{name}({within})' for (name, _), within in zip(calls, keywords, strict=True))}]"
+    field = "parameters" if family == "llama3" else "arguments"
+    objects = [json.dumps({"name": name, field: values}) for name, values in calls]
+    if family == "hermes":
+        return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in objects)
+    return f"[TOOL_CALLS][{', '.join(objects)}]" if family == "mistral" else "; ".join(objects)
+
+
+@given(
+    family=st.sampled_from(sorted(TOOL_FAMILIES)),
+    calls=WRITTEN_CALLS,
+    cut=st.floats(0, 1),
+    borders=st.lists(st.integers(0, 400), max_size=6),
+)
+def test_of_a_text_that_is_cut_off_the_calls_are_the_beginning_of_those_that_are_written(
+    family: str, calls: list[tuple[str, dict[str, object]]], cut: float, borders: list[int]
+) -> None:
+    def found(pieces: list[str]) -> tuple[list[tuple[str, str]], str]:
+        parts = read(of(family), pieces)
+        names = [part.name for part in parts if isinstance(part, CallBegun)]
+        arguments = ["".join(p.text for p in parts if isinstance(p, CallArguments) and p.number == n) for n in range(len(names))]
+        return list(zip(names, arguments, strict=True)), "".join(part.text for part in parts if isinstance(part, Content))
+
+    text = written(family, calls)
+    whole, no_text = found([text])
+    assert [(name, json.loads(arguments)) for name, arguments in whole] == calls and not no_text
+    begun = text[: round(cut * len(text))]
+    marks = sorted({0, len(begun), *(border for border in borders if border < len(begun))})
+    told, rest = found([begun])
+    assert (told, rest) == found([begun[start:end] for start, end in itertools.pairwise(marks)]) == found(list(begun))
+    assert [name for name, _ in told] == [name for name, _ in whole[: len(told)]]
+    assert all(full.startswith(arguments) for (_, arguments), (_, full) in zip(told, whole, strict=False))
+    assert told[:-1] == whole[: len(told[:-1])], "only the last one is not whole"
+    # What has come of a call before its name is known is text, in the place where it is.
+    assert begun.endswith(rest) and (len(rest) < 40 or not told)
+    assert not (told and rest) or family in ("hermes", "llama3")
 
 
 def test_arguments_come_as_the_model_writes_them() -> None:

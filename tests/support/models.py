@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,14 @@ def demo_gguf() -> Path:
     return demo_model()
 
 
-def make_tiny_llama(path: Path, *, seed: int = 0, max_shard_size: str = "1GB", **config: Any) -> Path:
+def make_tiny_llama(path: Path, *, seed: int = 0, max_shard_size: str = "1GB", special_tokens: Sequence[str] = (), **config: Any) -> Path:
     """Writes a Hugging Face directory with random float32 weights, the same for the same arguments, and returns `path`.
 
-    `config` has fields of transformers' LlamaConfig. The tokenizer is byte-level BPE with token ids below 270, ChatML its template.
+    `config` has fields of transformers' LlamaConfig. The tokenizer is byte-level BPE with token ids below 270, and `special_tokens` beyond
+    them, ChatML its template.
     """
     _random_model("Llama", seed, config).save_pretrained(path, max_shard_size=max_shard_size)
-    write_tiny_tokenizer(path)
+    write_tiny_tokenizer(path, special_tokens)
     return path
 
 
@@ -78,13 +80,13 @@ def _random_model(family: str, seed: int, config: dict[str, Any]) -> Any:
     return model
 
 
-def write_tiny_tokenizer(path: Path) -> None:
+def write_tiny_tokenizer(path: Path, special_tokens: Sequence[str] = ()) -> None:
     """tokenizer.json and tokenizer_config.json."""
     tokens = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in _MERGES)]
     tokenizer = Tokenizer(BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=list(_MERGES)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in _SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in (*_SPECIAL, *special_tokens)])
     tokenizer.save(str(path / "tokenizer.json"))
     settings = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
