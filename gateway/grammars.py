@@ -4,12 +4,13 @@ notation. Whether it can be compiled is for `grammar_checks` to find out."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from gateway.api_request import FormatKind, OutputFormat
 from springtide.errors import InvalidRequest
@@ -29,6 +30,7 @@ _KNOWN_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", 
 """Others are annotations, as JSON Schema has it."""
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _SCHEMAS = ("items", "additionalItems", "additionalProperties", "contains", "not")
 
 
@@ -171,10 +173,13 @@ def _choices_of(source: str) -> list[str]:
 
 
 def _lark_of(source: str) -> str:
+    """The grammar, if it is not in Lark's notation but in GBNF."""
+    if not _GBNF_RULE.search(source):
+        return source
     try:
-        return str(any_to_lark(source))
+        return str(gbnf_to_lark(source))
     except (Exception, RecursionError) as error:  # llguidance raises bare ones
-        raise _invalid(f"is no grammar, in Lark's notation or in GBNF: {error}"[:500]) from None
+        raise _invalid(f"is no grammar in GBNF: {error}"[:500]) from None
 
 
 def _json_of(source: str, what: str) -> Any:

@@ -47,6 +47,13 @@ def accepts(grammar: Grammar, text: str) -> bool:
         (FormatKind.CHOICE, json.dumps(['say "no"', "é\n☃", "a\\b"]), ['say "no"', "é\n☃", "a\\b"], ["say", "é"]),
         (FormatKind.GRAMMAR, 'start: "a" rest\nrest: /b+/', ["abbb"], ["a"]),
         (FormatKind.GRAMMAR, 'root ::= "yes" | "no " digits\ndigits ::= [0-9]+', ["yes", "no 17"], ["no "]),
+        (
+            FormatKind.GRAMMAR,
+            '?start: word -> one\n    | list\n!word: "::="\nlist: "[" [word ("," word)*] "]"',
+            ["::=", "[]", "[::=,::=]"],
+            ["[,]"],
+        ),
+        (FormatKind.GRAMMAR, "// a comment\n%import common.INT\n%import common.WS\n%ignore WS\n?start: INT+", ["1", "1 20"], ["x"]),
     ],
 )
 def test_a_format_is_a_grammar_of_just_its_texts(kind: FormatKind, source: str, good: list[str], bad: list[str]) -> None:
@@ -78,8 +85,8 @@ def test_the_answer_alone_is_held_to_a_format_not_the_reasoning_before_it() -> N
         (OutputFormat(FormatKind.CHOICE, "[]"), "not empty"),
         (OutputFormat(FormatKind.CHOICE, '["a", 1]'), "texts"),
         (OutputFormat(FormatKind.CHOICE, json.dumps([str(i) for i in range(MAX_CHOICES + 1)])), "choices"),
-        (OutputFormat(FormatKind.GRAMMAR, "?? nothing"), "no grammar"),
-        (OutputFormat(FormatKind.GRAMMAR, "root ::= " + "(" * 5000), "no grammar"),
+        (OutputFormat(FormatKind.GRAMMAR, "root ::= ?"), "no grammar in GBNF"),
+        (OutputFormat(FormatKind.GRAMMAR, "root ::= " + "(" * 5000), "no grammar in GBNF"),
     ],
 )
 def test_what_is_too_large_or_makes_no_sense_is_refused(format: OutputFormat, says: str) -> None:
@@ -107,6 +114,8 @@ async def checker() -> AsyncIterator[GrammarChecker]:
         (OutputFormat(FormatKind.REGEX, "(?=a)b"), "look-ahead"),
         (OutputFormat(FormatKind.REGEX, "("), "unclosed"),
         (OutputFormat(FormatKind.GRAMMAR, "start: missing"), "missing"),
+        (OutputFormat(FormatKind.GRAMMAR, "?? nothing"), "expecting rule"),
+        (OutputFormat(FormatKind.GRAMMAR, "\n" * MAX_SOURCE_CHARACTERS), "cannot be"),
     ],
 )
 async def test_what_cannot_be_compiled_is_refused_by_name(checker: GrammarChecker, format: OutputFormat, says: str) -> None:
