@@ -54,6 +54,10 @@ class BodyTimeout(InvalidRequest):
     http_status = 408
 
 
+class BodyEncoded(InvalidRequest):
+    http_status = 415
+
+
 @dataclass(slots=True, eq=False)
 class _Receiving:
     patience: asyncio.Timeout
@@ -244,7 +248,12 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[float], None
 
 
 def check_media_type(request: Request) -> None:
-    """Raises InvalidRequest: a page in a browser can send other types anywhere, without asking the server first."""
+    """Raises InvalidRequest: a page in a browser can send other types anywhere, without asking the server first. Compressed bodies are not
+    read: how large they are would show only when they are held."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        message = f"content-encoding is {encoding[:40]!r}, which is not read here; send the body as it is"
+        raise BodyEncoded(message, param="content-encoding", code="unsupported_encoding")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise _not_an_object()
@@ -257,7 +266,7 @@ def parse_body(raw: bytes, model: type[BodyT], max_values: int) -> BodyT:
     if has_more_values(raw, max_values):
         raise InvalidRequest(f"the body has more than {max_values} numbers, texts, lists and objects", code="too_many_values")
     try:
-        document = json.loads(raw.decode())
+        document = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: not UTF-8 at byte {error.start}", code="invalid_json") from None
     except json.JSONDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -154,3 +155,18 @@ async def test_every_error_has_openais_shape(
 async def test_malformed_text_and_numbers_are_the_clients_fault(refusing: tuple[httpx.AsyncClient, Cluster], content: bytes) -> None:
     response = await refusing[0].post(PLAIN, content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error", response.text
+
+
+async def test_a_byte_order_mark_before_the_body_is_ignored(refusing: tuple[httpx.AsyncClient, Cluster]) -> None:
+    body = b"\xef\xbb\xbf" + json.dumps(plain(model="gpt-x")).encode()
+    response = await refusing[0].post(PLAIN, content=body, headers={"content-type": "application/json"})
+    assert response.json()["error"]["code"] == "model_not_found", "it was read"
+
+
+async def test_a_compressed_body_is_refused_as_such(refusing: tuple[httpx.AsyncClient, Cluster]) -> None:
+    body, kind = json.dumps(plain()).encode(), {"content-type": "application/json"}
+    response = await refusing[0].post(PLAIN, content=gzip.compress(body), headers={**kind, "content-encoding": "gzip"})
+    assert response.status_code == 415 and response.json()["error"]["code"] == "unsupported_encoding", response.text
+    assert "gzip" in response.json()["error"]["message"]
+    invalid = await refusing[0].post(PLAIN, content=b"[1]", headers={**kind, "content-encoding": "identity"})
+    assert invalid.json()["error"]["code"] == "invalid_body", "it was read"
