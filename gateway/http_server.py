@@ -13,6 +13,7 @@ import time
 from collections.abc import Generator, Hashable
 from typing import Any, Generic, Literal, TypeVar
 
+import httptools
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -115,6 +116,7 @@ class HttpServer(uvicorn.Server):
         settings = uvicorn.Config(
             app,
             http=functools.partial(_Connection, self._table),  # type: ignore[arg-type]  # whatever makes a protocol will do
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -139,7 +141,8 @@ class HttpServer(uvicorn.Server):
 
 
 class _Connection(HttpToolsProtocol):
-    """uvicorn's, which by itself takes heads of any length, waits for them for ever, and lets any number of requests wait in a row."""
+    """uvicorn's, which by itself takes heads of any length, waits for them for ever, lets any number of requests wait in a row, and loses
+    the body of one that would rather be of another protocol (`Upgrade: h2c`, as Java's client asks first)."""
 
     def __init__(self, table: ConnectionTable[_Connection], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -147,6 +150,7 @@ class _Connection(HttpToolsProtocol):
         self._table = table
         self._in_head = False
         self._in_message = False
+        self._head_is_known = False
         self._head_bytes = 0
         self._num_headers = 0
         self._num_chunks = 0
@@ -173,7 +177,13 @@ class _Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade as asked:
+            self._stay(data[asked.args[0] :])
         if self._in_head:
             # A header that has not ended yet has not been told of.
             self._head_bytes += len(data)
@@ -191,6 +201,8 @@ class _Connection(HttpToolsProtocol):
     # ---- from the parser, in the order of a request's parts ----
 
     def on_message_begin(self) -> None:
+        if self._head_is_known:
+            return
         super().on_message_begin()
         self._in_head = self._in_message = True
         self._head_bytes = self._num_headers = self._num_chunks = self._body_bytes = 0
@@ -199,15 +211,21 @@ class _Connection(HttpToolsProtocol):
             raise _Excess
 
     def on_url(self, url: bytes) -> None:
+        if self._head_is_known:
+            return
         super().on_url(url)
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_is_known:
+            return
         super().on_header(name, value)
         self._num_headers += 1
         self._count(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
+        if self._head_is_known:
+            return
         self._in_head = False
         super().on_headers_complete()
         self._note()
@@ -220,6 +238,8 @@ class _Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._in_message = False
         super().on_message_complete()
         self._note()
@@ -233,6 +253,17 @@ class _Connection(HttpToolsProtocol):
             self._refuse(431, f"a request's head may have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers", "head_too_large")
         else:
             self._refuse(400, "this is not an HTTP request", "invalid_http")
+
+    def _stay(self, rest: bytes) -> None:
+        """Goes on with a request that has asked for another protocol as if it had not, which is how it is told that there is none. The
+        parser has ended with its head: another one is told of how its body comes."""
+        framing = [header for header in self.headers if header[0] in (b"content-length", b"transfer-encoding")]
+        self.parser = httptools.HttpRequestParser(self)
+        self._head_is_known = True
+        self.data_received(b"POST / HTTP/1.1\r\n" + b"".join(b"%s: %s\r\n" % header for header in framing) + b"\r\n")
+        self._head_is_known = False
+        if rest:
+            self.data_received(rest)
 
     def _count(self, num_bytes: int) -> None:
         self._head_bytes += num_bytes

@@ -236,6 +236,7 @@ async def test_an_answer_that_nobody_takes_ends(address: Address, monkeypatch: p
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xff" * 500, b"400"),
         (b"GET /health HTTP/1.1\r\nhost x\r\n\r\n", b"400"),
         (b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", b""),
+        (b"POST /echo HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\ntransfer-encoding: zip\r\n\r\n", b""),
     ],
 )
 async def test_what_is_no_request_is_refused_and_its_connection_closed(address: Address, sent: bytes, status: bytes) -> None:
@@ -244,6 +245,24 @@ async def test_what_is_no_request_is_refused_and_its_connection_closed(address: 
     received = await ended(reader)
     assert received[9:12] == status
     await assert_served(address)
+
+
+@pytest.mark.parametrize("step", [1, 60, 1 << 20])
+async def test_who_would_rather_speak_another_protocol_is_answered_in_this_one(address: Address, step: int) -> None:
+    """As Java's client asks with its first request, body and all, and as browsers ask for a WebSocket."""
+    upgrade = b"host: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+    sent = b"POST /echo HTTP/1.1\r\n" + upgrade + b"content-length: 5\r\n\r\nhello"
+    sent += b"POST /echo HTTP/1.1\r\n" + upgrade + b"transfer-encoding: chunked\r\n\r\n3\r\nhow\r\n4\r\n are\r\n0\r\n\r\n"
+    sent += b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    sent += b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    reader, writer = await connected(address)
+    for begin in range(0, len(sent), step):
+        writer.write(sent[begin : begin + step])
+        await writer.drain()
+    for body in (b"hello", b"how are", b"ok", b"ok"):
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert await reader.readexactly(len(body)) == body
+    writer.close()
 
 
 async def test_a_body_in_crumbs_is_not_put_together(address: Address) -> None:
