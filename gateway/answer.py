@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ from springtide.errors import SpringtideError, Unavailable
 from springtide.ids import RequestId
 from springtide.protocol.outputs import Finish, PromptLogprobs, SampledToken
 from springtide.protocol.usage import KeptTokens, Usage
+
+logger = logging.getLogger(__name__)
 
 _MEANT_FOR_CLIENTS = ("shutting_down", "not_ready", "deadline", "internal_error")
 """Codes of server errors whose messages say nothing of nodes and addresses."""
@@ -270,6 +273,9 @@ class AnswerStream:
             await checker.check(self._request.sampling.grammar, self._request.grammar_field)
         except SpringtideError as error:
             self._fail(error)
+        except Exception:
+            logger.exception("a grammar could not be checked", extra={"request_id": self.request_id})
+            self._fail(SpringtideError("internal error; the server's log has more", code="internal_error"))
         else:
             self._launch_leads()
 

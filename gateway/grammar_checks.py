@@ -7,15 +7,19 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import resource
 import signal
+import socket
 import struct
+import subprocess
 import sys
+import time
 from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from engine.sampling.grammars import GrammarCompiler
 from engine.tokenizer.tokenizer import load_tokenizer
@@ -24,7 +28,7 @@ from springtide.modelinfo import ModelInfo
 from springtide.process import die_with_parent
 from springtide.protocol.sampling import Grammar
 
-logger = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 
 COMPILE_CPU_S = 1.5
 """Within which a grammar has to be compiled: of processor time, as others may use the machine, too."""
@@ -41,15 +45,18 @@ _LENGTH = struct.Struct("<I")
 
 
 class GrammarChecker:
-    """The process, and what it has found out lately. Everything runs in one event loop."""
+    """The process, and what it has found out lately. It is used in one event loop. A thread of its own starts the
+    process and speaks with it: what a loop forks amid the threads of gRPC may never come to its program."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._info = info
         self._found: OrderedDict[bytes, str] = OrderedDict()
         """What is wrong with grammars, by their digests; empty: nothing."""
-        self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._asked: dict[bytes, asyncio.Future[str]] = {}
+        """About the same, what is being found out."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar-checks")
+        self._process: _Process | None = None
+        self._closed = False
 
     def good(self, grammar: Grammar) -> bool:
         """Whether it is known to compile."""
@@ -59,86 +66,155 @@ class GrammarChecker:
         """Returns when it is known to compile. Raises InvalidRequest, naming `field`, when it does not, Overloaded when too many
         wait for this, and Unavailable when nobody can tell just now."""
         digest = _digest(grammar)
-        if digest not in self._found:
-            if self._waiting >= MOST_WAITING:
-                raise Overloaded("too many grammars are waiting to be compiled", retry_after_s=1.0, reason="grammars")
-            self._waiting += 1
-            try:
-                async with self._turn:
-                    if digest not in self._found:
-                        self._found[digest] = await self._ask(grammar)
-            finally:
-                self._waiting -= 1
-            if len(self._found) > _REMEMBERED:
-                self._found.popitem(last=False)
-        self._found.move_to_end(digest)
-        if message := self._found[digest]:
+        message = self._found.get(digest)
+        if message is None:
+            # Whoever goes away leaves the question to others who have it, too.
+            message = await asyncio.shield(self._asked.get(digest) or self._begin(digest, grammar))
+        else:
+            self._found.move_to_end(digest)
+        if message:
             raise InvalidRequest(f"{field} {message}", param=field)
 
     async def warm_up(self) -> None:
         """Returns when the process is ready, so that the first grammar need not wait for it. What goes wrong is said to that."""
-        async with self._turn:
-            if self._process is None:
-                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                    await self._started()
+        await self._in_thread(self._warm)
 
     async def close(self) -> None:
-        """Ends the process."""
-        if (process := self._process) is not None:
-            self._process = None
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        """Ends the process, and begins no other. Idempotent."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+        with contextlib.suppress(RuntimeError):  # it is closed already
+            await self._in_thread(self._end)
+        self._thread.shutdown(wait=False)
 
-    async def _ask(self, grammar: Grammar) -> str:
+    def _in_thread(self, work: Callable[..., _Result], *args: object) -> asyncio.Future[_Result]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+
+    def _begin(self, digest: bytes, grammar: Grammar) -> asyncio.Future[str]:
+        if len(self._asked) >= MOST_WAITING:
+            raise Overloaded("too many grammars are waiting to be compiled", retry_after_s=1.0, reason="grammars")
+        asked = self._asked[digest] = self._in_thread(self._ask, grammar)
+        asked.add_done_callback(lambda asked: self._end_of(digest, asked))
+        return asked
+
+    def _end_of(self, digest: bytes, asked: asyncio.Future[str]) -> None:
+        del self._asked[digest]
+        if not asked.cancelled() and asked.exception() is None:
+            self._found[digest] = asked.result()
+            if len(self._found) > _REMEMBERED:
+                self._found.popitem(last=False)
+
+    # ---- in the thread ----
+
+    def _ask(self, grammar: Grammar) -> str:
         try:
-            if self._process is None and (message := await self._started()):
-                return message
-            return await self._answer(grammar.source, _LONGEST_S)
-        except (OSError, asyncio.IncompleteReadError) as error:  # TimeoutError is an OSError
-            process = self._process
+            process = self._started()
+        except OSError as error:
+            raise Unavailable(f"grammars cannot be compiled just now: {error!r}", code="grammar_checks") from None
+        except SpringtideError as error:
+            return f"cannot be used with this model: {error.message}"
+        try:
+            return process.answer(grammar.source, _LONGEST_S)
+        except OSError as error:
             # It may be about to end: for want of processor time or memory, which is the grammar's fault.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_ENDS_WITHIN_S):
-                    if process is not None:
-                        await process.wait()
-            ended_by_itself = process is not None and process.returncode not in (None, *_ENDED_BY_OTHERS)
-            await self.close()
-            if not ended_by_itself:
+            if process.ended_within(_ENDS_WITHIN_S) in (None, *_ENDED_BY_OTHERS):
                 raise Unavailable(f"grammars cannot be compiled just now: {error!r}", code="grammar_checks") from None
             return f"cannot be compiled within {COMPILE_CPU_S:g} s, or within the memory that there is for it; make it simpler"
-        except BaseException:
-            # Cancelled in the middle: its answer would be taken for the next one's.
-            await self.close()
-            raise
+        finally:
+            if not process.in_step:
+                self._end()
 
-    async def _started(self) -> str:
-        """What is wrong with the model; empty: nothing, and the process is ready. There is none otherwise, nor where it raises."""
+    def _warm(self) -> None:
+        with contextlib.suppress(OSError, SpringtideError):
+            self._started()
+
+    def _started(self) -> _Process:
+        """The process, which has the model. Raises OSError when there can be none, and SpringtideError, which says what is wrong with the
+        model."""
+        if self._process is not None and self._process.ended_within(0.0) is None:
+            return self._process
+        self._end()
+        process = self._process = _Process()
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "gateway.grammar_checks"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env={**os.environ, "SPRINGTIDE_PARENT_PID": str(os.getpid())},
-            )
-            message = await self._answer(json.dumps(asdict(self._info)), _START_S)
+            if self._closed:
+                raise OSError("the gateway ends")
+            message = process.answer(json.dumps(asdict(self._info)), _START_S)
         except BaseException:
-            await self.close()
+            self._end()
             raise
-        if not message:
-            return ""
-        await self.close()
-        return f"cannot be used with this model: {message}"
+        if message:
+            self._end()
+            raise InvalidRequest(message)
+        return process
 
-    async def _answer(self, text: str, within_s: float) -> str:
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+
+class _Process:
+    """`python -m gateway.grammar_checks`, from outside. Everything blocks, for as long as is said."""
+
+    def __init__(self) -> None:
+        """Raises OSError."""
+        self._socket, theirs = socket.socketpair()
+        self.in_step = True
+        """Whether each question so far was answered: else the next answer would not be the next question's."""
+        try:
+            with theirs:
+                self._process: subprocess.Popen[bytes] = subprocess.Popen(
+                    (sys.executable, "-P", "-m", "gateway.grammar_checks"),
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    env={**os.environ, "SPRINGTIDE_PARENT_PID": str(os.getpid())},
+                )
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def answer(self, text: str, within_s: float) -> str:
+        """Raises OSError when there is none until then."""
+        until = time.monotonic() + within_s
         data = text.encode()
-        async with asyncio.timeout(within_s):
-            process.stdin.write(_LENGTH.pack(len(data)) + data)
-            await process.stdin.drain()
-            (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-            return (await process.stdout.readexactly(length)).decode()
+        self.in_step = False
+        self._socket.settimeout(within_s)
+        self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size, until))
+        answer = self._receive(length, until).decode()
+        self.in_step = True
+        return answer
+
+    def _receive(self, num_bytes: int, until: float) -> bytes:
+        data = bytearray()
+        while len(data) < num_bytes:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("no answer in time")
+            self._socket.settimeout(left_s)
+            piece = self._socket.recv(num_bytes - len(data))
+            if not piece:
+                raise ConnectionResetError("the process that compiles them has ended")
+            data += piece
+        return bytes(data)
+
+    def ended_within(self, seconds: float) -> int | None:
+        """What it returned; None: it runs."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """May be called from any thread."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
 
 
 def _digest(grammar: Grammar) -> bytes:

@@ -146,16 +146,43 @@ async def test_the_process_is_there_before_the_first_grammar_and_is_the_only_one
     process = checker._process
     assert process is not None
     await checker.warm_up()
-    assert checker._process is process and process.returncode is None
+    assert checker._process is process and process.ended_within(0.0) is None
     await checker.close()
-    # Cancelled while it starts, it leaves none behind.
+    assert checker._process is None and process.ended_within(0.0) is not None
+
+
+async def test_nothing_is_left_of_a_process_whose_gateway_ends_while_it_starts() -> None:
+    checker = GrammarChecker(INFO)
     warming = asyncio.create_task(checker.warm_up())
     while checker._process is None:  # noqa: ASYNC110 - nothing signals it
         await asyncio.sleep(0)
     process = checker._process
-    warming.cancel()
-    await asyncio.gather(warming, return_exceptions=True)
-    assert checker._process is None and process.returncode is not None
+    await checker.close()
+    await warming
+    assert checker._process is None and process.ended_within(0.0) is not None
+
+
+async def test_a_process_that_is_killed_is_started_anew() -> None:
+    checker = GrammarChecker(INFO)
+    await checker.warm_up()
+    for key in "abc":
+        assert checker._process is not None
+        checker._process.kill()
+        try:
+            await checker.check(constraint(schema({"type": "object", "properties": {key: {}}})), "response_format")
+        except Unavailable:  # it was still dying
+            await checker.check(constraint(schema({"type": "object", "properties": {key: {}}})), "response_format")
+    await checker.close()
+
+
+async def test_who_goes_away_leaves_the_answer_to_others_who_asked_the_same() -> None:
+    checker, good = GrammarChecker(INFO), constraint(schema(OBJECT))
+    first, second = (asyncio.create_task(checker.check(good, "response_format")) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await second
+    assert checker.good(good) and first.cancelled()
+    await checker.close()
 
 
 async def test_a_process_that_cannot_start_is_no_fault_of_the_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
