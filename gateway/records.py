@@ -4,7 +4,7 @@ they were made, some of which expire."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +19,8 @@ _AT_ONCE = 100
 
 # What follows keeps an owner's books: the index (KEYS[1], a sorted set of ids), the bytes (KEYS[2], a hash from ids to bytes, '' being all
 # of them together) and the ends (KEYS[3], a sorted set of the ids of those that expire, by when, in milliseconds). The records' keys begin
-# with ARGV[1]. Books last as long as any record in them.
+# with ARGV[1], those of their parts with the further KEYS. Books last as long as any record in them, parts as long as their record.
+# `do_also` does the commands in ARGV from the n-th on, each after the number of its words.
 _BOOKS = """
 local prefix, index, bytes, ends = ARGV[1], KEYS[1], KEYS[2], KEYS[3]
 local time = redis.call('TIME')
@@ -28,6 +29,7 @@ local function all_bytes() return tonumber(redis.call('HGET', bytes, '')) or 0 e
 local function bytes_of(id) return tonumber(redis.call('HGET', bytes, id)) or 0 end
 local function forget(id)
   redis.call('DEL', prefix .. id)
+  for i = 4, #KEYS do redis.call('DEL', KEYS[i] .. id) end
   redis.call('ZREM', index, id)
   redis.call('ZREM', ends, id)
   redis.call('HINCRBY', bytes, '', 0 - bytes_of(id))
@@ -40,15 +42,21 @@ local function keep_books()
   local count = redis.call('ZCARD', index)
   if count == 0 then redis.call('DEL', bytes) return end
   local last = redis.call('ZRANGE', ends, -1, -1, 'WITHSCORES')[2]
-  for _, book in ipairs(KEYS) do
-    if redis.call('ZCARD', ends) < count then redis.call('PERSIST', book) else redis.call('PEXPIREAT', book, last + 1000) end
+  for i = 1, 3 do
+    if redis.call('ZCARD', ends) < count then redis.call('PERSIST', KEYS[i]) else redis.call('PEXPIREAT', KEYS[i], last + 1000) end
+  end
+end
+local function do_also(n)
+  while ARGV[n] do
+    redis.call(unpack(ARGV, n + 1, n + ARGV[n]))
+    n = n + 1 + ARGV[n]
   end
 end
 """
 
 # ARGV: prefix, id, the value, time made, milliseconds to live (0: for ever), the value it must have now ('': there must be none), its
-# bytes, how many records and bytes the owner may have (0: any). Returns 1, 0 when it has another value, -1 when it is larger than all may
-# be, or -2 when nothing can make room for it.
+# bytes, how many records and bytes the owner may have (0: any), and what is to be done with it. Returns 1, 0 when it has another value, -1
+# when it is larger than all may be, or -2 when nothing can make room for it.
 _PUT = f"""
 {_BOOKS}
 local id, value, ttl_ms, size = ARGV[2], ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[7])
@@ -65,6 +73,10 @@ while new and most > 0 and redis.call('ZCARD', index) >= most or most_bytes > 0 
   if not goes then return -2 end
   forget(goes)
 end
+do_also(10)
+for i = 4, #KEYS do
+  if ttl_ms == 0 then redis.call('PERSIST', KEYS[i] .. id) else redis.call('PEXPIRE', KEYS[i] .. id, ttl_ms) end
+end
 if ttl_ms == 0 then
   redis.call('SET', prefix .. id, value)
   redis.call('ZREM', ends, id)
@@ -79,12 +91,13 @@ keep_books()
 return 1
 """
 
-# ARGV: prefix, id. Returns whether there was one.
+# ARGV: prefix, id, and what is to be done where there is one. Returns whether there was.
 _DELETE = f"""
 {_BOOKS}
 local there = redis.call('EXISTS', prefix .. ARGV[2])
 forget(ARGV[2])
 keep_books()
+if there == 1 then do_also(3) end
 return there
 """
 
@@ -95,9 +108,18 @@ for i = 4, #ARGV do
   if redis.call('PEXPIRE', prefix .. ARGV[i], ARGV[2]) == 1 then
     redis.call('ZADD', index, 'XX', ARGV[3], ARGV[i])
     redis.call('ZADD', ends, now_ms + ARGV[2], ARGV[i])
+    for part = 4, #KEYS do redis.call('PEXPIRE', KEYS[part] .. ARGV[i], ARGV[2]) end
   end
 end
 keep_books()
+"""
+
+# KEYS: the record, a part of it. ARGV: by turns a field and what is added to it.
+_COUNT = """
+local lasts_ms = redis.call('PTTL', KEYS[1])
+if lasts_ms == -2 then return end
+for i = 1, #ARGV, 2 do redis.call('HINCRBY', KEYS[2], ARGV[i], ARGV[i + 1]) end
+if lasts_ms > 0 then redis.call('PEXPIRE', KEYS[2], lasts_ms) end
 """
 
 
@@ -115,6 +137,10 @@ class RecordsFull(InvalidRequest):
 
 class NotListed(InvalidRequest):
     """A page is to begin or end at a record that is not there."""
+
+
+Command = Sequence[str | int | float | bytes]
+"""A command to Valkey, word by word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +163,41 @@ class Records:
         most: int = 0,
         most_bytes: int = 0,
         bytes_of: Callable[[dict[str, Any]], int] | None = None,
+        parts: Sequence[str] = (),
     ) -> None:
         """`most` records, and `most_bytes` of them together, an owner may have: beyond, what expires first makes room for what is new. 0:
-        any number. The bytes are those of the JSON, or what `bytes_of` says of a record."""
+        any number. The bytes are those of the JSON, or what `bytes_of` says of a record. `parts` are names of what else there is of each
+        (`part_key`), which lasts as long as the record."""
         self._client = client
         self._kind = kind
         self._prefix = f"{cluster}:{kind}"
         self._most = most
         self._most_bytes = most_bytes
         self._bytes_of = bytes_of
+        self._parts = tuple(parts)
         self._put = client.register_script(_PUT)
         self._delete = client.register_script(_DELETE)
         self._refresh = client.register_script(_REFRESH)
+        self._count = client.register_script(_COUNT)
+
+    def part_key(self, part: str, owner: str, record_id: str) -> str:
+        """The key of a record's part, whose type is its maker's choice."""
+        return f"{self._prefix}-{part}:{len(owner)}:{owner}:{record_id}"
 
     async def create(
-        self, owner: str, record_id: str, value: dict[str, Any], made_at: float, ttl_s: float | None = None, *, bounded: bool = True
+        self,
+        owner: str,
+        record_id: str,
+        value: dict[str, Any],
+        made_at: float,
+        ttl_s: float | None = None,
+        *,
+        bounded: bool = True,
+        also: Sequence[Command] = (),
     ) -> bool:
-        """False: there is one of this id already. `made_at` (seconds) is its place in lists. Raises RecordTooLarge and RecordsFull, unless
-        it is not `bounded`."""
-        return await self._write(owner, record_id, value, made_at, ttl_s, expected="", bounded=bounded)
+        """False: there is one of this id already. `made_at` (seconds) is its place in lists. `also` is done in the same step. Raises
+        RecordTooLarge and RecordsFull, unless it is not `bounded`."""
+        return await self._write(owner, record_id, value, made_at, ttl_s, expected="", bounded=bounded, also=also)
 
     async def get(self, owner: str, record_id: str) -> dict[str, Any] | None:
         """None: there is none, or no more, or it is another owner's."""
@@ -183,10 +225,11 @@ class Records:
         record_id: str,
         change: Callable[[dict[str, Any]], dict[str, Any] | None],
         ttl_s: float | Callable[[dict[str, Any]], float | None] | None = None,
+        also: Callable[[dict[str, Any]], Sequence[Command]] = lambda _: (),
     ) -> dict[str, Any] | None:
         """What it is after `change`, which may be called again when another process was quicker, and whose None leaves it as it is. None:
-        there is none. `ttl_s`, which may follow from what it is then, counts from now; None: for ever. Raises RecordTooLarge and
-        RecordsFull."""
+        there is none. `ttl_s`, which may follow from what it is then, counts from now; None: for ever. `also`, which follows from what it
+        is then too, is done in the same step. Raises RecordTooLarge and RecordsFull."""
         for _ in range(_MOST_TRIES):
             raw = await self._raw(owner, record_id)
             if raw is None:
@@ -194,20 +237,29 @@ class Records:
             changed = change(json.loads(raw))
             if changed is None:
                 return dict(json.loads(raw))
-            if await self._write(owner, record_id, changed, 0.0, ttl_s(changed) if callable(ttl_s) else ttl_s, expected=raw):
+            lasts_s = ttl_s(changed) if callable(ttl_s) else ttl_s
+            if await self._write(owner, record_id, changed, 0.0, lasts_s, expected=raw, also=also(changed)):
                 return changed
         raise Unavailable(f"{record_id} is changed by many at once; try again", code="conflict")
 
-    async def delete(self, owner: str, record_id: str) -> bool:
-        """Whether there was one."""
+    async def count(self, owner: str, record_id: str, part: str, counts: Mapping[str, int]) -> None:
+        """Adds to the fields of a part that is a hash of whole numbers. Where there is no record, nothing is counted."""
+        keys = [self._key(owner, record_id), self.part_key(part, owner, record_id)]
         try:
-            return bool(await self._delete(keys=self._books(owner), args=[self._key(owner, ""), record_id]))
+            await self._count(keys=keys, args=[word for field, count in counts.items() for word in (field, count)])
+        except UNREACHABLE as error:
+            raise _unreachable(error) from None
+
+    async def delete(self, owner: str, record_id: str, *, also: Sequence[Command] = ()) -> bool:
+        """Whether there was one. `also` is done in the same step."""
+        try:
+            return bool(await self._delete(keys=self._books(owner), args=[self._key(owner, ""), record_id, *_words(also)]))
         except UNREACHABLE as error:
             raise _unreachable(error) from None
 
     async def standing(self, owner: str) -> tuple[int, int]:
         """How many records the owner has, and how many bytes they have together."""
-        index, num_bytes, _ = self._books(owner)
+        index, num_bytes, *_ = self._books(owner)
         try:
             async with self._client.pipeline(transaction=False) as pipeline:
                 pipeline.zcard(index)
@@ -278,12 +330,13 @@ class Records:
         expected: str,
         *,
         bounded: bool = True,
+        also: Sequence[Command] = (),
     ) -> bool:
         lifetime_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
         raw = json.dumps(value, separators=(",", ":"))
         num_bytes = len(raw) if self._bytes_of is None else self._bytes_of(value)
         bounds = (self._most, self._most_bytes) if bounded else (0, 0)
-        args: list[str | int | float] = [self._key(owner, ""), record_id, raw, made_at, lifetime_ms, expected, num_bytes, *bounds]
+        args: Command = [self._key(owner, ""), record_id, raw, made_at, lifetime_ms, expected, num_bytes, *bounds, *_words(also)]
         try:
             outcome = int(await self._put(keys=self._books(owner), args=args))
         except UNREACHABLE as error:
@@ -299,7 +352,12 @@ class Records:
         return f"{self._prefix}:{len(owner)}:{owner}:{record_id}"
 
     def _books(self, owner: str) -> list[str]:
-        return [f"{self._prefix}-{book}:{owner}" for book in ("of", "bytes-of", "ends-of")]
+        books = [f"{self._prefix}-{book}:{owner}" for book in ("of", "bytes-of", "ends-of")]
+        return [*books, *(self.part_key(part, owner, "") for part in self._parts)]
+
+
+def _words(commands: Sequence[Command]) -> list[str | int | float | bytes]:
+    return [word for command in commands for word in (len(command), *command)]
 
 
 def _unreachable(error: Exception) -> Unavailable:

@@ -164,6 +164,34 @@ async def test_of_an_owner_whose_records_have_all_expired_nothing_is_left(record
     assert await client.keys("*of:bob")
 
 
+async def test_what_is_done_also_is_done_with_the_record_or_not_at_all(records: Records, client: redis.Redis) -> None:
+    assert await records.create("ann", "r1", {"n": 1}, made_at=1.0, also=[("SET", "text", b"\0\xff"), ("HSET", "fields", "a", 1)])
+    assert await client.get("text") == b"\0\xff" and await client.hgetall("fields") == {b"a": b"1"}
+    assert not await records.create("ann", "r1", {}, made_at=1.0, also=[("SET", "text", "other")])
+    assert not await records.delete("ann", "r2", also=[("SET", "text", "other")])
+    assert await client.get("text") == b"\0\xff"
+    await records.update("ann", "r1", lambda value: {"n": value["n"] + 1}, also=lambda value: [("SET", "text", value["n"])])
+    assert await client.get("text") == b"2"
+    assert await records.delete("ann", "r1", also=[("DEL", "text"), ("DEL", "fields")])
+    assert await client.keys("*") == []
+
+
+async def test_parts_last_as_long_as_their_record(client: redis.Redis) -> None:
+    records = Records(client, "test", "thing", most=2, parts=("text", "counts"))
+    for number in range(3):
+        key = records.part_key("text", "ann", f"r{number}")
+        await records.create("ann", f"r{number}", {}, made_at=1.0, ttl_s=60.0 + number, also=[("SET", key, "text")])
+        await records.count("ann", f"r{number}", "counts", {"calls": 2, "tokens": 30})
+        await records.count("ann", f"r{number}", "counts", {"calls": 1})
+    await records.count("ann", "r0", "counts", {"calls": 1})
+    assert await client.keys("*:r0") == [], "it has made room"
+    assert await client.hgetall(records.part_key("counts", "ann", "r2")) == {b"calls": b"3", b"tokens": b"30"}
+    await records.update("ann", "r2", dict, 900.0)
+    assert all([await client.ttl(records.part_key(part, "ann", "r2")) > 800 for part in ("text", "counts")])
+    assert await records.delete("ann", "r1") and await records.delete("ann", "r2")
+    assert await client.keys("*") == []
+
+
 async def test_without_valkey_it_is_said_that_it_cannot_be_asked() -> None:
     client = redis.Redis(host="127.0.0.1", port=1)
     with pytest.raises(Unavailable):
