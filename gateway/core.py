@@ -6,6 +6,7 @@ already received, until it has its one terminal reply. Whatever is late, duplica
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from gateway import events as ev
@@ -130,7 +131,7 @@ class GatewayCore:
         if self._shut_down:
             return [ev.Terminal(generation.request_id, ev.Failed(_shutting_down()))]
         namespace, block_tokens = self._hashing.namespace(generation), self._hashing.block_tokens
-        state = RequestState(generation, namespace, block_tokens, arrived_at=now, accepted=generation.accepted)
+        state = RequestState(generation, namespace, block_tokens, arrived_at=now, accepted=generation.accepted, grown_at=self._observed.now)
         self._requests[generation.request_id] = state
         return self._schedule(state, now)
 
@@ -456,6 +457,11 @@ class GatewayCore:
             if state.attempt is not None and (hung := state.attempt.hung(self._limits, self._observed.now)):
                 culprits = [state.attempt.instance_of(side) for side in hung]
                 actions += self._fail(state, state.attempt, "; ".join(hung.values()), culprits, now)
+        for state in [state for state in self._requests.values() if state.generation.patience_s < math.inf]:
+            still_s = self._observed.now - state.grown_at
+            if still_s >= state.generation.patience_s + (0.0 if state.attempt is None else state.attempt.longest_s):
+                message = f"nothing more of the prompt has been computed for {still_s:.0f} s: there was no room, or nobody idle"
+                actions += self._give_up(state, Unavailable(message, code="no_progress"))
         return actions
 
     # ---- nodes that hang ----
@@ -464,7 +470,10 @@ class GatewayCore:
         for sign in event.signs:
             running = self._running(sign.attempt_id)
             if running is not None:
-                running[1].pulses[event.side].take(sign, self._observed.now)
+                state, attempt = running
+                attempt.pulses[event.side].take(sign, self._observed.now)
+                if sign.computed_tokens > state.computed_tokens:
+                    state.computed_tokens, state.grown_at = sign.computed_tokens, self._observed.now
         return []
 
     def _on_instances_hung(self, event: ev.InstancesHung, now: float) -> list[ev.Action]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,12 +39,16 @@ class Generation:
     anyway and nobody gets."""
     salt: str = ""
     """Only generations of the same tenant with the same salt share blocks."""
+    patience_s: float = math.inf
+    """Of a prompt alone: it is given up when nothing more of it has been computed for so long and as long as all of it should take."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise ValueError("Generation.prompt_ids must hold at least one token")
         if self.prompt_only and self.sampling.max_tokens != 1:
             raise ValueError(f"a Generation of a prompt alone has max_tokens 1, not {self.sampling.max_tokens}")
+        if self.patience_s < math.inf and not self.prompt_only:
+            raise ValueError("a Generation of which output is wanted has no patience_s")
 
 
 # ---- events ----

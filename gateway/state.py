@@ -116,11 +116,14 @@ class AttemptState:
     def is_open(self, side: Role) -> bool:
         return self.prefill_open if side is Role.PREFILL else self.decode_open
 
+    @property
+    def longest_s(self) -> float:
+        """The longest work of a node from one sign of headway to the next."""
+        return (self.assignment.predicted_ttft_ms + STEPS_AT_A_STANDSTILL * self.assignment.prediction.tbt_ms) / 1000
+
     def hung(self, limits: Limits, now: float) -> dict[Role, str]:
         """The sides that are taken to hang, and why, at `now` in the observer's time. Once the first token is out, the prefill side owes no
         sign of life: it may have nothing left to do but hand over, which the stores see to."""
-        # The longest work of a node from one sign of headway to the next.
-        longest_s = (self.assignment.predicted_ttft_ms + STEPS_AT_A_STANDSTILL * self.assignment.prediction.tbt_ms) / 1000
         hung = dict[Role, str]()
         for side in Role:
             if not self.is_open(side) or (side is Role.PREFILL and self.first_token_seen):
@@ -128,7 +131,7 @@ class AttemptState:
             silent_s, still_s = now - self.pulses[side].heard_at, now - self.pulses[side].moved_at
             if silent_s >= limits.silence_s:
                 hung[side] = f"{self.instance_of(side)} has not been heard of the attempt for {silent_s:.1f} s"
-            elif still_s >= limits.standstill_s + longest_s:
+            elif still_s >= limits.standstill_s + self.longest_s:
                 hung[side] = f"{self.instance_of(side)} has not got on with the attempt for {still_s:.0f} s"
         return hung
 
@@ -169,6 +172,10 @@ class RequestState:
     waiting_since: float | None = None
     """When it was first found that there is nobody to run it; None again with the next token."""
     cached_tokens: int | None = None
+    computed_tokens: int = -1
+    """The most that any attempt has been heard to have computed."""
+    grown_at: float = 0.0
+    """When that was first heard, in the observer's time."""
 
     @property
     def attempt_id(self) -> AttemptId:

@@ -3,6 +3,8 @@ failure."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway_world import assignment, generation, new_core
 
 from gateway import events as ev
@@ -10,7 +12,7 @@ from gateway.idle_line import LONGEST_PAUSE_S
 from springtide.clock import Tick
 from springtide.ids import AttemptId, RequestId
 from springtide.protocol.instances import Role
-from springtide.protocol.outputs import AttemptFailed, Failure, FailureCode, Finish, PrefillDone, SampledToken, TokenOutput
+from springtide.protocol.outputs import AttemptFailed, AttemptSign, Failure, FailureCode, Finish, PrefillDone, SampledToken, TokenOutput
 from springtide.protocol.scheduling import Reason, Rejection, Schedule
 
 NOT_IDLE = Rejection(Reason.NOT_IDLE, "no decode node has idle capacity just now", 0.1)
@@ -110,6 +112,58 @@ def test_a_client_that_leaves_makes_way_for_the_next() -> None:
     assert line.asked == ["r0.1", "r2.1"]
     line.feed(assignment(AttemptId("r0.1")))
     assert line.asked == ["r0.1", "r2.1"], "that answer is for nobody"
+
+
+class Prompt(Line):
+    """One that is to be computed in idle capacity, and has patience."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.feed(ev.Arrived(replace(generation(0, 1, idle=True), prompt_only=True, patience_s=60.0)))
+
+    def pass_(self, seconds: float) -> ev.Failed | None:
+        """How it has ended, after so long in which a node shows the last sign again and the gateway looks."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 0.5
+            for action in self.feed(Tick()):
+                if isinstance(action, ev.Terminal):
+                    assert isinstance(action.reply, ev.Failed)
+                    return action.reply
+        return None
+
+    def show(self, computed_tokens: int, waiting: bool) -> None:
+        for side, waits in ((Role.PREFILL, waiting), (Role.DECODE, True)):
+            self.feed(ev.Signs(side, (AttemptSign(AttemptId(self.asked[-1]), computed_tokens if side is Role.PREFILL else 0, waits),)))
+
+
+def test_a_prompt_alone_for_which_nobody_is_idle_for_long_is_given_up() -> None:
+    line = Prompt()
+    begun = line.now
+    while (ended := line.pass_(0.5)) is None:
+        assert line.now < begun + 62
+        line.refuse()
+    assert ended.error.code == "no_progress" and line.now >= begun + 60
+    assert not line.core.live_attempts() and line.core.next_deadline() is None
+
+
+def test_a_prompt_alone_that_gets_on_is_not_given_up_and_one_that_waits_at_its_node_is() -> None:
+    line = Prompt()
+    line.feed(replace(assignment(AttemptId("r0.1")), predicted_ttft_ms=5000.0))
+
+    def gets_on(computed_tokens: int, seconds: float) -> ev.Failed | None:
+        until = line.now + seconds
+        while line.now < until:
+            line.show(computed_tokens, waiting=True)
+            if (ended := line.pass_(0.5)) is not None:
+                return ended
+        return None
+
+    for computed_tokens in range(3):
+        assert gets_on(computed_tokens, 50.0) is None
+    assert gets_on(2, 14.0) is None, "all of it may take 5 s"
+    ended = gets_on(2, 2.0)
+    assert ended is not None and ended.error.code == "no_progress"
 
 
 def test_others_do_not_wait_in_this_line() -> None:
