@@ -42,6 +42,10 @@ class CacheMark:
     """A wish that the prompt up to and with what carries the mark is kept: Anthropic's `cache_control`, OpenAI's breakpoints."""
 
     ttl_s: float
+    num_characters: int = 0
+    """Of its message's content, those before the mark's end."""
+    num_calls: int = 0
+    """Of its message's calls of tools, the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Message:
     """Of a tool's message: the call that it answers."""
     name: str = ""
     """Of the participant, or of a tool's message the tool; templates may write it."""
-    cache_mark: CacheMark | None = None
+    cache_marks: tuple[CacheMark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,8 @@ class _Turn:
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
-    mark: CacheMark | None = None
+    marks: list[tuple[float, int, int]] = field(default_factory=list)
+    """For how long, and how many texts and calls come before each one's end."""
     answers: tuple[str, str] = ("", "")
     """Of a tool's: the id of the call, and the tool's name."""
 
@@ -230,17 +231,15 @@ class _Turn:
             if isinstance(block, TextBlock):
                 self.texts.append(block.text)
             if block.cache_control is not None:
-                # A mark within a message is one at its end: what is kept then begins with what was to be kept.
-                self.mark = max(self.mark or block.cache_control.mark, block.cache_control.mark, key=lambda mark: mark.ttl_s)
+                self.marks.append((block.cache_control.mark.ttl_s, len(self.texts), len(self.calls)))
 
     @property
     def message(self) -> Message:
         # What the assistant says goes on where it ended; what others say is a line each.
         between = "" if self.speaker is Speaker.ASSISTANT else "\n"
         call_id, name = self.answers
-        return Message(
-            self.speaker, between.join(self.texts), "".join(self.reasoning), tuple(self.calls), call_id, name, cache_mark=self.mark
-        )
+        marks = tuple(CacheMark(ttl_s, len(between.join(self.texts[:texts])), calls) for ttl_s, texts, calls in self.marks)
+        return Message(self.speaker, between.join(self.texts), "".join(self.reasoning), tuple(self.calls), call_id, name, marks)
 
 
 @dataclass(slots=True)
@@ -284,7 +283,7 @@ class _Said:
             answer = _Turn(Speaker.TOOL, answers=(result.tool_use_id, self.unanswered[result.tool_use_id]))
             answer.say([*result.content, result])
             if result.is_error:
-                answer.texts = [_ERROR + "\n".join(answer.texts)]
+                answer.texts[:1] = [_ERROR + "".join(answer.texts[:1])]
             self.turns.append(answer)
         if not blocks:
             self._turn(Speaker.USER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gateway.api_request import Conversation, Message, Speaker
 from gateway.caching.prefix import Render, common_length
@@ -27,10 +28,11 @@ def marked_prefixes(
     render: Render, conversation: Conversation, prompt_ids: Sequence[int], keep_all_s: float, block_tokens: int
 ) -> tuple[MarkedPrefix, ...]:
     """The prefixes of the prompt that conversations which go on from the marks share with it, shortest first. One that another keeps for as
-    long is left out, and so is what has no full block."""
+    long is left out, and so is what has no full block. A mark within a message ends there: how much comes before it is what the template
+    writes alike where the message ends with it, which is less where it writes what follows (a text after a call) before."""
     found: list[MarkedPrefix] = []
-    for count, ttl_s in sorted(_ttls(conversation, keep_all_s).items())[-MOST_MARKS:]:
-        shared = _shared(render, conversation, count, prompt_ids)
+    for end, ttl_s in sorted(_ttls(conversation, keep_all_s).items())[-MOST_MARKS:]:
+        shared = _shared(render, conversation, end, prompt_ids)
         tokens = shared // block_tokens * block_tokens
         if tokens:
             found = [other for other in found if other.ttl_s > ttl_s and other.tokens < tokens]
@@ -48,30 +50,45 @@ def written(marks: Sequence[MarkedPrefix], cached_tokens: int) -> tuple[KeptToke
     return tuple(found)
 
 
-def _ttls(conversation: Conversation, keep_all_s: float) -> dict[int, float]:
-    """How long the first so many messages, with all tools, are to be kept."""
-    ttls: dict[int, float] = {}
+class _End(NamedTuple):
+    """Where a mark ends: after so many messages, of the last of which only so much counts."""
 
-    def mark(count: int, ttl_s: float) -> None:
-        ttls[count] = max(ttl_s, ttls.get(count, 0.0))
+    num_messages: int
+    num_characters: int
+    num_calls: int
 
+
+def _ttls(conversation: Conversation, keep_all_s: float) -> dict[_End, float]:
+    """How long what comes before each end, with all tools, is to be kept."""
+    ttls: dict[_End, float] = {}
     messages = conversation.messages
+
+    def mark(end: _End, ttl_s: float) -> None:
+        ttls[end] = max(ttl_s, ttls.get(end, 0.0))
+
+    def mark_whole(count: int, ttl_s: float) -> None:
+        last = messages[count - 1] if count else None
+        mark(_End(0, 0, 0) if last is None else _End(count, len(last.content), len(last.tool_calls)), ttl_s)
+
     # Templates write tools with the system's message, most of them after its text.
     num_system = next((number for number, message in enumerate(messages) if message.speaker is not Speaker.SYSTEM), len(messages))
     for tool in conversation.tools:
         if tool.cache_mark is not None:
-            mark(num_system, tool.cache_mark.ttl_s)
-    for number, message in enumerate(messages):
-        if message.cache_mark is not None:
-            mark(number + 1, message.cache_mark.ttl_s)
+            mark_whole(num_system, tool.cache_mark.ttl_s)
+    for number, message in enumerate(messages, 1):
+        for one in message.cache_marks:
+            mark(_End(number, one.num_characters, one.num_calls), one.ttl_s)
     if keep_all_s:
-        mark(len(messages), keep_all_s)
+        mark_whole(len(messages), keep_all_s)
     return ttls
 
 
-def _shared(render: Render, conversation: Conversation, count: int, prompt_ids: Sequence[int]) -> int:
-    """How many tokens the prompt has in common with another that goes on from its first `count` messages."""
-    kept = conversation.messages[:count]
+def _shared(render: Render, conversation: Conversation, end: _End, prompt_ids: Sequence[int]) -> int:
+    """How many tokens the prompt has in common with another that goes on from that end."""
+    kept = conversation.messages[: end.num_messages]
+    if kept:
+        last = kept[-1]
+        kept = (*kept[:-1], replace(last, content=last.content[: end.num_characters], tool_calls=last.tool_calls[: end.num_calls]))
     asked, answered = Message(Speaker.USER, "x"), Message(Speaker.ASSISTANT, "x")
     after_user = bool(kept) and kept[-1].speaker in (Speaker.USER, Speaker.TOOL)
     other = (*kept, answered, asked) if after_user else (*kept, asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, WithJsonSchema, model_validator
@@ -84,6 +84,16 @@ class PromptCacheBreakpoint(Body):
     ttl: Literal["5m", "30m", "1h", "12h"] = "30m"
 
 
+def breakpoint_marks(parts: Iterable[tuple[str, str | None]]) -> tuple[CacheMark, ...]:
+    """Those of a message whose lines are these texts, each with the ttl of its breakpoint if it has one."""
+    marks, length = [], -1
+    for text, ttl in parts:
+        length += 1 + len(text)
+        if ttl is not None:
+            marks.append(CacheMark(PROMPT_CACHE_TTL_S[ttl], length))
+    return tuple(marks)
+
+
 class CalledFunction(Body):
     name: FunctionName
     arguments: Annotated[Text, default_when_null("")] = ""
@@ -115,18 +125,19 @@ class ChatMessage(Body):
     parsed: Any = None
     audio: Neutral = None
     function_call: Neutral = None
-    _cache_mark: CacheMark | None = PrivateAttr(None)
-    """The longest of its parts' breakpoints."""
+    _cache_marks: tuple[CacheMark, ...] = PrivateAttr(())
+    """Its parts' breakpoints."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _marked(cls, value: Any, handler: ModelWrapValidatorHandler[ChatMessage]) -> ChatMessage:
         message = handler(value)
         parts = value.get("content") if isinstance(value, dict) else None
-        said = [part["prompt_cache_breakpoint"] for part in parts if part.get("prompt_cache_breakpoint")] if isinstance(parts, list) else []
-        if said:
-            ttls = [PROMPT_CACHE_TTL_S[PromptCacheBreakpoint.model_validate(breakpoint_).ttl] for breakpoint_ in said]
-            message._cache_mark = CacheMark(max(ttls))
+        if isinstance(parts, list):
+            said = [(part[part["type"]], part.get("prompt_cache_breakpoint")) for part in parts]
+            message._cache_marks = breakpoint_marks(
+                (text, PromptCacheBreakpoint.model_validate(mark).ttl if mark else None) for text, mark in said
+            )
         return message
 
     @model_validator(mode="after")
@@ -145,7 +156,7 @@ class ChatMessage(Body):
             tool_calls=tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()),
             tool_call_id=self.tool_call_id or "",
             name=self.name or "",
-            cache_mark=self._cache_mark,
+            cache_marks=self._cache_marks,
         )
 
 

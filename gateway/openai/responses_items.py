@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from gateway.api_request import CacheMark, Message, Speaker, ToolCall
+from gateway.api_request import Message, Speaker, ToolCall
 from gateway.bodies import explained
 from gateway.fields import Body, Neutral, NeutralFalse, Text, unicode_text
-from gateway.openai.messages import PROMPT_CACHE_TTL_S, PromptCacheBreakpoint
+from gateway.openai.messages import PromptCacheBreakpoint, breakpoint_marks
 from springtide.errors import InvalidRequest
 
 Item = dict[str, Any]
@@ -288,9 +288,9 @@ def conversation_of(items: Sequence[Item], name: str = "input") -> list[Message]
 
 
 def _message(item: Item) -> Message:
-    marks = [part["prompt_cache_breakpoint"] for part in item["content"] if part.get("prompt_cache_breakpoint")]
-    mark = CacheMark(max(PROMPT_CACHE_TTL_S[found["ttl"]] for found in marks)) if marks else None
-    return Message(_SPEAKERS[item["role"]], "\n".join(map(_part_text, item["content"])), cache_mark=mark)
+    parts = [(_part_text(part), part.get("prompt_cache_breakpoint")) for part in item["content"]]
+    marks = breakpoint_marks((text, mark["ttl"] if mark else None) for text, mark in parts)
+    return Message(_SPEAKERS[item["role"]], "\n".join(text for text, _ in parts), cache_marks=marks)
 
 
 def _tool_message(item: Item, names: dict[str, str], name: str) -> Message:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.tokenizer.tokenizer import Tokenizer
-from gateway.api_request import ApiRequest, CacheMark, CacheUse, Conversation, Message, Speaker, Tool
+from gateway.api_request import ApiRequest, CacheMark, CacheUse, Conversation, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
 from gateway.caching.context import Content, canonical, content_bytes, content_from
 from gateway.caching.marks import MarkedPrefix, marked_prefixes, written
 from gateway.caching.prefix import common_length, stable_prefix
@@ -22,6 +23,12 @@ from springtide.protocol.usage import KeptTokens
 BLOCK_TOKENS = 16
 SYSTEM = Message(Speaker.SYSTEM, "You are the keeper of a lighthouse, and you answer in a few words. " * 4)
 ASKED, ANSWERED = Message(Speaker.USER, "How high is the tide at noon? " * 8), Message(Speaker.ASSISTANT, "Two metres. " * 8)
+
+
+def marked(message: Message, ttl_s: float) -> Message:
+    """At its end."""
+    return replace(message, cache_marks=(CacheMark(ttl_s, len(message.content), len(message.tool_calls)),))
+
 
 messages = st.builds(
     Message, st.sampled_from([Speaker.USER, Speaker.ASSISTANT, Speaker.SYSTEM]), st.text(st.characters(codec="utf-8"), max_size=40)
@@ -72,11 +79,13 @@ def test_a_template_that_refuses_a_continuation_is_not_asked_for_it() -> None:
 
 def test_a_content_is_the_same_when_it_is_read_again() -> None:
     tools = (Tool("tide", "Its height.", {"type": "object", "properties": {"at": {"enum": ["noon"]}}}, strict=True),)
-    conversation = Conversation((SYSTEM, ASKED, ANSWERED), tools, template_options={"enable_thinking": False})
+    choice = ToolChoice(ToolMode.REQUIRED, "tide", parallel=False)
+    conversation = Conversation((SYSTEM, ASKED, ANSWERED), tools, choice, template_options={"enable_thinking": False})
     read = content_from(content_bytes(Content(conversation, (1, 2, 3))))
     assert canonical(read.conversation) == canonical(conversation) and read.token_ids == (1, 2, 3)
-    marked = replace(conversation, messages=tuple(replace(message, cache_mark=CacheMark(300.0)) for message in conversation.messages))
-    assert canonical(marked) == canonical(conversation), "marks make no other conversation"
+    assert read.conversation.tool_choice == choice
+    other = replace(conversation, messages=tuple(marked(message, 300.0) for message in conversation.messages))
+    assert canonical(other) == canonical(conversation), "marks make no other conversation"
 
 
 def marks(preparer: Preparer, *said: Message, keep_all_s: float = 0.0) -> tuple[MarkedPrefix, ...]:
@@ -87,15 +96,46 @@ def marks(preparer: Preparer, *said: Message, keep_all_s: float = 0.0) -> tuple[
 
 def test_a_mark_keeps_what_comes_before_its_end(preparer: Preparer) -> None:
     system = len(preparer.rendered(Conversation((SYSTEM,), add_generation_prompt=False)))
-    (mark,) = marks(preparer, replace(SYSTEM, cache_mark=CacheMark(300.0)), ASKED)
+    (mark,) = marks(preparer, marked(SYSTEM, 300.0), ASKED)
     assert mark == MarkedPrefix(system // BLOCK_TOKENS * BLOCK_TOKENS, 300.0)
-    hour, minutes = marks(preparer, replace(SYSTEM, cache_mark=CacheMark(3600.0)), replace(ASKED, cache_mark=CacheMark(300.0)))
+    hour, minutes = marks(preparer, marked(SYSTEM, 3600.0), marked(ASKED, 300.0))
     assert hour.tokens == mark.tokens < minutes.tokens and (hour.ttl_s, minutes.ttl_s) == (3600.0, 300.0)
-    (longest,) = marks(preparer, replace(SYSTEM, cache_mark=CacheMark(300.0)), replace(ASKED, cache_mark=CacheMark(300.0)))
+    (longest,) = marks(preparer, marked(SYSTEM, 300.0), marked(ASKED, 300.0))
     assert longest == minutes, "what another keeps for as long needs no mark"
     assert marks(preparer, SYSTEM, ASKED, keep_all_s=300.0) == (minutes,)
-    assert marks(preparer, Message(Speaker.USER, "Hi", cache_mark=CacheMark(9.0))) in ((), (MarkedPrefix(BLOCK_TOKENS, 9.0),))
+    assert marks(preparer, marked(Message(Speaker.USER, "Hi"), 9.0)) in ((), (MarkedPrefix(BLOCK_TOKENS, 9.0),))
     assert marks(preparer, SYSTEM, ASKED) == ()
+
+
+def test_a_mark_within_a_message_keeps_what_comes_before_it(preparer: Preparer) -> None:
+    document, first, second = ANSWERED.content * 6, "What is the tide at noon?" * 4, "And when is it high?" * 4
+
+    def kept(question: str, **message: Any) -> MarkedPrefix:
+        said = Message(Speaker.USER, f"{document}\n{question}", cache_marks=(CacheMark(300.0, len(document)),), **message)
+        (mark,) = marks(preparer, SYSTEM, said)
+        return mark
+
+    alone = preparer.rendered(Conversation((SYSTEM, Message(Speaker.USER, document)), add_generation_prompt=False))
+    assert kept(first) == kept(second), "what comes after it is no part of it"
+    assert len(alone) - 2 * BLOCK_TOKENS < kept(first).tokens < len(alone)
+    whole = Message(Speaker.USER, f"{document}\n{first}", cache_marks=(CacheMark(3600.0, len(document)), CacheMark(300.0, 9999)))
+    hour, minutes = marks(preparer, SYSTEM, whole)
+    assert hour == replace(kept(first), ttl_s=3600.0) and minutes.tokens > hour.tokens
+
+
+def test_a_mark_after_a_call_counts_where_the_template_writes_no_text_before_the_call() -> None:
+    """A template that writes a message's text, then its calls."""
+
+    def render(conversation: Conversation) -> Sequence[int]:
+        return [token for message in conversation.messages for token in (1, *message.content.encode(), *(2 for _ in message.tool_calls), 3)]
+
+    def kept(mark: CacheMark) -> int:
+        calls = (ToolCall("a", "tide", "{}"), ToolCall("b", "tide", "{}"))
+        conversation = Conversation((Message(Speaker.ASSISTANT, "abcdef", tool_calls=calls, cache_marks=(mark,)),))
+        return sum(mark.tokens for mark in marked_prefixes(render, conversation, render(conversation), 0.0, 1))
+
+    assert kept(CacheMark(9.0, 6, 1)) == 1 + 6 + 1 and kept(CacheMark(9.0, 6, 2)) == 1 + 6 + 2 + 1, "the whole message"
+    assert kept(CacheMark(9.0, 3, 1)) == 1 + 3, "text that follows the call is written before it"
 
 
 def test_what_is_written_is_what_was_not_found() -> None:

@@ -102,7 +102,7 @@ class TestWhatABodyAsksFor:
         system = [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
         prompt = conversation(messages=messages, system=system, tools=[{**WEATHER, "cache_control": {"type": "ephemeral", "ttl": "1h"}}])
         assert prompt.tools[0].cache_mark == CacheMark(3600.0)
-        assert [message.cache_mark for message in prompt.messages] == [CacheMark(3600.0), CacheMark(300.0)]
+        assert [message.cache_marks for message in prompt.messages] == [(CacheMark(3600.0, 1),), (CacheMark(300.0, 1),)]
         assert asked(cache_control=KEEP).cache.keep_all_s == 300.0
 
     def test_marks_have_bounds_and_an_order(self) -> None:
