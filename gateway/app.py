@@ -93,7 +93,8 @@ class GatewayServer:
         self._valkey = ValkeyClient.from_url(config.redis_url, socket_timeout=_VALKEY_TIMEOUT_S, socket_connect_timeout=_VALKEY_TIMEOUT_S)
         self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
         self._hashing = TenantHashing(arguments.model_info.fingerprint, config.dtype, config.kv.block_tokens)
-        self._core = GatewayCore(_limits(config), self._gateway_id, self._hashing)
+        limits = _limits(config)
+        self._core = GatewayCore(limits, self._gateway_id, self._hashing)
         self._conductor = self._new_link(config, config.redis_url, conductor_address)
         self._clock = MonotonicClock()
         self._runner = Runner(self._core, self._conductor, self._clock, self._credentials)
@@ -111,7 +112,8 @@ class GatewayServer:
         self._tls = None if tls_files is None else Tls(tls_files)
         self._catalogue = Catalogue(self._valkey, config.cluster)
         self._stores = Stores(self._membership, self._credentials)
-        self._keeper = Keeper(self._catalogue, self._stores, Computer(self._runner, self._count_context))
+        computer = Computer(self._runner, self._count_context, limits.capacity_wait_s)
+        self._keeper = Keeper(self._catalogue, self._stores, computer)
         self._desk: Desk | None = None
         self._batches: BatchWorker | None = None
         self._grpc_server: grpc.aio.Server | None = None

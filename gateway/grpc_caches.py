@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 import grpc.aio
 
+from gateway.accounts.allowance import Caller
 from gateway.answer import ApiBackend
 from gateway.caching.context import ContextCache, Status
 from gateway.caching.desk import DEFAULT_TTL_S, Draft
@@ -53,20 +54,20 @@ class CachesService:
         }
 
     def _small(
-        self, kind: Any, answer: Callable[[str, Any], Awaitable[Any]], serialize: Callable[[Any], bytes]
+        self, kind: Any, answer: Callable[[Caller, Any], Awaitable[Any]], serialize: Callable[[Any], bytes]
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Of a method whose requests are small: `answer` is given the tenant and the request."""
+        """Of a method whose requests are small: `answer` is given who asks, and the request."""
 
         async def call(request: Any, context: Context) -> Any:
             try:
-                return await answer(self._tenant(context, request), request)
+                return await answer(self._caller(context, request), request)
             except SpringtideError as error:
                 await abort(context, error)
 
         return grpc.unary_unary_rpc_method_handler(call, kind.FromString, serialize)
 
-    def _tenant(self, context: Context, request: _OfTenant) -> str:
-        return self._backend.accounts.caller(authorization_of(context), request.tenant).tenant
+    def _caller(self, context: Context, request: _OfTenant) -> Caller:
+        return self._backend.accounts.caller(authorization_of(context), request.tenant)
 
     async def _create(self, _: Any, context: Context) -> caches_pb2.ContextCache:
         try:
@@ -76,7 +77,7 @@ class CachesService:
                 if raw is None:
                     raise no_message()
                 request, draft = await self._backend.side_thread.run(len(raw), self._drafted, raw)
-            return await self._shown(await self._desk.create(self._tenant(context, request), request.model, draft))
+            return await self._shown(await self._desk.create(self._caller(context, request), request.model, draft))
         except SpringtideError as error:
             await abort(context, error)
 
@@ -95,18 +96,18 @@ class CachesService:
             metadata=dict(request.metadata),
         )
 
-    async def _get(self, tenant: str, request: caches_pb2.CacheName) -> caches_pb2.ContextCache:
-        return await self._shown(await self._desk.get(tenant, request.cache_id))
+    async def _get(self, caller: Caller, request: caches_pb2.CacheName) -> caches_pb2.ContextCache:
+        return await self._shown(await self._desk.get(caller, request.cache_id))
 
-    async def _page(self, tenant: str, request: caches_pb2.ListCachesRequest) -> caches_pb2.ListCachesReply:
-        caches, more = await self._desk.page(tenant, after=request.after, limit=request.limit or _LISTED)
+    async def _page(self, caller: Caller, request: caches_pb2.ListCachesRequest) -> caches_pb2.ListCachesReply:
+        caches, more = await self._desk.page(caller, after=request.after, limit=request.limit or _LISTED)
         return caches_pb2.ListCachesReply(caches=[await self._shown(cache) for cache in caches], more=more)
 
-    async def _extend(self, tenant: str, request: caches_pb2.ExtendCacheRequest) -> caches_pb2.ContextCache:
-        return await self._shown(await self._desk.update(tenant, request.cache_id, ttl_s=request.ttl_s))
+    async def _extend(self, caller: Caller, request: caches_pb2.ExtendCacheRequest) -> caches_pb2.ContextCache:
+        return await self._shown(await self._desk.update(caller, request.cache_id, ttl_s=request.ttl_s))
 
-    async def _delete(self, tenant: str, request: caches_pb2.CacheName) -> caches_pb2.DeleteCacheReply:
-        await self._desk.delete(tenant, request.cache_id)
+    async def _delete(self, caller: Caller, request: caches_pb2.CacheName) -> caches_pb2.DeleteCacheReply:
+        await self._desk.delete(caller, request.cache_id)
         return caches_pb2.DeleteCacheReply()
 
     async def _shown(self, cache: ContextCache) -> caches_pb2.ContextCache:

@@ -15,7 +15,7 @@ from gateway.accounts.allowance import MAX_NAME_LENGTH, Allowance, Caller, diges
 from gateway.accounts.limiter import NO_RECEIPT, Claim, Limiter, Receipt, Standing, Verdict
 from gateway.accounts.register import Register, RegisterCopy
 from gateway.accounts.usage import Counts, Meter, UsageBook, UsageRow, UsageTally, UsageWriter, today
-from springtide.errors import InvalidRequest, ModelNotFound, Overloaded, Unauthenticated, Unavailable
+from springtide.errors import InvalidRequest, Overloaded, Unauthenticated, Unavailable
 from springtide.protocol.usage import Usage
 
 _CONFIGURED = "config-"
@@ -168,8 +168,7 @@ class Charge:
     async def begin(self, model: str) -> None:
         """The request counts from now on. Raises ModelNotFound when this caller may not use the model, RateLimited when it has had its
         requests, and Overloaded when as many are being answered as may be."""
-        if not self._caller.may_use(model):
-            raise ModelNotFound(f"model {model!r} is not among those that this API key may use", param="model", code="model_not_found")
+        self._caller.check_model(model)
         self._accounts.enter(self._caller.tenant)
         self._entered = True
         await self._take("requests", 1)

@@ -9,6 +9,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from springtide.errors import ModelNotFound
+
 KEY_PREFIX = "sk-st-"
 _KEY_BYTES = 32
 _SHOWN_CHARACTERS = 4
@@ -79,6 +81,11 @@ class Caller:
 
     def may_use(self, model: str) -> bool:
         return all(not allowance.models or model in allowance.models for allowance in (self.of_key, self.of_tenant))
+
+    def check_model(self, model: str) -> None:
+        """Raises ModelNotFound when this caller may not use it."""
+        if not self.may_use(model):
+            raise ModelNotFound(f"model {model!r} is not among those that this API key may use", param="model", code="model_not_found")
 
     @property
     def batch_lines(self) -> int | None:

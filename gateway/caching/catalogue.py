@@ -1,87 +1,73 @@
-"""Context caches in Valkey: their records, contents, tags and meters, what they take of a tenant's budget, and when each is looked at next.
-All that outlives gateways is here.
+"""Context caches in Valkey: their records, contents, tags and meters, and what they take of a tenant's budget. With the agenda, all that
+outlives gateways.
 
-Whoever looks at one claims it for a time, and looks again sooner or later: a claim that is not given back comes to nothing by itself.
+What a tenant has is bounded in number, ended ones included. A cache's record, what it takes of the budget, and that it is to be looked at
+are written in one step: whatever fails, all of it is there or nothing.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import redis.asyncio as redis
 
+from gateway.caching.agenda import Agenda, Errand
 from gateway.caching.context import CacheId, ContextCache, Kept, Meter, Status, cache_from, cache_json
-from gateway.records import Order, Records
+from gateway.records import Command, Order, Records
 from springtide.blocks import PackedKeys, packed
 from springtide.errors import Unavailable
-from springtide.ids import BlockKey
+from springtide.ids import BlockKey, Incarnation, NodeId
 from springtide.valkey import UNREACHABLE
 
 KEEP_ENDED_S = 24 * 3600.0
 """How long a cache that has ended can still be extended."""
+MAX_TTL_S = 30 * 24 * 3600.0
+MOST_CACHES, MOST_MARKS, MOST_TAGS = 1000, 10_000, 1000
+"""Of a tenant. Caches that have ended count, and make room for new ones: first those that ended first."""
 _LOOK_S = 60.0
 """For its keeper to see the end of one that marks have made."""
+_MAKING_S = 30.0
+"""What is taken of a budget for a cache that is not written down by then comes back."""
 _PARTS = ("content", "keys", "meter")
 """What is kept of a cache beside its record."""
 
-# KEYS: due. ARGV: now, claimed until, how many at most.
-_CLAIM = """
-local found = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1], 'LIMIT', 0, ARGV[3])
-for _, name in ipairs(found) do redis.call('ZADD', KEYS[1], ARGV[2], name) end
-return found
-"""
-# KEYS: due. ARGV: name, the time until which it was claimed, the time to write ('': none, it is not due any more). 0: not ours any more.
-_PUT_BACK = """
-local until_ = redis.call('ZSCORE', KEYS[1], ARGV[1])
-if not until_ or tonumber(until_) ~= tonumber(ARGV[2]) then return 0 end
-if ARGV[3] == '' then redis.call('ZREM', KEYS[1], ARGV[1]) else redis.call('ZADD', KEYS[1], ARGV[3], ARGV[1]) end
-return 1
-"""
-# KEYS: due, what was last seen. ARGV: now, what is seen now. Everything is due when the two differ.
-_STORES_CHANGED = """
-if redis.call('GET', KEYS[2]) == ARGV[2] then return 0 end
-redis.call('SET', KEYS[2], ARGV[2])
-local names = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ARGV[1], '+inf')
-for _, name in ipairs(names) do redis.call('ZADD', KEYS[1], ARGV[1], name) end
-return #names
-"""
-# KEYS: the tenant's budget, a hash of 'TOKENS UNTIL' by cache. ARGV: now, cache, its tokens, its end, the budget.
-# Returns -1 when it is granted, else when the next of the tenant's caches ends.
+# KEYS: the tenant's budget, a hash of 'TOKENS UNTIL' by cache. ARGV: now, cache, its tokens, until when it counts, the budget, how many
+# there may be whose ids begin as its does, milliseconds for which all is kept, and the ids that it counts in the place of. Returns -1 when
+# it is granted, else what the tenant's others take, how many they are, and when the next of them ends. What counts for longer already goes
+# on doing so.
 _SPEND = """
-local now, taken, next_end = tonumber(ARGV[1]), 0, math.huge
-local all = redis.call('HGETALL', KEYS[1])
+local now, taken, count, next_end, kind = tonumber(ARGV[1]), 0, 0, math.huge, string.sub(ARGV[2], 1, 5)
+local all, until_, instead_of = redis.call('HGETALL', KEYS[1]), ARGV[4], {}
+for i = 8, #ARGV do instead_of[ARGV[i]] = true end
 for i = 1, #all, 2 do
-    local tokens, until_ = string.match(all[i + 1], '^(%S+) (%S+)$')
-    if tonumber(until_) <= now then
-        redis.call('HDEL', KEYS[1], all[i])
-    elseif all[i] ~= ARGV[2] then
-        taken = taken + tonumber(tokens)
-        next_end = math.min(next_end, tonumber(until_))
-    end
+  local tokens, ends = string.match(all[i + 1], '^(%S+) (%S+)$')
+  if tonumber(ends) <= now then
+    redis.call('HDEL', KEYS[1], all[i])
+  elseif all[i] == ARGV[2] then
+    if tonumber(ends) > tonumber(until_) then until_ = ends end
+  elseif not instead_of[all[i]] then
+    taken = taken + tonumber(tokens)
+    count = count + (string.sub(all[i], 1, 5) == kind and 1 or 0)
+    next_end = math.min(next_end, tonumber(ends))
+  end
 end
-if taken + tonumber(ARGV[3]) > tonumber(ARGV[5]) then return {taken, next_end == math.huge and '0' or string.format('%.3f', next_end)} end
-redis.call('HSET', KEYS[1], ARGV[2], ARGV[3] .. ' ' .. ARGV[4])
-return {-1, '0'}
+if taken + tonumber(ARGV[3]) > tonumber(ARGV[5]) or count >= tonumber(ARGV[6]) then
+  return {taken, count, next_end == math.huge and '0' or string.format('%.3f', next_end)}
+end
+redis.call('HSET', KEYS[1], ARGV[2], ARGV[3] .. ' ' .. until_)
+redis.call('PEXPIRE', KEYS[1], ARGV[7])
+return {-1, 0, '0'}
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A cache that is ours to look at, until then."""
-
-    tenant: str
-    cache_id: CacheId
-    until: float
 
 
 @dataclass(frozen=True, slots=True)
 class OverBudget:
-    """A tenant's caches take so many tokens already; the next of them ends then."""
+    """A tenant's caches take so many tokens already, or there are so many of the kind; the next of all ends then."""
 
     taken_tokens: int
+    count: int
     next_end: float
 
 
@@ -100,29 +86,22 @@ class Catalogue:
     def __init__(self, client: redis.Redis, cluster: str) -> None:
         self._client = client
         self._prefix = f"{cluster}:context-cache"
-        self._caches = Records(client, cluster, "context-cache")
-        self._marked = Records(client, cluster, "context-cache-mark")
-        self._tags = Records(client, cluster, "context-cache-tag")
-        self._due = f"{self._prefix}-due"
-        self._claim = client.register_script(_CLAIM)
-        self._put_back = client.register_script(_PUT_BACK)
-        self._stores_changed = client.register_script(_STORES_CHANGED)
+        # Those that have ended expire before all others, so no other ever makes room.
+        self._caches = Records(client, cluster, "context-cache", most=MOST_CACHES, parts=_PARTS)
+        self._marked = Records(client, cluster, "context-cache-mark", parts=_PARTS)
+        self._tags = Records(client, cluster, "context-cache-tag", most=MOST_TAGS)
         self._spend = client.register_script(_SPEND)
+        self.agenda = Agenda(client, self._prefix)
 
     # ---- caches ----
 
     async def add(self, cache: ContextCache, keys: Sequence[BlockKey], content: bytes, now: float) -> bool:
-        """False: there is one of its id already. It is due at once. `keys` are those of its blocks; `content` is empty for marks'."""
-        ttl_ms = max(1, round(_record_ttl_s(cache, now) * 1000))
-        async with self._client.pipeline(transaction=False) as pipeline:
-            pipeline.set(self._key("keys", cache.tenant, cache.cache_id), packed(keys), px=ttl_ms)
-            if content:
-                pipeline.set(self._key("content", cache.tenant, cache.cache_id), content, px=ttl_ms)
-            await _asked(pipeline.execute())
-        added = await self._records(cache.cache_id).create(cache.tenant, cache.cache_id, cache_json(cache), cache.created_at, ttl_ms / 1000)
-        if added:
-            await self.wake(cache.tenant, cache.cache_id, now)
-        return added
+        """False: there is one of its id already. It is looked at at once. `keys` are those of its blocks; `content` is empty for marks'."""
+        tenant, cache_id = cache.tenant, cache.cache_id
+        parts = {"keys": packed(keys), **({"content": content} if content else {})}
+        also = [*(("SET", self._key(part, tenant, cache_id), value) for part, value in parts.items()), *self._kept_up(cache, now)]
+        made_at, ttl_s = cache.created_at, _record_ttl_s(cache, now)
+        return await self._records(cache_id).create(tenant, cache_id, cache_json(cache), made_at, ttl_s, also=also)
 
     async def get(self, tenant: str, cache_id: str) -> ContextCache | None:
         """None: there is none, or it is another tenant's."""
@@ -136,22 +115,34 @@ class Catalogue:
         """Empty when there is none."""
         return PackedKeys(await _asked(self._client.get(self._key("keys", tenant, cache_id))) or b"")
 
-    async def page(self, tenant: str, *, order: Order, after: str, before: str, limit: int) -> tuple[list[ContextCache], bool]:
-        """Up to so many of those that were created by request, and whether there are more."""
-        records, more = await self._caches.page(tenant, order=order, after=after, before=before, limit=limit)
+    async def page(
+        self, tenant: str, wanted: Callable[[ContextCache], bool], *, order: Order, after: str, before: str, limit: int
+    ) -> tuple[list[ContextCache], bool]:
+        """Up to so many of those that were created by request and are wanted, and whether there are more."""
+
+        def of_record(value: Mapping[str, Any]) -> bool:
+            return wanted(cache_from(tenant, value))
+
+        records, more = await self._caches.page(tenant, order=order, after=after, before=before, limit=limit, wanted=of_record)
         return [cache_from(tenant, record.value) for record in records], more
 
     async def change(self, tenant: str, cache_id: str, change: Callable[[ContextCache], ContextCache], now: float) -> ContextCache | None:
-        """What it is after its owner's `change`, which may be called again. It is due at once. None: there is none."""
-        changed = await self._update(tenant, cache_id, change, now)
-        if changed is not None:
-            ttl_ms = max(1, round(_record_ttl_s(changed, now) * 1000))
-            async with self._client.pipeline(transaction=False) as pipeline:
-                for part in _PARTS:
-                    pipeline.pexpire(self._key(part, tenant, cache_id), ttl_ms)
-                await _asked(pipeline.execute())
-            await self.wake(tenant, CacheId(cache_id), now)
-        return changed
+        """What it is after its owner's `change`, which may be called again. It is looked at at once. None: there is none."""
+        return await self._update(tenant, cache_id, change, now, lambda cache: self._kept_up(cache, now))
+
+    async def found(self, tenant: str, cache_id: str, node_id: NodeId, incarnation: Incarnation, now: float) -> None:
+        """Notes that all of it is at that store now. While it was pending it is looked at at once, and waits to be computed no more."""
+
+        def change(cache: ContextCache) -> ContextCache:
+            pending = cache.kept.status is Status.PENDING
+            return cache.with_kept(replace(cache.kept, held={**cache.kept.held, node_id: incarnation})) if pending else cache
+
+        def also(cache: ContextCache) -> Sequence[Command]:
+            if cache.kept.status is not Status.PENDING:
+                return ()
+            return [*self.agenda.waking(tenant, cache_id, now), *self.agenda.dropping(tenant, cache_id, Errand.WORK)]
+
+        await self._update(tenant, cache_id, change, now, also)
 
     async def keep(self, tenant: str, cache_id: CacheId, kept: Kept, now: float) -> ContextCache | None:
         """Writes down what its keeper has found out. None: there is none any more."""
@@ -166,36 +157,42 @@ class Catalogue:
     async def remove(self, tenant: str, cache_id: str) -> ContextCache | None:
         """What it was. None: there is none."""
         cache = await self.get(tenant, cache_id)
-        if cache is None or not await self._records(cache_id).delete(tenant, cache_id):
-            return None
-        async with self._client.pipeline(transaction=False) as pipeline:
-            pipeline.delete(*(self._key(part, tenant, cache_id) for part in _PARTS))
-            pipeline.hdel(self._budget_key(tenant), cache_id)
-            pipeline.zrem(self._due, _name(tenant, cache_id))
-            await _asked(pipeline.execute())
-        return cache
+        also = (("HDEL", self._budget_key(tenant), cache_id), *self.agenda.dropping(tenant, cache_id, *Errand))
+        return cache if cache is not None and await self._records(cache_id).delete(tenant, cache_id, also=also) else None
 
-    async def _update(self, tenant: str, cache_id: str, change: Callable[[ContextCache], ContextCache], now: float) -> ContextCache | None:
+    async def _update(
+        self,
+        tenant: str,
+        cache_id: str,
+        change: Callable[[ContextCache], ContextCache],
+        now: float,
+        also: Callable[[ContextCache], Sequence[Command]] = lambda _: (),
+    ) -> ContextCache | None:
         value = await self._records(cache_id).update(
             tenant,
             cache_id,
             lambda value: cache_json(change(cache_from(tenant, value))),
             lambda value: _record_ttl_s(cache_from(tenant, value), now),
+            lambda value: also(cache_from(tenant, value)),
         )
         return None if value is None else cache_from(tenant, value)
 
+    def _kept_up(self, cache: ContextCache, now: float) -> Sequence[Command]:
+        """What goes with a cache's record: it counts until its end, and is looked at."""
+        counted = (cache.cache_id, f"{cache.budgeted_tokens} {_number(cache.expires_at)}")
+        return [("HSET", self._budget_key(cache.tenant), *counted), *self.agenda.waking(cache.tenant, cache.cache_id, now)]
+
     # ---- budgets ----
 
-    async def spend(self, cache: ContextCache, budget_tokens: int, now: float) -> OverBudget | None:
-        """Counts the cache against its tenant's budget until it ends; None: there is room for it. Counting it again counts once."""
-        answer = await _asked(
-            self._spend(
-                keys=[self._budget_key(cache.tenant)],
-                args=[_number(now), cache.cache_id, cache.budgeted_tokens, _number(cache.expires_at), budget_tokens],
-            )
-        )
-        taken, next_end = int(answer[0]), float(answer[1])
-        return None if taken < 0 else OverBudget(taken, next_end)
+    async def spend(self, cache: ContextCache, budget_tokens: int, now: float, instead_of: Sequence[str] = ()) -> OverBudget | None:
+        """Takes room for the cache in its tenant's budget, in the place of other caches; None: there is some. It is the cache's for as long
+        as it takes to write this down, and from then on until it ends. Taken again it counts once."""
+        until, most = now + _MAKING_S, MOST_MARKS if cache.marked else MOST_CACHES
+        lasts_ms = round((MAX_TTL_S + _MAKING_S) * 1000)
+        taking: Command = (_number(now), cache.cache_id, cache.budgeted_tokens, _number(until))
+        args: Command = (*taking, budget_tokens, most, lasts_ms, *instead_of)
+        taken, count, next_end = await _asked(self._spend(keys=[self._budget_key(cache.tenant)], args=args))
+        return None if int(taken) < 0 else OverBudget(int(taken), int(count), float(next_end))
 
     async def ending_by(self, tenant: str, cache_ids: Sequence[str], end: float) -> list[str]:
         """Those of these caches that count against the tenant's budget and end by then."""
@@ -211,14 +208,9 @@ class Catalogue:
         counts = await _asked(self._client.hgetall(self._key("meter", tenant, cache_id)))
         return Meter(**{_text(name): int(count) for name, count in counts.items()})
 
-    async def count(self, cache: ContextCache, now: float, **counts: int) -> None:
+    async def count(self, cache: ContextCache, **counts: int) -> None:
         """Adds to its meter: Meter's fields."""
-        key = self._key("meter", cache.tenant, cache.cache_id)
-        async with self._client.pipeline(transaction=False) as pipeline:
-            for name, count in counts.items():
-                pipeline.hincrby(key, name, count)
-            pipeline.pexpire(key, max(1, round(_record_ttl_s(cache, now) * 1000)))
-            await _asked(pipeline.execute())
+        await self._records(cache.cache_id).count(cache.tenant, cache.cache_id, "meter", counts)
 
     # ---- tags ----
 
@@ -240,33 +232,12 @@ class Catalogue:
         """Whether there was one."""
         return await self._tags.delete(tenant, tag)
 
-    # ---- who looks when ----
-
     async def wake(self, tenant: str, cache_id: CacheId, now: float) -> None:
         """It is to be looked at at once, even if somebody looks at it already."""
-        await _asked(self._client.zadd(self._due, {_name(tenant, cache_id): now}))
-
-    async def claim(self, now: float, until: float, most: int) -> list[Claim]:
-        """Claims those that are due, up to so many."""
-        names = await _asked(self._claim(keys=[self._due], args=[_number(now), _number(until), most]))
-        return [Claim(tenant, CacheId(cache_id), until) for tenant, cache_id in map(json.loads, names)]
-
-    async def renew(self, claim: Claim, until: float) -> Claim | None:
-        """None: it is not ours any more, or somebody wants it to be looked at anew."""
-        return Claim(claim.tenant, claim.cache_id, until) if await self._back(claim, _number(until)) else None
-
-    async def put_back(self, claim: Claim, due_at: float | None) -> None:
-        """Gives up the claim. None: nothing is due any more."""
-        await self._back(claim, "" if due_at is None else _number(due_at))
-
-    async def stores_changed(self, stores: str, now: float) -> int:
-        """Says which stores there are, in a word that is the same when they are. Where the word is another than the last one said, by
-        whichever gateway, every cache is due at once; returns how many that are."""
-        return int(await _asked(self._stores_changed(keys=[self._due, f"{self._prefix}-stores"], args=[_number(now), stores])))
-
-    async def _back(self, claim: Claim, due_at: str) -> bool:
-        name = _name(claim.tenant, claim.cache_id)
-        return bool(await _asked(self._put_back(keys=[self._due], args=[name, _number(claim.until), due_at])))
+        async with self._client.pipeline(transaction=True) as pipeline:
+            for command in self.agenda.waking(tenant, cache_id, now):
+                pipeline.execute_command(*command)
+            await _asked(pipeline.execute())
 
     # ---- where it is ----
 
@@ -274,7 +245,7 @@ class Catalogue:
         return self._marked if cache_id.startswith(MARK_PREFIX) else self._caches
 
     def _key(self, part: str, tenant: str, cache_id: str) -> str:
-        return f"{self._prefix}-{part}:{len(tenant)}:{tenant}:{cache_id}"
+        return self._records(cache_id).part_key(part, tenant, cache_id)
 
     def _budget_key(self, tenant: str) -> str:
         return f"{self._prefix}-budget:{tenant}"
@@ -293,10 +264,6 @@ async def _asked(command: Awaitable[Any]) -> Any:
 
 def _record_ttl_s(cache: ContextCache, now: float) -> float:
     return max(0.0, cache.expires_at - now) + (_LOOK_S if cache.marked else KEEP_ENDED_S)
-
-
-def _name(tenant: str, cache_id: str) -> str:
-    return json.dumps([tenant, cache_id])
 
 
 def _number(value: float) -> str:

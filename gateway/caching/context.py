@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NewType
 
-from gateway.api_request import NOTHING, Conversation, Message, Speaker, Tool, ToolCall
+from gateway.api_request import NOTHING, Conversation, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
 from springtide.ids import Incarnation, NodeId
 
 CacheId = NewType("CacheId", str)
@@ -260,12 +260,15 @@ def conversation_from(value: Mapping[str, Any]) -> Conversation:
         for message in value["messages"]
     )
     tools = tuple(Tool(tool["name"], tool["description"], tool["parameters"] or NOTHING, tool["strict"]) for tool in value["tools"])
-    return Conversation(messages, tools, template_options=value["template_options"] or NOTHING)
+    choice = ToolChoice(ToolMode(value["tool_choice"]["mode"]), value["tool_choice"]["name"], value["tool_choice"]["parallel"])
+    return Conversation(messages, tools, choice, template_options=value["template_options"] or NOTHING)
 
 
 def content_bytes(content: Content) -> bytes:
     """Takes time in proportion to it."""
-    said = {**canonical(content.conversation), "token_ids": content.token_ids}
+    choice = content.conversation.tool_choice
+    chosen = {"mode": choice.mode.value, "name": choice.name, "parallel": choice.parallel}
+    said = {**canonical(content.conversation), "tool_choice": chosen, "token_ids": content.token_ids}
     return json.dumps(said, separators=(",", ":")).encode()
 
 

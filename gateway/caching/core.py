@@ -2,6 +2,9 @@
 
 A look begins with what stores there are. Those that held it are asked to pin it anew, which shows what they still hold; where none does, it
 is computed, and pinned where it was; where fewer hold it than should, others copy it. All of it may be done again, by whomever, whenever.
+
+What takes long is no part of most looks: one that wants it ends, and another, whose turn has come, begins again and works. What is held
+goes on being looked at meanwhile.
 """
 
 from __future__ import annotations
@@ -86,11 +89,18 @@ class NotComputed:
 
 
 @dataclass(frozen=True, slots=True)
+class Postponed:
+    """Nothing more of it was computed for long: it is others' turn."""
+
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Gone:
-    """Its owner has deleted it."""
+    """Its owner has deleted it, or it is somebody else's to look after."""
 
 
-Event = Begun | Pinned | NotPinned | TooManyHard | Copied | Computed | NotComputed | Gone
+Event = Begun | Pinned | NotPinned | TooManyHard | Copied | Computed | NotComputed | Postponed | Gone
 
 # ---- actions ----
 
@@ -136,6 +146,8 @@ class Rest:
     """The look is over; the next one is due then. None: none is."""
 
     until: float | None
+    works: bool = False
+    """What it wants takes long: one that works is due too, when its turn has come."""
 
 
 Action = Pin | Unpin | Copy | Compute | Save | Rest
@@ -144,8 +156,10 @@ Action = Pin | Unpin | Copy | Compute | Save | Rest
 class Look:
     """One look at one cache: events in, actions out. The last action is a Rest."""
 
-    def __init__(self, cache: ContextCache) -> None:
+    def __init__(self, cache: ContextCache, works: bool) -> None:
+        """`works`: it may have it computed and copied."""
         self._cache = cache
+        self._works = works
         self._kept = cache.kept
         self._stores: dict[NodeId, Store] = {}
         self._asked: set[NodeId] = set()
@@ -185,6 +199,9 @@ class Look:
                 return [self._pin(store.node_id, now)]
             case NotComputed(message, for_good):
                 return self._on_not_computed(message, for_good, now)
+            case Postponed(message):
+                why = message or self._kept.error
+                return [*self._save(Kept(Status.PENDING, why, failures=self._kept.failures)), *self._rest(now)]
             case Gone():
                 # Whoever is still asked to pin it comes to that before it is asked to unpin it.
                 return [*(Unpin(node_id) for node_id in sorted(self._holders | self._asked)), *self._rest(None)]
@@ -234,6 +251,8 @@ class Look:
         actions += self._save(Kept(Status.READY, held={node_id: self._stores[node_id].incarnation for node_id in sorted(self._holders)}))
         missing = self._cache.replicas - len(self._holders)
         untried = sorted(self._stores.keys() - self._holders - self._tried, key=self._rank)
+        if untried[:missing] and not self._works:
+            return [*actions, *self._rest(now + LOOK_EVERY_S, works=True)]
         sources = tuple(sorted(self._holders, key=self._rank))
         for node_id in untried[:missing]:
             self._asked.add(node_id)
@@ -247,7 +266,10 @@ class Look:
             return [*self._save(Kept(Status.INACTIVE)), *self._rest(None)]
         if self._computed:
             return self._try_later("it was computed, but no store has kept it: there is no room", now)
-        return [*self._save(Kept(Status.PENDING, failures=self._kept.failures)), Compute()]
+        # Why it is still pending is told until it is not.
+        why = self._kept.error if self._kept.status is Status.PENDING else ""
+        pending = self._save(Kept(Status.PENDING, why, failures=self._kept.failures))
+        return [*pending, Compute()] if self._works else [*pending, *self._rest(None, works=True)]
 
     def _try_later(self, message: str, now: float) -> list[Action]:
         failures = self._kept.failures + 1
@@ -267,9 +289,9 @@ class Look:
         self._kept = kept
         return [Save(kept)]
 
-    def _rest(self, until: float | None) -> list[Action]:
+    def _rest(self, until: float | None, works: bool = False) -> list[Action]:
         self._over = True
-        return [Rest(until if until is None else min(until, self._cache.expires_at))]
+        return [Rest(until if until is None else min(until, self._cache.expires_at), works)]
 
     def _rank(self, node_id: NodeId) -> tuple[bool, bytes]:
         """The best first: where prompts are computed; among these, another for each cache, and the same one at each look."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway import events as ev
-from gateway.api_request import ApiRequest, CacheUse, Conversation
+from gateway.accounts.allowance import Caller
+from gateway.api_request import NOTHING, ApiRequest, CacheUse, Conversation, ToolChoice
 from gateway.bodies import UNKNOWN_BYTES, SideThread
-from gateway.caching.catalogue import MARK_PREFIX, Catalogue, Tag
+from gateway.caching.catalogue import MARK_PREFIX, MAX_TTL_S, Catalogue, Tag
 from gateway.caching.context import (
     CacheId,
     Content,
@@ -30,6 +31,7 @@ from gateway.caching.context import (
     content_from,
     message_json,
 )
+from gateway.caching.core import Store
 from gateway.caching.keeper import Keeper
 from gateway.caching.prefix import stable_prefix
 from gateway.caching.stores import Stores
@@ -43,7 +45,6 @@ from springtide.protocol.sampling import SamplingParams
 logger = logging.getLogger(__name__)
 
 DEFAULT_TTL_S = 3600.0
-MAX_TTL_S = 30 * 24 * 3600.0
 MAX_REPLICAS = 16
 MAX_TAGS_LISTED = MAX_LISTED = 100
 MAX_NAME, MAX_DESCRIPTION = 256, 512
@@ -53,7 +54,7 @@ _CONTENTS_KEPT = 32
 
 
 class NoSuchCache(InvalidRequest):
-    """The tenant has no such context cache."""
+    """The tenant has no such context cache, or it is of a model that the caller may not use."""
 
     http_status = 404
 
@@ -72,7 +73,8 @@ class Draft:
 
 
 class Desk:
-    """The context caches, for whoever asks. Everything is of one tenant: what is another's looks like what there is not."""
+    """The context caches, for whoever asks. Everything is of one tenant, and of models that the caller may use: what is another's looks
+    like what there is not."""
 
     def __init__(
         self,
@@ -110,10 +112,11 @@ class Desk:
 
     # ---- what clients do with them ----
 
-    async def create(self, tenant: str, model: str, draft: Draft) -> ContextCache:
-        """Pending; it is computed from now on. Raises InvalidRequest, and Overloaded when the tenant's budget is used up."""
+    async def create(self, caller: Caller, model: str, draft: Draft) -> ContextCache:
+        """Pending; it is computed from now on. Raises InvalidRequest, ModelNotFound, and Overloaded when the tenant's budget is used up."""
+        caller.check_model(model)
         _check_draft(draft)
-        now = self._now()
+        tenant, now = caller.tenant, self._now()
         size = _size(draft.conversation)
         content, tokens, keys, written = await self._side_thread.run(size, self._written, tenant, draft.conversation)
         cache = ContextCache(
@@ -151,44 +154,51 @@ class Desk:
         content = Content(conversation, tuple(token_ids[:stable]))
         return content, len(token_ids), keys, content_bytes(content)
 
-    async def get(self, tenant: str, cache_id: str) -> ContextCache:
+    async def get(self, caller: Caller, cache_id: str) -> ContextCache:
         """Raises NoSuchCache."""
-        cache = None if cache_id.startswith(MARK_PREFIX) else await self._catalogue.get(tenant, cache_id)
-        if cache is None:
-            raise NoSuchCache(f"there is no context cache {cache_id[:100]!r}", param="cache_id", code="cache_not_found")
+        cache = await self._known(caller.tenant, cache_id)
+        if not caller.may_use(cache.model):
+            raise _no_such(cache_id)
         return cache
 
-    async def content(self, tenant: str, cache_id: str) -> Content:
+    async def with_content(self, caller: Caller, cache_id: str) -> tuple[ContextCache, Content]:
         """Raises NoSuchCache."""
-        known = self._contents.pop((tenant, cache_id), None)
-        if known is None:
-            raw = await self._catalogue.content(tenant, cache_id)
-            if raw is None:
-                raise NoSuchCache(f"there is no context cache {cache_id[:100]!r}", param="cache_id", code="cache_not_found")
-            known = await self._side_thread.run(len(raw), content_from, raw)
-        self._remember(tenant, cache_id, known)
-        return known
+        cache = await self.get(caller, cache_id)
+        return cache, await self._content(caller.tenant, cache_id)
 
     async def meter(self, cache: ContextCache) -> Meter:
         return await self._catalogue.meter(cache.tenant, cache.cache_id)
 
     async def page(
-        self, tenant: str, *, order: Order = "desc", after: str = "", before: str = "", limit: int = 20
+        self,
+        caller: Caller,
+        *,
+        order: Order = "desc",
+        after: str = "",
+        before: str = "",
+        limit: int = 20,
+        metadata: Mapping[str, str] = NOTHING,
     ) -> tuple[list[ContextCache], bool]:
-        """Up to so many of them, and whether there are more."""
-        return await self._catalogue.page(tenant, order=order, after=after, before=before, limit=min(limit, MAX_LISTED))
+        """Up to so many of them, of those that have all of the metadata, and whether there are more."""
+
+        def wanted(cache: ContextCache) -> bool:
+            return caller.may_use(cache.model) and metadata.items() <= cache.metadata.items()
+
+        return await self._catalogue.page(caller.tenant, wanted, order=order, after=after, before=before, limit=min(limit, MAX_LISTED))
 
     async def update(
-        self, tenant: str, cache_id: str, *, ttl_s: float | None = None, metadata: Mapping[str, str] | None = None
+        self, caller: Caller, cache_id: str, *, ttl_s: float | None = None, metadata: Mapping[str, str] | None = None
     ) -> ContextCache:
         """Lets it end in `ttl_s` from now, and gives it other metadata. One that has ended is pending again. Raises NoSuchCache,
         InvalidRequest, and Overloaded when the tenant's budget does not suffice for it any more."""
+        return await self._update(await self.get(caller, cache_id), ttl_s, metadata)
+
+    async def _update(self, cache: ContextCache, ttl_s: float | None, metadata: Mapping[str, str] | None) -> ContextCache:
         now = self._now()
         if ttl_s is not None:
             _check_ttl(ttl_s)
         if metadata is not None:
             _check_metadata(metadata)
-        cache = await self.get(tenant, cache_id)
         if ttl_s is not None:
             await self._spend(replace(cache, expires_at=now + ttl_s), now)
 
@@ -197,25 +207,26 @@ class Desk:
                 cache = replace(cache, metadata=metadata)
             return cache if ttl_s is None else cache.extended(now + ttl_s, now)
 
-        changed = await self._catalogue.change(tenant, cache_id, change, now)
+        changed = await self._catalogue.change(cache.tenant, cache.cache_id, change, now)
         if changed is None:
-            raise NoSuchCache(f"there is no context cache {cache_id[:100]!r}", param="cache_id", code="cache_not_found")
+            raise _no_such(cache.cache_id)
         self._keeper.hurry()
         return changed
 
-    async def delete(self, tenant: str, cache_id: str) -> None:
+    async def delete(self, caller: Caller, cache_id: str) -> None:
         """Its blocks are kept no longer than others. Raises NoSuchCache."""
-        await self.get(tenant, cache_id)
-        cache = await self._catalogue.remove(tenant, cache_id)
-        self._contents.pop((tenant, cache_id), None)
+        await self.get(caller, cache_id)
+        cache = await self._catalogue.remove(caller.tenant, cache_id)
+        self._contents.pop((caller.tenant, cache_id), None)
         if cache is not None:
             await asyncio.gather(*(self._stores.unpin(node_id, cache.pin_id) for node_id in cache.kept.held))
 
-    async def tag(self, tenant: str, tag: str, cache_id: str) -> Tag:
-        """Names a cache, in place of what the name was for. Raises NoSuchCache."""
-        await self.get(tenant, cache_id)
+    async def tag(self, caller: Caller, tag: str, cache_id: str) -> Tag:
+        """Names a cache, in place of what the name was for. Raises NoSuchCache, and RecordsFull when the tenant has as many names as
+        there may be."""
+        await self.get(caller, cache_id)
         named = Tag(tag, CacheId(cache_id), self._now())
-        await self._catalogue.tag(tenant, named)
+        await self._catalogue.tag(caller.tenant, named)
         return named
 
     async def tagged(self, tenant: str, tag: str) -> Tag:
@@ -258,9 +269,25 @@ class Desk:
             use = replace(use, cache=await self._extended(use.cache, wanted.extend_s))
         return plain, use
 
+    async def _known(self, tenant: str, cache_id: str) -> ContextCache:
+        cache = None if cache_id.startswith(MARK_PREFIX) else await self._catalogue.get(tenant, cache_id)
+        if cache is None:
+            raise _no_such(cache_id)
+        return cache
+
+    async def _content(self, tenant: str, cache_id: str) -> Content:
+        known = self._contents.pop((tenant, cache_id), None)
+        if known is None:
+            raw = await self._catalogue.content(tenant, cache_id)
+            if raw is None:
+                raise _no_such(cache_id)
+            known = await self._side_thread.run(len(raw), content_from, raw)
+        self._remember(tenant, cache_id, known)
+        return known
+
     async def _extended(self, cache: ContextCache, ttl_s: float) -> ContextCache:
         try:
-            return await self.update(cache.tenant, cache.cache_id, ttl_s=ttl_s)
+            return await self._update(cache, ttl_s, None)
         except Overloaded as error:
             # The request itself wants nothing that is not there.
             logger.info("%s is not extended: %s", cache.cache_id, error.message)
@@ -271,18 +298,20 @@ class Desk:
         its own."""
         if conversation.tools:
             raise InvalidRequest("tools must not be given where a context cache is: it has its own", param="tools")
-        cache, content = await asyncio.gather(self.get(tenant, cache_id), self.content(tenant, cache_id))
+        cache, content = await asyncio.gather(self._known(tenant, cache_id), self._content(tenant, cache_id))
+        choice = conversation.tool_choice
         begun = replace(
             conversation,
             messages=content.conversation.messages + conversation.messages,
             tools=content.conversation.tools,
+            tool_choice=content.conversation.tool_choice if choice == ToolChoice() else choice,
             template_options={**content.conversation.template_options, **conversation.template_options},
         )
         return begun, Use(cache, cache.status(self._now()))
 
     async def compared(self, tenant: str, cache_id: str, conversation: Conversation) -> Use:
         """Whether the conversation begins with the cache's messages and has its tools. Raises NoSuchCache."""
-        cache, content = await asyncio.gather(self.get(tenant, cache_id), self.content(tenant, cache_id))
+        cache, content = await asyncio.gather(self._known(tenant, cache_id), self._content(tenant, cache_id))
         kept = content.conversation
         matches = await self._side_thread.run(_size(kept), _begins_with, conversation, kept)
         return Use(cache, cache.status(self._now()), matches)
@@ -291,7 +320,7 @@ class Desk:
         """Counts a request that has been answered, in the background. Returns why it missed; None: it did not."""
         reason = self._why_missed(use, cached_tokens)
         cache, now = use.cache, self._now()
-        self._spawn(self._catalogue.count(cache, now, calls=1, saved_tokens=min(cached_tokens, cache.tokens) if use.matches else 0))
+        self._spawn(self._catalogue.count(cache, calls=1, saved_tokens=min(cached_tokens, cache.tokens) if use.matches else 0))
         if reason == MissReason.NOT_HELD:
             # Whoever looks finds out where it has gone.
             self._spawn(self._catalogue.wake(cache.tenant, cache.cache_id, now))
@@ -313,13 +342,22 @@ class Desk:
         Returns why the cache was missed; empty: it was not."""
         missed = self.used(request.use, reply.cached_tokens) if request.use is not None and prompt == 0 else None
         if missed is not None and missed is not MissReason.MESSAGES_CHANGED and request.use is not None and reply.prompt_at is not None:
-            self._keeper.computed(request.tenant, request.use.cache.cache_id, reply.prompt_at.node_id)
+            self.found(request.tenant, request.use.cache.cache_id, reply.prompt_at.node_id)
         if reply.prompt_at is not None and request.marks:
             generation = request.generation(prompt * request.n, accepted=True)
             for mark in request.marks[prompt]:
                 keys = self._hashing.keys(generation, generation.prompt_ids[: mark.tokens])
                 self.mark(request.tenant, keys, mark.ttl_s, reply.prompt_at.node_id)
         return "" if missed is None else missed.value
+
+    def found(self, tenant: str, cache_id: CacheId, node_id: NodeId) -> None:
+        """A request has just used all of a cache's prompt at that node: nobody needs to wait for idle capacity to compute it."""
+        if (store := self._stores.store(node_id)) is not None:
+            self._spawn(self._note(tenant, cache_id, store))
+
+    async def _note(self, tenant: str, cache_id: CacheId, store: Store) -> None:
+        await self._catalogue.found(tenant, cache_id, store.node_id, store.incarnation, self._now())
+        self._keeper.hurry()
 
     def mark(self, tenant: str, keys: Sequence[BlockKey], ttl_s: float, prompt_at: NodeId) -> None:
         """Keeps the blocks, which a request has just used at that node, for `ttl_s` from now; in the background, and only if the tenant's
@@ -349,10 +387,8 @@ class Desk:
         )
         # What this one keeps for as long, it keeps in the place of those before: a conversation's turns are not counted each by itself.
         shorter = [f"{MARK_PREFIX}{key.hex()}" for key in keys[:-1]]
-        for covered in await self._catalogue.ending_by(tenant, shorter, cache.expires_at):
-            if (removed := await self._catalogue.remove(tenant, covered)) is not None:
-                await asyncio.gather(*(self._stores.unpin(node_id, removed.pin_id) for node_id in removed.kept.held))
-        if await self._catalogue.spend(cache, self._budget_tokens(tenant), now) is not None:
+        covered = await self._catalogue.ending_by(tenant, shorter, cache.expires_at)
+        if await self._catalogue.spend(cache, self._budget_tokens(tenant), now, instead_of=covered) is not None:
             logger.info("the budget of %r does not suffice to keep %d marked tokens", tenant, cache.tokens)
             return
 
@@ -363,6 +399,9 @@ class Desk:
         if not await self._catalogue.add(cache, keys, b"", now):
             await self._catalogue.change(tenant, cache_id, renew, now)
         self._keeper.hurry()
+        for mark_id in covered:
+            if (removed := await self._catalogue.remove(tenant, mark_id)) is not None:
+                await asyncio.gather(*(self._stores.unpin(node_id, removed.pin_id) for node_id in removed.kept.held))
 
     # ---- helpers ----
 
@@ -377,6 +416,12 @@ class Desk:
                 f"{budget} (server.cache_budget_tokens, or what is set for the tenant)",
                 param="messages",
                 code="cache_budget_exceeded",
+            )
+        if over.taken_tokens + cache.budgeted_tokens <= budget:
+            raise Overloaded(
+                f"{over.count} context caches have not ended, as many as there may be: delete one, or wait for the next to end",
+                retry_after_s=max(1.0, over.next_end - now),
+                reason="too_many_caches",
             )
         raise Overloaded(
             f"context caches take {over.taken_tokens} of {budget} tokens (server.cache_budget_tokens, or what is set for the tenant): "
@@ -400,6 +445,10 @@ class Desk:
         task = asyncio.create_task(run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _no_such(cache_id: str) -> NoSuchCache:
+    return NoSuchCache(f"there is no context cache {cache_id[:100]!r}", param="cache_id", code="cache_not_found")
 
 
 def _begins_with(conversation: Conversation, kept: Conversation) -> bool:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gateway import events as ev
 from gateway.caching import core
-from gateway.caching.catalogue import Catalogue, Claim
-from gateway.caching.context import CacheId, ContextCache, content_from
+from gateway.caching.agenda import Claim, Errand
+from gateway.caching.catalogue import Catalogue
+from gateway.caching.context import ContextCache, content_from
 from gateway.caching.stores import Stores
 from gateway.runner import Runner
 from springtide.errors import InvalidRequest, SpringtideError, Unavailable
@@ -26,34 +29,33 @@ logger = logging.getLogger(__name__)
 LOOK_FOR_DUE_EVERY_S = 1.0
 CLAIM_S = 15.0
 """After so long a gateway that has died while it looked at a cache is followed by another."""
-MOST_LOOKS = 64
-"""At once; further ones are left to other gateways, or to the next turn."""
-MOST_COMPUTED = 4
-"""At once. Others wait for them, not at the Conductor."""
+PLACES = {Errand.LOOK: 64, Errand.WORK: 8}
+"""How many there are of either at once, of a tenant at most half of that. Further ones are left to other gateways, or to the next turn."""
 
 
 class Computer:
     """Computes prompts, of which nobody reads what follows from them."""
 
-    def __init__(self, runner: Runner, on_computed: Callable[[str, int, int], None]) -> None:
-        """`on_computed` is told of each prompt's tenant, tokens, and how many of these were found in the pool."""
+    def __init__(self, runner: Runner, on_computed: Callable[[str, int, int], None], patience_s: float) -> None:
+        """`on_computed` is told of each prompt's tenant, tokens, and how many of these were found in the pool. `patience_s`: as of
+        Generation."""
         self._runner = runner
         self._on_computed = on_computed
-        self._places = asyncio.Semaphore(MOST_COMPUTED)
+        self._patience_s = patience_s
 
     async def compute(self, tenant: str, token_ids: Sequence[int]) -> NodeId:
-        """The node in whose store the prompt's blocks are then. Raises what the request fails with."""
-        request_id = RequestId(new_id("context-cache"))
-        sampling = SamplingParams(max_tokens=1, temperature=0.0)
-        generation = ev.Generation(request_id, token_ids, sampling, tenant, Terms(idle=True), prompt_only=True)
-        async with self._places:
-            ended = asyncio.get_running_loop().create_future()
-            self._runner.launch(generation, _NobodyReads(ended))
-            try:
-                reply = await ended
-            except asyncio.CancelledError:
-                self._runner.cancel(request_id)
-                raise
+        """The node in whose store the prompt's blocks are then. Raises what the request fails with: `Unavailable` of code `no_progress`
+        when nothing more of it was computed for long."""
+        request_id, sampling = RequestId(new_id("context-cache")), SamplingParams(max_tokens=1, temperature=0.0)
+        terms, patience_s = Terms(idle=True), self._patience_s
+        generation = ev.Generation(request_id, token_ids, sampling, tenant, terms, prompt_only=True, patience_s=patience_s)
+        ended = asyncio.get_running_loop().create_future()
+        self._runner.launch(generation, _NobodyReads(ended))
+        try:
+            reply = await ended
+        except asyncio.CancelledError:
+            self._runner.cancel(request_id)
+            raise
         if isinstance(reply, ev.Failed):
             raise reply.error
         if not isinstance(reply, ev.Finished) or reply.prompt_at is None:
@@ -91,9 +93,9 @@ class Keeper:
         self._stores = stores
         self._computer = computer
         self._now = now
+        self._agenda = catalogue.agenda
         self._looks: dict[asyncio.Task[None], Claim] = {}
-        self._doing: dict[tuple[str, CacheId], _Doing] = {}
-        """Of the looks that have begun."""
+        """Those that work too."""
         self._due = asyncio.Event()
         self._stores_at = float("-inf")
         """When the stores were last looked at, on the event loop's clock."""
@@ -106,12 +108,6 @@ class Keeper:
         """Something is due now."""
         self._due.set()
 
-    def computed(self, tenant: str, cache_id: CacheId, node_id: NodeId) -> None:
-        """A request has just used all of a cache's prompt at that node: nobody needs to wait for idle capacity to compute it."""
-        store, doing = self._stores.store(node_id), self._doing.get((tenant, cache_id))
-        if store is not None and doing is not None:
-            doing.tell(core.Computed(store))
-
     async def close(self) -> None:
         """What this gateway looked at is due at once, for another."""
         claims = list(self._looks.values())
@@ -121,7 +117,7 @@ class Keeper:
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
             for claim in claims:
-                await self._catalogue.put_back(claim, self._now())
+                await self._agenda.put_back(claim, self._now())
         except Unavailable as error:
             logger.info("what was being looked at is left for others: %s", error.message)
         await self._stores.close()
@@ -145,20 +141,36 @@ class Keeper:
             self._stores_at = loop_now
             await self._stores.look()
         now = self._now()
-        if (woken := await self._catalogue.stores_changed(self._stores.word, now)) > 0:
+        if (woken := await self._agenda.stores_changed(self._stores.word, now)) > 0:
             logger.info("the stores are others than before: %d context caches are looked at", woken)
-        free = MOST_LOOKS - len(self._looks)
-        for claim in await self._catalogue.claim(now, now + CLAIM_S, free) if free else ():
-            if any((claim.tenant, claim.cache_id) == (other.tenant, other.cache_id) for other in self._looks.values()):
-                # Woken while it is being looked at here: once more when that is over.
-                await self._catalogue.put_back(claim, now + LOOK_FOR_DUE_EVERY_S)
-                continue
-            task = asyncio.create_task(self._look(claim), name=f"look-{claim.cache_id}")
-            self._looks[task] = claim
-            task.add_done_callback(self._looked)
+        for errand, places in PLACES.items():
+            held = self._held(errand)
+            free = places - held.total()
+            for claim in await self._agenda.claim(errand, now, now + CLAIM_S, free, places // 2, held) if free else ():
+                await self._begin(claim)
+
+    def _held(self, errand: Errand) -> Counter[str]:
+        """How many places each tenant has."""
+        return Counter(claim.tenant for claim in self._looks.values() if claim.errand is errand)
+
+    async def _begin(self, claim: Claim) -> None:
+        under_way = next((task for task, other in self._looks.items() if replace(claim, until=other.until) == other), None)
+        if under_way is not None and claim.errand is Errand.WORK:
+            # It could not be renewed in time.
+            self._looks[under_way] = claim
+            return
+        if under_way is not None:
+            # Wanted again while it is looked at here: once more when that is over.
+            await self._agenda.renew(claim, self._now() + LOOK_FOR_DUE_EVERY_S)
+            return
+        task = asyncio.create_task(self._look(claim), name=f"{claim.errand} {claim.cache_id}")
+        self._looks[task] = claim
+        task.add_done_callback(self._looked)
 
     def _looked(self, task: asyncio.Task[None]) -> None:
-        if len(self._looks) == MOST_LOOKS:
+        claim = self._looks[task]
+        held, places = self._held(claim.errand), PLACES[claim.errand]
+        if held.total() == places or held[claim.tenant] >= places // 2:
             self._due.set()  # there is a place again
         del self._looks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -169,32 +181,38 @@ class Keeper:
     async def _look(self, claim: Claim) -> None:
         cache = await self._catalogue.get(claim.tenant, claim.cache_id)
         if cache is None:
-            await self._catalogue.put_back(claim, None)
+            await self._agenda.put_back(claim, None)
             return
         keys = await self._catalogue.keys(claim.tenant, claim.cache_id)
-        doing = _Doing(self._catalogue, self._stores, self._computer, cache, keys, self._now)
-        self._doing[claim.tenant, claim.cache_id] = doing
-        renewing = asyncio.create_task(self._renew(claim))
+        works = claim.errand is Errand.WORK
+        doing = _Doing(self._catalogue, self._stores, self._computer, cache, keys, works, self._now)
+        renewing = asyncio.create_task(self._renew(claim, doing))
         try:
-            until = await doing.run()
+            rest = await doing.run()
         finally:
-            del self._doing[claim.tenant, claim.cache_id]
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
-        await self._catalogue.put_back(self._looks.get(_this_task(), claim), until)
+        work_at = self._now() if rest.works else None
+        await self._agenda.put_back(self._looks.get(_this_task(), claim), rest.until, work_at)
+        if rest.works:
+            self.hurry()
 
-    async def _renew(self, claim: Claim) -> None:
-        """Keeps the claim until it is somebody else's."""
+    async def _renew(self, claim: Claim, doing: _Doing) -> None:
+        """Keeps the claim until it is somebody else's. What is deleted, found elsewhere or over by then is not computed to its end."""
         task = next(task for task, claimed in self._looks.items() if claimed == claim)
         while True:
             await asyncio.sleep(CLAIM_S / 3)
             try:
-                renewed = await self._catalogue.renew(claim, self._now() + CLAIM_S)
+                renewed = await self._agenda.renew(self._looks[task], self._now() + CLAIM_S)
+                if renewed is None:
+                    doing.compute_no_more(core.Gone())
+                    return
+                self._looks[task] = renewed
+                cache = await self._catalogue.get(claim.tenant, claim.cache_id) if doing.computes else None
             except Unavailable:
                 continue
-            if renewed is None:
-                return
-            claim = self._looks[task] = renewed
+            if cache is not None and cache.expired(self._now()):
+                doing.compute_no_more(core.Postponed())
 
 
 def _this_task() -> asyncio.Task[None]:
@@ -213,6 +231,7 @@ class _Doing:
         computer: Computer,
         cache: ContextCache,
         keys: Sequence[BlockKey],
+        works: bool,
         now: Callable[[], float],
     ) -> None:
         self._catalogue = catalogue
@@ -220,17 +239,26 @@ class _Doing:
         self._computer = computer
         self._cache = cache
         self._keys = keys
+        self._works = works
         self._now = now
         self._events: asyncio.Queue[core.Event | Exception] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pinning: dict[NodeId, asyncio.Task[None]] = {}
+        self._computing: asyncio.Task[None] | None = None
 
-    def tell(self, event: core.Event) -> None:
-        self._events.put_nowait(event)
+    @property
+    def computes(self) -> bool:
+        """It waits for nothing else than to be computed."""
+        return self._computing is not None and not self._computing.done()
 
-    async def run(self) -> float | None:
-        """The time at which the cache is due again; None: never."""
-        look = core.Look(self._cache)
+    def compute_no_more(self, why: core.Gone | core.Postponed) -> None:
+        """Has no effect where it is not being computed."""
+        if self.computes:
+            self._events.put_nowait(why)
+
+    async def run(self) -> core.Rest:
+        """When the cache is due again, and for what."""
+        look = core.Look(self._cache, self._works)
         self._events.put_nowait(core.Begun(self._stores.seen))
         try:
             while True:
@@ -239,7 +267,7 @@ class _Doing:
                     raise event
                 for action in look.handle(event, self._now()):
                     if isinstance(action, core.Rest):
-                        return action.until
+                        return action
                     await self._do(action)
         finally:
             for task in self._tasks:
@@ -257,7 +285,7 @@ class _Doing:
             case core.Copy(node_id, sources):
                 self._spawn(self._stores.copy(node_id, self._keys, sources))
             case core.Compute():
-                self._spawn(self._compute())
+                self._computing = self._spawn(self._compute())
             case core.Save(kept):
                 cache = self._cache
                 logger.info("context cache %s of %r is %s, in %s", cache.cache_id, cache.tenant, kept.status.value, sorted(kept.held))
@@ -276,7 +304,7 @@ class _Doing:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _compute(self) -> core.Computed | core.NotComputed:
+    async def _compute(self) -> core.Computed | core.NotComputed | core.Postponed:
         cache = self._cache
         try:
             raw = await self._catalogue.content(cache.tenant, cache.cache_id)
@@ -284,12 +312,14 @@ class _Doing:
                 return core.NotComputed("its content is not there any more", for_good=True)
             content = await asyncio.to_thread(content_from, raw)
             node_id = await self._computer.compute(cache.tenant, content.token_ids)
-            await self._catalogue.count(cache, self._now(), creation_tokens=len(content.token_ids))
+            await self._catalogue.count(cache, creation_tokens=len(content.token_ids))
         except InvalidRequest as error:
             return core.NotComputed(error.message, for_good=True)
         except SpringtideError as error:
             # Which node failed, and where it is, is not for whoever looks at the cache.
             logger.info("context cache %s is not computed: %s", cache.cache_id, error.message)
+            if error.code == "no_progress":
+                return core.Postponed("it waits for idle capacity, of which there was none for long")
             return core.NotComputed("it could not be computed just now, and is tried again", for_good=False)
         store = self._stores.store(node_id)
         if store is None:

@@ -91,7 +91,7 @@ def add_routes(router: APIRouter, version: str, backend: ApiBackend) -> None:
 
     @router.post(f"{version}/cachedContents", openapi_extra=takes(CachedContent))
     async def create(request: Request) -> Json:
-        return _cache_json(await desk.create(request.state.tenant, preparer.model_name, await read(backend, request, drafted)))
+        return _cache_json(await desk.create(request.state.caller, preparer.model_name, await read(backend, request, drafted)))
 
     @router.get(f"{version}/cachedContents")
     async def page(request: Request) -> Json:
@@ -100,7 +100,7 @@ def add_routes(router: APIRouter, version: str, backend: ApiBackend) -> None:
             raise InvalidRequest(f"pageSize must be a number, not {size[:100]!r}", param="pageSize")
         after, limit = request.query_params.get("pageToken", ""), min(int(size) or 50, MAX_LISTED)
         try:
-            caches, more = await desk.page(request.state.tenant, after=after, limit=limit)
+            caches, more = await desk.page(request.state.caller, after=after, limit=limit)
         except NotListed:
             raise InvalidRequest(f"pageToken: there is no page after {after[:100]!r}, or no more", param="pageToken") from None
         listed: Json = {"cachedContents": [_cache_json(cache) for cache in caches]}
@@ -108,18 +108,18 @@ def add_routes(router: APIRouter, version: str, backend: ApiBackend) -> None:
 
     @router.get(f"{version}/cachedContents/{{cache_id}}")
     async def get(request: Request, cache_id: str) -> Json:
-        return _cache_json(await desk.get(request.state.tenant, cache_id))
+        return _cache_json(await desk.get(request.state.caller, cache_id))
 
     @router.patch(f"{version}/cachedContents/{{cache_id}}", openapi_extra=takes(CacheUpdate))
     async def update(request: Request, cache_id: str) -> Json:
         mask = {name for name in request.query_params.get("updateMask", "").split(",") if name}
         if not mask <= _CHANGEABLE:
             raise InvalidRequest(f"updateMask may name ttl or expireTime, not {sorted(mask - _CHANGEABLE)[0][:100]!r}", param="updateMask")
-        return _cache_json(await desk.update(request.state.tenant, cache_id, ttl_s=await read(backend, request, lasting)))
+        return _cache_json(await desk.update(request.state.caller, cache_id, ttl_s=await read(backend, request, lasting)))
 
     @router.delete(f"{version}/cachedContents/{{cache_id}}")
     async def delete(request: Request, cache_id: str) -> dict[str, Any]:
-        await desk.delete(request.state.tenant, cache_id)
+        await desk.delete(request.state.caller, cache_id)
         return {}
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
+from gateway.accounts.allowance import Caller
 from gateway.answer import ApiBackend
 from gateway.api_request import ApiRequest, Conversation, Speaker
 from gateway.bodies import parse_body, validated
@@ -22,8 +23,6 @@ from springtide.errors import InvalidRequest
 
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]{0,127}")
 _METADATA = re.compile(r"metadata\[(.*)\]")
-_MOST_PAGES = 20
-"""That are looked through for records of some metadata."""
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
@@ -110,28 +109,21 @@ def routes(backend: ApiBackend) -> APIRouter:
     @router.post("/v1/caching", openapi_extra=takes(CachingRequest))
     async def create(request: Request) -> Json:
         asked, draft = await read(backend, request, drafted)
-        return await shown(await desk.create(_tenant(request), asked.model, draft), draft.conversation)
+        return await shown(await desk.create(_caller(request), asked.model, draft), draft.conversation)
 
     @router.get("/v1/caching")
     async def page(request: Request) -> Json:
-        found: list[ContextCache] = []
         order, after, before, limit = _page(request)
         metadata = {match[1]: value for name, value in request.query_params.items() if (match := _METADATA.fullmatch(name))}
-        at_once = MAX_LISTED if metadata else limit
-        for _ in range(_MOST_PAGES):
-            caches, more = await desk.page(_tenant(request), order=order, after=after, before=before, limit=at_once)
-            found += [cache for cache in caches if metadata.items() <= cache.metadata.items()]
-            if not more or len(found) >= limit:
-                break
-            after = caches[-1].cache_id
-        return {"object": "list", "data": [await shown(cache) for cache in found[:limit]]}
+        found, _ = await desk.page(_caller(request), order=order, after=after, before=before, limit=limit, metadata=metadata)
+        return {"object": "list", "data": [await shown(cache) for cache in found]}
 
     @router.post("/v1/caching/refs/tags", openapi_extra=takes(TagRequest))
     async def tag(request: Request) -> Json:
         asked = await body(request, TagRequest)
         if not _TAG.fullmatch(asked.tag):
             raise InvalidRequest("tag must have 1 to 128 letters, digits, _, - and ., the first of them a letter", param="tag")
-        return _tag_json(await desk.tag(_tenant(request), asked.tag, asked.cache_id), _tenant(request))
+        return _tag_json(await desk.tag(_caller(request), asked.tag, asked.cache_id), _tenant(request))
 
     @router.get("/v1/caching/refs/tags")
     async def tags(request: Request) -> Json:
@@ -145,7 +137,7 @@ def routes(backend: ApiBackend) -> APIRouter:
 
     @router.get("/v1/caching/refs/tags/{tag}/content")
     async def content_of_tag(request: Request, tag: str) -> Json:
-        return await whole(_tenant(request), (await desk.tagged(_tenant(request), tag)).cache_id)
+        return await whole(request, (await desk.tagged(_tenant(request), tag)).cache_id)
 
     @router.delete("/v1/caching/refs/tags/{tag}")
     async def untag(request: Request, tag: str) -> Json:
@@ -154,26 +146,32 @@ def routes(backend: ApiBackend) -> APIRouter:
 
     @router.get("/v1/caching/{cache_id}")
     async def get(request: Request, cache_id: str) -> Json:
-        return await whole(_tenant(request), cache_id)
+        return await whole(request, cache_id)
 
     @router.put("/v1/caching/{cache_id}", openapi_extra=takes(CachingUpdate))
     async def update(request: Request, cache_id: str) -> Json:
         asked = await body(request, CachingUpdate)
-        return await shown(await desk.update(_tenant(request), cache_id, ttl_s=asked.ttl_s(desk.now), metadata=asked.metadata))
+        return await shown(await desk.update(_caller(request), cache_id, ttl_s=asked.ttl_s(desk.now), metadata=asked.metadata))
 
     @router.delete("/v1/caching/{cache_id}")
     async def delete(request: Request, cache_id: str) -> Json:
-        await desk.delete(_tenant(request), cache_id)
+        await desk.delete(_caller(request), cache_id)
         return {"deleted": True, "id": cache_id, "object": "context_cache_object.deleted"}
 
-    async def whole(tenant: str, cache_id: str) -> Json:
-        return await shown(await desk.get(tenant, cache_id), (await desk.content(tenant, cache_id)).conversation)
+    async def whole(request: Request, cache_id: str) -> Json:
+        cache, content = await desk.with_content(_caller(request), cache_id)
+        return await shown(cache, content.conversation)
 
     return router
 
 
 BODIES = (CachingRequest, CachingUpdate, TagRequest, TokenCountRequest)
 """For the API's own description."""
+
+
+def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
 
 
 def _tenant(request: Request) -> str:

@@ -50,17 +50,25 @@ class World:
         self.dead.discard(node)
 
     def look(self, cache: ContextCache, now: float, deleted: bool = False) -> tuple[ContextCache, float | None]:
-        """One look, to its end: the cache then, and when it is due again."""
-        look, events = Look(cache), deque[core.Event]([core.Begun(tuple(self.stores.values()))])
+        """One look, to its end, and another that works if that is what it ends with: the cache then, and when it is due again."""
+        cache, rest = self.one_look(cache, now, deleted, works=False)
+        if rest.works:
+            held = cache.kept.status is Status.READY
+            assert rest.until == (min(now + LOOK_EVERY_S, cache.expires_at) if held else None), "what is held is looked at meanwhile"
+            cache, rest = self.one_look(cache, now, deleted, works=True)
+        return cache, rest.until
+
+    def one_look(self, cache: ContextCache, now: float, deleted: bool, works: bool) -> tuple[ContextCache, core.Rest]:
+        look, events = Look(cache, works), deque[core.Event]([core.Begun(tuple(self.stores.values()))])
         while True:
             assert events, f"nothing is under way, and the look is not over: {self.actions}"
             for action in look.handle(events.popleft(), now):
                 look.validate()
                 self.actions.append(action)
                 match action:
-                    case core.Rest(until):
-                        assert look.over
-                        return cache, until
+                    case core.Rest():
+                        assert look.over and not (works and action.works)
+                        return cache, action
                     case core.Save(kept):
                         cache = cache.with_kept(kept)
                         if deleted:
@@ -68,6 +76,7 @@ class World:
                     case core.Unpin(node):
                         self.pins.pop(node, None)
                     case _:
+                        assert works or isinstance(action, core.Pin), "what takes long waits for its turn"
                         events.append(self.answer(action))
 
     def answer(self, action: core.Action) -> core.Event:
@@ -168,12 +177,12 @@ def test_what_cannot_be_computed_now_is_tried_again_and_again_later() -> None:
 
 
 def test_what_can_never_be_computed_is_an_error_until_its_owner_changes_it() -> None:
-    look = Look(new_cache())
+    look = Look(new_cache(), works=True)
     assert look.handle(core.Begun(()), NOW) == [core.Compute()]
     actions = look.handle(core.NotComputed("too long", for_good=True), NOW)
     assert actions == [core.Save(Kept(Status.ERROR, "too long")), core.Rest(None)]
     broken = new_cache(kept=Kept(Status.ERROR, "too long"))
-    assert Look(broken).handle(core.Begun(()), NOW) == [core.Rest(None)]
+    assert Look(broken, works=False).handle(core.Begun(()), NOW) == [core.Rest(None)]
     assert broken.extended(NOW + 9, NOW).kept.status is Status.PENDING
 
 
@@ -203,19 +212,24 @@ def test_one_that_marks_made_is_not_computed_anew() -> None:
 
 def test_what_is_deleted_while_it_is_computed_is_pinned_nowhere() -> None:
     world = World.of(3)
-    _, due = world.look(new_cache(replicas=3), NOW, deleted=True)
-    assert not world.pins and due is None
+    _, rest = world.one_look(new_cache(replicas=3), NOW, deleted=True, works=True)
+    assert not world.pins and rest == core.Rest(None)
 
 
-def test_what_somebody_else_has_computed_is_pinned_and_the_order_to_compute_comes_late() -> None:
-    store = Store(NodeId("node-0"), Incarnation(1), "node-0:1", True)
-    look = Look(new_cache())
-    assert look.handle(core.Begun((store,)), NOW) == [core.Compute()]
-    (pin,) = look.handle(core.Computed(store), NOW)
-    assert isinstance(pin, core.Pin)
-    assert look.handle(core.Computed(store), NOW) == [], "it is pinned already"
-    saved, rest = look.handle(core.Pinned(store.node_id, BLOCKS), NOW)
-    assert saved == core.Save(Kept(Status.READY, held={store.node_id: store.incarnation})) and rest == core.Rest(NOW + LOOK_EVERY_S)
+def test_what_is_postponed_waits_for_its_next_turn_and_tells_why() -> None:
+    look = Look(new_cache(kept=Kept(failures=2)), works=True)
+    assert look.handle(core.Begun(()), NOW) == [core.Compute()]
+    saved, rest = look.handle(core.Postponed("nobody is idle"), NOW)
+    assert saved == core.Save(Kept(Status.PENDING, "nobody is idle", failures=2)) and rest == core.Rest(NOW), "it has not failed"
+    waiting = new_cache(kept=Kept(Status.PENDING, "nobody is idle", failures=2))
+    assert Look(waiting, works=False).handle(core.Begun(()), NOW) == [core.Rest(None, works=True)]
+    assert Look(waiting, works=True).handle(core.Begun(()), NOW) == [core.Compute()]
+
+
+def test_what_is_gone_while_it_is_computed_is_left_as_it_is() -> None:
+    look = Look(new_cache(), works=True)
+    assert look.handle(core.Begun(()), NOW) == [core.Compute()]
+    assert look.handle(core.Gone(), NOW) == [core.Rest(None)]
     assert look.handle(core.NotComputed("too late", for_good=True), NOW) == []
 
 

@@ -25,7 +25,7 @@ from gateway.accounts.usage import Counts, DayUsage, UsageBook, today
 from gateway.app import GatewayServer
 from springtide.ids import new_id
 from springtide.process import ProcessArguments
-from springtide.rpc import inference_pb2, inference_pb2_grpc
+from springtide.rpc import caches_pb2, caches_pb2_grpc, inference_pb2, inference_pb2_grpc
 from springtide.rpc.channels import connect
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Say it."}]}
@@ -260,6 +260,46 @@ async def test_a_key_opens_the_models_it_is_for(office: Office) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
     async with office.http(0, this) as http:
         assert (await http.post("/v1/completions", json=PLAIN)).status_code == 200
+
+
+async def test_a_key_makes_and_finds_context_caches_of_the_models_it_is_for(office: Office) -> None:
+    other, this = await office.key("acme", models=("another",)), await office.key("acme", models=(MODEL,))
+    long = "The sea is wide, and the tide comes in. " * 20
+    kimi = {"model": MODEL, "messages": [{"role": "system", "content": long}]}
+    gemini = {"model": MODEL, "systemInstruction": {"parts": [{"text": long}]}}
+    chat = inference_pb2.ChatPrompt(messages=[inference_pb2.ChatMessage(role="system", content=long)])
+    async with office.http(0, this) as http:
+        made = (await http.post("/v1/caching", json=kimi)).json()["id"]
+        assert (await http.post("/v1/caching/refs/tags", json={"tag": "tide", "cache_id": made})).status_code == 200
+    async with office.http(0, other) as http:
+        asked = [
+            ("POST", "/v1/caching", kimi),
+            ("POST", "/v1beta/cachedContents", gemini),
+            ("GET", f"/v1/caching/{made}", None),
+            ("PUT", f"/v1/caching/{made}", {"ttl": 60}),
+            ("DELETE", f"/v1/caching/{made}", None),
+            ("GET", "/v1/caching/refs/tags/tide/content", None),
+            ("GET", f"/v1beta/cachedContents/{made}", None),
+            ("PATCH", f"/v1beta/cachedContents/{made}", {"ttl": "60s"}),
+            ("DELETE", f"/v1beta/cachedContents/{made}", None),
+        ]
+        assert [(await http.request(method, path, json=body)).status_code for method, path, body in asked] == [404] * len(asked)
+        assert (await http.get("/v1/caching")).json()["data"] == [] == (await http.get("/v1beta/cachedContents")).json()["cachedContents"]
+    async with connect(office.gateways[0].grpc_address) as channel:
+        stub = caches_pb2_grpc.ContextCachesStub(channel)
+        metadata = (("authorization", f"Bearer {other}"),)
+        for call in (
+            stub.CreateCache(caches_pb2.CreateCacheRequest(model=MODEL, chat=chat), metadata=metadata),
+            stub.GetCache(caches_pb2.CacheName(cache_id=made), metadata=metadata),
+            stub.ExtendCache(caches_pb2.ExtendCacheRequest(cache_id=made, ttl_s=60), metadata=metadata),
+            stub.DeleteCache(caches_pb2.CacheName(cache_id=made), metadata=metadata),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await call
+            assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+        assert not (await stub.ListCaches(caches_pb2.ListCachesRequest(), metadata=metadata)).caches
+    async with office.http(0, this) as http:
+        assert (await http.get(f"/v1/caching/{made}")).status_code == 200
 
 
 async def test_over_grpc_the_same_limits_hold(office: Office) -> None:

