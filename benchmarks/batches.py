@@ -1,7 +1,7 @@
 """What a batch costs those who ask online (`make bench-batches`): their time to first token and between tokens, with a batch beside them
-and without, in pairs.
+and without, and what a stranger's process costs them that never takes a processor from anybody.
 
-`make bench-batches ARGS="--rounds 1 --seconds 15"` is a shorter look; the file of results is written by runs of three rounds and more only.
+`make bench-batches ARGS="--rounds 1 --seconds 15"` is a shorter look; the file of results is written by runs of five rounds and more only.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 import httpx
@@ -22,16 +24,19 @@ from openai import AsyncOpenAI
 from benchmarks.results import Row, show, write
 from tests.support.cluster import Cluster
 
-LINES, LINE_TOKENS = 500, 16
+LINES, LINE_TOKENS = 500, 64
 PROMPT_WORDS, OUTPUT_TOKENS = (40, 200), 32
 MOST_SLOWDOWN = 1.1
-PAIRED_ROUNDS = 3
+PAIRED_ROUNDS = 5
 WORDS = ("river", "stone", "cloud", "green", "seven", "light", "north", "paper", "under", "music", "bread", "window", "garden", "silver")
 NOTES = (
     "1 prefill and 1 decode node of SmolLM2-135M-Instruct in bfloat16, on one machine with the clients. Online requests come by chance, "
     f"{PROMPT_WORDS[0]} to {PROMPT_WORDS[1]} words of prompt that nobody has asked before, {OUTPUT_TOKENS} tokens of output. In each round "
-    "they come twice at the same moments, alone and beside a batch that runs all the while, which of the two first by turns. "
-    "Of all rounds the median is told; the ratio is the median of the rounds' own."
+    "they come three times at the same moments, the order turned round from one to the next: alone; beside a batch of "
+    f"{LINES} lines (prompts as long, {LINE_TOKENS} tokens of output) that has lines left at the end; and beside a stranger, a process "
+    "that computes matrix products of the model's shapes on one thread at the lowest priority that Linux has (SCHED_IDLE). The stranger "
+    "has a processor only when nobody wants it: what it costs is what cores share, caches and memory, and no scheduler can give that "
+    "back but by leaving a core unused. Medians of the rounds; the ratio is the median of the rounds' own."
 )
 
 
@@ -79,9 +84,10 @@ async def online(url: str, model: str, seed: int, phase: str, rate: float, secon
 
 
 def batch_lines(model: str, salt: str, count: int) -> bytes:
-    rows = []
+    rows, what = [], random.Random(salt)
     for number in range(count):
-        body = {"model": model, "prompt": f"{salt}: {number} is a number that", "max_tokens": LINE_TOKENS, "ignore_eos": True}
+        prompt = " ".join(what.choice(WORDS) for _ in range(what.randint(*PROMPT_WORDS)))
+        body = {"model": model, "prompt": prompt, "max_tokens": LINE_TOKENS, "ignore_eos": True}
         rows.append(json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}))
     return "\n".join(rows).encode()
 
@@ -99,38 +105,67 @@ async def beside_batch(api: AsyncOpenAI, url: str, model: str, seed: int, argume
     seen = await online(url, model, seed, "with", arguments.rate, arguments.seconds)
     batch = await api.batches.retrieve(batch.id)
     assert batch.request_counts is not None
+    assert batch.status == "in_progress", f"the batch ended after {batch.request_counts.completed} lines; give it more with --lines"
     seen.lines = batch.request_counts.completed
-    if batch.status != "completed":
-        await api.batches.cancel(batch.id)
-        await until(api, batch.id, {"completed", "cancelled"})
+    await api.batches.cancel(batch.id)
+    await until(api, batch.id, {"cancelled"})
     return seen
 
 
-async def rounds(cluster: Cluster, arguments: argparse.Namespace) -> list[tuple[Seen, Seen]]:
-    """Without and with the batch."""
+STRANGER = """
+import os, torch
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+torch.set_num_threads(1)
+weights = [torch.randn(shape, dtype=torch.bfloat16) for shape in [(576, 960), (576, 576), (576, 3072), (576, 1536)] * 30]
+rows = torch.randn(64, 576, dtype=torch.bfloat16)
+print(flush=True)
+while True:
+    for weight in weights:
+        rows @ weight
+"""
+
+
+async def beside_stranger(url: str, model: str, seed: int, arguments: argparse.Namespace) -> Seen:
+    stranger = await asyncio.create_subprocess_exec(sys.executable, "-c", STRANGER, stdout=asyncio.subprocess.PIPE)
+    assert stranger.stdout is not None
+    try:
+        await stranger.stdout.readline()
+        return await online(url, model, seed, "stranger", arguments.rate, arguments.seconds)
+    finally:
+        stranger.kill()
+        await stranger.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The same requests three times."""
+
+    alone: Seen
+    batch: Seen
+    stranger: Seen
+
+
+async def rounds(cluster: Cluster, arguments: argparse.Namespace) -> list[Round]:
     url, model = cluster.url, cluster.model
-    pairs = []
+    results = []
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as api:
         await online(url, model, 0, "warm", arguments.rate, 3.0)
         for number in range(1, arguments.rounds + 1):
-            alone = beside = None
-            for with_batch in (False, True) if number % 2 else (True, False):
-                if with_batch:
-                    beside = await beside_batch(api, url, model, number, arguments)
-                else:
-                    alone = await online(url, model, number, "without", arguments.rate, arguments.seconds)
-            assert alone is not None and beside is not None
-            print(
-                f"round {number}: TTFT p90 {alone.ttft_p90:.0f} and {beside.ttft_p90:.0f} ms, TBT p99 {alone.tbt_p99:.1f} and "
-                f"{beside.tbt_p99:.1f} ms, {len(beside.ttft)} requests, {beside.lines} lines",
-                flush=True,
-            )
-            pairs.append((alone, beside))
-    return pairs
+            phases: dict[str, Callable[[], Awaitable[Seen]]] = {
+                "alone": partial(online, url, model, number, "alone", arguments.rate, arguments.seconds),
+                "batch": partial(beside_batch, api, url, model, number, arguments),
+                "stranger": partial(beside_stranger, url, model, number, arguments),
+            }
+            names = [*phases][:: 1 if number % 2 else -1]
+            seen = {name: await phases[name]() for name in names}
+            told = [f"{name} {seen[name].ttft_p90:.0f} and {seen[name].tbt_p99:.1f} ms" for name in phases]
+            print(f"round {number}: TTFT p90 and TBT p99 {', '.join(told)}; {seen['batch'].lines} lines", flush=True)
+            results.append(Round(**seen))
+    return results
 
 
-def compared(name: str, pairs: Sequence[tuple[float, float]]) -> Row:
-    """Of figures without and with the batch."""
+def compared(name: str, pairs: Sequence[tuple[float, float]], wanted: float | None) -> Row:
+    """Of figures alone and beside what `name` tells."""
     alone, beside = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     ratio = median(without / together for without, together in pairs)
     return Row(
@@ -139,10 +174,10 @@ def compared(name: str, pairs: Sequence[tuple[float, float]]) -> Row:
         median(beside),
         (min(beside), max(beside)),
         median(alone),
-        "without the batch",
+        "alone",
         ratio,
-        wanted=1 / MOST_SLOWDOWN,
-        met=ratio >= 1 / MOST_SLOWDOWN,
+        wanted=wanted,
+        met=None if wanted is None else ratio >= wanted,
         peer_spread=(min(alone), max(alone)),
         rounds=len(pairs),
     )
@@ -150,19 +185,20 @@ def compared(name: str, pairs: Sequence[tuple[float, float]]) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of each phase")
-    parser.add_argument("--rate", type=float, default=0.5, help="online requests a second")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each phase")
+    parser.add_argument("--rate", type=float, default=1.0, help="online requests a second")
     parser.add_argument("--lines", type=int, default=LINES)
     arguments = parser.parse_args()
     with Cluster(prefill=1, decode=1) as cluster:
-        pairs = asyncio.run(rounds(cluster, arguments))
-    lines = [beside.lines / arguments.seconds for _, beside in pairs]
-    rows = [
-        compared("TTFT p90 beside a batch", [(alone.ttft_p90, beside.ttft_p90) for alone, beside in pairs]),
-        compared("TBT p99 beside a batch", [(alone.tbt_p99, beside.tbt_p99) for alone, beside in pairs]),
-        Row("lines answered meanwhile", "1/s", median(lines), (min(lines), max(lines)), rounds=len(lines)),
-    ]
+        seen = asyncio.run(rounds(cluster, arguments))
+    rows = []
+    for kind, wanted in (("batch", 1 / MOST_SLOWDOWN), ("stranger", None)):
+        beside = [(one.alone, getattr(one, kind)) for one in seen]
+        rows.append(compared(f"TTFT p90 beside a {kind}", [(alone.ttft_p90, other.ttft_p90) for alone, other in beside], wanted))
+        rows.append(compared(f"TBT p99 beside a {kind}", [(alone.tbt_p99, other.tbt_p99) for alone, other in beside], wanted))
+    lines = [one.batch.lines / arguments.seconds for one in seen]
+    rows.append(Row("lines answered meanwhile", "1/s", median(lines), (min(lines), max(lines)), rounds=len(lines)))
     show("batches", rows)
     if arguments.rounds >= PAIRED_ROUNDS:
         print(write("batches", "make bench-batches", rows, NOTES, [row.label for row in rows[:2]]))

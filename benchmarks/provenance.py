@@ -39,6 +39,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "serve": _CLUSTER,
     "setup": (*_CLUSTER, "tests", "Makefile", "pyproject.toml", "constraints.txt"),
     "simulator": _CORES,
+    "structured": _CLUSTER,
     "ssd": ("springtide", "kvstore"),
 }
 """What the figures of each benchmark depend on, from the root of the repository."""

@@ -91,6 +91,7 @@ def main(arguments: Sequence[str]) -> None:
                 rows.append(plain(name, scale.unit, [scale.figure(one) for one in mine]))
             else:
                 rows.append(compared(name, scale, mine, theirs, "vLLM", 1.0 if held else None))
+            print(f"{rows[-1].label}: {rows[-1].ours:.1f} {rows[-1].unit}, vLLM {rows[-1].peer}, {rows[-1].ratio}", flush=True)
     if alone:
         for row in rows:
             print(f"{row.label}: {row.ours:.1f} {row.unit} {row.spread}")
