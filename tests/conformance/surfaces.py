@@ -18,7 +18,9 @@ UNKNOWN = {"some": "thing"}
 WEATHER = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Oslo", "Rome"]}}, "required": ["city"]}
 ANSWER = {"type": "object", "properties": {"answer": {"type": "boolean"}}, "required": ["answer"], "additionalProperties": False}
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-QUESTION = "Say hello."
+MODEL = "MODEL"
+"""Stands for the name of the model that is asked."""
+QUESTION = "Tell me a story about the sea."
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,10 @@ class Trial:
     missing: bool = False
     """The value names what there is not: who serves the field says so."""
 
+    @property
+    def field(self) -> str:
+        return self.name.partition(":")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Surface:
@@ -39,11 +45,13 @@ class Surface:
     title: str
     path: str
     base: Mapping[str, Any]
-    """A request that is served. `MODEL` stands for the model's name, in the path too."""
+    """A request that is served. `MODEL` may be in it, and in the path."""
     trials: tuple[Trial, ...]
     headers: Mapping[str, str] = field(default_factory=dict)
     section: str = ""
     """Of the body, in which the fields are; empty: the body itself."""
+    length: str = "max_tokens"
+    """What the bound on an answer's tokens is called."""
 
 
 def _trials(
@@ -126,13 +134,13 @@ CHAT = Surface(
             "prediction": {"type": "content", "content": "hello"},
             "prompt_cache_key": "family",
             "prompt_cache_options": {"mode": "implicit"},
-            "prompt_cache_retention": "in_memory",
+            "prompt_cache_retention": "24h",
             "reasoning_effort": "low",
             "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": ANSWER, "strict": True}},
             "safety_identifier": "somebody",
             "service_tier": "auto",
             "store": True,
-            "tool_choice": Trial("tool_choice", "required", {"tools": [TOOL], "max_tokens": 64}),
+            "tool_choice": Trial("tool_choice", "required", {"tools": [TOOL], "max_tokens": 400}),
             "tools": [TOOL],
             "top_logprobs": Trial("top_logprobs", 2, {"logprobs": True}),
             "verbosity": "low",
@@ -146,7 +154,7 @@ CHAT = Surface(
                     "messages": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "Hello, my"}],
                 },
             ),
-            "chat_template_kwargs": {"enable_thinking": False},
+            "chat_template_kwargs": {"enable_thinking": True},
             "chat_template": "{{ messages }}",
             "documents": [{"text": "x"}],
             "add_special_tokens": False,
@@ -175,7 +183,7 @@ CHAT = Surface(
                 ],
                 {"tools": [TOOL]},
             ),
-            Trial("tool_choice: one by name", {"type": "function", "function": {"name": "weather"}}, {"tools": [TOOL], "max_tokens": 64}),
+            Trial("tool_choice: one by name", {"type": "function", "function": {"name": "weather"}}, {"tools": [TOOL], "max_tokens": 400}),
             Trial(
                 "tool_choice: allowed_tools",
                 {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}},
@@ -236,7 +244,7 @@ RESPONSES = Surface(
             "prompt": {"id": "pmpt_1"},
             "prompt_cache_key": "family",
             "prompt_cache_options": {"mode": "implicit"},
-            "prompt_cache_retention": "in_memory",
+            "prompt_cache_retention": "24h",
             "reasoning": {"effort": "low"},
             "safety_identifier": "somebody",
             "service_tier": "auto",
@@ -245,7 +253,7 @@ RESPONSES = Surface(
             "stream_options": Trial("stream_options", {"include_obfuscation": False}, {"stream": True}),
             "temperature": 0.5,
             "text": {"format": {"type": "json_schema", "name": "answer", "schema": ANSWER, "strict": True}},
-            "tool_choice": Trial("tool_choice", "required", {"tools": [FUNCTION], "max_output_tokens": 64}),
+            "tool_choice": Trial("tool_choice", "required", {"tools": [FUNCTION], "max_output_tokens": 400}),
             "tools": [FUNCTION],
             "top_logprobs": Trial("top_logprobs", 2, {"include": ["message.output_text.logprobs"]}),
             "top_p": 0.5,
@@ -270,6 +278,7 @@ RESPONSES = Surface(
         ],
         leave_out=("model", "input"),
     ),
+    length="max_output_tokens",
 )
 
 VERSION = {"anthropic-version": "2023-06-01"}
@@ -290,7 +299,7 @@ MESSAGES = Surface(
         _hints(message_create_params.MessageCreateParamsBase),
         {
             **_CLAUDE,
-            "tool_choice": Trial("tool_choice", {"type": "any"}, {"tools": [CLAUDE_TOOL], "max_tokens": 64}),
+            "tool_choice": Trial("tool_choice", {"type": "any"}, {"tools": [CLAUDE_TOOL], "max_tokens": 400}),
             "max_tokens": 3,
             "metadata": {"user_id": "somebody"},
             "service_tier": "auto",
@@ -316,7 +325,7 @@ MESSAGES = Surface(
                 {"tools": [CLAUDE_TOOL]},
             ),
             Trial("max_tokens: 0", 0),
-            Trial("thinking: enabled", {"type": "enabled", "budget_tokens": 1024}, {"max_tokens": 2048}),
+            Trial("thinking: enabled", {"type": "enabled", "budget_tokens": 1024}, {"max_tokens": 1025}),
             Trial("tools: web_search", [{"type": "web_search_20250305", "name": "web_search"}]),
         ],
         leave_out=("model", "messages"),
@@ -363,7 +372,7 @@ GENERATION_CONFIG = Surface(
             "seed": 7,
             "stopSequences": ["zebra"],
             "temperature": 0.5,
-            "thinkingConfig": {"thinkingBudget": 0},
+            "thinkingConfig": {"thinkingBudget": 100},
             "topK": 5,
             "topP": 0.5,
             "mediaResolution": "MEDIA_RESOLUTION_LOW",
@@ -372,6 +381,7 @@ GENERATION_CONFIG = Surface(
         },
     ),
     section="generationConfig",
+    length="maxOutputTokens",
 )
 GENERATE_CONTENT = Surface(
     "Gemini generateContent",
@@ -385,7 +395,7 @@ GENERATE_CONTENT = Surface(
             "toolConfig": Trial(
                 "toolConfig",
                 {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["weather"]}},
-                {"tools": [_DECLARED], "generationConfig": {"maxOutputTokens": 64}},
+                {"tools": [_DECLARED], "generationConfig": {"maxOutputTokens": 400}},
             ),
             "safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}],
             "cachedContent": Trial("cachedContent", "cachedContents/none", missing=True),

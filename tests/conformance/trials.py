@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,18 +10,23 @@ from typing import Any
 
 import httpx
 
-from tests.conformance.surfaces import ENDPOINTS, SURFACES, Surface, Trial
-
-MODEL = "MODEL"
+from tests.conformance.expected import EFFECTS, NEUTRAL, UNSEEN
+from tests.conformance.probe import NoEffect, Probe, Server, named
+from tests.conformance.surfaces import ENDPOINTS, MODEL, SURFACES
 
 
 class Outcome(StrEnum):
     """What becomes of a field or an endpoint."""
 
     SERVED = "served"
+    """Of an endpoint: it answers."""
+    CHECKED = "served, effect checked"
+    UNSEEN = "served, effect not seen in an answer"
+    NEUTRAL = "accepted, asks for nothing"
     REFUSED = "refused by name"
     WRONG = "WRONG"
-    """Neither: a failure of ours, or a refusal that does not say what it is about."""
+    """None of these: a failure of ours, a refusal that does not say what it is about, a field without its effect or of which nobody has
+    said what that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,53 +37,60 @@ class Result:
     name: str
     outcome: Outcome
     said: str = ""
-    """The refusal's own words, or what was wrong."""
+    """The refusal's own words, what was wrong, or which test sees the effect."""
 
 
-def all_results(url: str, model: str) -> list[Result]:
+def all_results(server: Server) -> list[Result]:
     """Tries everything. Takes some hundred short requests."""
-    with httpx.Client(base_url=url, timeout=120) as http:
-        results = [_endpoint(http, model, *endpoint) for endpoint in ENDPOINTS]
-        for surface in SURFACES:
-            results += (_field(http, model, surface, trial) for trial in surface.trials)
+    results = [_endpoint(server, *endpoint) for endpoint in ENDPOINTS]
+    for surface in SURFACES:
+        results += (_field(Probe(server, surface, trial)) for trial in surface.trials)
     return results
 
 
-def _endpoint(http: httpx.Client, model: str, method: str, path: str, body: Mapping[str, Any] | None) -> Result:
+def _endpoint(server: Server, method: str, path: str, body: Mapping[str, Any] | None) -> Result:
     headers = {"anthropic-version": "2023-06-01"} if path.startswith("/v1/messages") else {}
-    response = http.request(method, path.replace(MODEL, model), json=None if body is None else _named(body, model), headers=headers)
+    json = None if body is None else named(body, server.model)
+    response = server.http.request(method, path.replace(MODEL, server.model), json=json, headers=headers)
     name = f"{method} {path.replace(MODEL, '{model}')}"
     if response.is_success:
         return Result("endpoints", name, Outcome.SERVED)
     said = _message(response)
-    named = response.status_code == 404 and "does not serve" in said
-    return Result("endpoints", name, Outcome.REFUSED if named else Outcome.WRONG, said)
+    refused = response.status_code == 404 and "does not serve" in said
+    return Result("endpoints", name, Outcome.REFUSED if refused else Outcome.WRONG, said)
 
 
-def _field(http: httpx.Client, model: str, surface: Surface, trial: Trial) -> Result:
-    name = trial.name.partition(":")[0]
-    fields = {**trial.with_, name: trial.value}
-    body = dict(surface.base)
-    if surface.section:
-        body[surface.section] = {**body[surface.section], **fields}
-    else:
-        body |= fields
-    response = http.post(surface.path.replace(MODEL, model), json=_named(body, model), headers=dict(surface.headers))
+def _field(probe: Probe) -> Result:
+    surface, trial = probe.surface, probe.trial
+    response = probe.post(**trial.with_, **{trial.field: trial.value})
     said = "" if response.is_success else _message(response)
     if response.is_success and re.search(r'"error": ?{', response.text):
         return Result(surface.title, trial.name, Outcome.WRONG, response.text[-300:])
     if response.is_success or (trial.missing and response.status_code in (400, 404) and "none" in said and "not supported" not in said):
-        return Result(surface.title, trial.name, Outcome.SERVED)
-    named = response.status_code in (400, 404, 501) and _plain(name) in _plain(said + _param(response))
-    return Result(surface.title, trial.name, Outcome.REFUSED if named else Outcome.WRONG, f"{response.status_code}: {said}")
+        return _served(probe)
+    refused = response.status_code in (400, 404, 501) and _plain(trial.field) in _plain(said + _param(response))
+    return Result(surface.title, trial.name, Outcome.REFUSED if refused else Outcome.WRONG, f"{response.status_code}: {said}")
+
+
+def _served(probe: Probe) -> Result:
+    """What a field does that is answered."""
+    surface, name = probe.surface.title, probe.trial.name
+    if name in NEUTRAL.get(surface, ()):
+        return Result(surface, name, Outcome.NEUTRAL)
+    if name in UNSEEN.get(surface, ()):
+        return Result(surface, name, Outcome.UNSEEN, UNSEEN[surface][name])
+    effect = EFFECTS[surface].get(name)
+    if effect is None:
+        return Result(surface, name, Outcome.WRONG, "is served, and nobody has said what it does")
+    try:
+        effect(probe)
+    except NoEffect as seen:
+        return Result(surface, name, Outcome.WRONG, f"has no effect: {seen}")
+    return Result(surface, name, Outcome.CHECKED)
 
 
 def _plain(text: str) -> str:
     return re.sub("[^a-z]", "", text.lower())
-
-
-def _named(body: Mapping[str, Any], model: str) -> Any:
-    return json.loads(json.dumps(body).replace(f'"{MODEL}"', json.dumps(model)))
 
 
 def _message(response: httpx.Response) -> str:
@@ -101,21 +112,43 @@ def table(results: list[Result], versions: Mapping[str, str]) -> str:
     return "\n".join(_lines(results, versions)) + "\n"
 
 
+def rows(page: str) -> dict[tuple[str, str], str]:
+    """What docs/conformance.md says of each field and endpoint, by surface and name."""
+    surface, found = "", dict[tuple[str, str], str]()
+    for line in page.splitlines():
+        if line.startswith("## "):
+            surface = line.removeprefix("## ").lower()
+        elif listed := re.fullmatch(r"(.+) \(\d+\): (.+)\.", line):
+            found |= {(surface, name): listed[1].lower() for name in listed[2].split("`")[1::2]}
+        elif line.startswith("| `"):
+            found[surface, line.split("`")[1]] = Outcome.REFUSED
+    return found
+
+
 def _lines(results: list[Result], versions: Mapping[str, str]) -> Iterator[str]:
     yield "# What of each API is served"
     yield ""
     yield "Made by `python -m tests.conformance` from trials against a running cluster, field by field: those that the vendors' SDKs know"
     yield f"({', '.join(f'{name} {version}' for name, version in versions.items())}), vLLM's extras, and ours. Each is sent with a value"
-    yield "that asks for something. *Served*: the request is answered. *Refused by name*: the answer is an error that names the field."
+    yield "that asks for something."
+    yield ""
+    yield f"- *{Outcome.CHECKED.capitalize()}*: what the field promises was seen in answers with and without it, of a tiny model whose chat"
+    yield "  template has a place for whatever can be told to one (`tests/conformance/effects.py`)."
+    yield f"- *{Outcome.UNSEEN.capitalize()}*: it shows under load, or of models that think aloud; the test that sees it is named."
+    yield f"- *{Outcome.NEUTRAL.capitalize()}*: there is nothing to be done with the field, or with the values that it is taken at."
+    yield f"- *{Outcome.REFUSED.capitalize()}*: the answer is an error that names the field."
+    yield ""
     yield "What the fields do, and what some of them can do with some models only, is in [the API](api.md)."
     for surface in dict.fromkeys(result.surface for result in results):
-        rows = [result for result in results if result.surface == surface]
+        of_it = [result for result in results if result.surface == surface]
         yield ""
         yield f"## {surface[:1].upper()}{surface[1:]}"
-        yield ""
-        served = [result.name for result in rows if result.outcome is Outcome.SERVED]
-        yield f"Served ({len(served)}): {', '.join(f'`{name}`' for name in served)}."
-        refused = [result for result in rows if result.outcome is not Outcome.SERVED]
+        for outcome in (Outcome.SERVED, Outcome.CHECKED, Outcome.UNSEEN, Outcome.NEUTRAL):
+            names = [f"`{result.name}`{f' ({result.said})' if result.said else ''}" for result in of_it if result.outcome is outcome]
+            if names:
+                yield ""
+                yield f"{outcome.capitalize()} ({len(names)}): {', '.join(names)}."
+        refused = [result for result in of_it if result.outcome is Outcome.REFUSED]
         if refused:
             yield ""
             yield "| refused by name | in these words |"

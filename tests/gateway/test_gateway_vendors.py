@@ -316,6 +316,16 @@ class TestThinking:
             hidden = await claude.messages.create(**{**asked, "thinking": {"type": "adaptive", "display": "omitted"}})
             assert hidden.content[0].type == "thinking" and hidden.content[0].thinking == ""
 
+    async def test_openai_s_reasoning_is_left_out_for_who_does_not_want_it(self, url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+            for included in (True, False):
+                asked = {"model": MODEL, "messages": HELLO, "include_reasoning": included}
+                message = (await http.post("/v1/chat/completions", json=asked)).json()["choices"][0]["message"]
+                assert message["content"] == "Both."
+                assert message.get("reasoning_content") == ("First the one, then the other." if included else None)
+                streamed = (await http.post("/v1/chat/completions", json={**asked, "stream": True})).text
+                assert ('"reasoning_content"' in streamed) is included and "data: [DONE]" in streamed
+
     async def test_gemini_s_thoughts_are_shown_to_who_wants_them(self, url: str) -> None:
         gemini: Any = genai.Client(api_key="none", http_options=types.HttpOptions(base_url=url, timeout=20_000)).aio
         config = types.GenerateContentConfig(thinking_config=types.ThinkingConfig(include_thoughts=True))

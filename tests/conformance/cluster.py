@@ -1,0 +1,48 @@
+"""The cluster that is asked: of a tiny model, quick and in float32, whose chat template has a place for whatever can be told to one."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from tests.conformance.probe import Server
+from tests.support.cluster import Cluster
+from tests.support.models import make_tiny_llama
+
+TIMEOUT_S = 120
+TEMPLATE = """\
+{% for message in messages %}<|im_start|>{{ message['role'] }}{% if message.name %} {{ message.name }}{% endif %}
+{{ message['content'] }}<|im_end|>
+{% endfor %}{% if reasoning_effort %}<|im_start|>effort
+{{ reasoning_effort }}<|im_end|>
+{% endif %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking %}Think first.
+{% endif %}{% endif %}"""
+
+
+@contextmanager
+def running() -> Iterator[Server]:
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="conformance-"))
+        model = str(_model(Path(directory)))
+        cluster = stack.enter_context(Cluster(model=model, served_model_name="tiny", dtype="float32"))
+        yield Server(stack.enter_context(httpx.Client(base_url=cluster.url, timeout=TIMEOUT_S)), cluster.model)
+
+
+def _model(directory: Path) -> Path:
+    """Texts begin with a special token, too."""
+    # As large a vocabulary as the tokenizer's: every token has a text.
+    model = make_tiny_llama(directory / "tiny", vocab_size=266)
+    settings = model / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": TEMPLATE}))
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    tokenizer.save(str(model / "tokenizer.json"))
+    return model
