@@ -4,9 +4,10 @@ clock."""
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import merge
 from typing import TypeVar
 
 from engine.batch import Int32Array
@@ -18,6 +19,8 @@ RETRY_S = 1.0
 """A pool that looks too full is asked again after so long: how many slots the reused blocks save, only the store knows."""
 HEAD_PATIENCE_S = 50.0
 """The first waits so much longer than its deadline: slots pile up for it, which whoever is behind would take if it left."""
+_FRONT = 0
+"""The line of those that nobody else overtakes: who has asked, and whose client waits between two tokens."""
 
 
 @dataclass(slots=True)
@@ -29,6 +32,7 @@ class _Claim:
     requested_at: float
     deadline: float
     asked_at: float
+    line: int
     tenant: str = ""
     asking: bool = False
     quota_used: bool = False
@@ -42,8 +46,10 @@ class _Claim:
 
 class SlotClaims:
     """The slots that the store has, as far as is known, and the attempts that wait for some because the pool, or their tenant's part of it,
-    was full: in the order in which the requests arrived at their gateways. Only the first asks again, so that a large attempt is not
-    overtaken for ever by small ones."""
+    was full. First is who has waited longest since its request arrived at its gateway, relative to how much it wants (highest response
+    ratio): so nobody starves, and one that wants much does not have many wait that want little, which a prefill group would compute before
+    it anyway. Only the first asks again, and who has asked is not overtaken any more: what piles up for a large attempt is not taken by
+    small ones."""
 
     def __init__(self) -> None:
         self.num_slots: int | None = None
@@ -55,7 +61,9 @@ class SlotClaims:
         self.wanted_blocks = 0
         """Slots that all who wait for the pool want, with what they are expected to grow by."""
         self._claims: dict[AttemptId, _Claim] = {}
-        self._order: list[tuple[float, AttemptId]] = []
+        self._lines: defaultdict[int, list[tuple[float, AttemptId]]] = defaultdict(list)
+        """The front, and a line of its own for each power of two of blocks that those want who are not in it: in a line the oldest is
+        first."""
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -64,7 +72,7 @@ class SlotClaims:
         return attempt_id in self._claims
 
     def __iter__(self) -> Iterator[AttemptId]:
-        return (attempt_id for _, attempt_id in self._order)
+        return iter(self._claims)
 
     def store_connected(self, num_slots: int, pages: int | None) -> None:
         """There is a store, all of whose slots are available."""
@@ -75,14 +83,23 @@ class SlotClaims:
         """There is nothing to wait for any more."""
         self.num_slots, self.available, self.wanted_blocks = None, 0, 0
         self._claims.clear()
-        self._order.clear()
+        self._lines.clear()
 
     def wait(
-        self, attempt_id: AttemptId, num_blocks: int, requested_at: float, deadline: float, *, tenant: str = "", growth_blocks: int = 0
+        self,
+        attempt_id: AttemptId,
+        num_blocks: int,
+        requested_at: float,
+        deadline: float,
+        *,
+        tenant: str = "",
+        growth_blocks: int = 0,
+        continues: bool = False,
     ) -> None:
         """Takes a place without having asked: others already wait, or there is no place to compute it. `growth_blocks`: how many more it is
-        expected to want later."""
-        self._enter(attempt_id, _Claim(num_blocks, growth_blocks, requested_at, deadline, asked_at=float("-inf"), tenant=tenant))
+        expected to want later. `continues`: its client has had tokens, and waits for the next one: its place is in the front."""
+        line = _FRONT if continues else (num_blocks + growth_blocks).bit_length()
+        self._enter(attempt_id, _Claim(num_blocks, growth_blocks, requested_at, deadline, float("-inf"), line, tenant))
 
     def refused(
         self,
@@ -97,12 +114,12 @@ class SlotClaims:
         quota_used: bool = False,
         kept_blocks: int = 0,
     ) -> None:
-        """The store had no room: the attempt keeps its place, or takes it. `kept_blocks`: how many slots had to be available still once it
-        had its own."""
+        """The store had no room: the attempt keeps its place, or takes one in the front. `kept_blocks`: how many slots had to be available
+        still once it had its own."""
         if not quota_used:
             self.available = min(self.available, num_blocks - 1 + kept_blocks)
         if attempt_id not in self._claims:
-            self._enter(attempt_id, _Claim(num_blocks, growth_blocks, requested_at, deadline, asked_at=now, tenant=tenant))
+            self._enter(attempt_id, _Claim(num_blocks, growth_blocks, requested_at, deadline, now, _FRONT, tenant))
         claim = self._claims[attempt_id]
         self.wanted_blocks -= claim.wanted_blocks
         claim.asked_at, claim.asking, claim.quota_used = now, False, quota_used
@@ -113,7 +130,7 @@ class SlotClaims:
         claim = self._claims.pop(attempt_id, None)
         if claim is not None:
             self.wanted_blocks -= claim.wanted_blocks
-            del self._order[bisect_left(self._order, (claim.requested_at, attempt_id))]
+            self._leave_line(attempt_id, claim)
 
     def goes_before(self, tenant: str) -> bool:
         """Whether somebody waits here whom a newcomer of the tenant may not overtake."""
@@ -122,16 +139,16 @@ class SlotClaims:
     def expired(self, now: float) -> list[AttemptId]:
         """The attempts whose deadline has passed, by HEAD_PATIENCE_S for the first that waits for the pool. They stay until they
         `leave`."""
-        head = next((attempt_id for attempt_id in self if not self._claims[attempt_id].quota_used), None)
+        head = next((attempt_id for attempt_id in self._in_order(now) if not self._claims[attempt_id].quota_used), None)
         patience_s = {head: HEAD_PATIENCE_S}
         return [name for name, claim in self._claims.items() if now >= claim.deadline + patience_s.get(name, 0.0)]
 
     def next_to_ask(self, now: float, *, kept_blocks: int = 0, alone: bool = True, held_back: Collection[str] = ()) -> AttemptId | None:
         """The first that has no reason to wait but the pool, when the store may now have slots for it beside `kept_blocks`, or one whose
-        tenant may have room by now: nobody overtakes an older one of the own tenant. It then counts as asking until `refused` or `leave`.
+        tenant may have room by now: nobody overtakes one before it of the own tenant. It then counts as asking until `refused` or `leave`.
         Unless it would be `alone`, it waits for what it is to grow by, too. `held_back`: tenants that are to have no more."""
         over_quota = set(held_back)
-        for _, attempt_id in self._order:
+        for attempt_id in self._in_order(now):
             claim = self._claims[attempt_id]
             if claim.tenant in over_quota:
                 continue
@@ -142,13 +159,32 @@ class SlotClaims:
             if claim.asking or (wanted > self.available - kept_blocks and now - claim.asked_at < RETRY_S):
                 return None
             claim.asking = True
+            self._leave_line(attempt_id, claim)
+            claim.line = _FRONT
+            insort(self._lines[_FRONT], (claim.requested_at, attempt_id))
             return attempt_id
         return None
+
+    def _in_order(self, now: float) -> Iterator[AttemptId]:
+        """All that wait, the first first."""
+        front = (attempt_id for _, attempt_id in self._lines.get(_FRONT, ()))
+        others = (_by_response_ratio(line, 1 << size, now) for size, line in self._lines.items() if size != _FRONT)
+        yield from front
+        yield from (attempt_id for _, attempt_id in merge(*others))
 
     def _enter(self, attempt_id: AttemptId, claim: _Claim) -> None:
         self._claims[attempt_id] = claim
         self.wanted_blocks += claim.wanted_blocks
-        insort(self._order, (claim.requested_at, attempt_id))
+        insort(self._lines[claim.line], (claim.requested_at, attempt_id))
+
+    def _leave_line(self, attempt_id: AttemptId, claim: _Claim) -> None:
+        line = self._lines[claim.line]
+        del line[bisect_left(line, (claim.requested_at, attempt_id))]
+
+
+def _by_response_ratio(line: Iterable[tuple[float, AttemptId]], num_blocks: int, now: float) -> Iterator[tuple[float, AttemptId]]:
+    """Those of a line whose claims are of so many blocks, with how long they have waited for each, negative: in rising order."""
+    return (((requested_at - now) / num_blocks, attempt_id) for requested_at, attempt_id in line)
 
 
 class SlotUse:

@@ -236,7 +236,13 @@ class DecodeCore:
                 self._attempts[attempt_id] = attempt
                 deadline, growth = now + self._settings.slot_wait_s, attempt.growth_blocks(self._settings.block_tokens)
                 self._claims.wait(
-                    attempt_id, request.num_blocks, attempt.requested_at, deadline, tenant=request.tenant, growth_blocks=growth
+                    attempt_id,
+                    request.num_blocks,
+                    attempt.requested_at,
+                    deadline,
+                    tenant=request.tenant,
+                    growth_blocks=growth,
+                    continues=request.continues,
                 )
             else:
                 self._reply_failure(attempt, FailureCode.POOL_FULL, "others wait for room here")

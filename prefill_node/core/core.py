@@ -184,7 +184,10 @@ class PrefillCore:
             return
         attempt = self._attempts[attempt_id] = PrefillAttempt(session, start, arrived_at=now)
         if self._claims.goes_before(request.tenant):
-            self._claims.wait(attempt_id, request.num_blocks, attempt.requested_at, _slot_deadline(attempt), tenant=request.tenant)
+            deadline = _slot_deadline(attempt)
+            self._claims.wait(
+                attempt_id, request.num_blocks, attempt.requested_at, deadline, tenant=request.tenant, continues=request.continues
+            )
         else:
             self._acquire(attempt, now)
 
@@ -283,7 +286,7 @@ class PrefillCore:
         """Computation begins after the reused prefix."""
         attempt.computed = attempt.launched = attempt.reused_blocks * self._block_tokens
         attempt.work_ms = self._policy.work_ms(attempt.request.num_tokens, attempt.computed)
-        attempt.due_at = self._policy.due_at(attempt.arrived_at, attempt.work_ms, attempt.start.ttft_budget_ms)
+        attempt.due_at = self._policy.due_at(attempt)
 
     def _push_prefix(self, attempt: PrefillAttempt) -> None:
         """Hands over what is readable of the reused prefix, unless the whole prompt goes in one unit at the end."""

@@ -32,12 +32,11 @@ class ChunkPolicy:
         """Predicted time for which the rest of a prompt keeps the slowest stage from others."""
         return self.chunking.occupied_ms(num_tokens - computed, computed) if num_tokens > computed else 0.0
 
-    def due_at(self, arrived_at: float, work_ms: float, ttft_budget_ms: float) -> float:
-        """When an attempt of so much work is to be computed."""
-        allowed_ms = STRETCH * work_ms
-        if ttft_budget_ms > 0:
-            allowed_ms = min(allowed_ms, ttft_budget_ms)
-        return arrived_at + allowed_ms / 1000
+    def due_at(self, attempt: PrefillAttempt) -> float:
+        """When an attempt is to be computed, whose work is predicted. It has waited since its request arrived at its gateway."""
+        due_at = attempt.requested_at + STRETCH * attempt.work_ms / 1000
+        budget_ms = attempt.start.ttft_budget_ms
+        return min(due_at, attempt.arrived_at + budget_ms / 1000) if budget_ms > 0 else due_at
 
     def relative_slack(self, attempt: PrefillAttempt, now: float) -> float:
         """The time that it can still lose, in multiples of its work."""

@@ -35,8 +35,8 @@ class Request:
     """Of every full block of `token_ids`."""
     block_tokens: int
     age_s: float = 0.0
-    """How long ago it arrived at its gateway, whatever attempts it has had since: where there is not room for all, the oldest goes
-    first."""
+    """How long ago it arrived at its gateway, whatever attempts it has had since: where there is not room for all, who has waited longest
+    for so much goes first, and the youngest gives way."""
     traceparent: str = ""
     """W3C Trace Context header of the request's span; empty when it is not traced."""
     idle: bool = False

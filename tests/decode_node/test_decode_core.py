@@ -170,19 +170,30 @@ def test_who_has_begun_its_prefill_elsewhere_does_not_wait_for_room() -> None:
     assert failures(node.tell(start("d", 5, max_tokens=2))) == [("d", FailureCode.POOL_FULL)]
 
 
-def test_a_full_pool_at_the_reservation_is_waited_for_oldest_first_and_not_for_ever() -> None:
+def test_a_full_pool_at_the_reservation_is_waited_for_by_turns_and_not_for_ever() -> None:
     node = Node(4)
     node.tell(start("a", 30, max_tokens=2))
-    node.tell(start("c", 5, max_tokens=2, waits=True, age_s=1.0))
-    node.tell(start("b", 30, max_tokens=2, waits=True, age_s=2.0))
+    node.tell(start("b", 30, max_tokens=2, waits=True))
+    node.tell(start("large", 30, max_tokens=2, waits=True, age_s=1.5))
+    node.tell(start("small", 5, max_tokens=2, waits=True, age_s=1.0))
     assert only(node.tell(AbortAttempt("a")), Reserve) == []
     seen = node.tell(storage.StoreLoad(4, 4))
-    assert [reserve.attempt_id for reserve in only(seen, Reserve)] == ["b", "c"] and reserved(seen) == ["b"]
-    node.tell(start("d", 5, max_tokens=2, waits=True))
+    assert [reserve.attempt_id for reserve in only(seen, Reserve)] == ["b", "small"] and reserved(seen) == ["b"], "`b` has asked before"
     node.now = 31.0
-    assert failures(node.tell(Tick())) == [("d", FailureCode.POOL_FULL)]
+    assert failures(node.tell(Tick())) == [("large", FailureCode.POOL_FULL)]
     node.now += HEAD_PATIENCE_S
-    assert failures(node.tell(Tick())) == [("c", FailureCode.POOL_FULL)]
+    assert failures(node.tell(Tick())) == [("small", FailureCode.POOL_FULL)]
+
+
+def test_who_was_preempted_has_room_again_before_those_that_begin() -> None:
+    node = Node(4)
+    node.tell(start("a", 30, max_tokens=2))
+    node.tell(start("gone", 5, max_tokens=2, waits=True))
+    node.tell(start("begins", 5, max_tokens=2, waits=True, age_s=9.0))
+    node.tell(start("preempted", 20, sent=4, max_tokens=6, waits=True, age_s=5.0))
+    node.tell(AbortAttempt("gone"))
+    node.tell(AbortAttempt("a"))
+    assert [reserve.attempt_id for reserve in only(node.tell(storage.StoreLoad(4, 4)), Reserve)][-2:] == ["preempted", "begins"]
 
 
 def test_who_waits_for_its_tenants_quota_is_in_nobodys_way() -> None:

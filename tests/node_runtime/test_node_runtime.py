@@ -71,7 +71,7 @@ def asked(claims: SlotClaims, available: int, now: float) -> str | None:
     return claims.next_to_ask(now)
 
 
-def test_only_the_oldest_asks_for_slots_and_only_when_there_may_be_some() -> None:
+def test_only_the_first_asks_for_slots_and_only_when_there_may_be_some() -> None:
     claims = SlotClaims()
     claims.refused("old", 5, requested_at=-9.0, deadline=60.0, now=0.0)
     claims.wait("young", 1, requested_at=0.0, deadline=60.0)
@@ -87,11 +87,40 @@ def test_only_the_oldest_asks_for_slots_and_only_when_there_may_be_some() -> Non
     assert claims.expired(60.0 + HEAD_PATIENCE_S) == ["young", "younger"]
 
 
-def test_whoever_came_to_its_gateway_first_is_asked_for_first() -> None:
+def in_turn(claims: SlotClaims, now: float) -> list[str]:
+    """Who asks, one after another, when there is room for everybody."""
+    turns: list[str] = []
+    claims.available = 1000
+    while (attempt_id := claims.next_to_ask(now)) is not None:
+        claims.leave(attempt_id)
+        turns.append(attempt_id)
+    return turns
+
+
+def test_of_those_that_want_as_much_whoever_came_to_its_gateway_first_asks_first() -> None:
     claims = SlotClaims()
     for name, requested_at in (("second", 2.0), ("third", 3.0), ("first", 1.0)):
         claims.wait(name, 1, requested_at, deadline=60.0)
-    assert list(claims) == ["first", "second", "third"] and asked(claims, 1, 4.0) == "first"
+    assert in_turn(claims, 4.0) == ["first", "second", "third"]
+
+
+def test_who_wants_little_does_not_wait_as_long_as_who_wants_much_and_nobody_starves() -> None:
+    claims = SlotClaims()
+    claims.wait("large", 64, requested_at=0.0, deadline=1000.0)
+    claims.wait("growing", 1, requested_at=0.0, deadline=1000.0, growth_blocks=80)
+    claims.wait("small", 1, requested_at=8.0, deadline=1000.0)
+    assert in_turn(claims, 9.0) == ["small", "growing", "large"]
+    claims.wait("large", 64, requested_at=0.0, deadline=1000.0)
+    claims.wait("small", 1, requested_at=199.0, deadline=1000.0)
+    assert in_turn(claims, 200.0) == ["large", "small"]
+
+
+def test_who_goes_on_with_an_output_is_not_overtaken_by_those_that_begin() -> None:
+    claims = SlotClaims()
+    claims.wait("begins", 1, requested_at=0.0, deadline=60.0)
+    claims.wait("goes on", 64, requested_at=8.0, deadline=60.0, continues=True)
+    claims.wait("older", 64, requested_at=7.0, deadline=60.0, continues=True)
+    assert in_turn(claims, 9.0) == ["older", "goes on", "begins"]
 
 
 def test_who_waits_for_a_quota_asks_now_and_then_and_holds_only_its_own_tenant_up() -> None:
@@ -108,9 +137,15 @@ def test_who_waits_for_a_quota_asks_now_and_then_and_holds_only_its_own_tenant_u
 
 def test_what_piles_up_for_a_large_one_is_not_taken_by_those_behind_it() -> None:
     claims = SlotClaims()
-    claims.refused("large", 80, requested_at=0.0, deadline=10.0, now=0.0)
+    claims.refused("large", 80, requested_at=0.0, deadline=10.0, now=9.5)
     claims.wait("small", 10, requested_at=5.0, deadline=90.0)
-    assert claims.expired(30.0) == [] and asked(claims, 50, 0.5) is None
+    assert claims.expired(30.0) == [] and asked(claims, 50, 10.0) is None
+    claims.leave("large")
+    claims.wait("large", 80, requested_at=0.0, deadline=90.0)
+    claims.wait("smallest", 1, requested_at=9.0, deadline=90.0)
+    assert asked(claims, 0, 10.0) == "smallest"
+    claims.refused("smallest", 1, requested_at=9.0, deadline=90.0, now=10.0)
+    assert asked(claims, 0, 10.5) is None, "it stays the first"
 
 
 def test_a_refusal_tells_how_few_slots_there_can_be_and_one_for_a_quota_does_not() -> None:

@@ -28,7 +28,7 @@ def accepted(
     )
     attempt.computed = attempt.launched = computed
     attempt.work_ms = policy.work_ms(num_tokens, computed)
-    attempt.due_at = policy.due_at(arrived_at, attempt.work_ms, budget_ms)
+    attempt.due_at = policy.due_at(attempt)
     return attempt
 
 

@@ -27,13 +27,14 @@ def running(
     fetching: bool = False,
     budget_ms: float = 0.0,
     idle: bool = False,
+    age_s: float = 0.0,
 ) -> PrefillAttempt:
-    request = replace(make_request(name, num_tokens), idle=idle)
+    request = replace(make_request(name, num_tokens), idle=idle, age_s=age_s)
     attempt = PrefillAttempt(0, PrefillStart(request, "decode:1", "decode-0", budget_ms), arrived_at, phase="running")
     attempt.computed = attempt.launched = computed
     attempt.fetching = fetching
     attempt.work_ms = POLICY.work_ms(num_tokens, computed)
-    attempt.due_at = POLICY.due_at(arrived_at, attempt.work_ms, budget_ms)
+    attempt.due_at = POLICY.due_at(attempt)
     return attempt
 
 
@@ -83,6 +84,12 @@ def test_a_short_prompt_soon_overtakes_a_long_one() -> None:
 def test_a_long_prompt_is_not_starved_by_a_stream_of_short_ones() -> None:
     long = running("long", 3000)
     assert chosen(running("short", 50, arrived_at=9.0), long, now=9.0)[0][0] == "long"
+
+
+def test_what_a_prompt_has_waited_for_room_elsewhere_counts() -> None:
+    late = running("late", 500, arrived_at=9.0, age_s=9.0)
+    assert chosen(running("new", 500, arrived_at=9.0), late, now=9.0)[0][0] == "late"
+    assert chosen(running("shorter", 200, arrived_at=9.0), late, now=9.0)[0][0] == "late"
 
 
 def test_a_tight_objective_makes_a_prompt_urgent() -> None:

@@ -108,6 +108,18 @@ def test_a_small_pool_makes_requests_wait_and_not_fail() -> None:
     assert cluster.records.completed == 12
 
 
+def test_short_prompts_do_not_wait_until_all_long_ones_before_them_have_had_room() -> None:
+    longs = [request(number, 0.1 * number, range(1000 * number, 1000 * number + 100), output_tokens=5) for number in range(6)]
+    shorts = [request(number, 1.0 + 0.1 * number, range(1000 * number, 1000 * number + 2), output_tokens=5) for number in range(6, 26)]
+    workload = Workload("test", BLOCK, [*longs, *shorts])
+    plan = Plan(workload, HARDWARE, 1, 1, config={"conductor.admission": "baseline"}, decode_tokens=300 * BLOCK)
+    cluster = Cluster(workload, options_of(plan))
+    cluster.run()
+    cluster.validate()
+    ttft_ms = cluster.records.ttft_ms
+    assert max(ttft_ms[6:]) < ttft_ms[3], "there was room for three of the long ones when the short ones came"
+
+
 def test_overload_is_rejected_before_work_is_done_for_it() -> None:
     workload = generate("poisson", 3.0, 120.0, seed=1, block_tokens=BLOCK)
     results = {
