@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +17,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
+
+from gateway.api_request import CacheMark
 
 MAX_FIELDS = 256
 """Of an object: those that are not known are listed one by one."""
@@ -111,5 +113,17 @@ Neutral = Annotated[Any, OnlyNeutral()]
 NeutralFalse = Annotated[Any, OnlyNeutral(False)]
 NeutralList = Annotated[Any, OnlyNeutral([])]
 NeutralObject = Annotated[Any, OnlyNeutral({})]
+_CACHE_TTL_S = {"5m": 300.0, "1h": 3600.0}
 NOTHING_ELSE = WithJsonSchema({"not": {}})
 """For the API's description, of what is there only to be refused by name."""
+
+
+class CacheControl(Body):
+    """Anthropic's mark on what ends a prefix that is to be kept. Clients that speak several APIs send it with OpenAI's chats as well."""
+
+    type: Literal["ephemeral"]
+    ttl: Annotated[Literal["5m", "1h"], default_when_null("5m")] = "5m"
+
+    @property
+    def mark(self) -> CacheMark:
+        return CacheMark(_CACHE_TTL_S[self.ttl])

@@ -13,6 +13,7 @@ from gateway.api_request import CacheMark, Conversation, Message, Speaker, Tool,
 from gateway.fields import (
     NOTHING_ELSE,
     Body,
+    CacheControl,
     Flag,
     JsonObject,
     Neutral,
@@ -28,18 +29,8 @@ from springtide.errors import InvalidRequest
 
 MOST_CACHE_MARKS = 4
 MAX_TOOL_NAME = 128
-_TTL_S = {"5m": 300.0, "1h": 3600.0}
 _ERROR = "Error: "
 """Before the result of a tool that has failed: chat templates have no other word for it."""
-
-
-class CacheControl(Body):
-    type: Literal["ephemeral"]
-    ttl: Annotated[Literal["5m", "1h"], default_when_null("5m")] = "5m"
-
-    @property
-    def mark(self) -> CacheMark:
-        return CacheMark(_TTL_S[self.ttl])
 
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME), AfterValidator(unicode_text)]

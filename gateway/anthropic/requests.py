@@ -10,7 +10,6 @@ from pydantic import AfterValidator, FailFast, Field
 
 from gateway.anthropic.conversation import (
     MOST_CACHE_MARKS,
-    CacheControl,
     MessageParam,
     Texts,
     ToolChoiceParam,
@@ -19,7 +18,19 @@ from gateway.anthropic.conversation import (
     marks,
 )
 from gateway.api_request import ApiRequest, CacheUse, FormatKind, OutputFormat
-from gateway.fields import Body, Flag, JsonObject, Neutral, NeutralFalse, NeutralList, OnlyNeutral, Text, default_when_null, unicode_text
+from gateway.fields import (
+    Body,
+    CacheControl,
+    Flag,
+    JsonObject,
+    Neutral,
+    NeutralFalse,
+    NeutralList,
+    OnlyNeutral,
+    Text,
+    default_when_null,
+    unicode_text,
+)
 from gateway.prepare import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from springtide.errors import InvalidRequest
 

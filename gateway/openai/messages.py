@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, WithJsonSchema, model_validator
 
 from gateway.api_request import CacheMark, Conversation, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
-from gateway.fields import Body, JsonObject, Neutral, Text, default_when_null, unicode_text
+from gateway.fields import Body, CacheControl, JsonObject, Neutral, Text, default_when_null, unicode_text
 from springtide.errors import InvalidRequest
 
 MAX_CALLS = 512
@@ -16,6 +16,8 @@ MAX_NAME_LENGTH = 256
 # What OpenAI calls a developer's message now is what chat templates know as the system's.
 _SPEAKERS = {"developer": Speaker.SYSTEM, **{speaker.value: speaker for speaker in Speaker}}
 _TEXT: dict[str, Any] = {"type": "string"}
+_CACHE_MARKS = ("prompt_cache_breakpoint", "cache_control")
+"""Of a part: OpenAI's, and Anthropic's, which clients of both write into chats."""
 
 
 def _content(value: Any) -> Any:
@@ -32,7 +34,7 @@ def _content(value: Any) -> Any:
         # What the assistant refused with comes back as a part of a kind of its own.
         if kind not in ("text", "refusal"):
             raise ValueError(f"part {number} is of type {kind!r}; this model reads only 'text'")
-        if not {"type", kind} <= set(part) <= {"type", kind, "prompt_cache_breakpoint"} or not isinstance(part[kind], str):
+        if not {"type", kind} <= set(part) <= {"type", kind, *_CACHE_MARKS} or not isinstance(part[kind], str):
             raise ValueError(f"part {number} must be an object of 'type' and {kind!r}, the latter a string")
         texts.append(part[kind])
     return unicode_text("\n".join(texts))
@@ -55,6 +57,12 @@ Content = Annotated[
                             "prompt_cache_breakpoint": {
                                 "type": ["object", "null"],
                                 "properties": {"mode": {"const": "explicit"}, "ttl": {"enum": ["5m", "30m", "1h", "12h"]}},
+                                "additionalProperties": False,
+                            },
+                            "cache_control": {
+                                "type": ["object", "null"],
+                                "properties": {"type": {"const": "ephemeral"}, "ttl": {"enum": ["5m", "1h", None]}},
+                                "required": ["type"],
                                 "additionalProperties": False,
                             },
                         },
@@ -82,6 +90,15 @@ class PromptCacheOptions(Body):
 class PromptCacheBreakpoint(Body):
     mode: Literal["explicit"] = "explicit"
     ttl: Literal["5m", "30m", "1h", "12h"] = "30m"
+
+
+def _ttl(part: Mapping[str, Any]) -> str | None:
+    """How long what comes before the part's end is to be kept, in whichever words it says so."""
+    if (said := part.get("prompt_cache_breakpoint")) is not None:
+        return PromptCacheBreakpoint.model_validate(said).ttl
+    if (said := part.get("cache_control")) is not None:
+        return CacheControl.model_validate(said).ttl
+    return None
 
 
 def breakpoint_marks(parts: Iterable[tuple[str, str | None]]) -> tuple[CacheMark, ...]:
@@ -125,8 +142,9 @@ class ChatMessage(Body):
     parsed: Any = None
     audio: Neutral = None
     function_call: Neutral = None
+    cache_control: CacheControl | None = None
     _cache_marks: tuple[CacheMark, ...] = PrivateAttr(())
-    """Its parts' breakpoints."""
+    """Its parts' and its own."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -134,10 +152,10 @@ class ChatMessage(Body):
         message = handler(value)
         parts = value.get("content") if isinstance(value, dict) else None
         if isinstance(parts, list):
-            said = [(part[part["type"]], part.get("prompt_cache_breakpoint")) for part in parts]
-            message._cache_marks = breakpoint_marks(
-                (text, PromptCacheBreakpoint.model_validate(mark).ttl if mark else None) for text, mark in said
-            )
+            message._cache_marks = breakpoint_marks((part[part["type"]], _ttl(part)) for part in parts)
+        if message.cache_control is not None:
+            ttl_s, end = PROMPT_CACHE_TTL_S[message.cache_control.ttl], len(message.content or "")
+            message._cache_marks += (CacheMark(ttl_s, end, len(message.tool_calls or ())),)
         return message
 
     @model_validator(mode="after")
@@ -170,10 +188,12 @@ class ToolFunction(Body):
 class ChatTool(Body):
     type: Literal["function"]
     function: ToolFunction
+    cache_control: CacheControl | None = None
 
     def tool(self) -> Tool:
-        function = self.function
-        return Tool(function.name, function.description, function.parameters or {}, function.strict)
+        function, control = self.function, self.cache_control
+        mark = None if control is None else control.mark
+        return Tool(function.name, function.description, function.parameters or {}, function.strict, mark)
 
 
 def conversation(

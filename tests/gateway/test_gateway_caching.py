@@ -214,6 +214,22 @@ async def test_openais_ways_to_keep_a_prompt_are_taken(gateway: GatewayServer, t
     assert 0 < marked.json()["usage"][details]["cache_write_tokens"] <= kept
 
 
+async def test_anthropics_marks_in_a_chat_are_taken_as_litellm_sends_them(gateway: GatewayServer, tenant: Tenant) -> None:
+    control = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    tool = {"type": "function", "function": {"name": "tide", "description": LONG, "parameters": {"type": "object"}}}
+    part = {"role": "system", "content": [{"type": "text", "text": LONG, **control}]}
+
+    async def written(*messages: Any, **more: Any) -> int:
+        usage = (await tenant.chat(*messages, **more)).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cache_write_tokens"])
+
+    assert await written(SYSTEM, ASK, tools=[tool]) == 0
+    for messages, tools in (((part, ASK), []), (({**SYSTEM, **control}, ASK), []), ((SYSTEM, ASK), [{**tool, **control}])):
+        assert await written(*messages, tools=tools) >= BLOCK_TOKENS, messages
+    refused = await tenant.chat({"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "for ever"}}]})
+    assert refused.status_code == 400
+
+
 async def test_anthropics_marks_are_kept_and_counted_apart(gateway: GatewayServer, cluster: Cluster, tenant: Tenant) -> None:
     client = anthropic.AsyncAnthropic(
         base_url=f"http://{gateway.http_address}", api_key="none", max_retries=0, default_headers=tenant.headers, timeout=20
