@@ -73,11 +73,13 @@ def create_app(backend: ApiBackend) -> FastAPI:
         app.include_router(routes(backend))
 
     @app.get("/health")
+    @app.head("/health", include_in_schema=False)
     async def health() -> dict[str, str]:
         """This process is alive."""
         return {"status": "ok"}
 
     @app.get("/ping")
+    @app.head("/ping", include_in_schema=False)
     @app.post("/ping")
     async def ping() -> dict[str, str]:
         """The same, as SageMaker asks for it."""
@@ -88,6 +90,7 @@ def create_app(backend: ApiBackend) -> FastAPI:
         return {"version": __version__}
 
     @app.get("/ready")
+    @app.head("/ready", include_in_schema=False)
     async def ready() -> dict[str, bool]:
         """The cluster can take requests."""
         if not await backend.ready():

@@ -512,3 +512,10 @@ async def test_whatever_goes_wrong_when_a_grammar_is_checked_ends_the_request(
         for stream in (False, True):
             reply = await http.post(PLAIN, json=plain(guided_regex="[0-9]{7}", stream=stream))
             assert reply.status_code == 500 and "internal_error" in reply.text and "nobody" not in reply.text
+
+
+async def test_health_is_told_without_a_body_too(http: httpx.AsyncClient) -> None:
+    for path in ("/health", "/ping", "/ready"):
+        whole, head = await http.get(path), await http.head(path)
+        assert (head.status_code, head.content) == (200, b""), path
+        assert head.headers["content-length"] == whole.headers["content-length"] == str(len(whole.content))
