@@ -11,7 +11,7 @@ from typing import Any, Literal
 import redis.asyncio as redis
 
 from springtide.errors import InvalidRequest, Unavailable
-from springtide.valkey import UNREACHABLE
+from springtide.valkey import asked, text_of
 
 Order = Literal["asc", "desc"]
 _MOST_TRIES = 16
@@ -206,18 +206,12 @@ class Records:
 
     async def get_all(self, owner: str, record_ids: Sequence[str]) -> list[dict[str, Any] | None]:
         """`get` of each."""
-        try:
-            found = await self._client.mget([self._key(owner, record_id) for record_id in record_ids]) if record_ids else []
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
-        return [None if raw is None else json.loads(raw) for raw in found]
+        raws = await asked(self._client.mget([self._key(owner, record_id) for record_id in record_ids])) if record_ids else []
+        return [None if raw is None else json.loads(raw) for raw in raws]
 
     async def refresh(self, owner: str, record_ids: Sequence[str], made_at: float, ttl_s: float) -> None:
         """Has those that there are live for `ttl_s` from now, and as long as others that were made at `made_at`."""
-        try:
-            await self._refresh(keys=self._books(owner), args=[self._key(owner, ""), round(ttl_s * 1000), made_at, *record_ids])
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
+        await asked(self._refresh(keys=self._books(owner), args=[self._key(owner, ""), round(ttl_s * 1000), made_at, *record_ids]))
 
     async def update(
         self,
@@ -245,28 +239,19 @@ class Records:
     async def count(self, owner: str, record_id: str, part: str, counts: Mapping[str, int]) -> None:
         """Adds to the fields of a part that is a hash of whole numbers. Where there is no record, nothing is counted."""
         keys = [self._key(owner, record_id), self.part_key(part, owner, record_id)]
-        try:
-            await self._count(keys=keys, args=[word for field, count in counts.items() for word in (field, count)])
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
+        await asked(self._count(keys=keys, args=[word for field, count in counts.items() for word in (field, count)]))
 
     async def delete(self, owner: str, record_id: str, *, also: Sequence[Command] = ()) -> bool:
         """Whether there was one. `also` is done in the same step."""
-        try:
-            return bool(await self._delete(keys=self._books(owner), args=[self._key(owner, ""), record_id, *_words(also)]))
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
+        return bool(await asked(self._delete(keys=self._books(owner), args=[self._key(owner, ""), record_id, *_words(also)])))
 
     async def standing(self, owner: str) -> tuple[int, int]:
         """How many records the owner has, and how many bytes they have together."""
         index, num_bytes, *_ = self._books(owner)
-        try:
-            async with self._client.pipeline(transaction=False) as pipeline:
-                pipeline.zcard(index)
-                pipeline.hget(num_bytes, "")
-                count, together = await pipeline.execute()
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
+        async with self._client.pipeline(transaction=False) as pipeline:
+            pipeline.zcard(index)
+            pipeline.hget(num_bytes, "")
+            count, together = await asked(pipeline.execute())
         return int(count), int(together or 0)
 
     async def page(
@@ -281,14 +266,10 @@ class Records:
     ) -> tuple[list[Record], bool]:
         """Up to `limit` of the records, or of those that are `wanted`, and whether there are more. `after` and `before` are ids, both
         exclusive, in the order asked for. Raises NotListed when there is none of that id."""
-        try:
-            names = await self._client.zrange(self._books(owner)[0], 0, -1, desc=order == "desc")
-            ids = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
-            begin = self._place(ids, "after", after) + 1 if after else 0
-            end = self._place(ids, "before", before) if before else len(ids)
-            return await self._read(owner, ids[begin:end], limit, wanted)
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
+        ids = [text_of(name) for name in await asked(self._client.zrange(self._books(owner)[0], 0, -1, desc=order == "desc"))]
+        begin = self._place(ids, "after", after) + 1 if after else 0
+        end = self._place(ids, "before", before) if before else len(ids)
+        return await self._read(owner, ids[begin:end], limit, wanted)
 
     def _place(self, ids: Sequence[str], param: str, record_id: str) -> int:
         try:
@@ -303,9 +284,8 @@ class Records:
         found: list[Record] = []
         for begin in range(0, len(ids), _AT_ONCE):
             names = ids[begin : begin + _AT_ONCE]
-            for record_id, raw in zip(names, await self._client.mget([self._key(owner, name) for name in names]), strict=True):
+            for record_id, value in zip(names, await self.get_all(owner, names), strict=True):
                 # Those that have expired since are still in the index.
-                value = None if raw is None else json.loads(raw)
                 if value is None or (wanted is not None and not wanted(value)):
                     continue
                 if len(found) == limit:
@@ -314,11 +294,8 @@ class Records:
         return found, False
 
     async def _raw(self, owner: str, record_id: str) -> str | None:
-        try:
-            raw = await self._client.get(self._key(owner, record_id))
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
-        return raw.decode() if isinstance(raw, bytes) else raw
+        raw = await asked(self._client.get(self._key(owner, record_id)))
+        return None if raw is None else text_of(raw)
 
     async def _write(
         self,
@@ -337,10 +314,7 @@ class Records:
         num_bytes = len(raw) if self._bytes_of is None else self._bytes_of(value)
         bounds = (self._most, self._most_bytes) if bounded else (0, 0)
         args: Command = [self._key(owner, ""), record_id, raw, made_at, lifetime_ms, expected, num_bytes, *bounds, *_words(also)]
-        try:
-            outcome = int(await self._put(keys=self._books(owner), args=args))
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
+        outcome = int(await asked(self._put(keys=self._books(owner), args=args)))
         if outcome == -1:
             raise RecordTooLarge(f"{record_id} has {num_bytes} bytes, and all of {owner!r} may have {self._most_bytes}", code="too_large")
         if outcome == -2:
@@ -358,7 +332,3 @@ class Records:
 
 def _words(commands: Sequence[Command]) -> list[str | int | float | bytes]:
     return [word for command in commands for word in (len(command), *command)]
-
-
-def _unreachable(error: Exception) -> Unavailable:
-    return Unavailable(f"Valkey cannot be asked: {error}", code="records_unreachable")

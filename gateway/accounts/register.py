@@ -19,7 +19,7 @@ from gateway.accounts.allowance import ALLOWANCE, API_KEY, NO_LIMITS, Allowance,
 from springtide.errors import SpringtideError, Unavailable
 from springtide.supervision import supervised
 from springtide.telemetry import FewWarnings
-from springtide.valkey import UNREACHABLE
+from springtide.valkey import asked, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ _MOST_TRIES = 16
 _CHANGES_AT_ONCE = 512
 KEY, TENANT = "key/", "tenant/"
 """Of which kind an entry is; behind it come a key's digest or a tenant's name."""
+_UNREACHABLE = "register_unreachable"
 
 # KEYS: entries (a hash), versions (a sorted set), the count of changes, the register's own name. ARGV: the entry, its value, what it must
 # be now ('': not there), a name for a new register.
@@ -117,25 +118,18 @@ class Register:
         raise Unavailable(f"tenant {tenant!r} is changed by many at once; try again", code="conflict")
 
     async def changes(self, since: int) -> Changes:
-        try:
-            name, *rest = [_text(part) for part in await self._changes_script(keys=self._keys, args=[since, _CHANGES_AT_ONCE])]
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
+        answer = await asked(self._changes_script(keys=self._keys, args=[since, _CHANGES_AT_ONCE]), _UNREACHABLE)
+        name, *rest = [text_of(part) for part in answer]
         entries = dict(zip(rest[::3], rest[2::3], strict=True))
         return Changes(name, entries, int(float(rest[-2])) if rest else since)
 
     async def _all(self) -> dict[str, str]:
-        try:
-            entries = await self._client.hgetall(self._keys[0])
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
-        return {_text(name): _text(value) for name, value in entries.items()}
+        entries = await asked(self._client.hgetall(self._keys[0]), _UNREACHABLE)
+        return {text_of(name): text_of(value) for name, value in entries.items()}
 
     async def _write(self, entry: str, value: str, was: str) -> bool:
-        try:
-            return bool(await self._write_script(keys=self._keys, args=[entry, value, was, f"{time.time_ns():x}"]))
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
+        writing = self._write_script(keys=self._keys, args=[entry, value, was, f"{time.time_ns():x}"])
+        return bool(await asked(writing, _UNREACHABLE))
 
 
 class RegisterCopy:
@@ -215,11 +209,3 @@ class RegisterCopy:
                 self._keys.pop(name.removeprefix(KEY), None)
                 self._warnings.warn("the entry %.200r of the register of API keys is ignored: %.500s", name, error)
         self._version = changes.version
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _unreachable(error: Exception) -> Unavailable:
-    return Unavailable(f"Valkey cannot be asked: {error}", code="register_unreachable")

@@ -20,7 +20,7 @@ from springtide.ids import new_id
 from springtide.protocol.usage import Usage
 from springtide.supervision import supervised
 from springtide.telemetry import FewWarnings
-from springtide.valkey import UNREACHABLE
+from springtide.valkey import asked
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ strangers name as many as they like."""
 OTHERS = "(others)"
 _APPLIED_KEPT_S = 86_400
 _ROWS_AT_ONCE = 256
+_UNREACHABLE = "usage_unreachable"
 
 # KEYS: the day's counts (a hash), the number of the last batch of this gateway. ARGV: that of this one, how long to keep the day, the most
 # fields of a day, how long to keep the number; then a row, the row to use where there is no room, and its counts.
@@ -164,19 +165,13 @@ class UsageBook:
         for row, counts in rows.items():
             arguments += [_written(row), _written(_others(row))]
             arguments += [counts.requests, counts.prompt_tokens, counts.cached_tokens, counts.output_tokens]
-        try:
-            await self._add(keys=[self._key(day), f"{self._prefix}-of:{writer}"], args=arguments)
-        except UNREACHABLE as error:
-            raise Unavailable(f"Valkey cannot be asked: {error}", code="usage_unreachable") from None
+        await asked(self._add(keys=[self._key(day), f"{self._prefix}-of:{writer}"], args=arguments), _UNREACHABLE)
 
     async def read(self, first: datetime.date, last: datetime.date) -> AsyncIterator[DayUsage]:
         """The rows of these days, in order. Raises Unavailable."""
         for ordinal in range(first.toordinal(), last.toordinal() + 1):
             day = datetime.date.fromordinal(ordinal)
-            try:
-                found = await self._client.hgetall(self._key(day))
-            except UNREACHABLE as error:
-                raise Unavailable(f"Valkey cannot be asked: {error}", code="usage_unreachable") from None
+            found = await asked(self._client.hgetall(self._key(day)), _UNREACHABLE)
             for usage in _rows_of(day, found):
                 yield usage
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import redis.asyncio as redis
 
@@ -16,9 +16,9 @@ from gateway.batches.batch import Batch
 from gateway.batches.files import Files
 from gateway.records import Records
 from springtide.clock import Clock
-from springtide.errors import InvalidRequest, Overloaded, Unavailable
+from springtide.errors import InvalidRequest, Overloaded
 from springtide.ids import new_id
-from springtide.valkey import UNREACHABLE
+from springtide.valkey import asked
 
 MOST_OPEN = 100
 """Batches of a tenant that are not over."""
@@ -137,7 +137,7 @@ class BatchDesk:
         batch = replace(batch, key_id=caller.key_id, most_lines=caller.batch_lines or 0, tokens_per_minute=of_key)
         # In this order: one that is listed and not there is dropped from the list in time, one that is not listed would never be run.
         arguments: list[str | int] = [batch.batch_id, json.dumps([now, tenant]), MOST_OPEN]
-        if not await self._asked(self._open(keys=[self._all_open, self._open_of(tenant)], args=arguments)):
+        if not await asked(self._open(keys=[self._all_open, self._open_of(tenant)], args=arguments)):
             message = f"{MOST_OPEN} batches of this tenant are not over yet, as many as there may be"
             raise Overloaded(message, retry_after_s=_RETRY_S, reason="too_many_batches")
         await self._files.link(stored.file_id, self.input(batch.batch_id))
@@ -184,7 +184,7 @@ class BatchDesk:
 
     async def open(self) -> list[OpenBatch]:
         """All batches that are not over, of whichever tenant, the oldest first."""
-        entries = await self._asked(self._client.hgetall(self._all_open))
+        entries = await asked(self._client.hgetall(self._all_open))
         found = [
             OpenBatch(batch_id.decode(), tenant, made_at) for batch_id, raw in entries.items() for made_at, tenant in [json.loads(raw)]
         ]
@@ -193,43 +193,36 @@ class BatchDesk:
     async def count_lines(self, batch: Batch, lines: int) -> int | None:
         """Counts the lines of one that is open against what its tenant may have. None: they fit; else how many its others have."""
         arguments: list[str | int] = [batch.batch_id, lines, batch.most_lines or _ANY_NUMBER]
-        others = int(await self._asked(self._count_lines(keys=[self._open_of(batch.tenant)], args=arguments)))
+        others = int(await asked(self._count_lines(keys=[self._open_of(batch.tenant)], args=arguments)))
         return None if others < 0 else others
 
     async def closed(self, batch: OpenBatch) -> None:
         """The batch is over: it is in no list any more."""
-        await self._asked(self._close(keys=[self._all_open, self._open_of(batch.tenant)], args=[batch.batch_id]))
+        await asked(self._close(keys=[self._all_open, self._open_of(batch.tenant)], args=[batch.batch_id]))
 
     async def claim(self, batch: OpenBatch) -> Lease | None:
         """The right to look after it, unless somebody has it."""
         asked_at = self._clock.now()
-        taken = await self._asked(self._client.set(self._lease_key(batch.batch_id), self._holder, nx=True, px=round(LEASE_S * 1000)))
+        taken = await asked(self._client.set(self._lease_key(batch.batch_id), self._holder, nx=True, px=round(LEASE_S * 1000)))
         return Lease(batch, asked_at + _SAFE_SHARE * LEASE_S) if taken else None
 
     async def renew(self, lease: Lease) -> bool:
         """Whether it is still ours, then for another time. Raises Unavailable."""
         asked_at = self._clock.now()
         arguments: list[str | int] = [self._holder, round(LEASE_S * 1000)]
-        ours = await self._asked(self._renew(keys=[self._lease_key(lease.batch.batch_id)], args=arguments))
+        ours = await asked(self._renew(keys=[self._lease_key(lease.batch.batch_id)], args=arguments))
         if ours:
             lease.until = asked_at + _SAFE_SHARE * LEASE_S
         return bool(ours)
 
     async def release(self, lease: Lease) -> None:
-        await self._asked(self._release(keys=[self._lease_key(lease.batch.batch_id)], args=[self._holder]))
+        await asked(self._release(keys=[self._lease_key(lease.batch.batch_id)], args=[self._holder]))
 
     def _open_of(self, tenant: str) -> str:
         return f"{self._all_open}-of:{tenant}"
 
     def _lease_key(self, batch_id: str) -> str:
         return self._lease_prefix + batch_id
-
-    @staticmethod
-    async def _asked(answer: Any) -> Any:
-        try:
-            return await cast("Any", answer)
-        except UNREACHABLE as error:
-            raise Unavailable(f"Valkey cannot be asked: {error}", code="records_unreachable") from None
 
     @staticmethod
     def _not_there(batch_id: str) -> BatchNotThere:

@@ -3,17 +3,15 @@ turns, so that none waits for all that another has to be done."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 import redis.asyncio as redis
 
 from gateway.caching.context import CacheId
 from gateway.records import Command
-from springtide.errors import Unavailable
-from springtide.valkey import UNREACHABLE
+from springtide.valkey import asked, exactly, text_of
 
 
 class Errand(StrEnum):
@@ -122,7 +120,7 @@ class Agenda:
     def waking(self, tenant: str, cache_id: str, now: float) -> Sequence[Command]:
         """By which it is looked at at once, even if somebody looks at it already."""
         list_, tenants = self._list(Errand.LOOK, tenant), f"{self._prefix}-{Errand.LOOK}"
-        return (("ZADD", list_, _number(now), cache_id), ("ZADD", tenants, "LT", _number(now), tenant))
+        return (("ZADD", list_, exactly(now), cache_id), ("ZADD", tenants, "LT", exactly(now), tenant))
 
     def dropping(self, tenant: str, cache_id: str, *errands: Errand) -> Sequence[Command]:
         """By which these errands come to nothing, claimed or not."""
@@ -131,8 +129,8 @@ class Agenda:
     async def claim(self, errand: Errand, now: float, until: float, most: int, most_each: int, held: Mapping[str, int]) -> list[Claim]:
         """Claims up to `most` that are due, in turns by tenant: so many that none has more than `most_each` with those that are `held`."""
         words = [word for tenant, count in held.items() for word in (tenant, count)]
-        found = await self._asked(self._claim(keys=[self._prefix], args=[errand, _number(now), _number(until), most, most_each, *words]))
-        return [Claim(errand, _text(tenant), CacheId(_text(cache_id)), until) for tenant, cache_id in found]
+        found = await asked(self._claim(keys=[self._prefix], args=[errand, exactly(now), exactly(until), most, most_each, *words]))
+        return [Claim(errand, text_of(tenant), CacheId(text_of(cache_id)), until) for tenant, cache_id in found]
 
     async def renew(self, claim: Claim, until: float) -> Claim | None:
         """None: it is not ours any more, or somebody wants it to be done anew."""
@@ -147,28 +145,13 @@ class Agenda:
     async def stores_changed(self, stores: str, now: float) -> int:
         """Says which stores there are, in a word that is the same when they are. Where the word is another than the last one said, by
         whichever gateway, every cache is looked at at once; returns how many that are."""
-        keys, args = [self._prefix, f"{self._prefix}-stores"], [Errand.LOOK, _number(now), stores]
-        return int(await self._asked(self._stores_changed(keys=keys, args=args)))
+        keys, args = [self._prefix, f"{self._prefix}-stores"], [Errand.LOOK, exactly(now), stores]
+        return int(await asked(self._stores_changed(keys=keys, args=args)))
 
     async def _moved(self, claim: Claim, *due_at: float | None) -> bool:
-        due = ["" if at is None else _number(at) for at in due_at]
-        args = [claim.errand, claim.tenant, claim.cache_id, _number(claim.until), *due]
-        return bool(await self._asked(self._move(keys=[self._prefix], args=args)))
+        due = ["" if at is None else exactly(at) for at in due_at]
+        args = [claim.errand, claim.tenant, claim.cache_id, exactly(claim.until), *due]
+        return bool(await asked(self._move(keys=[self._prefix], args=args)))
 
     def _list(self, errand: Errand, tenant: str) -> str:
         return f"{self._prefix}-{errand}:{tenant}"
-
-    @staticmethod
-    async def _asked(command: Awaitable[Any]) -> Any:
-        try:
-            return await command
-        except UNREACHABLE as error:
-            raise Unavailable(f"Valkey cannot be asked: {error}", code="records_unreachable") from None
-
-
-def _number(value: float) -> str:
-    return format(value, ".17g")
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -7,7 +7,7 @@ are written in one step: whatever fails, all of it is there or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -17,9 +17,8 @@ from gateway.caching.agenda import Agenda, Errand
 from gateway.caching.context import CacheId, ContextCache, Kept, Meter, Status, cache_from, cache_json
 from gateway.records import Command, Order, Records
 from springtide.blocks import PackedKeys, packed
-from springtide.errors import Unavailable
 from springtide.ids import BlockKey, Incarnation, NodeId
-from springtide.valkey import UNREACHABLE
+from springtide.valkey import asked, exactly, text_of
 
 KEEP_ENDED_S = 24 * 3600.0
 """How long a cache that has ended can still be extended."""
@@ -109,11 +108,11 @@ class Catalogue:
         return None if value is None else cache_from(tenant, value)
 
     async def content(self, tenant: str, cache_id: str) -> bytes | None:
-        return cast("bytes | None", await _asked(self._client.get(self._key("content", tenant, cache_id))))
+        return cast("bytes | None", await asked(self._client.get(self._key("content", tenant, cache_id))))
 
     async def keys(self, tenant: str, cache_id: str) -> Sequence[BlockKey]:
         """Empty when there is none."""
-        return PackedKeys(await _asked(self._client.get(self._key("keys", tenant, cache_id))) or b"")
+        return PackedKeys(await asked(self._client.get(self._key("keys", tenant, cache_id))) or b"")
 
     async def page(
         self, tenant: str, wanted: Callable[[ContextCache], bool], *, order: Order, after: str, before: str, limit: int
@@ -179,7 +178,7 @@ class Catalogue:
 
     def _kept_up(self, cache: ContextCache, now: float) -> Sequence[Command]:
         """What goes with a cache's record: it counts until its end, and is looked at."""
-        counted = (cache.cache_id, f"{cache.budgeted_tokens} {_number(cache.expires_at)}")
+        counted = (cache.cache_id, f"{cache.budgeted_tokens} {exactly(cache.expires_at)}")
         return [("HSET", self._budget_key(cache.tenant), *counted), *self.agenda.waking(cache.tenant, cache.cache_id, now)]
 
     # ---- budgets ----
@@ -189,24 +188,24 @@ class Catalogue:
         as it takes to write this down, and from then on until it ends. Taken again it counts once."""
         until, most = now + _MAKING_S, MOST_MARKS if cache.marked else MOST_CACHES
         lasts_ms = round((MAX_TTL_S + _MAKING_S) * 1000)
-        taking: Command = (_number(now), cache.cache_id, cache.budgeted_tokens, _number(until))
+        taking: Command = (exactly(now), cache.cache_id, cache.budgeted_tokens, exactly(until))
         args: Command = (*taking, budget_tokens, most, lasts_ms, *instead_of)
-        taken, count, next_end = await _asked(self._spend(keys=[self._budget_key(cache.tenant)], args=args))
+        taken, count, next_end = await asked(self._spend(keys=[self._budget_key(cache.tenant)], args=args))
         return None if int(taken) < 0 else OverBudget(int(taken), int(count), float(next_end))
 
     async def ending_by(self, tenant: str, cache_ids: Sequence[str], end: float) -> list[str]:
         """Those of these caches that count against the tenant's budget and end by then."""
         if not cache_ids:
             return []
-        entries = await _asked(self._client.hmget(self._budget_key(tenant), list(cache_ids)))
+        entries = await asked(self._client.hmget(self._budget_key(tenant), list(cache_ids)))
         found = zip(cache_ids, entries, strict=True)
-        return [cache_id for cache_id, entry in found if entry is not None and float(_text(entry).split()[1]) <= end]
+        return [cache_id for cache_id, entry in found if entry is not None and float(text_of(entry).split()[1]) <= end]
 
     # ---- meters ----
 
     async def meter(self, tenant: str, cache_id: str) -> Meter:
-        counts = await _asked(self._client.hgetall(self._key("meter", tenant, cache_id)))
-        return Meter(**{_text(name): int(count) for name, count in counts.items()})
+        counts = await asked(self._client.hgetall(self._key("meter", tenant, cache_id)))
+        return Meter(**{text_of(name): int(count) for name, count in counts.items()})
 
     async def count(self, cache: ContextCache, **counts: int) -> None:
         """Adds to its meter: Meter's fields."""
@@ -237,7 +236,7 @@ class Catalogue:
         async with self._client.pipeline(transaction=True) as pipeline:
             for command in self.agenda.waking(tenant, cache_id, now):
                 pipeline.execute_command(*command)
-            await _asked(pipeline.execute())
+            await asked(pipeline.execute())
 
     # ---- where it is ----
 
@@ -255,20 +254,5 @@ MARK_PREFIX = "mark-"
 """Of the ids of caches that marks have made; others begin otherwise."""
 
 
-async def _asked(command: Awaitable[Any]) -> Any:
-    try:
-        return await command
-    except UNREACHABLE as error:
-        raise Unavailable(f"Valkey cannot be asked: {error}", code="records_unreachable") from None
-
-
 def _record_ttl_s(cache: ContextCache, now: float) -> float:
     return max(0.0, cache.expires_at - now) + (_LOOK_S if cache.marked else KEEP_ENDED_S)
-
-
-def _number(value: float) -> str:
-    return format(value, ".17g")
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -14,8 +14,8 @@ import redis.asyncio as redis
 from gateway.openai.responses_format import TERMINAL
 from gateway.openai.responses_items import Item, response_of
 from gateway.records import Records
-from springtide.errors import InvalidRequest, Unavailable
-from springtide.valkey import UNREACHABLE
+from springtide.errors import InvalidRequest
+from springtide.valkey import asked
 
 Json = dict[str, Any]
 
@@ -121,10 +121,7 @@ class ResponseStore:
     async def delete(self, tenant: str, response_id: str) -> None:
         """Raises ResponseNotFound."""
         await self.cancel_run(tenant, response_id)
-        try:
-            await self._valkey.delete(self._events_key(tenant, response_id))
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
+        await asked(self._valkey.delete(self._events_key(tenant, response_id)))
         if not await self._responses.delete(tenant, response_id):
             raise _not_found(response_id)
 
@@ -183,21 +180,15 @@ class ResponseStore:
     async def add_events(self, tenant: str, response_id: str, events: Sequence[bytes], first_number: int, last: bool) -> None:
         """Events with the sequence numbers from `first_number` on. After the last one, none come."""
         key = self._events_key(tenant, response_id)
-        try:
-            async with self._valkey.pipeline(transaction=False) as pipeline:
-                for number, event in enumerate(events, first_number):
-                    ends = last and number == first_number + len(events) - 1
-                    pipeline.xadd(key, {"event": event, "last": int(ends)}, id=f"{number + 1}-0")
-                pipeline.pexpire(key, round(EVENTS_KEPT_S * 1000))
-                await pipeline.execute()
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
+        async with self._valkey.pipeline(transaction=False) as pipeline:
+            for number, event in enumerate(events, first_number):
+                ends = last and number == first_number + len(events) - 1
+                pipeline.xadd(key, {"event": event, "last": int(ends)}, id=f"{number + 1}-0")
+            pipeline.pexpire(key, round(EVENTS_KEPT_S * 1000))
+            await asked(pipeline.execute())
 
     async def has_events(self, tenant: str, response_id: str) -> bool:
-        try:
-            return bool(await self._valkey.exists(self._events_key(tenant, response_id)))
-        except UNREACHABLE as error:
-            raise _unreachable(error) from None
+        return bool(await asked(self._valkey.exists(self._events_key(tenant, response_id))))
 
     async def events(self, tenant: str, response_id: str, after: int) -> AsyncIterator[tuple[list[bytes], bool]]:
         """Its events after the one of this sequence number (-1: all), as they come, and whether the last one is among them; none once a
@@ -205,10 +196,7 @@ class ResponseStore:
         meanwhile."""
         key, position = self._events_key(tenant, response_id), f"{after + 1}-0"
         while True:
-            try:
-                found: Any = await self._valkey.xread({key: position}, count=_EVENTS_AT_ONCE, block=_BLOCK_MS)
-            except UNREACHABLE as error:
-                raise _unreachable(error) from None
+            found = await asked(self._valkey.xread({key: position}, count=_EVENTS_AT_ONCE, block=_BLOCK_MS))
             if found:
                 ((_, entries),) = found
                 position = entries[-1][0]
@@ -225,7 +213,3 @@ class ResponseStore:
 def _not_found(response_id: str, param: str = "response_id") -> ResponseNotFound:
     message = f"{param}: {response_id[:100]!r} is not stored here: it has expired, was deleted, or never was"
     return ResponseNotFound(message, param=param, code="response_not_found")
-
-
-def _unreachable(error: Exception) -> Unavailable:
-    return Unavailable(f"Valkey cannot be asked: {error}", code="records_unreachable")
