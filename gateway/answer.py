@@ -275,7 +275,7 @@ class AnswerStream:
             self._fail(error)
         except Exception:
             logger.exception("a grammar could not be checked", extra={"request_id": self.request_id})
-            self._fail(SpringtideError("internal error; the server's log has more", code="internal_error"))
+            self._fail(internal_error())
         else:
             self._launch_leads()
 
@@ -479,6 +479,11 @@ class ApiBackend:
     async def ready(self) -> bool:
         """Whether the cluster can take requests. Raises Unavailable when the Conductor cannot be asked."""
         return (await self.conductor.cluster()).ready
+
+
+def internal_error() -> SpringtideError:
+    """What clients are told of a fault of ours, which the log has with its traceback."""
+    return SpringtideError("internal error; the server's log has more", code="internal_error")
 
 
 def message_for_client(error: SpringtideError, request_id: str = "") -> str:

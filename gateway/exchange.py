@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway import metrics
 from gateway.accounts.allowance import Caller
-from gateway.answer import AnswerStream, ApiBackend
+from gateway.answer import AnswerStream, ApiBackend, internal_error
 from gateway.api_request import ApiRequest
 from gateway.bodies import ClientDisconnected, check_media_type
 from gateway.caching.context import Use
@@ -252,7 +252,7 @@ class _Exchange:
             self._end(self._outcome(error))
         except Exception:
             logger.exception("a stream has failed", extra={"request_id": self._call.origin.request_id})
-            yield b"".join(order.format.failed(SpringtideError("internal error; the server's log has more", code="internal_error")))
+            yield b"".join(order.format.failed(internal_error()))
             self._end("500")
 
     def _ping_s(self, order: Order) -> float | None:

@@ -113,9 +113,9 @@ Neutral = Annotated[Any, OnlyNeutral()]
 NeutralFalse = Annotated[Any, OnlyNeutral(False)]
 NeutralList = Annotated[Any, OnlyNeutral([])]
 NeutralObject = Annotated[Any, OnlyNeutral({})]
-_CACHE_TTL_S = {"5m": 300.0, "1h": 3600.0}
 NOTHING_ELSE = WithJsonSchema({"not": {}})
 """For the API's description, of what is there only to be refused by name."""
+_CACHE_TTL_S = {"5m": 300.0, "1h": 3600.0}
 
 
 class CacheControl(Body):

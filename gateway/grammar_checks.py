@@ -45,8 +45,8 @@ _LENGTH = struct.Struct("<I")
 
 
 class GrammarChecker:
-    """The process, and what it has found out lately. It is used in one event loop. A thread of its own starts the
-    process and speaks with it: what a loop forks amid the threads of gRPC may never come to its program."""
+    """The process, and what it has found out lately. It is used in one event loop. A thread of its own starts the process and speaks with
+    it: what a loop forks amid the threads of gRPC may never come to its program."""
 
     def __init__(self, info: ModelInfo) -> None:
         self._info = info
@@ -139,13 +139,11 @@ class GrammarChecker:
         try:
             if self._closed:
                 raise OSError("the gateway ends")
-            message = process.answer(json.dumps(asdict(self._info)), _START_S)
+            if message := process.answer(json.dumps(asdict(self._info)), _START_S):
+                raise InvalidRequest(message)
         except BaseException:
             self._end()
             raise
-        if message:
-            self._end()
-            raise InvalidRequest(message)
         return process
 
     def _end(self) -> None:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import model_cards
 from gateway.accounts.accounts import KEY_HEADERS, RATE_HEADERS, Accounts
-from gateway.answer import ApiBackend
+from gateway.answer import ApiBackend, internal_error
 from gateway.anthropic import routes as anthropic
 from gateway.anthropic.answers import error_json as anthropic_error
 from gateway.compression import Gzip
@@ -184,5 +184,5 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:
     # Starlette raises it again afterwards, so that the server logs it with its traceback.
-    bug = SpringtideError("internal error; the server's log has more", code="internal_error")
+    bug = internal_error()
     return error_response(bug, _told(bug, request.url.path, request.headers))

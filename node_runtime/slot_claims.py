@@ -161,7 +161,7 @@ class SlotClaims:
             claim.asking = True
             self._leave_line(attempt_id, claim)
             claim.line = _FRONT
-            insort(self._lines[_FRONT], (claim.requested_at, attempt_id))
+            self._join_line(attempt_id, claim)
             return attempt_id
         return None
 
@@ -175,6 +175,9 @@ class SlotClaims:
     def _enter(self, attempt_id: AttemptId, claim: _Claim) -> None:
         self._claims[attempt_id] = claim
         self.wanted_blocks += claim.wanted_blocks
+        self._join_line(attempt_id, claim)
+
+    def _join_line(self, attempt_id: AttemptId, claim: _Claim) -> None:
         insort(self._lines[claim.line], (claim.requested_at, attempt_id))
 
     def _leave_line(self, attempt_id: AttemptId, claim: _Claim) -> None:

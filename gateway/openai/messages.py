@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ModelWrapValidatorHandler, PrivateAttr, WithJsonSchema, model_validator
@@ -92,22 +93,22 @@ class PromptCacheBreakpoint(Body):
     ttl: Literal["5m", "30m", "1h", "12h"] = "30m"
 
 
-def _ttl(part: Mapping[str, Any]) -> str | None:
+def _ttl_s(part: Mapping[str, Any]) -> float | None:
     """How long what comes before the part's end is to be kept, in whichever words it says so."""
     if (said := part.get("prompt_cache_breakpoint")) is not None:
-        return PromptCacheBreakpoint.model_validate(said).ttl
+        return PROMPT_CACHE_TTL_S[PromptCacheBreakpoint.model_validate(said).ttl]
     if (said := part.get("cache_control")) is not None:
-        return CacheControl.model_validate(said).ttl
+        return CacheControl.model_validate(said).mark.ttl_s
     return None
 
 
-def breakpoint_marks(parts: Iterable[tuple[str, str | None]]) -> tuple[CacheMark, ...]:
-    """Those of a message whose lines are these texts, each with the ttl of its breakpoint if it has one."""
+def breakpoint_marks(parts: Iterable[tuple[str, float | None]]) -> tuple[CacheMark, ...]:
+    """Those of a message whose lines are these texts, each with how long what ends with it is to be kept, if it says so."""
     marks, length = [], -1
-    for text, ttl in parts:
+    for text, ttl_s in parts:
         length += 1 + len(text)
-        if ttl is not None:
-            marks.append(CacheMark(PROMPT_CACHE_TTL_S[ttl], length))
+        if ttl_s is not None:
+            marks.append(CacheMark(ttl_s, length))
     return tuple(marks)
 
 
@@ -152,10 +153,10 @@ class ChatMessage(Body):
         message = handler(value)
         parts = value.get("content") if isinstance(value, dict) else None
         if isinstance(parts, list):
-            message._cache_marks = breakpoint_marks((part[part["type"]], _ttl(part)) for part in parts)
+            message._cache_marks = breakpoint_marks((part[part["type"]], _ttl_s(part)) for part in parts)
         if message.cache_control is not None:
-            ttl_s, end = PROMPT_CACHE_TTL_S[message.cache_control.ttl], len(message.content or "")
-            message._cache_marks += (CacheMark(ttl_s, end, len(message.tool_calls or ())),)
+            ends = {"num_characters": len(message.content or ""), "num_calls": len(message.tool_calls or ())}
+            message._cache_marks += (replace(message.cache_control.mark, **ends),)
         return message
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from gateway.api_request import Message, Speaker, ToolCall
 from gateway.bodies import explained
 from gateway.fields import Body, Neutral, NeutralFalse, Text, unicode_text
-from gateway.openai.messages import PromptCacheBreakpoint, breakpoint_marks
+from gateway.openai.messages import PROMPT_CACHE_TTL_S, PromptCacheBreakpoint, breakpoint_marks
 from springtide.errors import InvalidRequest
 
 Item = dict[str, Any]
@@ -289,7 +289,7 @@ def conversation_of(items: Sequence[Item], name: str = "input") -> list[Message]
 
 def _message(item: Item) -> Message:
     parts = [(_part_text(part), part.get("prompt_cache_breakpoint")) for part in item["content"]]
-    marks = breakpoint_marks((text, mark["ttl"] if mark else None) for text, mark in parts)
+    marks = breakpoint_marks((text, PROMPT_CACHE_TTL_S[mark["ttl"]] if mark else None) for text, mark in parts)
     return Message(_SPEAKERS[item["role"]], "\n".join(text for text, _ in parts), cache_marks=marks)
 
 
