@@ -42,7 +42,9 @@ class Caches:
         messages = [{"role": "system", "content": text}]
         return self("POST", "/v1/caching", {"model": self.cluster.model, "messages": messages, **more}, tenant)
 
-    def wait(self, cache: dict[str, Any], replicas: int, tenant: str = "") -> dict[str, Any]:
+    def wait(self, cache: dict[str, Any], replicas: int, tenant: str = "", computed_beyond: int = -1) -> dict[str, Any]:
+        """Until it is held so often, having been computed since its meter counted so many tokens: what is known of it may be older than
+        what has happened to its stores."""
         found: dict[str, Any] = {}
 
         def held() -> bool:
@@ -50,7 +52,8 @@ class Caches:
                 found.update(self("GET", f"/v1/caching/{cache['id']}", tenant=tenant))
             except httpx.HTTPError:
                 return False
-            return found["status"] == "ready" and found["replicas_held"] == replicas
+            computed = found["meter"]["creation_tokens"] > computed_beyond
+            return found["status"] == "ready" and found["replicas_held"] == replicas and computed
 
         self.cluster.wait_until(held, f"{replicas} replicas of the cache")
         return found
@@ -149,7 +152,7 @@ def test_when_every_store_that_held_it_is_killed_it_is_computed_anew(caches: Cac
     for name in STORES:
         caches.cluster.kill(name)
     caches.cluster.wait_ready()
-    held = caches.wait(cache, replicas=2)
+    held = caches.wait(cache, replicas=2, computed_beyond=before)
     assert held["meter"]["creation_tokens"] > before
     assert caches.ask(cache, "Anew?") >= stable(cache)
 
