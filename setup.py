@@ -33,7 +33,7 @@ def native(package: str, *compile_args: str, link_args: Sequence[str] = ()) -> E
     return Extension(
         f"{package}._native",
         sources=sorted(glob(f"{package}/native/*.c")),
-        depends=sorted({*glob(f"{package}/native/*.h"), "springtide/native/buffers.h"}),
+        depends=sorted({*glob(f"{package}/native/**/*.h", recursive=True), "springtide/native/buffers.h"}),
         extra_compile_args=["-std=gnu11", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", *compile_args],
         extra_link_args=list(link_args),
     )

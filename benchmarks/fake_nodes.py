@@ -1,8 +1,8 @@
 """Stores and engines of many nodes in one process, as the Conductor sees them: streams of events and load reports, over real sockets.
 
 `python -m benchmarks.fake_nodes REDIS_URL CLUSTER WORKERS LIVE LENGTH...` announces them, WORKERS prefill instances and as many decode
-nodes with LIVE attempts on them (`LiveCluster`) and prompts of these lengths in their stores, and prints a line when it has. Each line that
-it is sent then is answered with what it has done until then (`Done` as JSON), and it ends when its input does.
+nodes with LIVE attempts on them (`LiveCluster`) and prompts of these lengths in their stores, and says when it has (`Announced` as JSON).
+Each line that it is sent then is answered with what it has done until then (`Done` as JSON), and it ends when its input does.
 
 Each engine and each store has a loopback address of its own, as on a machine of its own, so the Conductor holds a connection to each.
 """
@@ -16,6 +16,7 @@ import json
 import os
 import random
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -53,8 +54,18 @@ LESS_URGENT = 10
 """Niceness: real nodes report from other machines."""
 
 
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """When the first of them was announced, and when all were; as of `time.monotonic`, which is the same for all of a machine."""
+
+    first_at: float
+    all_at: float
+
+
 @dataclass(slots=True)
 class Done:
+    """Each report counts once for each Conductor that it is for."""
+
     reports: int = 0
     """Load reports that were sent."""
     held_back: int = 0
@@ -90,18 +101,24 @@ class Engine:
             [framed(wire.LOAD_REPORT.encode(LoadReport(name, INCARNATION, load)).SerializeToString()) for load in loads]
         )
         self._idle_turn = None if len(loads) > 1 else idle_turn
-        self._watcher: StreamConnection | None = None
+        self._watchers: list[StreamConnection] = []
 
     def watched_by(self, connection: StreamConnection) -> None:
-        self._watcher = connection
-        self.report()
+        self._watchers = [*self.watchers, connection]
+        connection.send(next(self._reports))
+
+    @property
+    def watchers(self) -> list[StreamConnection]:
+        """Who is still there of them."""
+        return [watcher for watcher in self._watchers if watcher.calls]
 
     def is_due(self, round_number: int) -> bool:
         return self._idle_turn is None or round_number % IDLE_ROUNDS == self._idle_turn
 
-    def report(self) -> bool:
-        """Sends the next report; returns whether it was sent."""
-        return self._watcher is not None and self._watcher.send(next(self._reports))
+    def report(self) -> int:
+        """Sends the next report to all who watch; returns to how many it was sent."""
+        report = next(self._reports)
+        return sum(watcher.send(report) for watcher in self._watchers)
 
 
 class Store:
@@ -176,9 +193,10 @@ async def report(engines: Sequence[Engine], done: Done) -> None:
         await asyncio.sleep(max(0.0, -late_s))
         round_number, turn = divmod(number, TURNS)
         due = [engine for engine in turns[turn] if engine.is_due(round_number)]
+        num_due = sum(len(engine.watchers) for engine in due)
         sent = sum(engine.report() for engine in due) if late_s < REST_S else 0
         done.reports += sent
-        done.held_back += len(due) - sent
+        done.held_back += num_due - sent
 
 
 def answer(done: Done) -> None:
@@ -199,17 +217,19 @@ async def serve(redis_url: str, cluster: str, live: LiveCluster, lengths: Sequen
     server = await asyncio.get_running_loop().create_server(lambda: Watch(watched), "0.0.0.0", 0, backlog=BACKLOG)
     port = server.sockets[0].getsockname()[1]
     credentials = Credentials(SECRET.encode(), cluster)
-    async with redis.Redis.from_url(redis_url) as valkey:
+    async with redis.Redis.from_url(redis_url) as valkey, valkey.pipeline(transaction=False) as announcing:
         for place, (role, number) in enumerate(nodes):
             name, address, store_address = instance_id(role, number), f"{address_of(1, place)}:{port}", f"{address_of(2, place)}:{port}"
             for member in (
                 Member("store", name, INCARNATION, store_address, name),
                 Member(role.value, name, INCARNATION, address, name, details={"store_address": store_address}),
             ):
-                await valkey.set(f"{cluster}:member:{member.role}:{name}", write_record(member, credentials), ex=LEASE_S)
-    done = Done()
-    reporting = asyncio.create_task(report(engines, done))
-    print("announced", flush=True)
+                announcing.set(f"{cluster}:member:{member.role}:{name}", write_record(member, credentials), ex=LEASE_S)
+        done = Done()
+        reporting = asyncio.create_task(report(engines, done))
+        first_at = time.monotonic()
+        await announcing.execute()
+        print(json.dumps(asdict(Announced(first_at, time.monotonic()))), flush=True)
     await asyncio.to_thread(answer, done)
     reporting.cancel()
     server.close()

@@ -63,6 +63,11 @@ class StreamConnection(asyncio.Protocol, ABC):
         """The one of ours to which the client connected."""
         return str(self._transport.get_extra_info("sockname")[0])
 
+    @property
+    def calls(self) -> bool:
+        """Whether there is a call that is answered."""
+        return self._stream != 0
+
     def abort(self) -> None:
         self._transport.abort()
 

@@ -12,25 +12,37 @@ from conductor.core.types.arrays import Floats, Ints, Rows
 from conductor.core.types.estimates import Asked, DecodeEstimates, PrefillEstimates
 from springtide.ids import BlockKey
 
+Table = Rows | memoryview
+"""`rows` of a StructuredArray, or their `view`."""
+
 BINS_PER_ROOT: float
 """Bins of `survival` grow with the square root of the length: an output of n tokens is in bin sqrt(n) * BINS_PER_ROOT, or the last one."""
 
 def estimate_prefills(
-    instances: Rows, held: Ints, in_dram: Ints | None, links: Rows, rates: Floats | None, asked: Asked, into: PrefillEstimates, /
+    instances: Table,
+    held: Ints,
+    in_dram: Ints | None,
+    links: Table,
+    rates: Floats | None,
+    factors: Floats | None,
+    asked: Asked,
+    into: PrefillEstimates,
+    /,
 ) -> None:
-    """Fills the columns of `into`, all but `ttft_ms`, from PrefillInstances: lines 4 to 20 of Algorithm 1 (arXiv 2407.00079, section 6).
+    """Fills the columns of `into` from PrefillInstances: lines 4 to 20 of Algorithm 1 (arXiv 2407.00079, section 6).
 
     `held` and `in_dram` [bits of the index] are the blocks that each store holds in all and in DRAM (None: the same), `links` the LinkEnds
-    of the nodes, `rates` [nodes] the measured bytes a second from the source (NaN or None: not measured).
+    of the nodes, `rates` [nodes] the measured bytes a second from the source (NaN or None: not measured), `factors` those of
+    `queue_factors` by which the work ahead is multiplied (None: it is all waited for).
 
     The paper always fetches when the threshold says so; here, what is computed sooner is computed.
     """
 
-def prompts_ms(instances: Rows, into: Floats, *, num_tokens: int, cached_tokens: int, chunk_tokens: int, chunk_ms: float) -> None:
+def prompts_ms(instances: Table, into: Floats, *, num_tokens: int, cached_tokens: int, chunk_tokens: int, chunk_ms: float) -> None:
     """Fills `into` with the time that a prompt takes at each of PrefillInstances. Of its `num_tokens`, the first `cached_tokens` need not
     be computed. `chunk_tokens` and `chunk_ms` are those of Chunking, 0 for None."""
 
-def estimate_decodes(instances: Rows, held: Ints, num_tokens: int, into: DecodeEstimates, /) -> None:
+def estimate_decodes(instances: Table, held: Ints, num_tokens: int, into: DecodeEstimates, /) -> None:
     """Fills the columns of `into` from DecodeInstances, for one more attempt of `num_tokens`. `held` as above. Attempts beyond the largest
     batch wait for a place in it."""
 
@@ -41,24 +53,33 @@ def queue_factors(own_ms: Floats, ahead_ms: Floats, factors: Floats, into: Float
     """Fills `into` with those of the `factors` [classes, classes] that are of the `queue_class` of own work and of that of the work
     ahead."""
 
-def least_rows(rows: Ints, column: Ints | Floats, into: Ints, /) -> int:
-    """Fills `into` with the ones of `rows`, in their order, that are least in the column, and returns how many there are.
-    A NaN is no less and no more than anything."""
+def best_row(rows: Ints, order: str, /, *columns: Ints | Floats) -> int:
+    """The one of `rows`, of which there is at least one, that is best in the first column; of equals the one that is best in the second,
+    and so on; of equals the first. `order` has a character for each column: `<` where the least is best, `>` where the greatest is. A NaN
+    is no less and no more than anything."""
 
-def most_rows(rows: Ints, column: Ints | Floats, into: Ints, /) -> int:
-    """The same with those that are greatest."""
+def rows_from(column: Ints, least: int, into: Ints, /) -> int:
+    """Fills `into` with the rows whose value in `column` is at least `least`, and returns how many there are."""
+
+def roomy_rows(rows: Ints, batch: Ints, max_batch: Ints, slots_free: Ints, least_free: int, into: Ints, /) -> int:
+    """Fills `into` with the ones of `rows` that have a place in their batch, and at least so many free slots; returns how many there are.
+    The columns are those of DecodeEstimates."""
+
+def least_busy(mask: bytes, node_of_bit: Ints, links: Table, most: int, /) -> list[int]:
+    """So many of the bits that are set in `mask`, the lowest first, at most 64: those first from whose node (number, by the bit) fewer
+    transfers leave, of equals the lower ones. `links` are LinkEnds."""
 
 def spread(column: Ints, value: int, mask: bytes, /) -> None:
     """Writes `value` into those places of `column` whose bit is set in `mask`, the lowest bit first."""
 
-def expect_batches(instances: Rows, attempts: Rows, survival: Floats, into: Rows, *, now: float, at: float, joining: bool) -> None:
+def expect_batches(instances: Table, attempts: Table, survival: Floats, into: Table, *, now: float, at: float, joining: bool) -> None:
     """Fills `into`, rows of ExpectedBatches, with what each of the ForecastInstances is expected to have in its batch at `at` (s, not
     before `now`), by the ForecastAttempts. Without `joining`, of those only that are in it now.
 
     `survival` [laws, bins]: the share of outputs under each law that are longer than a bin's edge.
     """
 
-def step_times_ms(instances: Rows, batches: Rows, /) -> list[float]:
+def step_times_ms(instances: Table, batches: Table, /) -> list[float]:
     """Time between tokens of each of the ForecastInstances, by the ExpectedBatches; of an empty one, 0."""
 
 class PoolOutlook(NamedTuple):
@@ -72,7 +93,7 @@ class PoolOutlook(NamedTuple):
     idle_mean_ms: float
     """The same with nobody else there."""
 
-def look_at_pool(instances: Rows, batches: Rows, *, place: int, num_tokens: int) -> PoolOutlook:
+def look_at_pool(instances: Table, batches: Table, *, place: int, num_tokens: int) -> PoolOutlook:
     """The outlook of the ExpectedBatches, once an attempt of `num_tokens` has joined the instance at `place`."""
 
 class InstanceOutlook(NamedTuple):
@@ -84,7 +105,7 @@ class InstanceOutlook(NamedTuple):
     """The greatest, as in `PoolOutlook.mean_ms`."""
 
 def look_at_instance(
-    instances: Rows, attempts: Rows, survival: Floats, moments: Floats, *, place: int, num_tokens: int, now: float
+    instances: Table, attempts: Table, survival: Floats, moments: Floats, *, place: int, num_tokens: int, now: float
 ) -> InstanceOutlook:
     """The outlook of the instance at `place` at the `moments` (s, not before `now`), at least one, once an attempt of `num_tokens` has
     joined it."""

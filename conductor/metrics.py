@@ -10,6 +10,7 @@ from conductor.core.conductor import ConductorCore
 from conductor.core.types.events import Decided, PrefillFinished, Scored
 from springtide.protocol.instances import Role
 from springtide.protocol.scheduling import Reason, Rejection
+from springtide.telemetry import LATENCY_BUCKETS_S
 
 DECISIONS = Counter(
     "springtide_conductor_decisions_total", "Requests scheduled or rejected, or that found no idle capacity and ask again.", ["outcome"]
@@ -23,6 +24,11 @@ DECISION_SECONDS = Histogram(
 PROMPT_TOKENS = Counter("springtide_conductor_prompt_tokens_total", "Prompt tokens of scheduled requests.")
 MATCHED_TOKENS = Counter("springtide_conductor_matched_tokens_total", "Prompt tokens predicted to be reused, by where they lie.", ["where"])
 PLACEMENTS = Counter("springtide_conductor_placements_total", "Placements by the branch of Algorithm 1 that made them.", ["branch"])
+PREDICTED_TTFT_SECONDS = Histogram(
+    "springtide_conductor_predicted_ttft_seconds",
+    "Predicted time to first token of each request, those that were refused for it included.",
+    buckets=LATENCY_BUCKETS_S,
+)
 TTFT_ERROR_SECONDS = Histogram(
     "springtide_conductor_ttft_error_seconds",
     "Actual less predicted time to first token.",
@@ -36,9 +42,19 @@ PREDICTION_RATIO = Histogram(
 )
 POOL_LOAD = Gauge("springtide_conductor_pool_load", "Mean load of a pool, 1 being as much as the objectives allow.", ["role"])
 POOL_WORK = Gauge(
-    "springtide_conductor_pool_work", "Instances of a role that the predicted work of recent requests would keep busy.", ["role"]
+    "springtide_conductor_pool_work", "Instances of a role that the predicted work of the last half minute would keep busy.", ["role"]
 )
-POOL_WANTED = Gauge("springtide_conductor_pool_wanted", "Of the ready instances, those that should have the role by it.", ["role"])
+POOL_WANTED = Gauge(
+    "springtide_conductor_pool_wanted", "Of the ready instances, those that should have the role by the work of the last minutes.", ["role"]
+)
+POOL_RUNNING = Gauge("springtide_conductor_pool_running", "Attempts that a pool computes.", ["role"])
+POOL_WAITING = Gauge("springtide_conductor_pool_waiting", "Attempts that wait in a pool.", ["role"])
+KV_USED = Gauge(
+    "springtide_conductor_kv_used", "Share of a pool's KV slots that attempts hold or are promised; above 1: more than there is.", ["role"]
+)
+QUEUED_PREFILL_TOKENS = Gauge("springtide_conductor_queued_prefill_tokens", "Prompt tokens that prefill groups have still to compute.")
+DECODE_CONTEXT_TOKENS = Gauge("springtide_conductor_decode_context_tokens", "Tokens of context in the batches of the decode nodes.")
+DECODE_TBT_SECONDS = Gauge("springtide_conductor_decode_tbt_seconds", "Time between tokens that is predicted of them, mean over the nodes.")
 ROLE_SWITCHES = Counter("springtide_conductor_role_switches_total", "Instances told to switch their role.", ["to", "outcome"])
 REPLICATIONS = Counter("springtide_conductor_replications_total", "Copies of popular prefixes, by how their orders ended.", ["outcome"])
 REPLICATED_BYTES = Counter("springtide_conductor_replicated_bytes_total", "Copied by these orders.")
@@ -62,6 +78,8 @@ def forget_node(node_id: str) -> None:
 
 def observe_decided(decided: Decided, seconds: float, block_tokens: int, num_tokens: int) -> None:
     DECISION_SECONDS.observe(seconds)
+    if decided.predicted_ttft_ms is not None:
+        PREDICTED_TTFT_SECONDS.observe(decided.predicted_ttft_ms / 1000.0)
     if isinstance(decided.decision, Rejection):
         if decided.decision.reason is Reason.NOT_IDLE:
             DECISIONS.labels("not_idle").inc()
@@ -94,8 +112,16 @@ def observe_cluster(core: ConductorCore, now: float) -> None:
     loads = core.pool_loads(now)
     POOL_LOAD.labels("prefill").set(loads.prefill)
     POOL_LOAD.labels("decode").set(loads.decode)
+    DECODE_TBT_SECONDS.set(loads.decode * core.settings.tbt_slo_ms / 1000.0)
+    use = {role: core.pool_use(role) for role in Role}
+    for role, pool in use.items():
+        POOL_RUNNING.labels(role.value).set(pool.running)
+        POOL_WAITING.labels(role.value).set(pool.waiting)
+        KV_USED.labels(role.value).set(pool.kv_used)
+    QUEUED_PREFILL_TOKENS.set(use[Role.PREFILL].tokens)
+    DECODE_CONTEXT_TOKENS.set(use[Role.DECODE].tokens)
     REPLICATIONS_IN_FLIGHT.set(core.replication.in_flight)
-    work = core.demand.work(now)
+    work = core.demand.recent_work(now)
     POOL_WORK.labels("prefill").set(work.prefill)
     POOL_WORK.labels("decode").set(work.decode)
     INDEX_BLOCKS.set(len(core.index))
@@ -104,6 +130,7 @@ def observe_cluster(core: ConductorCore, now: float) -> None:
     for role, count in ready.items():
         INSTANCES.labels(role.value, "true").set(count)
         INSTANCES.labels(role.value, "false").set(sum(1 for _ in core.state.of_role(role)) - count)
+    ratio = core.demand.work(now)
     for role in Role:
-        if (wanted := work.wanted(role, sum(ready.values()))) is not None:
+        if (wanted := ratio.wanted(role, sum(ready.values()))) is not None:
             POOL_WANTED.labels(role.value).set(wanted)

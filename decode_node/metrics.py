@@ -6,6 +6,10 @@ from prometheus_client import Counter, Gauge, Histogram
 
 RUNNING = Gauge("springtide_decode_running", "Sequences whose prompt is here")
 IDLE = Gauge("springtide_decode_idle", "Sequences in idle capacity, which are not among the running ones")
+IDLE_SLOWDOWN = Gauge(
+    "springtide_decode_idle_slowdown",
+    "By how much idle work of the machine's other engines was found to lengthen this one's, last (0.2: a fifth)",
+)
 WAITING = Gauge("springtide_decode_waiting", "Attempts that wait for slots or for their prompt")
 CONTEXT_TOKENS = Gauge("springtide_decode_context_tokens", "Tokens of context of the running sequences")
 BATCH_SIZE = Histogram("springtide_decode_batch_size", "Sequences in one step", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512))

@@ -11,11 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from deploy.accounts_cli import keys, tenants, usage
+from deploy.ca_cli import ca
 from deploy.cache_cli import cache
 from deploy.options import DEFAULT_URL, Ca, ClusterName, RedisUrl, SettingsOption, Url, names_of, parse_settings
 from deploy.simulate_cli import simulate
 from deploy.store_cli import store
-from springtide.choices import DtypeName
+from deploy.token_cli import token
+from springtide.choices import DtypeName, NodeRole
 from springtide.errors import ConfigError, SpringtideError
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ bench = typer.Typer(help="Measures a running cluster, or its cache on a trace.",
 app.add_typer(bench, name="bench")
 app.add_typer(store, name="store")
 app.add_typer(cache, name="cache")
+app.add_typer(ca, name="ca")
+app.add_typer(token, name="token")
 app.add_typer(keys, name="keys")
 app.add_typer(tenants, name="tenants")
 app.command()(usage)
@@ -52,7 +56,9 @@ def up(
     served_model_name: Annotated[str | None, typer.Option(help="the name that clients use")] = None,
     dtype: Annotated[str | None, typer.Option(help=names_of(DtypeName))] = None,
     max_context: Annotated[int | None, typer.Option(help="longest prompt and output together, in tokens")] = None,
-    host: Annotated[str | None, typer.Option(help="address to serve on")] = None,
+    address: Annotated[str | None, typer.Option(help="where other machines reach this one, over TLS; default: nowhere")] = None,
+    ray: Annotated[str | None, typer.Option(help="a Ray cluster to place the nodes on: HOST:PORT, auto or local")] = None,
+    host: Annotated[str | None, typer.Option(help="address to serve clients on")] = None,
     port: Annotated[int | None, typer.Option(help="HTTP port; 0 takes a free one")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one")] = None,
     separate_gateway: Annotated[bool | None, typer.Option("--separate-gateway", help="the gateway in a process of its own")] = None,
@@ -68,7 +74,7 @@ def up(
     die_with_parent: Annotated[bool, typer.Option("--die-with-parent", help="stop when the process that started this one ends")] = False,
     set_: SettingsOption = None,
 ) -> None:
-    """Start a cluster on this machine and serve until SIGTERM or Ctrl-C."""
+    """Start a cluster on this machine, or with its nodes on Ray, and serve until SIGTERM or Ctrl-C."""
     from deploy.local.display import new_display
     from deploy.local.exec_child import signal_on_parent_death
     from deploy.local.up import run_up
@@ -82,6 +88,8 @@ def up(
         "served_model_name": served_model_name,
         "dtype": dtype,
         "max_context": max_context,
+        "address": address,
+        "ray.address": ray,
         "server.host": host,
         "server.port": port,
         "server.grpc_port": grpc_port,
@@ -97,6 +105,54 @@ def up(
     }
     cluster_config = _load(config, {**parse_settings(set_), **_given(options)})
     raise typer.Exit(run_up(cluster_config, new_display(Console(highlight=False)), verbose=verbose))
+
+
+@app.command()
+def node(
+    role: Annotated[NodeRole, typer.Argument(help="what this machine is to be for the cluster")],
+    join: Annotated[str, typer.Option(help="HOST:PORT of the cluster's head, as it says at its start")],
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SPRINGTIDE_JOIN_TOKEN",
+            help="of `springtide token create` at the head; not needed where --run-dir is that of a node that has joined before",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="of this node in the cluster; default: the role and the host's name")] = None,
+    group: Annotated[str | None, typer.Option(help="prefill: the group over several machines that has a stage here, by its name")] = None,
+    stage: Annotated[str | None, typer.Option(help="prefill: which stage of the group, and of how many, from 0/X to X-1/X")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="of this machine, where the others reach it; default: from which it reaches the head")
+    ] = None,
+    config: ConfigFile = None,
+    model: Annotated[str | None, typer.Option(help="where the model's files are on this machine; default: as at the head")] = None,
+    host: Annotated[str | None, typer.Option(help="gateway: address to serve clients on")] = None,
+    port: Annotated[int | None, typer.Option(help="gateway: HTTP port; 0 takes a free one")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="gateway: gRPC port; 0 takes a free one")] = None,
+    arena_size: Annotated[str | None, typer.Option(help="DRAM that this machine lends to the pool, such as 1GiB")] = None,
+    drain: Annotated[float | None, typer.Option(min=0.0, help="seconds for what runs to end when it is told to stop; default: 30")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="where keys, sockets and logs go; kept when the node stops")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="show every process's log, not its warnings only")] = False,
+    set_: SettingsOption = None,
+) -> None:
+    """Have this machine join a running cluster, until SIGTERM or Ctrl-C has it leave."""
+    from deploy.local.display import new_display
+    from deploy.local.node import NodeOptions, run_node, stage_place
+
+    settings = {
+        "address": address,
+        "model": model,
+        "server.host": host,
+        "server.port": port,
+        "server.grpc_port": grpc_port,
+        "kv.arena_size": arena_size,
+        "drain_s": drain,
+        "run_dir": run_dir,
+    }
+    place = stage_place(role, name, group, stage)
+    options = NodeOptions(role, join, token, name, config, {**parse_settings(set_), **_given(settings)}, place)
+    raise typer.Exit(run_node(options, new_display(Console(highlight=False)), verbose=verbose))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Kernels for CPUs with AVX-512 and products of bfloat16. Addresses are those of contiguous memory that stays where it is; matrices are
+"""Kernels for bfloat16 on x86-64 CPUs. Addresses are those of contiguous memory that stays where it is; matrices are
 bfloat16, scales, cosines and sines float32."""
 
 from typing import Any
@@ -14,8 +14,15 @@ MOST_HEAD_DIM: int
 MOST_QUERIES: int
 """Heads that share a KV head, at most."""
 
-def supported() -> bool:
-    """By this CPU. Nothing else here may be called where it is not."""
+def instruction_sets() -> tuple[str, ...]:
+    """Those in which there are kernels that this CPU can run, the best first. Where there is none, nothing that computes may be called."""
+
+def instruction_set() -> str:
+    """That of the kernels that are used: the best, until another one is chosen."""
+
+def use(instruction_set: str) -> None:
+    """Has all that is computed from now on computed by the kernels in one of `instruction_sets`; ValueError for any other. What has been
+    packed stays as it is."""
 
 def norm(x: int, added: int, scale: int, eps: float, out: int, rows: int, size: int) -> None:
     """Into `out` the norm of `x`, to which `added`, unless it is 0, has been added in place; all [rows, size]."""

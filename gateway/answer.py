@@ -477,7 +477,9 @@ class ApiBackend:
         return replace(await self.side_thread.run(size, self.preparer.prepared, whole, origin), use=use)
 
     async def ready(self) -> bool:
-        """Whether the cluster can take requests. Raises Unavailable when the Conductor cannot be asked."""
+        """Whether the cluster can take requests. Raises Unavailable when the Conductor cannot be asked, or this gateway is to stop."""
+        if self.runner.leaving:
+            raise Unavailable("this gateway is about to stop, and ends what it has", code="leaving")
         return (await self.conductor.cluster()).ready
 
 

@@ -35,7 +35,6 @@ from gateway.prepare import Preparer
 from gateway.runner import Runner
 from gateway.state import Limits
 from gateway.tenancy import TenantHashing
-from gateway.tls import Tls, TlsFiles
 from springtide.capacity import context_tokens, quota_tokens
 from springtide.clock import MonotonicClock
 from springtide.config import ClusterConfig
@@ -48,6 +47,7 @@ from springtide.process import ProcessArguments, raise_file_limit
 from springtide.protocol.instances import HungInstances
 from springtide.supervision import first_of
 from springtide.telemetry import serve_metrics
+from springtide.tls import Tls, public_tls
 from springtide.valkey import ValkeyClient
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,11 @@ _GRACE_S = 0.5
 MAX_HTTP_CONNECTIONS, MAX_GRPC_CONNECTIONS = 8192, 4096
 """Where the process may open enough files: half of these are for HTTP, a quarter for gRPC, the rest for the cluster's own connections."""
 _AFTER_CONDUCTOR_S = 0.5
+_SEEN_S = 2.0
+"""When a gateway that leaves has had nothing to do for so long, balancers have seen that it is ready no more."""
+_LOOK_EVERY_S = 0.05
 _VALKEY_TIMEOUT_S = 2.0
-_TAKE_OVER_S = 1.0
+TAKE_OVER_S = 1.0
 """By when, after the lease of a leader that died is over, another Conductor leads."""
 
 
@@ -91,7 +94,7 @@ class GatewayServer:
         self._gateway_id = GatewayId(f"{arguments.instance_id}:{self._incarnation:016x}")
         self._credentials = credentials_of(config)
         self._valkey = ValkeyClient.from_url(config.redis_url, socket_timeout=_VALKEY_TIMEOUT_S, socket_connect_timeout=_VALKEY_TIMEOUT_S)
-        self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
+        self._membership = Membership.of(config, self._credentials)
         self._hashing = TenantHashing(arguments.model_info.fingerprint, config.dtype, config.kv.block_tokens)
         limits = _limits(config)
         self._core = GatewayCore(limits, self._gateway_id, self._hashing)
@@ -108,8 +111,7 @@ class GatewayServer:
         self._side_thread = SideThread()
         self._background = Background()
         self._grammars = GrammarChecker(arguments.model_info)
-        tls_files = TlsFiles.of(config.server)
-        self._tls = None if tls_files is None else Tls(tls_files)
+        self._tls = public_tls(config.server)
         self._catalogue = Catalogue(self._valkey, config.cluster)
         self._stores = Stores(self._membership, self._credentials)
         computer = Computer(self._runner, self._count_context, limits.capacity_wait_s)
@@ -136,11 +138,9 @@ class GatewayServer:
         except BaseException:
             http_socket.close()
             raise
-        tls = None if self._tls is None else self._tls.http_context()
+        tls = None if self._tls is None else self._tls.server_context()
         self._http_server = HttpServer(create_app(backend), min(files // 2, MAX_HTTP_CONNECTIONS), tls)
         self._serving = asyncio.create_task(self._http_server.serve(sockets=[http_socket]), name="gateway-http")
-        if self._tls is not None:
-            self._tls.start()
         self._conductor.start()
         self._runner.start()
         self._keeper.start()
@@ -157,6 +157,7 @@ class GatewayServer:
         if self._serving.done():
             raise RuntimeError("the HTTP server has ended by itself")
         await self._close_batches()
+        await self._drain(self._arguments.config.drain_s)
         self._runner.shut_down()
         self._http_server.should_exit = True
         await asyncio.gather(self._serving, self._grpc_server.stop(_GRACE_S), self._background.finish(_GRACE_S))
@@ -168,8 +169,6 @@ class GatewayServer:
             await asyncio.gather(self._serving, return_exceptions=True)
         if self._grpc_server is not None:
             await self._grpc_server.stop(None)
-        if self._tls is not None:
-            await self._tls.close()
         if self._desk is not None:
             await self._desk.close()
         await self._keeper.close()
@@ -188,11 +187,30 @@ class GatewayServer:
         if self._batches is not None:
             await self._batches.close()
 
+    async def _drain(self, drain_s: float) -> None:
+        """Is ready no more, which balancers see, sends clients that come again elsewhere, and returns when nothing runs, or there is no
+        time left."""
+        if drain_s <= 0:
+            return
+        assert self._http_server is not None and self._grpc_server is not None
+        logger.info("is to stop: is ready no more, and ends what it has within %.1f s", drain_s)
+        self._runner.leaving = self._http_server.leaving = True
+        began = quiet_since = self._clock.now()
+        until, seen = began + drain_s, False
+        while (now := self._clock.now()) < until and now - quiet_since < min(_SEEN_S, drain_s):
+            if self._runner.num_running:
+                quiet_since = now
+            if now - began >= _SEEN_S and not seen:
+                seen = True
+                # Over gRPC a connection takes any number of calls: clients are told to have the next ones elsewhere.
+                self._background.start(self._grpc_server.stop(until - now), "ending gRPC calls")
+            await asyncio.sleep(_LOOK_EVERY_S)
+
     def _new_link(self, config: ClusterConfig, redis_url: str, address: str | None) -> ConductorLink:
         lease, patience_s = None, 0.0
-        if config.conductor.replicas > 1:
+        if config.several_conductors:
             lease = LeaderLease(redis_url, config.cluster, config.conductor.leader_lease_s, credentials=self._credentials)
-            patience_s = config.conductor.leader_lease_s + _TAKE_OVER_S
+            patience_s = config.conductor.leader_lease_s + TAKE_OVER_S
         return ConductorLink(
             self._gateway_id, self._membership, self._core.live_attempts, self._on_hung, address, lease, patience_s, self._credentials
         )
@@ -257,17 +275,20 @@ class GatewayServer:
             incarnation=self._incarnation,
             address=self.grpc_address,
             # Beside the Conductor, its metrics address serves this process's registry already.
-            metrics_address=serve_metrics(self._arguments.bind_host) if self._standalone else "",
+            metrics_address=self._serve_metrics() if self._standalone else "",
             pid=os.getpid(),
             details={"http": self.http_address, "grpc": self.grpc_address},
         )
         await self._membership.announce(member)
 
+    def _serve_metrics(self) -> str:
+        return serve_metrics(self._credentials, self._arguments.bind_host, self._arguments.metrics_port)
+
 
 def _limits(config: ClusterConfig) -> Limits:
     # The Conductor, which knows more, comes before.
     limits = Limits(max_attempts=config.conductor.max_attempts, silence_s=config.silence_s + _AFTER_CONDUCTOR_S)
-    if config.conductor.replicas > 1:
+    if config.several_conductors:
         # To wait for the next leader is no sign yet that none will come.
         return replace(limits, scheduler_wait_s=limits.scheduler_wait_s + config.conductor.leader_lease_s)
     return limits
@@ -276,6 +297,6 @@ def _limits(config: ClusterConfig) -> Limits:
 def _bind_grpc(server: grpc.aio.Server, host: str, port: int, tls: Tls | None) -> int:
     address = f"{host}:{port}"
     try:
-        return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.grpc_credentials())
+        return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.server_credentials())
     except RuntimeError:
         raise ConfigError(f"server.grpc_port: cannot listen on {host}:{port}", param="server.grpc_port") from None

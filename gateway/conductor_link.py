@@ -11,7 +11,8 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -93,6 +94,11 @@ class LeaderView:
         """Takes note that the Conductor at `address` does not answer."""
         self.doubted = self.doubted or address == self.address
 
+    @property
+    def in_doubt(self) -> bool:
+        """Nobody is known who is likely to decide."""
+        return self.address is None or self.doubted
+
     def accepts(self, epoch: int) -> bool:
         """Whether an answer given under `epoch` counts: not when it is a deposed leader's."""
         return epoch == 0 or epoch >= self.epoch
@@ -113,8 +119,8 @@ class ConductorLink:
         credentials: Credentials = OPEN,
     ) -> None:
         """`on_hung` is told which instances hang, by the Conductor that leads. `address` fixes the Conductor's; without it, membership says
-        where it is. With a `lease` there are several, and it says who leads; while nobody does, a request is asked again for
-        `patience_s`."""
+        where it is. With a `lease` there are several, and it says who leads; while nobody does, a request waits for `patience_s`, and of
+        all that wait one is asked again and again."""
         self._gateway_id = gateway_id
         self._membership = membership
         self._live_attempts = live_attempts
@@ -126,6 +132,8 @@ class ConductorLink:
         self._leader = LeaderView(address=address)
         self._changed = asyncio.Event()
         """Set, and replaced, when the leader is another."""
+        self._looking = asyncio.Lock()
+        """Whose request is asked while the leader is in doubt has it: asked by all that wait, a standby would have no time to lead."""
         self._peers: dict[str, ConductorPeer] = {}
         self._turns = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
@@ -151,18 +159,41 @@ class ConductorLink:
 
     async def schedule(self, request: Schedule) -> ScheduleReply:
         """Raises Unavailable when the Conductor cannot be asked or does not answer, or nobody leads for too long."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._patience_s
+        give_up_at = asyncio.get_running_loop().time() + self._patience_s
         while True:
-            changed = self._changed
-            try:
-                return await self._schedule(request)
-            except Unavailable:
-                if loop.time() >= give_up_at:
-                    raise
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PAUSE_S):
-                    await changed.wait()
+            if self._lease is not None and self._leader.in_doubt:
+                async with self._turn_to_look(give_up_at):
+                    while self._leader.in_doubt:
+                        if (reply := await self._asked(request, give_up_at)) is not None:
+                            return reply
+            if (reply := await self._asked(request, give_up_at)) is not None:
+                return reply
+
+    @asynccontextmanager
+    async def _turn_to_look(self, give_up_at: float) -> AsyncIterator[None]:
+        """Raises Unavailable when it does not come in time."""
+        try:
+            async with asyncio.timeout_at(give_up_at):
+                await self._looking.acquire()
+        except TimeoutError:
+            raise _nobody_leads() from None
+        try:
+            yield
+        finally:
+            self._looking.release()
+
+    async def _asked(self, request: Schedule, give_up_at: float) -> ScheduleReply | None:
+        """None: it is to be asked again, now. Raises Unavailable when it is too late for that."""
+        changed = self._changed
+        try:
+            return await self._schedule(request)
+        except Unavailable:
+            if asyncio.get_running_loop().time() >= give_up_at:
+                raise
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PAUSE_S):
+                await changed.wait()
+        return None
 
     async def cluster(self) -> ClusterStatus:
         """Raises Unavailable."""

@@ -6,6 +6,7 @@ already received, until it has its one terminal reply. Whatever is late, duplica
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection
 
@@ -22,6 +23,8 @@ from springtide.protocol.scheduling import Assignment, Reason, Schedule
 from springtide.protocol.starts import DecodeStart, PrefillStart
 
 _NOBODY_THERE = (Reason.NO_PREFILL, Reason.NO_DECODE)
+_FOLLOWING = 8
+"""Who waited because nobody was there asks again when another has found somebody: so many at each answer, not thousands at the first."""
 _REFUSED_RETRY_AFTER_S = 1.0
 _NO_ROOM = (
     FailureCode.POOL_FULL,
@@ -32,6 +35,8 @@ _NO_ROOM = (
 """A healthy node that is full: the request waits, and tries again for as long as its client wants it."""
 _LOOK_EVERY_S = 0.25
 """At all requests. Ticks come also for the retry of a single one."""
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 0.05, 1.0
+"""Between two questions of a request that waits."""
 _MOST_BETWEEN_TICKS_S = 1.0
 """What is more than that between two ticks is a pause of this gateway, not of the nodes."""
 
@@ -49,6 +54,8 @@ class GatewayCore:
         self._asked: dict[AttemptId, RequestState] = {}
         """Those for which the Conductor's answer is awaited."""
         self._retries: dict[RequestId, float] = {}
+        self._unserved: dict[RequestId, None] = {}
+        """Those of them that nobody was there for, by when they were last told so."""
         self._idle = IdleLine()
         self._shut_down = False
         self._looked_at = float("-inf")
@@ -120,7 +127,7 @@ class GatewayCore:
                 assert state.attempt.base + state.attempt.first_token_seen <= len(state.tokens)
         assert len(self._by_attempt) == sum(state.attempt is not None for state in self._requests.values())
         assert len(self._asked) == sum(state.asked is not None for state in self._requests.values())
-        assert set(self._retries) <= set(self._requests)
+        assert set(self._unserved) <= set(self._retries) <= set(self._requests)
 
     # ---- scheduling ----
 
@@ -185,6 +192,16 @@ class GatewayCore:
         self._retries[state.generation.request_id] = when
         return []
 
+    def _retry(self, request_id: RequestId, now: float) -> list[ev.Action]:
+        self._stop_waiting(request_id)
+        state = self._requests[request_id]
+        state.retry_at = None
+        return self._schedule(state, now)
+
+    def _stop_waiting(self, request_id: RequestId) -> None:
+        self._retries.pop(request_id, None)
+        self._unserved.pop(request_id, None)
+
     def _answered(self, attempt_id: AttemptId) -> RequestState | None:
         """The request that waits for this very answer of the Conductor, and now no longer does."""
         state = self._asked.pop(attempt_id, None)
@@ -221,6 +238,8 @@ class GatewayCore:
             attempt.close(Role.PREFILL)
         else:
             actions.append(self._start_prefill(state, attempt, now))
+        for request_id in list(itertools.islice(self._unserved, _FOLLOWING)):
+            actions += self._retry(request_id, now)
         return actions
 
     def _start_prefill(self, state: RequestState, attempt: AttemptState, now: float) -> ev.StartAtPrefill:
@@ -256,9 +275,10 @@ class GatewayCore:
             return []
         if reason is Reason.TOO_LARGE and not state.accepted:
             return self._give_up(state, InvalidRequest(message, code="request_too_large"))
-        if state.accepted or reason in _NOBODY_THERE:
-            patience_s = self._limits.capacity_wait_s if state.accepted else self._limits.arrival_wait_s
-            return self._wait_for_capacity(state, patience_s, message, now)
+        if reason in _NOBODY_THERE:
+            return self._wait_for_somebody(state, self._limits.arrival_wait_s, message, now)
+        if state.accepted:
+            return self._wait_for_capacity(state, message, now)
         if reason is Reason.DEADLINE and not retry_after_s:
             return self._give_up(state, DeadlineExceeded(message, code="deadline"))
         if not retry_after_s:
@@ -270,16 +290,26 @@ class GatewayCore:
         if state is None:
             return []
         state.unanswered = True
-        patience_s = self._limits.capacity_wait_s if state.accepted else self._limits.scheduler_wait_s
-        return self._wait_for_capacity(state, patience_s, event.message, now)
+        return self._wait_for_somebody(state, self._limits.scheduler_wait_s, event.message, now)
 
-    def _wait_for_capacity(self, state: RequestState, patience_s: float, message: str, now: float) -> list[ev.Action]:
+    def _wait_for_somebody(self, state: RequestState, new_patience_s: float, message: str, now: float) -> list[ev.Action]:
+        """There is no node, or nobody who decides. `new_patience_s`: of a request that has not been accepted yet."""
+        self._unserved[state.generation.request_id] = None
+        pause_s = max(len(self._unserved) / self._limits.asked_per_s, _LEAST_PAUSE_S)
+        return self._wait(state, self._limits.capacity_wait_s if state.accepted else new_patience_s, pause_s, message, now)
+
+    def _wait_for_capacity(self, state: RequestState, message: str, now: float) -> list[ev.Action]:
+        """There are nodes, but none that it can go to."""
+        waited_s = 0.0 if state.waiting_since is None else now - state.waiting_since
+        return self._wait(state, self._limits.capacity_wait_s, min(max(waited_s / 4, _LEAST_PAUSE_S), _MOST_PAUSE_S), message, now)
+
+    def _wait(self, state: RequestState, patience_s: float, pause_s: float, message: str, now: float) -> list[ev.Action]:
         if state.waiting_since is None:
             state.waiting_since = now
         waited_s = now - state.waiting_since
         if waited_s >= patience_s:
             return self._give_up(state, Unavailable(f"nobody could run the request for {waited_s:.0f} s: {message}", code="no_capacity"))
-        return self._retry_at(state, now + min(max(waited_s / 4, 0.05), 1.0))
+        return self._retry_at(state, min(now + pause_s, state.waiting_since + patience_s))
 
     # ---- running ----
 
@@ -378,7 +408,7 @@ class GatewayCore:
         if failure.code is FailureCode.OVERLOADED and attempt.assignment.refusable and not state.tokens:
             return self._refused_at_admission(state, attempt, failure.message, culprit, now)
         if failure.code in _NO_ROOM:
-            return self._crowd_out(state, attempt, message, culprit, now)
+            return self._crowd_out(state, attempt, message, now)
         if failure.code is FailureCode.PEER_LOST and not attempt.assignment.inlined:
             # Which of the two lost the other cannot be told from here.
             return self._fail(state, attempt, message, [attempt.instance_of(Role.PREFILL), attempt.instance_of(Role.DECODE)], now)
@@ -395,10 +425,10 @@ class GatewayCore:
         state.avoid = (*state.avoid, culprit)
         return [*self._stop_attempt(state, attempt, Phase.FAILED, culprit, message), *self._schedule(state, now)]
 
-    def _crowd_out(self, state: RequestState, attempt: AttemptState, message: str, culprit: InstanceId, now: float) -> list[ev.Action]:
+    def _crowd_out(self, state: RequestState, attempt: AttemptState, message: str, now: float) -> list[ev.Action]:
         """Schedules it anew, to wait for room. Nobody is avoided for being full: the Conductor knows who is."""
         waited_s = now - attempt.started_at
-        actions = self._stop_attempt(state, attempt, Phase.FAILED, culprit, message)
+        actions = self._stop_attempt(state, attempt, Phase.FAILED, why=message, full=True)
         state.crowded_out += 1
         state.waiting_since = None  # somebody is there
         pause_s = min(self._limits.crowded_pause_s * 2 ** min(state.crowded_out - 2, 10), self._limits.crowded_pause_max_s)
@@ -421,7 +451,7 @@ class GatewayCore:
                 # It never began: no fruitless attempt, but a lack of instances that the Conductor does not know of yet.
                 state.avoid = _merge(state.avoid, [event.instance_id])
                 actions += self._stop_attempt(state, attempt, Phase.FAILED, event.instance_id, message)
-                actions += self._wait_for_capacity(state, self._limits.capacity_wait_s, message, now)
+                actions += self._wait_for_capacity(state, message, now)
         return actions
 
     def _fail(
@@ -443,10 +473,7 @@ class GatewayCore:
     def _on_tick(self, now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
         for request_id in [request_id for request_id, when in self._retries.items() if when <= now]:
-            del self._retries[request_id]
-            state = self._requests[request_id]
-            state.retry_at = None
-            actions += self._schedule(state, now)
+            actions += self._retry(request_id, now)
         if now - self._looked_at < _LOOK_EVERY_S:
             return actions
         self._looked_at = now
@@ -490,7 +517,9 @@ class GatewayCore:
 
     # ---- ends ----
 
-    def _stop_attempt(self, state: RequestState, attempt: AttemptState, phase: Phase, culprit: str = "", why: str = "") -> list[ev.Action]:
+    def _stop_attempt(
+        self, state: RequestState, attempt: AttemptState, phase: Phase, culprit: str = "", why: str = "", full: bool = False
+    ) -> list[ev.Action]:
         actions: list[ev.Action] = []
         if attempt.decode_open:
             actions.append(ev.Abort(Role.DECODE, attempt.instance_of(Role.DECODE), attempt.attempt_id))
@@ -498,7 +527,7 @@ class GatewayCore:
             actions.append(ev.Abort(Role.PREFILL, attempt.instance_of(Role.PREFILL), attempt.attempt_id))
         output_tokens = len(state.tokens) - attempt.base
         progress = Progress(attempt.attempt_id, phase, cached_tokens=attempt.cached_tokens, output_tokens=output_tokens)
-        actions.append(ev.Report(progress, culprit, why))
+        actions.append(ev.Report(progress, culprit, why, full))
         del self._by_attempt[attempt.attempt_id]
         state.attempt = None
         if state.generation.terms.idle:
@@ -524,7 +553,7 @@ class GatewayCore:
                 actions = self._stop_attempt(state, state.attempt, Phase.FINISHED)
         if state.asked is not None:
             del self._asked[state.asked]
-        self._retries.pop(request_id, None)
+        self._stop_waiting(request_id)
         self._idle.leave(request_id)
         del self._requests[request_id]
         return [*actions, ev.Terminal(request_id, reply)]

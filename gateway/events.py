@@ -200,6 +200,8 @@ class Report:
     """Who failed, if known."""
     why: str = ""
     """Of a failed one, for the log."""
+    full: bool = False
+    """Of a failed one: nobody is at fault; there was no room at a healthy node, and the request waits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import resource
 import signal
 import socket
@@ -25,7 +24,7 @@ from engine.sampling.grammars import GrammarCompiler
 from engine.tokenizer.tokenizer import load_tokenizer
 from springtide.errors import InvalidRequest, Overloaded, SpringtideError, Unavailable
 from springtide.modelinfo import ModelInfo
-from springtide.process import die_with_parent
+from springtide.process import die_with_parent, start_python
 from springtide.protocol.sampling import Grammar
 
 _Result = TypeVar("_Result")
@@ -60,20 +59,25 @@ class GrammarChecker:
 
     def good(self, grammar: Grammar) -> bool:
         """Whether it is known to compile."""
-        return not grammar or self._found.get(_digest(grammar)) == ""
+        return not grammar or self._remembered(_digest(grammar)) == ""
 
     async def check(self, grammar: Grammar, field: str) -> None:
         """Returns when it is known to compile. Raises InvalidRequest, naming `field`, when it does not, Overloaded when too many
         wait for this, and Unavailable when nobody can tell just now."""
         digest = _digest(grammar)
-        message = self._found.get(digest)
+        message = self._remembered(digest)
         if message is None:
             # Whoever goes away leaves the question to others who have it, too.
             message = await asyncio.shield(self._asked.get(digest) or self._begin(digest, grammar))
-        else:
-            self._found.move_to_end(digest)
         if message:
             raise InvalidRequest(f"{field} {message}", param=field)
+
+    def _remembered(self, digest: bytes) -> str | None:
+        """What is wrong with it, if that was found out lately. What is asked about is remembered longest."""
+        if digest not in self._found:
+            return None
+        self._found.move_to_end(digest)
+        return self._found[digest]
 
     async def warm_up(self) -> None:
         """Returns when the process is ready, so that the first grammar need not wait for it. What goes wrong is said to that."""
@@ -162,12 +166,7 @@ class _Process:
         """Whether each question so far was answered: else the next answer would not be the next question's."""
         try:
             with theirs:
-                self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                    (sys.executable, "-P", "-m", "gateway.grammar_checks"),
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
-                    env={**os.environ, "SPRINGTIDE_PARENT_PID": str(os.getpid())},
-                )
+                self._process = start_python("gateway.grammar_checks", stdin=theirs.fileno(), stdout=theirs.fileno())
         except BaseException:
             self._socket.close()
             raise

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance.gbnf_to_lark import ASTNode, GrammarParser, RuleNode, RuleRefNode, resolve
 
 from gateway.api_request import FormatKind, OutputFormat
 from springtide.errors import InvalidRequest
@@ -177,9 +177,36 @@ def _lark_of(source: str) -> str:
     if not _GBNF_RULE.search(source):
         return source
     try:
-        return str(gbnf_to_lark(source))
+        rules = _inside_out(GrammarParser().parse(source))
+        resolve(rules)
+        return "\n".join(("%llguidance {}", *map(str, rules.values())))
     except (Exception, RecursionError) as error:  # llguidance raises bare ones
         raise _invalid(f"is no grammar in GBNF: {error}"[:500]) from None
+
+
+def _inside_out(rules: Mapping[str, RuleNode]) -> dict[str, RuleNode]:
+    """The rules in an order in which each comes after those that it is made of, unless these are made of it: `resolve` goes through all of
+    them as often as there are rules in a row of which each is made of a later one."""
+    ordered: dict[str, RuleNode] = {}
+    entered: set[str] = set()
+    left = [(name, False) for name in rules]
+    while left:
+        name, done = left.pop()
+        if done:
+            ordered[name] = rules[name]
+        elif name in rules and name not in entered:
+            entered.add(name)
+            left.append((name, True))
+            left += ((one.name, False) for one in _nodes(rules[name]) if isinstance(one, RuleRefNode))
+    return ordered
+
+
+def _nodes(node: ASTNode) -> Iterable[ASTNode]:
+    left = [node]
+    while left:
+        node = left.pop()
+        yield node
+        left += node.children()
 
 
 def _json_of(source: str, what: str) -> Any:

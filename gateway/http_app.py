@@ -50,6 +50,7 @@ def create_app(backend: ApiBackend) -> FastAPI:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
     app.add_middleware(TenantGuard, accounts=backend.accounts)
+    app.add_middleware(TrailingSlash)
     if backend.server.gzip:
         app.add_middleware(Gzip, side_thread=backend.side_thread)
     if backend.server.cors_origins:
@@ -117,6 +118,18 @@ def _describe(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way of doing it
+
+
+class TrailingSlash:
+    """ASGI middleware. A path means the same with a slash behind it. To be sent there again would make a GET of many clients' POST."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and len(scope["path"]) > 1:
+            scope["path"] = scope["path"].removesuffix("/")
+        await self._app(scope, receive, send)
 
 
 class TenantGuard:

@@ -112,10 +112,12 @@ class HttpServer(uvicorn.Server):
     """The HTTP server of one app, with at most `max_connections`."""
 
     def __init__(self, app: FastAPI, max_connections: int, tls: ssl.SSLContext | None = None) -> None:
-        self._table: ConnectionTable[_Connection] = ConnectionTable(max_connections)
+        self.table: ConnectionTable[_Connection] = ConnectionTable(max_connections)
+        self.leaving = False
+        """Connections end with the next answer, which says so: whoever comes again comes to another gateway, behind a balancer."""
         settings = uvicorn.Config(
             app,
-            http=functools.partial(_Connection, self._table),  # type: ignore[arg-type]  # whatever makes a protocol will do
+            http=functools.partial(_Connection, self),  # type: ignore[arg-type]  # whatever makes a protocol will do
             ws="none",
             log_config=None,
             access_log=False,
@@ -135,7 +137,7 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % _TICKS_A_SWEEP == 0:
-            for connection in self._table.overdue(time.monotonic()):
+            for connection in self.table.overdue(time.monotonic()):
                 connection.drop()
         return await super().on_tick(counter)
 
@@ -144,10 +146,11 @@ class _Connection(HttpToolsProtocol):
     """uvicorn's, which by itself takes heads of any length, waits for them for ever, lets any number of requests wait in a row, and loses
     the body of one that would rather be of another protocol (`Upgrade: h2c`, as Java's client asks first)."""
 
-    def __init__(self, table: ConnectionTable[_Connection], *args: Any, **kwargs: Any) -> None:
+    def __init__(self, server: HttpServer, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = logger
-        self._table = table
+        self._server = server
+        self._table = server.table
         self._in_head = False
         self._in_message = False
         self._head_is_known = False
@@ -228,6 +231,9 @@ class _Connection(HttpToolsProtocol):
             return
         self._in_head = False
         super().on_headers_complete()
+        if self._server.leaving:
+            # What is under way was not announced to be the last on its connection, and is not: the next request may be on its way.
+            self.cycle.keep_alive = False
         self._note()
 
     def on_body(self, body: bytes) -> None:

@@ -20,6 +20,7 @@ RESCHEDULES = Counter("springtide_gateway_reschedules_total", "Attempts beyond a
 FAILED_ATTEMPTS = Counter(
     "springtide_gateway_failed_attempts_total", "Attempts that failed, by instance at fault (empty: unknown).", ["instance"]
 )
+CROWDED_OUT = Counter("springtide_gateway_crowded_out_attempts_total", "Attempts for which there was no room; their requests wait.")
 LOST_REPORTS = Counter(
     "springtide_gateway_lost_reports_total", "Reports on attempts that a Conductor never got; renewals made up for them."
 )

@@ -477,7 +477,7 @@ def _format_field(request: ApiRequest) -> str:
         return request.names.get("tools", "tools")
     if request.format is None:
         return "sampling.grammar"
-    return request.names.get("format") or request.names.get("response_format", "response_format")
+    return request.names.get("format", "format")
 
 
 def _in_the_clients_words(error: InvalidRequest, request: ApiRequest) -> InvalidRequest:

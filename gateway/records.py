@@ -4,6 +4,7 @@ they were made, some of which expire."""
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -91,13 +92,15 @@ keep_books()
 return 1
 """
 
-# ARGV: prefix, id, and what is to be done where there is one. Returns whether there was.
+# ARGV: prefix, id, the key of its place in the index, the milliseconds for which that is kept (0: not), and what is to be done where there
+# is one. Returns whether there was.
 _DELETE = f"""
 {_BOOKS}
-local there = redis.call('EXISTS', prefix .. ARGV[2])
+local there, place = redis.call('EXISTS', prefix .. ARGV[2]), redis.call('ZSCORE', index, ARGV[2])
+if place and tonumber(ARGV[4]) > 0 then redis.call('SET', ARGV[3], place, 'PX', ARGV[4]) end
 forget(ARGV[2])
 keep_books()
-if there == 1 then do_also(3) end
+if there == 1 then do_also(5) end
 return there
 """
 
@@ -164,10 +167,12 @@ class Records:
         most_bytes: int = 0,
         bytes_of: Callable[[dict[str, Any]], int] | None = None,
         parts: Sequence[str] = (),
+        places_s: float = 0.0,
     ) -> None:
         """`most` records, and `most_bytes` of them together, an owner may have: beyond, what expires first makes room for what is new. 0:
         any number. The bytes are those of the JSON, or what `bytes_of` says of a record. `parts` are names of what else there is of each
-        (`part_key`), which lasts as long as the record."""
+        (`part_key`), which lasts as long as the record. For `places_s` the place of one that was deleted is remembered: who deletes what
+        is on a page goes on from there."""
         self._client = client
         self._kind = kind
         self._prefix = f"{cluster}:{kind}"
@@ -175,6 +180,7 @@ class Records:
         self._most_bytes = most_bytes
         self._bytes_of = bytes_of
         self._parts = tuple(parts)
+        self._places_ms = round(places_s * 1000)
         self._put = client.register_script(_PUT)
         self._delete = client.register_script(_DELETE)
         self._refresh = client.register_script(_REFRESH)
@@ -243,7 +249,8 @@ class Records:
 
     async def delete(self, owner: str, record_id: str, *, also: Sequence[Command] = ()) -> bool:
         """Whether there was one. `also` is done in the same step."""
-        return bool(await asked(self._delete(keys=self._books(owner), args=[self._key(owner, ""), record_id, *_words(also)])))
+        place = (self._place_key(owner, record_id), self._places_ms)
+        return bool(await asked(self._delete(keys=self._books(owner), args=[self._key(owner, ""), record_id, *place, *_words(also)])))
 
     async def standing(self, owner: str) -> tuple[int, int]:
         """How many records the owner has, and how many bytes they have together."""
@@ -265,18 +272,26 @@ class Records:
         wanted: Callable[[dict[str, Any]], bool] | None = None,
     ) -> tuple[list[Record], bool]:
         """Up to `limit` of the records, or of those that are `wanted`, and whether there are more. `after` and `before` are ids, both
-        exclusive, in the order asked for. Raises NotListed when there is none of that id."""
-        ids = [text_of(name) for name in await asked(self._client.zrange(self._books(owner)[0], 0, -1, desc=order == "desc"))]
-        begin = self._place(ids, "after", after) + 1 if after else 0
-        end = self._place(ids, "before", before) if before else len(ids)
-        return await self._read(owner, ids[begin:end], limit, wanted)
+        exclusive, in the order asked for. Raises NotListed when there is none of that id, nor was one lately."""
+        found = await asked(self._client.zrange(self._books(owner)[0], 0, -1, withscores=True))
+        places = {text_of(name): score for name, score in found}
+        low, high = (after, before) if order == "asc" else (before, after)
+        params = ("after", "before") if order == "asc" else ("before", "after")
+        line = [(place, record_id) for record_id, place in places.items()]
+        begin = bisect_right(line, await self._place(owner, places, params[0], low)) if low else 0
+        end = bisect_left(line, await self._place(owner, places, params[1], high)) if high else len(line)
+        ids = [record_id for _, record_id in line[begin:end]]
+        return await self._read(owner, ids if order == "asc" else ids[::-1], limit, wanted)
 
-    def _place(self, ids: Sequence[str], param: str, record_id: str) -> int:
-        try:
-            return ids.index(record_id)
-        except ValueError:
+    async def _place(self, owner: str, places: Mapping[str, float], param: str, record_id: str) -> tuple[float, str]:
+        """Where it is in the index, or was: those of the same score are in the order of their ids."""
+        place = places.get(record_id)
+        if place is None and self._places_ms:
+            place = await asked(self._client.get(self._place_key(owner, record_id)))
+        if place is None:
             message = f"{param}: there is no {self._kind} {record_id[:100]!r}, or no more, at which a page could begin or end"
-            raise NotListed(message, param=param, code="invalid_value") from None
+            raise NotListed(message, param=param, code="invalid_value")
+        return float(place), record_id
 
     async def _read(
         self, owner: str, ids: Sequence[str], limit: int, wanted: Callable[[dict[str, Any]], bool] | None
@@ -324,6 +339,9 @@ class Records:
 
     def _key(self, owner: str, record_id: str) -> str:
         return f"{self._prefix}:{len(owner)}:{owner}:{record_id}"
+
+    def _place_key(self, owner: str, record_id: str) -> str:
+        return self.part_key("place", owner, record_id)
 
     def _books(self, owner: str) -> list[str]:
         books = [f"{self._prefix}-{book}:{owner}" for book in ("of", "bytes-of", "ends-of")]

@@ -74,12 +74,19 @@ class Runner:
         self._served: dict[RequestId, _Served] = {}
         self._events: deque[ev.Event] = deque()
         self._draining = False
+        self.leaving = False
+        """The gateway ends what it has, and wants no more."""
         self._retry: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._ticker = supervised(self._tick, "gateway-tick")
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have not had their terminal reply."""
+        return len(self._served)
 
     def shut_down(self) -> None:
         """Answers everything that still runs; later requests are answered at once."""
@@ -183,8 +190,12 @@ class Runner:
             self._sessions.forget(progress.attempt_id)
         if progress.phase is Phase.FAILED:
             ids = {"attempt_id": progress.attempt_id}
-            logger.warning("attempt failed after %d tokens: %s", progress.output_tokens, action.why, extra=ids)
-            metrics.count_failed_attempt(action.culprit)
+            if action.full:
+                logger.info("waits for room after %d tokens: %s", progress.output_tokens, action.why, extra=ids)
+                metrics.CROWDED_OUT.inc()
+            else:
+                logger.warning("attempt failed after %d tokens: %s", progress.output_tokens, action.why, extra=ids)
+                metrics.count_failed_attempt(action.culprit)
         self._conductor.report(progress)
 
     def _emit(self, request_id: RequestId, action: ev.Emit) -> None:

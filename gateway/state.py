@@ -27,6 +27,8 @@ class Limits:
     """The same for a request that has not been accepted yet."""
     scheduler_wait_s: float = 10.0
     """How long a request that has not been accepted yet waits for the Conductor to come back."""
+    asked_per_s: float = 20.0
+    """How often all requests together that nobody is there for ask whether somebody has come."""
     crowded_pause_s: float = 0.05
     """Pause before the third attempt that wants for room and did not have to wait for the answer; doubles with each further one. The
     second follows at once, and waits at its decode node."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from dataclasses import dataclass, field
 
+from springtide.config import is_loopback
+from springtide.credentials import OPEN, Credentials
 from springtide.errors import ConfigError
 
 DEFAULT_LANES = 4
@@ -55,6 +56,8 @@ class RdmaOptions:
     """A path on which nothing comes back for so long is given up. NICs report a lost peer themselves, sooner than this as a rule."""
     secret: bytes | None = field(default=None, repr=False)
     """The cluster's secret: only who knows it gets a queue pair. Without one, the control RPC speaks with this machine only."""
+    credentials: Credentials = OPEN
+    """Of the control RPC's connections."""
     open_to_strangers: bool = False
     """Do without a secret on other addresses than loopback too: whoever reaches the port can read and write the region."""
 
@@ -67,15 +70,8 @@ class RdmaOptions:
 
 def check_host(transport: str, host: str, options: TcpOptions | RdmaOptions) -> None:
     """Raises ConfigError where other hosts could come in, or be spoken with, without a secret."""
-    if options.secret is None and not options.open_to_strangers and not _is_loopback(host):
+    if options.secret is None and not options.open_to_strangers and not is_loopback(host):
         raise ConfigError(
             f"{transport} at {host} without cluster_secret: whoever reaches the port could read and write the pool's memory. Set "
             "cluster_secret to the same 16 characters or more on every node, or kv.open_to_strangers to true on a network of your own"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

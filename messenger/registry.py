@@ -15,7 +15,7 @@ from messenger.rdma.transport import RdmaTransport
 from messenger.shm import ShmTransport
 from messenger.tcp.transport import TcpTransport
 from springtide.config import ClusterConfig
-from springtide.credentials import secret_of
+from springtide.credentials import credentials_of, secret_of
 from springtide.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -93,6 +93,10 @@ def transport_options_of(config: ClusterConfig) -> TransportOptions:
     return TransportOptions(
         tcp=TcpOptions(checksums=kv.checksums, secret=secret, open_to_strangers=kv.open_to_strangers),
         rdma=RdmaOptions(
-            devices=kv.rdma_devices, traffic_class=kv.rdma_traffic_class, secret=secret, open_to_strangers=kv.open_to_strangers
+            devices=kv.rdma_devices,
+            traffic_class=kv.rdma_traffic_class,
+            secret=secret,
+            credentials=credentials_of(config),
+            open_to_strangers=kv.open_to_strangers,
         ),
     )

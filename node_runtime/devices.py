@@ -28,7 +28,7 @@ def devices_of(arguments: ProcessArguments, role: Role) -> list[Device | None]:
     assert named is not None, "the pattern matches everything"
     own = _Engine(Role(named["kind"] or role), int(named["number"] or 0))
     total = count_cards(config.device)
-    cards = _cards(config, own, role, total or 1)[int(named["stage"] or 0)]
+    cards = _cards(config, own, role, total or 1)[int(named["stage"] or 0) % config.prefill_node.stages_of_node]
     if total and len(set(cards)) < len(cards):
         message = (
             f"{role}_node.tensor_parallel: {len(cards)} ranks need a card each, but have {', '.join(map(str, sorted(set(cards))))} of the "
@@ -55,12 +55,12 @@ class _Engine(NamedTuple):
 def _cards(config: ClusterConfig, engine: _Engine, role: Role, total: int) -> list[list[int]]:
     """Which of the `total` cards each rank has, in each process of an engine that has `role`. It keeps to those that it was started on."""
     prefill, decode = config.prefill_node, config.decode_node
-    sizes = {Role.PREFILL: prefill.stages * prefill.tensor_parallel, Role.DECODE: decode.tensor_parallel}
+    sizes = {Role.PREFILL: prefill.engines_of_node, Role.DECODE: decode.engines_of_node}
     before, chosen = (0, prefill.devices) if engine.kind is Role.PREFILL else (config.prefill * sizes[Role.PREFILL], decode.devices)
     size = sizes[engine.kind]
     places = range(engine.number * size, (engine.number + 1) * size)
     own = [before + place if chosen is None else chosen[place % len(chosen)] for place in places]
-    stages, degree = (prefill.stages, prefill.tensor_parallel) if role is Role.PREFILL else (1, decode.tensor_parallel)
+    stages, degree = (prefill.stages_of_node, prefill.tensor_parallel) if role is Role.PREFILL else (1, decode.tensor_parallel)
     return [[own[(stage * degree + rank) % size] % total for rank in range(degree)] for stage in range(stages)]
 
 

@@ -50,7 +50,14 @@ class StoreLost:
     reason: str
 
 
-EngineEvent: TypeAlias = Start[StartT] | AbortAttempt | SessionEnded | Tick | StoreConnected | StoreLost | storage.Notice
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Another engine of the machine wants no idle work beside its own work, or does not any more."""
+
+    wanted: bool
+
+
+EngineEvent: TypeAlias = Start[StartT] | AbortAttempt | SessionEnded | Tick | StoreConnected | StoreLost | Quiet | storage.Notice
 """What happens to an engine of either kind; what it computes tells events of its own."""
 
 

@@ -9,7 +9,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeGuard, TypeVar
 
@@ -52,10 +52,12 @@ class Parts:
 
 def load_runner(arguments: ProcessArguments, role: Role, layers: tuple[int, int] | None = None) -> ModelRunner:
     """The model, or its layers [begin, end), over memory of its own, until there is a store's arena to compute in. On the model's thread:
-    further ranks have as many threads as this one."""
+    further ranks have as many threads as this one. A stage on a node of its own has an arena of its layers alone."""
     started = time.perf_counter()
     info, config = arguments.model_info, arguments.config
     spec = info.kv_spec(config.dtype, config.kv.block_tokens)
+    if layers is not None and config.prefill_node.spread_stages:
+        spec = replace(spec, layers=layers[1] - layers[0])
     num_slots = blocks_for(SCRATCH_TOKENS, spec.block_tokens)
     scratch = np.zeros(num_slots * spec.bytes_per_slot, np.uint8)
     devices = devices_of(arguments, role)

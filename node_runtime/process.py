@@ -57,13 +57,18 @@ async def serve(arguments: ProcessArguments, role: Role, threads: int | None, pr
         server = channels.new_server(credentials)
         engine.register(server)
         ready = add_health(server)
-        port = server.add_insecure_port(f"{arguments.bind_host}:0")
+        address = channels.listen(server, f"{arguments.bind_host}:0", credentials)
         await server.start()
-        address = f"{arguments.bind_host}:{port}"
         kernels = engine.runner.model.backend.kernels
-        member = _Announcement(arguments, role, kernels, address, serve_metrics(arguments.bind_host), ready)
+        metrics_address = serve_metrics(credentials, arguments.bind_host, arguments.metrics_port)
+        member = _Announcement(arguments, role, kernels, address, metrics_address, ready)
         try:
-            await first_of(engine.run(), _stay_connected(arguments, engine, member), _leave(engine, member, clock), _told(stop))
+            await first_of(
+                engine.run(),
+                _stay_connected(arguments, engine, member),
+                _leave(engine, member, clock),
+                _drain_when_told(stop, arguments.config.drain_s, engine, member, clock),
+            )
         finally:
             await server.stop(STOP_GRACE_S)
     finally:
@@ -113,7 +118,7 @@ class _Announcement:
             "bytes_per_token": str(spec.bytes_per_token),
             "kernels": self.kernels,
         }
-        self.membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, credentials_of(config))
+        self.membership = Membership.of(config, credentials_of(config))
         await self.membership.announce(
             Member(
                 role="prefill" if self.role is Role.PREFILL else "decode",
@@ -138,9 +143,22 @@ async def _leave(engine: Engine, announcement: _Announcement, clock: Clock) -> N
     """Waits for an order to switch the role; returns when nothing is left to do here, or no time for it."""
     order = await engine.pending_switch.ordered()
     logger.info("is to become a %s engine: takes no more work, and ends what it has within %.1f s", order.to, order.drain_s)
+    await _drain(engine, announcement, order.drain_s, clock)
+
+
+async def _drain_when_told(stop: asyncio.Event, drain_s: float, engine: Engine, announcement: _Announcement, clock: Clock) -> None:
+    """Waits for the order to stop; returns when nothing is left to do here, or no time for it."""
+    await _told(stop)
+    if drain_s > 0:
+        logger.info("is to stop: takes no more work, and ends what it has within %.1f s", drain_s)
+        engine.servicer.leave()
+        await _drain(engine, announcement, drain_s, clock)
+
+
+async def _drain(engine: Engine, announcement: _Announcement, drain_s: float, clock: Clock) -> None:
     announcement.over = True
     await announcement.withdraw()
-    if not await drained(lambda: engine.has_work, order.drain_s, clock):
+    if not await drained(lambda: engine.has_work, drain_s, clock):
         logger.warning("has not ended all its work: gateways will schedule it anew")
 
 

@@ -28,18 +28,24 @@ _QUIET_S = 0.5
 class PendingSwitch:
     """The order to switch its role that an engine has, if it has one."""
 
-    def __init__(self, own: Role) -> None:
-        """`own`: the role that the engine has."""
+    def __init__(self, own: Role, keeps: str = "") -> None:
+        """`own`: the role that the engine has. `keeps`: why it can have no other; empty: it can."""
         self._own = own
+        self._keeps = keeps
         self._ordered = asyncio.Event()
         self.order: RoleSwitch | None = None
+        self.leaving = False
+        """Takes no more work: it is to switch, or its process to end."""
 
     def take(self, order: RoleSwitch) -> None:
         """Raises InvalidRequest. An order that follows another changes nothing."""
         if order.to is self._own:
             raise InvalidRequest(f"`to` must be {self._own.other}: the engine is a {self._own} engine", param="to")
+        if self._keeps:
+            raise InvalidRequest(f"`to` cannot be {order.to}: {self._keeps}", param="to")
         if self.order is None:
             self.order = order
+            self.leaving = True
             self._ordered.set()
 
     async def ordered(self) -> RoleSwitch:

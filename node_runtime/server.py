@@ -16,10 +16,11 @@ import grpc.aio
 from engine.batch import Int32Array
 from engine.sampling.grammars import Grammars
 from kvstore.link import StoreLink
-from node_runtime.events import EngineEvent, SendUpdate, SessionEnded, Start, StartT, StoreConnected, StoreLost, UpdateT
+from node_runtime.events import EngineEvent, Quiet, SendUpdate, SessionEnded, Start, StartT, StoreConnected, StoreLost, UpdateT
 from node_runtime.held_starts import HeldStarts
 from node_runtime.loading import Parts, shared_arena
 from node_runtime.model_thread import ObservedSpan
+from node_runtime.neighbours import Neighbours
 from node_runtime.role_switch import PendingSwitch
 from node_runtime.servicer import EngineService, EngineServicer, check_request
 from node_runtime.slot_claims import SlotUse
@@ -34,6 +35,8 @@ from springtide.supervision import supervised
 
 TICK_S = 0.25
 TICKS_A_SIGN = 2
+LOOK_BESIDE_S = 0.01
+"""Between one look at whether others want quiet and the next, while there is idle work."""
 OFFERS_UNTIL = 0.5
 """An engine whose store is silent offers nothing after this share of what makes it stalled: the Conductor sends it no new work."""
 
@@ -50,6 +53,20 @@ class Core(Protocol[StartT, UpdateT, EventT_contra, ActionT]):
 
     def load(self) -> Load:
         """How the engine is doing, without what only the store knows."""
+        ...
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether attempts in idle capacity are here."""
+        ...
+
+    @property
+    def idle_work(self) -> bool:
+        """Whether any is under way."""
+        ...
+
+    def wants_quiet(self, now: float) -> bool:
+        """Whether the machine's other engines are to rest from it."""
         ...
 
     def signs(self) -> Iterable[tuple[int, AttemptSign]]:
@@ -70,7 +87,10 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         self.incarnation = Incarnation(0)
         self.store_load = storage.StoreLoad(0, 0)
         check = partial(check_request, info=arguments.model_info, block_tokens=parts.runner.kv_spec.block_tokens)
-        self.servicer: EngineServicer[StartT, UpdateT] = EngineServicer(service, check, self._commanded, self.load_report, parts.clock)
+        keeps_role = "its node's store has some of the layers alone" if arguments.config.prefill_node.spread_stages else ""
+        self.servicer: EngineServicer[StartT, UpdateT] = EngineServicer(
+            service, check, self._commanded, self.load_report, parts.clock, keeps_role
+        )
         self._service: EngineService[StartT, UpdateT] = service
         self._core: Core[StartT, UpdateT, EventT, ActionT] = core
         self._arguments = arguments
@@ -83,6 +103,9 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         self._store_seen = ObservedSpan(TICK_S)
         self._store_silent_s = 0.0
         self._ticks = 0
+        self.neighbours = Neighbours(arguments.run_dir, arguments.instance_id)
+        self._quiet = False
+        """What the core was told last of them."""
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the kind's service to the server."""
@@ -90,18 +113,28 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
 
     async def run(self) -> None:
         """Runs until cancelled. What the core decides wrongly is an error of this process: it ends, and is started afresh."""
-        ticking = supervised(self._tick, "tick")
+        ticking, looking = supervised(self._tick, "tick"), supervised(self._look_beside, "neighbours")
         try:
             while True:
                 event = await self._inbox.get()
-                for action in self._core.handle(event, self._clock.now()):
-                    self.act(action)
+                if isinstance(event, Tick):
+                    self.neighbours.look()
+                self._heed_neighbours()
+                self._handle(event)
                 self.handled(event)
                 if isinstance(event, Tick):
                     self._ticked()
                 self.servicer.note_change()
         finally:
             ticking.cancel()
+            looking.cancel()
+            self.neighbours.close()
+
+    def _handle(self, event: EngineEvent[StartT] | EventT) -> None:
+        now = self._clock.now()
+        for action in self._core.handle(event, now):
+            self.act(action)
+        self.neighbours.show(quiet=self._core.wants_quiet(now), idle=self._core.idle_work)
 
     def tell(self, event: EngineEvent[StartT] | EventT) -> None:
         """Hands the event to the core, after those before it."""
@@ -149,6 +182,17 @@ class EngineServer(ABC, Generic[StartT, UpdateT, EventT, ActionT]):
         while True:
             await asyncio.sleep(TICK_S)
             self.tell(Tick())
+
+    async def _look_beside(self) -> None:
+        """Idle work begins and rests as soon as others let it, not at the next event."""
+        while True:
+            await asyncio.sleep(LOOK_BESIDE_S if self._core.has_idle else TICK_S)
+            self._heed_neighbours()
+
+    def _heed_neighbours(self) -> None:
+        if self.neighbours.want_quiet is not self._quiet:
+            self._quiet = not self._quiet
+            self._handle(Quiet(self._quiet))
 
     def _ticked(self) -> None:
         self._store_silent_s = self._store_seen.look(self.link.heard) if self.link is not None else 0.0

@@ -58,9 +58,10 @@ class EngineServicer(Generic[StartT, UpdateT]):
         tell: Callable[[Start[StartT] | AbortAttempt | SessionEnded], None],
         report: Callable[[], LoadReport],
         clock: Clock,
+        keeps_role: str = "",
     ) -> None:
-        """`check` raises InvalidRequest for what can never succeed. All are called in the event loop."""
-        self.pending_switch = PendingSwitch(service.role)
+        """`check` raises InvalidRequest for what can never succeed. All are called in the event loop. `keeps_role`: as of PendingSwitch."""
+        self.pending_switch = PendingSwitch(service.role, keeps_role)
         self._service: EngineService[StartT, UpdateT] = service
         self._check = check
         self._tell: Callable[[Start[StartT] | AbortAttempt | SessionEnded], None] = tell
@@ -81,6 +82,11 @@ class EngineServicer(Generic[StartT, UpdateT]):
         """The load may have changed."""
         self._changes.note()
 
+    def leave(self) -> None:
+        """Takes no more work from here on, and says so to those who watch the load: by its end."""
+        self.pending_switch.leaving = True
+        self._changes.note()
+
     async def Session(self, request_iterator: AsyncIterable[Any], context: Any) -> AsyncIterator[Any]:
         encode = self._service.updates.encode
         async for update in self._sessions.serve(request_iterator):
@@ -88,7 +94,7 @@ class EngineServicer(Generic[StartT, UpdateT]):
 
     async def WatchLoad(self, request: node_pb2.WatchLoadRequest, context: Any) -> AsyncIterator[node_pb2.LoadReport]:
         """Load reports, while the engine takes work."""
-        reports = watch(lambda: None if self.pending_switch.order is not None else self._report(), self._changes, self._clock)
+        reports = watch(lambda: None if self.pending_switch.leaving else self._report(), self._changes, self._clock)
         async for report in reports:
             yield report
 

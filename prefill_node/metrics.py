@@ -8,6 +8,10 @@ from springtide.telemetry import LATENCY_BUCKETS_S
 
 RUNNING = Gauge("springtide_prefill_running", "Attempts that hold slots and have prompt left to compute")
 IDLE = Gauge("springtide_prefill_idle", "Attempts in idle capacity, which are not among the others")
+IDLE_SLOWDOWN = Gauge(
+    "springtide_prefill_idle_slowdown",
+    "By how much idle work of the machine's other engines was found to lengthen this one's, last (0.2: a fifth)",
+)
 WAITING = Gauge("springtide_prefill_waiting", "Attempts that wait for slots")
 QUEUE_SECONDS = Gauge("springtide_prefill_queue_seconds", "Predicted time until everything accepted is computed")
 PASS_SECONDS = Histogram("springtide_prefill_pass_seconds", "Time of one pass over the model", buckets=LATENCY_BUCKETS_S)

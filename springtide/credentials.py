@@ -1,21 +1,27 @@
-"""What the processes of one cluster know each other by: a token on every call, and signatures on what they leave where others could write.
+"""What the processes of one cluster know each other by: certificates, a token on every call, and signatures on what they leave where others
+could write.
 
-Both are derived from the cluster's secret, and neither gives it away. The token travels in the clear, so whoever can listen to the network
-can use it: it keeps out those who can reach a port, not those who can tap a wire.
+Token and signatures are derived from the cluster's secret, and neither gives it away. Without certificates the token travels in the clear,
+so whoever can listen to the network can use it: it keeps out those who can reach a port, not those who can tap a wire. With them it says
+that a process is of this cluster, where the certificate may say no more than that it is of the same owner.
 """
 
 from __future__ import annotations
 
 import hmac
 
-from springtide.config import SECRET_VARIABLE, ClusterConfig
+from springtide.config import SECRET_VARIABLE, ClusterConfig, is_loopback
 from springtide.errors import ConfigError
+from springtide.tls import Tls, cluster_tls
 
 
 class Credentials:
     """The credentials of one cluster. Without a secret (`OPEN`) every call is admitted and every record believed."""
 
-    def __init__(self, secret: bytes | None, cluster: str) -> None:
+    def __init__(self, secret: bytes | None, cluster: str, tls: Tls | None = None, plaintext_allowed: bool = False) -> None:
+        self.tls = tls
+        self.plaintext_allowed = plaintext_allowed or secret is None
+        """Whether to listen without TLS where other machines could come in."""
         self._token = None if secret is None else _derive(secret, "call", cluster).hex()
         self._signing_key = None if secret is None else _derive(secret, "record", cluster)
 
@@ -23,6 +29,14 @@ class Credentials:
     def token(self) -> str | None:
         """What to show with a call; None: nothing."""
         return self._token
+
+    def check_host(self, host: str) -> None:
+        """Raises ConfigError where other machines could come in without TLS, and nobody has allowed that."""
+        if self.tls is None and not self.plaintext_allowed and not is_loopback(host):
+            raise ConfigError(
+                f"tls.certificate: there is none, and processes at {host} would be spoken with in the clear. Set tls.certificate, tls.key "
+                "and tls.ca, let `springtide up --address` make them, or set tls.plaintext_allowed to true on a network of your own"
+            )
 
     @property
     def signs(self) -> bool:
@@ -47,7 +61,7 @@ OPEN = Credentials(None, "")
 
 def credentials_of(config: ClusterConfig) -> Credentials:
     """Raises ConfigError where nobody has decided to do without a secret."""
-    return Credentials(secret_of(config), config.cluster)
+    return Credentials(secret_of(config), config.cluster, cluster_tls(config.tls), config.tls.plaintext_allowed)
 
 
 def secret_of(config: ClusterConfig) -> bytes | None:
@@ -60,6 +74,11 @@ def secret_of(config: ClusterConfig) -> bytes | None:
             f"{SECRET_VARIABLE} to the same 16 characters or more for every process, or kv.open_to_strangers to true"
         )
     return None
+
+
+def valkey_password(secret: bytes, cluster: str) -> str:
+    """Of the embedded Valkey: a certificate of the cluster's authority, which others may have, too, is not enough to be let in."""
+    return _derive(secret, "valkey", cluster).hex()
 
 
 def _derive(secret: bytes, purpose: str, cluster: str) -> bytes:

@@ -16,6 +16,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from springtide.config import ClusterConfig
 from springtide.credentials import OPEN, Credentials
 from springtide.supervision import supervised
 from springtide.telemetry import FewWarnings
@@ -47,7 +48,7 @@ end
 return found
 """
 
-MemberRole = Literal["store", "prefill", "decode", "conductor", "gateway"]
+MemberRole = Literal["store", "layer-store", "prefill", "stage", "decode", "conductor", "gateway"]
 Address = Annotated[str, Field(pattern=r"^\S+:\d{1,5}$")]
 
 
@@ -130,23 +131,46 @@ class Membership:
             self._records, self._members = records, sorted(members, key=lambda member: (member.role, member.member_id))
         return list(self._members)
 
-    async def close(self) -> None:
-        """Stops renewing and withdraws the member."""
+    @classmethod
+    def of(cls, config: ClusterConfig, credentials: Credentials) -> Membership:
+        """Of the cluster that a configuration is of, which names its Valkey."""
+        assert config.redis_url is not None, "the configuration must be resolved"
+        return cls(config.redis_url, config.cluster, config.conductor.lease_s, credentials)
+
+    async def has(self, role: MemberRole, member_id: str) -> bool | None:
+        """Whether this one's lease holds; None when Valkey cannot be asked just now."""
+        try:
+            return bool(await self._redis.exists(self._key(role, member_id)))
+        except UNREACHABLE as error:
+            logger.debug("membership cannot be read: %s", error)
+            return None
+
+    async def withdraw(self) -> None:
+        """Stops renewing and withdraws the member, if one is announced."""
         if self._heartbeat is not None:
             self._heartbeat.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._heartbeat
+            self._heartbeat = None
         if self._announced is not None:
             with contextlib.suppress(*UNREACHABLE):
-                await self._redis.delete(self._key(self._announced))
+                await self._redis.delete(self._key_of(self._announced))
+            self._announced = None
+
+    async def close(self) -> None:
+        """Withdraws the member."""
+        await self.withdraw()
         await self._redis.aclose()
 
-    def _key(self, member: Member) -> str:
-        return f"{self._prefix}{member.role}:{member.member_id}"
+    def _key(self, role: MemberRole, member_id: str) -> str:
+        return f"{self._prefix}{role}:{member_id}"
+
+    def _key_of(self, member: Member) -> str:
+        return self._key(member.role, member.member_id)
 
     async def _put(self, member: Member) -> None:
         try:
-            await self._redis.set(self._key(member), write_record(member, self._credentials), px=int(self._lease_s * 1000))
+            await self._redis.set(self._key_of(member), write_record(member, self._credentials), px=int(self._lease_s * 1000))
         except UNREACHABLE as error:
             logger.warning("membership of %s cannot be renewed: %s", member.member_id, error)
 
@@ -161,7 +185,7 @@ class Membership:
             if isinstance(value, int):
                 raise ValueError(f"it is no text of at most {MAX_RECORD_BYTES} bytes")
             member = read_record(value, self._credentials)
-            if self._key(member).encode() != key:
+            if self._key_of(member).encode() != key:
                 raise ValueError(f"it is of {member.role} {member.member_id}")
             return member
         except ValueError as error:

@@ -9,9 +9,10 @@ import logging
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -41,6 +42,10 @@ class ProcessArguments:
     node_id: str
     instance_id: str
     bind_host: str
+    metrics_port: int = 0
+    """Of this process's metrics, at `bind_host`; 0 takes a free one."""
+    stage: int = 0
+    """Of a prefill group whose stages are on nodes of their own: which one is here."""
 
     @property
     def store_socket(self) -> Path:
@@ -53,6 +58,11 @@ class ProcessArguments:
         return self.run_dir / f"{self.node_id}.arena.sock"
 
 
+def stage_id(group: str, stage: int) -> str:
+    """The id of a stage's processes. The first one's are the group's."""
+    return f"{group}.stage-{stage}" if stage else group
+
+
 def parse_arguments(description: str) -> ProcessArguments:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--config", type=Path, required=True, help="resolved configuration (YAML)")
@@ -61,6 +71,8 @@ def parse_arguments(description: str) -> ProcessArguments:
     parser.add_argument("--node-id", default="", help="whose store and arena")
     parser.add_argument("--instance-id", default="", help="this process's own id; default: the node's")
     parser.add_argument("--bind-host", default="127.0.0.1", help="address to serve on and to be reached at")
+    parser.add_argument("--metrics-port", type=int, default=0, help="port of this process's metrics; default: a free one")
+    parser.add_argument("--stage", type=int, default=0, help="which stage of a prefill group over several nodes is here")
     arguments = parser.parse_args()
     return ProcessArguments(
         config=load_config(arguments.config, environ={name: os.environ[name] for name in (SECRET_VARIABLE,) if name in os.environ}),
@@ -69,6 +81,8 @@ def parse_arguments(description: str) -> ProcessArguments:
         node_id=arguments.node_id,
         instance_id=arguments.instance_id or arguments.node_id,
         bind_host=arguments.bind_host,
+        metrics_port=arguments.metrics_port,
+        stage=arguments.stage,
     )
 
 
@@ -114,6 +128,19 @@ def raise_file_limit() -> int:
         return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     return allowed
+
+
+def start_python(
+    module: str, *arguments: str, stdin: int = subprocess.DEVNULL, stdout: int | None = None, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Starts `python -m module`, a process that calls `die_with_parent`: it ends when the calling thread does, at the latest. Returns when
+    it has come to its program, which may take milliseconds. Raises OSError.
+
+    Not asyncio's subprocesses: uvloop forks, and amid the threads of gRPC what is forked may never come to its program.
+    """
+    command = (sys.executable, "-P", "-m", module, *arguments)
+    environment = {**os.environ, "SPRINGTIDE_PARENT_PID": str(os.getpid())}
+    return subprocess.Popen(command, stdin=stdin, stdout=stdout, pass_fds=pass_fds, env=environment)
 
 
 def die_with_parent() -> None:

@@ -1,11 +1,11 @@
-"""Tasks and their ends: those that go on for as long as what made them, those of which the first to end ends the others, and those that may
-forget that they were cancelled."""
+"""Tasks and their ends: those that go on for as long as what made them, those of which the first to end ends the others, those that are all
+waited for, and those that may forget that they were cancelled."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -58,6 +58,39 @@ async def first_of(*works: Awaitable[T]) -> T:
         for task in tasks:
             if task is not first and task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 logger.error("what was to end with another has failed: %s", error, exc_info=error)
+
+
+async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
+    """What `works`, side by side, come to, once all of them have ended, however that was. Raises the first error there is. Cancelled from
+    outside, this cancels all, and ends when they have."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    interrupted: asyncio.CancelledError | None = None
+    while under_way := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(under_way)
+        except asyncio.CancelledError as cancelled:
+            interrupted = cancelled
+            for task in under_way:
+                task.cancel()
+    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    if interrupted is not None:
+        raise interrupted
+    if errors:
+        raise errors[0]
+    return [task.result() for task in tasks]
+
+
+async def persevere(attempt: Callable[[], Awaitable[T]], waiting_for: str, every_s: float, *errors: type[Exception]) -> T:
+    """What `attempt()` comes to, once it raises none of `errors`. The log has what is waited for, and why, whenever that is another."""
+    said = ""
+    while True:
+        try:
+            return await attempt()
+        except errors as error:
+            if str(error) != said:
+                said = str(error)
+                logger.info("waiting for %s: %s", waiting_for, said)
+        await asyncio.sleep(every_s)
 
 
 def heeds_cancellation(function: Callable[Arguments, Awaitable[T]]) -> Callable[Arguments, Awaitable[T]]:

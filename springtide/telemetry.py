@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import REGISTRY, start_http_server
+from prometheus_client import REGISTRY, make_wsgi_app
 
+from springtide.config import in_url
+from springtide.credentials import Credentials
+from springtide.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_METRICS_TIMEOUT_S = 10.0
 _CONTEXT_FIELDS = ("request_id", "attempt_id")
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60)
 
@@ -82,7 +93,35 @@ def setup_logging(role: str, level: str = "info", log_format: str = "text") -> N
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-def serve_metrics(host: str = "127.0.0.1", port: int = 0) -> str:
-    """Serves the process's Prometheus registry on `http://host:port/metrics` from a daemon thread; returns host:port."""
-    server, _ = start_http_server(port, addr=host, registry=REGISTRY)
-    return f"{host}:{server.server_port}"
+class _MetricsServer(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("a client of the metrics at %s was not answered", client_address, exc_info=True)
+
+
+class _MetricsServer6(_MetricsServer):
+    address_family = socket.AF_INET6
+
+
+class _SilentHandler(WSGIRequestHandler):
+    timeout = _METRICS_TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def serve_metrics(credentials: Credentials, host: str = "127.0.0.1", port: int = 0) -> str:
+    """Serves the process's Prometheus registry on `http://host:port/metrics` from a daemon thread; returns host:port. With certificates, on
+    https and to those who have one. Raises ConfigError where other machines could come in without TLS, or the port cannot be had."""
+    credentials.check_host(host)
+    kind = _MetricsServer6 if ":" in host else _MetricsServer
+    try:
+        server = make_server(host, port, make_wsgi_app(REGISTRY), kind, _SilentHandler)
+    except OSError as error:
+        raise ConfigError(f"--metrics-port: cannot listen on {host}:{port}: {error.strerror}") from None
+    if credentials.tls is not None:
+        # A handshake is made by the thread of its own connection, which nobody else has to wait for.
+        server.socket = credentials.tls.server_context().wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return f"{in_url(host)}:{server.server_port}"

@@ -2,26 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 import redis.asyncio as redis
+from redis.asyncio.connection import ConnectionPool, SSLConnection
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 from redis.exceptions import RedisError
 
-from springtide.errors import Unavailable
+from springtide.errors import ConfigError, Unavailable
 from springtide.supervision import heeds_cancellation
 
 UNREACHABLE = (RedisError, OSError, TimeoutError, RuntimeError)
 """What redis-py raises when Valkey cannot be asked. RuntimeError is uvloop's, of a connection that was reset while nobody used it."""
+_SENTINEL_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
+_DEFAULT_SENTINEL_PORT = 26379
 
 
 class ValkeyClient(redis.Redis):
     """A client whose commands end as cancelled when their task has been cancelled meanwhile: redis-py may forget it, and a loop over
     commands would never end."""
 
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> ValkeyClient:  # type: ignore[override]  # fewer arguments than redis-py's
+        """A client of what the URL names: `redis://`, `rediss://` (TLS) and `unix://` as of redis-py, certificates by `ssl_ca_certs`,
+        `ssl_certfile` and `ssl_keyfile`, which are read at each connection; or of the master that Sentinels name:
+        `redis+sentinel://[USER:PASSWORD@]HOST:PORT[,HOST:PORT…]/SERVICE[/DB]`, with `sentinel_username` and `sentinel_password` where those
+        want any, and `rediss+sentinel://` for TLS to both. Raises ValueError, ConfigError for what is no such URL."""
+        parts = urlsplit(url)
+        pool = _sentinel_pool(parts, options) if parts.scheme in _SENTINEL_SCHEMES else ConnectionPool.from_url(url, **options)
+        if pool.connection_class is SSLConnection:
+            pool.connection_class = _RenewedConnection
+        client = cls(connection_pool=pool)
+        client.auto_close_connection_pool = True
+        return client
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        """Hangs up, also on a Valkey that does not take part in that: nobody who ends has failed for it."""
+        with contextlib.suppress(*UNREACHABLE):
+            await super().aclose(close_connection_pool)
+
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         command: Callable[..., Awaitable[Any]] = super().execute_command
         return await heeds_cancellation(command)(*args, **options)
+
+
+class _RenewedConnection(SSLConnection):
+    """Reads the files of its certificates each time that it connects: redis-py's reads them once."""
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        self.ssl_context.context = None
+        return super()._connection_arguments()
+
+
+class _RenewedSentinelConnection(SentinelManagedSSLConnection):
+    """The same for the master that Sentinels name."""
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        self.ssl_context.context = None
+        return super()._connection_arguments()
+
+
+def _sentinel_pool(parts: SplitResult, options: dict[str, Any]) -> ConnectionPool:
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    service, _, database = parts.path.strip("/").partition("/")
+    if not hosts or not service:
+        raise ConfigError(
+            f"redis_url: {parts.scheme}://{hosts}{parts.path} must name Sentinels and a service: {parts.scheme}://HOST:PORT,HOST:PORT/SERVICE"
+        )
+    query = dict(parse_qsl(parts.query))
+    of_sentinels: dict[str, Any] = {name: query.pop(f"sentinel_{name}") for name in ("username", "password") if f"sentinel_{name}" in query}
+    # redis-py says what the options of a URL are.
+    plain = SplitResult(_SENTINEL_SCHEMES[parts.scheme], "nobody", f"/{database or 0}", urlencode(query), "")
+    settings = {**options, **ConnectionPool.from_url(urlunsplit(plain)).connection_kwargs}
+    settings.pop("host", None)
+    secure = {name: value for name, value in settings.items() if name.startswith("ssl_")}
+    if parts.scheme.startswith("rediss"):
+        of_sentinels["ssl"] = True
+    sentinel = Sentinel([_host_and_port(host) for host in hosts.split(",")], sentinel_kwargs={**options, **secure, **of_sentinels})  # type: ignore[no-untyped-call]
+    user, _, password = credentials.rpartition(":")
+    if password:
+        settings["password"] = unquote(password)
+    if user:
+        settings["username"] = unquote(user)
+    kind = _RenewedSentinelConnection if parts.scheme.startswith("rediss") else SentinelManagedConnection
+    return SentinelConnectionPool(service, sentinel, connection_class=kind, **settings)  # type: ignore[no-untyped-call]
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdecimal():
+        return text.strip("[]"), _DEFAULT_SENTINEL_PORT
+    return host.strip("[]"), int(port)
+
+
+def with_certificates(url: str, certificate: str, key: str, authorities: str) -> str:
+    """The `rediss://` URL with the files of a certificate to show and of the authorities to believe."""
+    files = {"ssl_certfile": certificate, "ssl_keyfile": key, "ssl_ca_certs": authorities}
+    return f"{url}?{urlencode(files, quote_via=quote)}"
 
 
 async def asked(command: Any, code: str = "records_unreachable") -> Any:
@@ -35,6 +115,11 @@ async def asked(command: Any, code: str = "records_unreachable") -> Any:
 def text_of(answer: bytes | str) -> str:
     """A part of an answer, whether or not the client decodes them."""
     return answer.decode() if isinstance(answer, bytes) else answer
+
+
+def bytes_of(answer: bytes | str | None) -> bytes:
+    """The same of what may be no text, for others write there, too; empty for what is not there."""
+    return answer.encode() if isinstance(answer, str) else answer or b""
 
 
 def exactly(number: float) -> str:

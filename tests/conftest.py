@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,10 @@ from tests.support.tally import Tally
 _INJECTED = "injected faults"
 """The property of a test's report in which its line travels."""
 
+
+# Where tests run side by side, a thread more in each is no gain: they wait for one another, and burn the processors while they do.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A machine that is busy otherwise is no fault of the code's.
 settings.register_profile("springtide", deadline=None)

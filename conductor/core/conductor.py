@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from conductor.core.admission.rules import ADMISSIONS, Lookahead
 from conductor.core.placement.scheduler import Scheduler, admit, place
 from conductor.core.placement.transfer import TransferModel
-from conductor.core.pool_balance import PoolBalance, PoolDemand, PoolLoads, pool_loads
+from conductor.core.pool_balance import PoolBalance, PoolDemand, PoolLoads, PoolUse, pool_loads, pool_use
 from conductor.core.prefix_index import PrefixIndex
 from conductor.core.replication.planner import ReplicationPlanner
 from conductor.core.scoring import Scorekeeper
@@ -27,6 +27,7 @@ from conductor.core.types.events import (
     LoadReported,
     Placed,
     PrefillFinished,
+    Renewed,
     ReplicationEnded,
     RequestSnapshot,
     Scored,
@@ -37,7 +38,7 @@ from conductor.core.types.events import (
 )
 from springtide.blocks import blocks_for
 from springtide.clock import Tick
-from springtide.ids import GatewayId, NodeId, RequestId
+from springtide.ids import AttemptId, GatewayId, NodeId, RequestId
 from springtide.protocol.attempts import LiveAttempt, Phase, Prediction, Progress, Renew
 from springtide.protocol.instances import InstanceRef, Role
 from springtide.protocol.scheduling import Assignment, PrefixSource, Reason, Rejection, Schedule
@@ -107,14 +108,21 @@ class ConductorCore:
             case Schedule():
                 return [self._schedule(event, now)]
             case Progress():
-                return self._advance(event, now)
+                known = self.state.attempts.get(event.attempt_id)
+                actions = self._advance(event, known, now)
+                if known is not None:
+                    self.scheduler.follow(known.prefill_id)
+                    self.scheduler.follow(known.decode_id)
+                return actions
             case Placed(gateway_id, attempt):
                 self._learn(attempt, gateway_id, now)
-            case Renew():
+            case Renew(gateway_id, attempts):
+                self._renew(Renewed(gateway_id, (), attempts), now)
+            case Renewed():
                 self._renew(event, now)
             case LoadReported(instance_id, incarnation, load):
                 self.state.report(instance_id, incarnation, load, now)
-                self.scheduler.follow_report(instance_id)
+                self.scheduler.follow(instance_id)
             case BlocksStored(node_id, incarnation, sequence, keys, tier):
                 return self._in_order(node_id, self.index.stored(node_id, incarnation, sequence, keys, tier))
             case BlocksRemoved(node_id, incarnation, sequence, keys, tier):
@@ -156,6 +164,10 @@ class ConductorCore:
         """How loaded both pools are, 1 being as much as the cluster's objectives allow."""
         return pool_loads(self.state, self.settings.ttft_slo_ms, self.settings.tbt_slo_ms, now)
 
+    def pool_use(self, role: Role) -> PoolUse:
+        """What the pool has to do, and how much of its slots that takes."""
+        return pool_use(self.state, role)
+
     def validate(self) -> None:
         """Asserts the invariants of all parts. For tests; it looks at everything."""
         self.index.validate()
@@ -173,6 +185,7 @@ class ConductorCore:
         alternatives = self.scheduler.estimate(request, output_tokens, self.totals.decided, now)
         decision = self._for_those_away(request, alternatives, place(alternatives))
         idle = request.terms.idle
+        predicted_ttft_ms = decision.ttft_ms if isinstance(decision, Placement) and not idle else None
         if not idle:
             self.replication.ask(request, alternatives, now)
             self.demand.ask(request, alternatives, decision, output_tokens, now)
@@ -224,7 +237,7 @@ class ConductorCore:
                 self.transfers.begin(
                     request.attempt_id, self.scheduler.fetch(decision.prefill, sources[0].node_id, assignment.prefill.node_id)
                 )
-        return Decided(request.attempt_id, decision, alternatives, assignment)
+        return Decided(request.attempt_id, decision, alternatives, assignment, predicted_ttft_ms)
 
     def _for_those_away(self, request: Schedule, alternatives: Alternatives, decision: Decision) -> Decision:
         """What is too large for the nodes that are ready may fit one that is away for a moment; what was accepted once did fit."""
@@ -276,8 +289,8 @@ class ConductorCore:
         else:
             self.totals.scheduled += 1
 
-    def _advance(self, event: Progress, now: float) -> list[Action]:
-        attempt = self.state.attempts.get(event.attempt_id)
+    def _advance(self, event: Progress, attempt: PlacedAttempt | None, now: float) -> list[Action]:
+        """`attempt`: the one that has advanced, if it is known."""
         if attempt is None:
             if event.phase.over:  # A renewal that is on the way may still list it.
                 self.state.finish(event.attempt_id, 0, now)
@@ -300,11 +313,19 @@ class ConductorCore:
         predicted_ms = attempt.prediction.ttft_ms if attempt.prediction is not None else 0.0
         return [PrefillFinished(event.attempt_id, predicted_ms, event.ttft_ms, attempt.num_tokens, event.cached_tokens)]
 
-    def _renew(self, event: Renew, now: float) -> None:
+    def is_news(self, attempt_id: AttemptId, phase: Phase) -> bool:
+        """Whether a renewal says more of a live attempt than that it lives, when it says that it is in this phase."""
+        known = self.state.attempts.get(attempt_id)
+        return known is None or (phase is Phase.DECODE and known.phase is Phase.PREFILL)
+
+    def _renew(self, event: Renewed, now: float) -> None:
         self.state.renewed(event.gateway_id, now)
         for live in event.attempts:
             self._learn(live, event.gateway_id, now)
-        listed = {live.attempt_id for live in event.attempts}
+        for attempt_id in event.unchanged:
+            if (known := self.state.attempts.get(attempt_id)) is not None:
+                known.renewed_at = now
+        listed = {live.attempt_id for live in event.attempts}.union(event.unchanged)
         for attempt in list(self.state.of_gateway(event.gateway_id)):
             if attempt.attempt_id in listed:
                 attempt.unlisted = False

@@ -6,6 +6,7 @@ Loads are satisfaction of the objectives (arXiv 2407.00079, section 7.1): 1 is a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -22,8 +23,9 @@ from springtide.ids import InstanceId
 from springtide.protocol.instances import Load, Role, RoleSwitch
 from springtide.protocol.scheduling import Schedule
 
-_TIME_CONSTANT_S = 120.0
-"""Of the demand that counts."""
+_RATIO_S, _SIZES_S = 120.0, 30.0
+"""Of the demand that counts: for the ratio of the pools, whose roles are not to turn with every burst, and for their sizes, as more nodes
+take their time to come anyway."""
 _LATE_S = 120.0
 """A move of which nothing has been seen for so long after its drain has failed: a large model takes its time to load."""
 
@@ -65,6 +67,30 @@ def _waits_ms(state: ClusterState, instances: Sequence[Instance], now: float) ->
     return np.asarray(queue_ms * np.where(counts > 0, factors / np.maximum(counts, 1), 1.0))
 
 
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """What the instances of a role that are up have to do, by their latest reports and what was placed on them since."""
+
+    running: int
+    waiting: int
+    tokens: int
+    """As of Load, reported alone."""
+    kv_used: float
+    """Share of the slots of their stores that attempts hold or are promised; above 1 where more is promised than there is."""
+
+
+def pool_use(state: ClusterState, role: Role) -> PoolUse:
+    instances = [instance for instance in state.of_role(role) if instance.up]
+    slots = sum(instance.load.slots_total for instance in instances)
+    free = sum(instance.slots_free() for instance in instances)
+    return PoolUse(
+        running=sum(instance.load.running for instance in instances),
+        waiting=sum(instance.load.waiting + len(instance.unreported) for instance in instances),
+        tokens=sum(instance.load.tokens for instance in instances),
+        kv_used=max(0.0, 1.0 - free / slots) if slots else 0.0,
+    )
+
+
 # ---- how many instances of each role are wanted ----
 
 
@@ -96,26 +122,46 @@ class PoolDemand:
     def __init__(self, state: ClusterState, tbt_slo_ms: float) -> None:
         self._state = state
         self._tbt_slo_ms = tbt_slo_ms
-        self._work_ms: DecayedSums[Role] = DecayedSums(_TIME_CONSTANT_S, len(Role))
-        self._since: float | None = None
+        self._by_ratio, self._by_sizes = (_WorkOfLate(time_constant_s) for time_constant_s in (_RATIO_S, _SIZES_S))
 
     def ask(self, request: Schedule, alternatives: Alternatives, placed: Decision, output_tokens: float, now: float) -> None:
         """A request, of an output of so many tokens, is placed, or would be if it were admitted. One that was accepted before has been
         counted."""
         if request.accepted or not isinstance(placed, Placement):
             return
-        if self._since is None:
-            self._since = now
         load = self._state.instances[placed.decode.instance_id].load
         decode_ms = decode_work_ms(load, request.num_tokens, output_tokens, alternatives.num_blocks, self._tbt_slo_ms)
-        self._work_ms.add(Role.DECODE if placed.inlined else Role.PREFILL, placed.prefill.prefill_ms, now)
-        self._work_ms.add(Role.DECODE, decode_ms, now)
+        for work in (self._by_ratio, self._by_sizes):
+            work.add(Role.DECODE if placed.inlined else Role.PREFILL, placed.prefill.prefill_ms, now)
+            work.add(Role.DECODE, decode_ms, now)
 
     def work(self, now: float) -> PoolWork:
-        """The work that was asked for of late, in instances: milliseconds of work a millisecond."""
+        """Of the last two minutes or so: the ratio of the pools follows it."""
+        return self._by_ratio.get(now)
+
+    def recent_work(self, now: float) -> PoolWork:
+        """Of the last half minute or so: their sizes follow it."""
+        return self._by_sizes.get(now)
+
+
+class _WorkOfLate:
+    """Milliseconds of work a millisecond, that is instances, each moment counting less by a factor of e when it is so long past."""
+
+    def __init__(self, time_constant_s: float) -> None:
+        self._time_constant_s = time_constant_s
+        self._work_ms: DecayedSums[Role] = DecayedSums(time_constant_s, len(Role))
+        self._since: float | None = None
+
+    def add(self, role: Role, work_ms: float, now: float) -> None:
+        if self._since is None:
+            self._since = now
+        self._work_ms.add(role, work_ms, now)
+
+    def get(self, now: float) -> PoolWork:
         if self._since is None:
             return PoolWork(0.0, 0.0)
-        window_ms = 1000.0 * min(_TIME_CONSTANT_S, max(now - self._since, 1.0))
+        # The time that there has been, weighted as the work is: a young cluster's is not thinned out by a time before its first request.
+        window_ms = -1000.0 * self._time_constant_s * math.expm1(-max(now - self._since, 1.0) / self._time_constant_s)
         return PoolWork(self._work_ms.get(Role.PREFILL, now) / window_ms, self._work_ms.get(Role.DECODE, now) / window_ms)
 
 

@@ -68,13 +68,75 @@ static double compute_ms(const Chunks *chunks, int64_t tokens, int64_t cached) {
     return occupied + (1.0 - chunks->slowest_share) * first_ms;
 }
 
+/* The class of a time among `classes`, by powers of two of a millisecond: frexp's exponent, without its call. */
+static Py_ssize_t class_of(double ms, Py_ssize_t classes) {
+    enum { EXPONENT_AT = 52, EXPONENTS = 0x7FF, OF_ONE_HALF = 1022 };
+    uint64_t bits;
+    memcpy(&bits, &ms, sizeof bits);
+    int exponent = (int)(bits >> EXPONENT_AT & EXPONENTS);
+    if (exponent == EXPONENTS || exponent < OF_ONE_HALF) return 0;
+    return exponent - OF_ONE_HALF < classes ? exponent - OF_ONE_HALF : classes - 1;
+}
+
+/* [classes, classes], by the class of own work and that of the work ahead. */
+typedef struct {
+    const double *factors;
+    Py_ssize_t classes;
+} QueueFactors;
+
+static double queue_factor(const QueueFactors *of, double own, double ahead) {
+    return of->factors[class_of(own, of->classes) * of->classes + class_of(ahead, of->classes)];
+}
+
+/* -1 with an error set. */
+static int take_factors(Buffers *buffers, PyObject *object, QueueFactors *of) {
+    of->factors = doubles(buffers, object, "factors", 1, 0);
+    if (!of->factors) return -1;
+    const Py_buffer *table = &buffers->held[buffers->count - 1];
+    if (table->ndim != 2 || table->shape[0] != table->shape[1]) {
+        PyErr_SetString(PyExc_ValueError, "factors is [classes, classes]");
+        return -1;
+    }
+    of->classes = table->shape[0];
+    return 0;
+}
+
+/* What a prompt takes where so many of its tokens are cached, at instances of one cost. */
+typedef struct {
+    int is_known;
+    int64_t cached;
+    double fixed_ms, per_token_ms, per_pair_ms, slowest_share, ms;
+} Computed;
+
+/* Most instances cost alike, and hold as much of a prompt as others: so many times are kept at hand, each in the place of its tokens. */
+enum { COMPUTED_BITS = 4, COMPUTED = 1 << COMPUTED_BITS };
+
+static double computed_ms(Computed *known, const PrefillInstance *own, const Asked *asked, int64_t blocks) {
+    static const uint64_t GOLDEN = 0x9E3779B97F4A7C15u; /* Knuth's multiplicative hashing */
+    Computed *at = &known[(uint64_t)blocks * GOLDEN >> (64 - COMPUTED_BITS)];
+    int64_t cached = blocks * asked->block_tokens;
+    int is_that = at->is_known && at->cached == cached && at->fixed_ms == own->fixed_ms && at->per_token_ms == own->per_token_ms &&
+                  at->per_pair_ms == own->per_pair_ms && at->slowest_share == own->slowest_share;
+    if (!is_that) {
+        Chunks chunks = chunks_of(own, asked->chunk_tokens, asked->chunk_ms);
+        *at = (Computed){1,
+                         cached,
+                         own->fixed_ms,
+                         own->per_token_ms,
+                         own->per_pair_ms,
+                         own->slowest_share,
+                         compute_ms(&chunks, asked->num_tokens, cached)};
+    }
+    return at->ms;
+}
+
 static Attribute ASKED[] = {ASKED_FIELDS(INT64_ATTRIBUTE, FLOAT64_ATTRIBUTE)};
 static Attribute PREFILL_ESTIMATES[] = {PREFILL_ESTIMATES_FIELDS(INT64_ATTRIBUTE, FLOAT64_ATTRIBUTE)};
 static Attribute DECODE_ESTIMATES[] = {DECODE_ESTIMATES_FIELDS(INT64_ATTRIBUTE, FLOAT64_ATTRIBUTE)};
 
 PyObject *estimate_prefills(PyObject *Py_UNUSED(module), PyObject *args) {
-    PyObject *instances_o, *held_o, *dram_o, *links_o, *rates_o, *asked_o, *into_o;
-    if (!PyArg_ParseTuple(args, "OOOOOOO", &instances_o, &held_o, &dram_o, &links_o, &rates_o, &asked_o, &into_o)) return NULL;
+    PyObject *instances_o, *held_o, *dram_o, *links_o, *rates_o, *factors_o, *asked_o, *into_o;
+    if (!PyArg_ParseTuple(args, "OOOOOOOO", &instances_o, &held_o, &dram_o, &links_o, &rates_o, &factors_o, &asked_o, &into_o)) return NULL;
     Asked asked;
     if (numbers_of(asked_o, ASKED, Py_ARRAY_LENGTH(ASKED), &asked)) return NULL;
     Buffers buffers = {.count = 0};
@@ -92,23 +154,25 @@ PyObject *estimate_prefills(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_ssize_t num_nodes = items(&buffers);
     const double *rates = rates_o == Py_None ? NULL : doubles(&buffers, rates_o, "rates", num_nodes, 0);
     if (PyErr_Occurred()) goto end;
+    QueueFactors factors = {NULL, 0};
+    if (factors_o != Py_None && take_factors(&buffers, factors_o, &factors)) goto end;
     PrefillEstimates into;
     if (columns_of(&buffers, into_o, PREFILL_ESTIMATES, Py_ARRAY_LENGTH(PREFILL_ESTIMATES), n, &into)) goto end;
     if (asked.source >= num_nodes || asked.block_tokens < 1 || asked.chunk_tokens < 1) {
         PyErr_SetString(PyExc_ValueError, "a node, a block or a chunk that is none");
         goto end;
     }
+    Computed known[COMPUTED] = {0};
     for (Py_ssize_t i = 0; i < n; i++) {
         const PrefillInstance *own = &instances[i];
         if (!is_within(own->bit, num_bits) || !is_within(own->node, num_nodes)) goto end;
         int64_t local = held[own->bit] < asked.most_reused ? held[own->bit] : asked.most_reused, branch = CACHE_AWARE;
-        Chunks chunks = chunks_of(own, asked.chunk_tokens, asked.chunk_ms);
-        double compute = compute_ms(&chunks, asked.num_tokens, local * asked.block_tokens), read = 0, fetch = 0, saved = 0;
+        double compute = computed_ms(known, own, &asked, local), read = 0, fetch = 0, saved = 0;
         if (dram != held) {
             int64_t at_once = dram[own->bit] < asked.most_reused ? dram[own->bit] : asked.most_reused;
             read = (double)(local - at_once) * own->ssd_read_ms_per_block;
             if (read > 0) {
-                double without = compute_ms(&chunks, asked.num_tokens, at_once * asked.block_tokens);
+                double without = computed_ms(known, own, &asked, at_once);
                 if (read + compute >= without) local = at_once, compute = without, read = 0;
             }
         }
@@ -118,7 +182,7 @@ PyObject *estimate_prefills(PyObject *Py_UNUSED(module), PyObject *args) {
             double rate = rates && !isnan(rates[own->node]) ? rates[own->node] : asked.assumed_bytes_per_s;
             double sharers = (double)(1 + (leaving > arriving ? leaving : arriving));
             double moving = 1000.0 * (double)((asked.best - local) * asked.bytes_per_block) * sharers / rate;
-            double rest = compute_ms(&chunks, asked.num_tokens, asked.best * asked.block_tokens);
+            double rest = computed_ms(known, own, &asked, asked.best);
             branch = RECOMPUTE;
             if (moving + rest < compute) {
                 branch = FETCH;
@@ -127,11 +191,13 @@ PyObject *estimate_prefills(PyObject *Py_UNUSED(module), PyObject *args) {
                 compute = rest;
             }
         }
-        double left = own->queue_ms - 1000.0 * (asked.now - own->reported_at);
+        double left = own->queue_ms - 1000.0 * (asked.now - own->reported_at), queue = (left > 0 ? left : 0) + own->placed_ms;
+        if (factors.factors) queue *= queue_factor(&factors, compute, queue);
         into.local_blocks[i] = local;
-        into.queue_ms[i] = (left > 0 ? left : 0) + own->placed_ms;
+        into.queue_ms[i] = queue;
         into.transfer_ms[i] = read + fetch;
         into.prefill_ms[i] = compute;
+        into.ttft_ms[i] = queue + (read + fetch + compute);
         into.saved_ms[i] = saved;
         into.slots_total[i] = own->slots_total;
         into.branch[i] = branch;
@@ -169,6 +235,9 @@ end:
     return done;
 }
 
+/* As floor, which is in libm, and called for every instance. */
+static double rounded_down(double amount) { return amount >= 0 && amount < 0x1p52 ? (double)(int64_t)amount : floor(amount); }
+
 PyObject *estimate_decodes(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *instances_o, *held_o, *into_o;
     long long num_tokens;
@@ -187,7 +256,10 @@ PyObject *estimate_decodes(PyObject *Py_UNUSED(module), PyObject *args) {
         const DecodeInstance *own = &instances[i];
         if (!is_within(own->bit, num_bits)) goto end;
         int64_t batch = own->attempts + 1, at_once = own->max_batch > 0 && own->max_batch < batch ? own->max_batch : batch;
-        double turns = (double)batch / (double)at_once, context_tokens = floor((own->context_tokens + (double)num_tokens) / turns);
+        double context_tokens = own->context_tokens + (double)num_tokens;
+        /* Divided by only where that changes anything. */
+        if (at_once < batch) context_tokens /= (double)batch / (double)at_once;
+        context_tokens = rounded_down(context_tokens);
         into.prefix_blocks[i] = held[own->bit];
         into.tbt_ms[i] = own->fixed_ms + own->per_sequence_ms * (double)at_once + own->per_context_token_ms * context_tokens;
         into.batch[i] = batch;
@@ -228,16 +300,6 @@ PyObject *spread(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* The class of a time among `classes`, by powers of two of a millisecond: frexp's exponent, without its call. */
-static Py_ssize_t class_of(double ms, Py_ssize_t classes) {
-    enum { EXPONENT_AT = 52, EXPONENTS = 0x7FF, OF_ONE_HALF = 1022 };
-    uint64_t bits;
-    memcpy(&bits, &ms, sizeof bits);
-    int exponent = (int)(bits >> EXPONENT_AT & EXPONENTS);
-    if (exponent == EXPONENTS || exponent < OF_ONE_HALF) return 0;
-    return exponent - OF_ONE_HALF < classes ? exponent - OF_ONE_HALF : classes - 1;
-}
-
 PyObject *queue_class(PyObject *Py_UNUSED(module), PyObject *args) {
     double ms;
     Py_ssize_t classes;
@@ -254,17 +316,11 @@ PyObject *queue_factors(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_ssize_t count = items(&buffers);
     const double *ahead = doubles(&buffers, ahead_o, "ahead_ms", count, 0);
     if (!ahead) goto end;
-    const double *factors = doubles(&buffers, factors_o, "factors", 1, 0);
-    if (!factors) goto end;
-    const Py_buffer *table = &buffers.held[buffers.count - 1];
-    if (table->ndim != 2 || table->shape[0] != table->shape[1]) {
-        PyErr_SetString(PyExc_ValueError, "factors is [classes, classes]");
-        goto end;
-    }
-    Py_ssize_t classes = table->shape[0];
+    QueueFactors factors;
+    if (take_factors(&buffers, factors_o, &factors)) goto end;
     double *into = doubles(&buffers, into_o, "into", count, 1);
     if (!into) goto end;
-    for (Py_ssize_t i = 0; i < count; i++) into[i] = factors[class_of(own[i], classes) * classes + class_of(ahead[i], classes)];
+    for (Py_ssize_t i = 0; i < count; i++) into[i] = queue_factor(&factors, own[i], ahead[i]);
     done = Py_NewRef(Py_None);
 end:
     release(&buffers);

@@ -77,8 +77,8 @@ static double unknown_tokens(const ForecastInstance *instance) {
 
 /* Attempts beyond the largest batch wait for a place in it. */
 static double step_ms(const ForecastInstance *instance, double attempts, double context_tokens) {
-    double turns = most(attempts / instance->max_batch, 1);
-    return instance->fixed_ms + (instance->per_sequence_ms * attempts + instance->per_context_token_ms * context_tokens) / turns;
+    double all_ms = instance->per_sequence_ms * attempts + instance->per_context_token_ms * context_tokens;
+    return instance->fixed_ms + (attempts > instance->max_batch ? all_ms / (attempts / instance->max_batch) : all_ms);
 }
 
 PyObject *expect_batches(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs) {
@@ -107,18 +107,22 @@ PyObject *expect_batches(PyObject *Py_UNUSED(module), PyObject *args, PyObject *
         PyErr_NoMemory();
         goto end;
     }
-    for (Py_ssize_t i = 0; i < n; i++) produced_now[i] = produced(&instances[i], moment.now);
+    /* Where there are fewer attempts than instances, each is asked about its own. */
+    int is_for_all = count >= n;
+    for (Py_ssize_t i = 0; is_for_all && i < n; i++) produced_now[i] = produced(&instances[i], moment.now);
     for (Py_ssize_t i = 0; i < count; i++) {
         const ForecastAttempt *attempt = &attempts[i];
         if (!is_within(attempt->place, n) || !is_within(attempt->law, survival.laws)) goto end;
         const ForecastInstance *own = &instances[attempt->place];
         ExpectedBatch *batch = &into[attempt->place];
-        Presence there = presence(own, produced_now[attempt->place], attempt, &survival, &moment);
+        double so_far = is_for_all ? produced_now[attempt->place] : produced(own, moment.now);
+        Presence there = presence(own, so_far, attempt, &survival, &moment);
         batch->attempts += there.stay;
         batch->context_tokens += there.stay * there.context_tokens;
         batch->step_variance_ms2 += step_variance_ms2(own, &there);
     }
     for (Py_ssize_t i = 0; i < n; i++) {
+        if (instances[i].running <= instances[i].decoding) continue;
         into[i].attempts += unknown_attempts(&instances[i]);
         into[i].context_tokens += unknown_tokens(&instances[i]);
     }

@@ -119,6 +119,7 @@ typedef struct {
     FLOAT64(queue_ms)                            \
     FLOAT64(transfer_ms)                         \
     FLOAT64(prefill_ms)                          \
+    FLOAT64(ttft_ms)                             \
     FLOAT64(saved_ms)                            \
     INT64(slots_total)                           \
     INT64(branch)

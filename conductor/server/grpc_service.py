@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -15,13 +14,13 @@ from conductor import metrics
 from conductor.core.conductor import ConductorCore
 from conductor.core.state import Instance
 from conductor.core.types.decision import Alternatives
-from conductor.core.types.events import Decided, Placed
+from conductor.core.types.events import Decided, Placed, Renewed
 from conductor.server.leadership import Leadership, Standing
 from conductor.server.runner import CoreRunner
 from springtide.errors import InvalidRequest
-from springtide.ids import GatewayId
+from springtide.ids import AttemptId, GatewayId
 from springtide.protocol import scheduling, wire
-from springtide.protocol.attempts import LiveAttempt
+from springtide.protocol.attempts import LiveAttempt, Phase
 from springtide.protocol.codec import Decoder
 from springtide.protocol.instances import HungInstances, Role
 from springtide.protocol.scheduling import Estimate, NotLeader, Rejection, Schedule, ScheduleReply
@@ -31,8 +30,9 @@ from springtide.rpc import conductor_pb2, conductor_pb2_grpc
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 M = TypeVar("M")
-_DECODED_AT_ONCE = 256
-"""Attempts of a renewal, some 10 us each: a gateway may have thousands."""
+_RENEWED_AT_ONCE = 64
+"""Attempts of a renewal, some 10 us each where they are not known yet: a gateway may have thousands."""
+_PHASES = {conductor_pb2.Phase.Value(f"PHASE_{phase.name}"): phase for phase in Phase}
 decisions = logging.getLogger("conductor.decisions")
 """One line a decision at debug level, every so many (`log.decisions_every`) at info level: `Alternatives` as JSON, from which
 `conductor.core.placement.scheduler.decide` comes to the same decision."""
@@ -95,13 +95,16 @@ class ConductorService(conductor_pb2_grpc.ConductorServicer):
         request: conductor_pb2.RenewRequest,
         context: grpc.aio.ServicerContext[conductor_pb2.RenewRequest, conductor_pb2.RenewReply],
     ) -> conductor_pb2.RenewReply:
-        listed, attempts = list(request.attempts), list[LiveAttempt]()
-        request.ClearField("attempts")
-        renew = await _decoded(wire.RENEW, request, context)
-        for first in range(0, len(listed), _DECODED_AT_ONCE):
-            attempts += [await _decoded(wire.LIVE_ATTEMPT, live, context) for live in listed[first : first + _DECODED_AT_ONCE]]
+        core, unchanged, attempts = self._runner.core, list[AttemptId](), list[LiveAttempt]()
+        for first in range(0, len(request.attempts), _RENEWED_AT_ONCE):
+            for message in request.attempts[first : first + _RENEWED_AT_ONCE]:
+                attempt_id, phase = AttemptId(message.attempt_id), _PHASES.get(message.phase)
+                if phase is None or core.is_news(attempt_id, phase):
+                    attempts.append(await _decoded(wire.LIVE_ATTEMPT, message, context))
+                else:
+                    unchanged.append(attempt_id)
             await asyncio.sleep(0)
-        self._runner.feed(replace(renew, attempts=tuple(attempts)))
+        self._runner.feed(Renewed(GatewayId(request.gateway_id), tuple(unchanged), tuple(attempts)))
         return conductor_pb2.RenewReply(ttl_ms=int(self._runner.core.settings.lease_s * 1000))
 
     async def WatchHung(
@@ -188,7 +191,7 @@ def _estimates(alternatives: Alternatives) -> tuple[Estimate, ...]:
 
 def cluster_status(core: ConductorCore, model: str, standing: Standing, now: float) -> ClusterStatus:
     """The state of the cluster as the core knows it."""
-    loads, work = core.pool_loads(now), core.demand.work(now)
+    loads, work = core.pool_loads(now), core.demand.recent_work(now)
     num_ready = sum(map(core.scheduler.num_ready, Role))
     instances = sorted(core.state.instances.values(), key=lambda instance: (instance.ref.role.value, instance.ref.instance_id))
     return ClusterStatus(
@@ -210,7 +213,7 @@ def cluster_status(core: ConductorCore, model: str, standing: Standing, now: flo
         decode_load=loads.decode,
         prefill_work=work.prefill,
         decode_work=work.decode,
-        wanted_prefill=work.wanted(Role.PREFILL, num_ready),
+        wanted_prefill=core.demand.work(now).wanted(Role.PREFILL, num_ready),
         switching_instance_id=core.balance.moving or "" if core.balance is not None else "",
     )
 

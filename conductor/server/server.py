@@ -27,7 +27,7 @@ from springtide.leader_lease import LeaderLease
 from springtide.membership import Member, Membership
 from springtide.process import ProcessArguments
 from springtide.rpc import conductor_pb2, conductor_pb2_grpc
-from springtide.rpc.channels import new_server
+from springtide.rpc.channels import listen, new_server
 from springtide.rpc.health import add_health_and_reflection
 from springtide.telemetry import serve_metrics
 
@@ -57,7 +57,7 @@ class ConductorServer:
         self._leadership: Leadership | None = None
         self._orders: Orders | None = None
         self._credentials = credentials_of(config)
-        self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
+        self._membership = Membership.of(config, self._credentials)
         self.follower = ClusterFollower(
             self._membership, self._runner, config.conductor.lease_s, config.silence_s, model_info.fingerprint, self._credentials
         )
@@ -67,7 +67,7 @@ class ConductorServer:
         """Serves and announces itself; returns its gRPC host:port."""
         host = self._arguments.bind_host
         name = self._arguments.config.served_model_name or self._arguments.model_info.name
-        address = f"{host}:{self._grpc.add_insecure_port(f'{host}:0')}"
+        address = listen(self._grpc, f"{host}:0", self._credentials)
         self._leadership = self._stand(address)
         self._orders = Orders(self._runner, self._leadership, self._credentials)
         service = ConductorService(self._runner, self._leadership, name, self._arguments.config.log.decisions_every)
@@ -80,7 +80,7 @@ class ConductorServer:
                 member_id=self._arguments.instance_id,
                 incarnation=self._incarnation,
                 address=address,
-                metrics_address=serve_metrics(host),
+                metrics_address=serve_metrics(self._credentials, host, self._arguments.metrics_port),
                 pid=os.getpid(),
             )
         )
@@ -112,7 +112,7 @@ class ConductorServer:
 
     def _stand(self, address: str) -> Leadership:
         config = self._arguments.config
-        if config.conductor.replicas == 1:
+        if not config.several_conductors:
             return OnlyConductor(address)
         lease_s = config.conductor.leader_lease_s
         token, name = f"{self._incarnation:016x}", self._arguments.instance_id

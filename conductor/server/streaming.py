@@ -20,6 +20,7 @@ import hpack
 
 from conductor._native import split_frames, split_messages
 from springtide.rpc.channels import MAX_MESSAGE_BYTES
+from springtide.tls import Tls
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
@@ -76,7 +77,13 @@ class CallFailed(ConnectionError):
 
 
 async def follow(
-    address: str, method: str, request: bytes, metadata: Sequence[tuple[str, str]], take: Take, reading: Reading | None = None
+    address: str,
+    method: str,
+    request: bytes,
+    metadata: Sequence[tuple[str, str]],
+    take: Take,
+    reading: Reading | None = None,
+    tls: Tls | None = None,
 ) -> None:
     """Calls `method` (`/PACKAGE.SERVICE/METHOD`) at `host:port` with one message, and hands the messages of the answer to `take`, together
     all that have come. Returns when the server ends the answer. Raises OSError when the connection cannot be made or is lost, CallFailed,
@@ -84,7 +91,7 @@ async def follow(
     host, _, port = address.rpartition(":")
     headers = [
         (":method", "POST"),
-        (":scheme", "http"),
+        (":scheme", "http" if tls is None else "https"),
         (":path", method),
         (":authority", address),
         ("te", "trailers"),
@@ -93,7 +100,9 @@ async def follow(
     ]
     loop = asyncio.get_running_loop()
     try:
-        transport, call = await loop.create_connection(lambda: _Call(headers, request, take, reading), host.strip("[]"), int(port))
+        transport, call = await loop.create_connection(
+            lambda: _Call(headers, request, take, reading), host.strip("[]"), int(port), ssl=None if tls is None else tls.client_context()
+        )
     except (ValueError, OverflowError) as error:
         raise ConnectionError(f"there is no address {address!r}: {error}") from error
     try:

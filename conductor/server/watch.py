@@ -53,6 +53,7 @@ class Watcher(ABC):
         """Since when the membership lists, where they could be read, lack the member."""
         self._runner = runner
         self._metadata = [] if credentials.token is None else [(TOKEN_KEY, credentials.token)]
+        self._tls = credentials.tls
         self._task = supervised(self._run, f"watch-{member.role}-{member.member_id}")
 
     async def stop(self) -> None:
@@ -126,7 +127,7 @@ class StoreWatcher(Watcher):
                     for message in messages:
                         self._take(wire.STORE_EVENT.decode(StoreEvent.FromString(message)))
 
-                await follow(self.member.address, _WATCH_STORE, request, self._metadata, take)
+                await follow(self.member.address, _WATCH_STORE, request, self._metadata, take, tls=self._tls)
         except _SnapshotDue:
             return
         except CallFailed as error:
@@ -177,7 +178,7 @@ class LoadWatcher(Watcher):
                         raise self._nonsense
                     self._reports.put(self, messages[-1])
 
-                await follow(self.member.address, _WATCH_LOAD[self._ref.role], b"", self._metadata, take, self._reading)
+                await follow(self.member.address, _WATCH_LOAD[self._ref.role], b"", self._metadata, take, self._reading, self._tls)
         except TimeoutError:
             if self._reading.paused:
                 # It may have spoken all the time: so many are there that its turn did not come.

@@ -25,6 +25,7 @@ from decode_node.core.settings import DecodeSettings
 from node_runtime import events
 from node_runtime.calibration import CostCalibration
 from node_runtime.events import SendUpdate
+from node_runtime.quiet import Disturbance, IdleTurns
 from node_runtime.slot_claims import SlotClaims
 from springtide.blocks import blocks_for
 from springtide.clock import ObservedTime, Tick
@@ -68,6 +69,8 @@ class DecodeCore:
         self._room_awaited_until = float("-inf")
         """Slots were taken from an attempt that a peer may still be writing, or from one in idle capacity: until they are here, or then,
         nobody else gives way."""
+        self._disturbance = Disturbance(settings.idle_slowdown)
+        self._idle_turns = IdleTurns()
         self._recent_ms: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._observed = ObservedTime(events.MOST_BETWEEN_TICKS_S)
         self._orders: list[Action] = []
@@ -94,6 +97,8 @@ class DecodeCore:
                 self._fail_unanswered()
                 self._expire(now)
                 self._retry_growth()
+            case events.Quiet(wanted):
+                self._idle_turns.quiet = wanted
             case events.StoreConnected(num_slots, pages):
                 self._claims.store_connected(num_slots, pages)
             case events.StoreLost(reason):
@@ -113,6 +118,25 @@ class DecodeCore:
         actions = [*self._orders, *self._replies]
         self._orders, self._replies = [], []
         return actions
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether attempts in idle capacity are here."""
+        return any(attempt.idle for attempt in self._holders.values())
+
+    @property
+    def idle_work(self) -> bool:
+        """Whether any is under way, apart from what others' steps have in them."""
+        return self._steps.idle_work
+
+    @property
+    def slowdown(self) -> float:
+        """As of Disturbance."""
+        return self._disturbance.slowdown
+
+    def wants_quiet(self, now: float) -> bool:
+        """Whether the machine's other engines are to rest from idle work: steps of others run here, and are slowed by it."""
+        return self._disturbance.wanted(now) and any(attempt.has_begun and not attempt.idle for attempt in self._holders.values())
 
     @property
     def cost(self) -> DecodeCost:
@@ -516,7 +540,8 @@ class DecodeCore:
     # ---- steps ----
 
     def _launch(self, now: float) -> None:
-        settings = self._settings
+        settings, turns = self._settings, self._idle_turns
+        turns.look(any(attempt.idle and attempt.phase == "running" for attempt in self._holders.values()), now)
         while self._claims.num_slots is not None and len(self._steps) < (2 if settings.overlap else 1):
             batch = scheduling.choose(
                 self._holders.values(),
@@ -528,7 +553,8 @@ class DecodeCore:
                 settings.idle_slowdown,
             )
             # Who comes now is not to wait for more than one step of those that have time.
-            if not batch or (self._steps and all(attempt.idle for attempt, _ in batch)):
+            idle = all(attempt.idle for attempt, _ in batch)
+            if not batch or (idle and (self._steps or not turns.may_begin(now))):
                 return
             for attempt, prompt_tokens in batch:
                 if prompt_tokens and attempt.first_step_at is None:
@@ -542,6 +568,8 @@ class DecodeCore:
         self._orders += ended.releases.values()
         if ended.releases:
             self._retry_growth()
+        if any(attempt.idle for attempt in ended.attempts):
+            self._idle_turns.had(now)
         told: defaultdict[int, tuple[list[TokenOutput], list[PrefillDone]]] = defaultdict(lambda: ([], []))
         for i, attempt in enumerate(ended.attempts):
             if self._attempts.get(attempt.attempt_id) is not attempt:
@@ -566,7 +594,11 @@ class DecodeCore:
         if isinstance(event, ev.StepDone) and not ended.run.has_prompts:
             self._recent_ms.append(event.elapsed_ms)
             batch, repeated = len(ended.attempts), max(len(tokens) if isinstance(tokens, Sequence) else 0 for tokens in event.sampled) - 1
-            self._calibration.observe(batch, ended.run.context_tokens + batch * repeated // 2, event.elapsed_ms, now)
+            context = ended.run.context_tokens + batch * repeated // 2
+            self._calibration.observe(batch, context, event.elapsed_ms, now)
+            predicted_ms = self._settings.cost.predict_ms(batch, context)
+            if not ended.idle and predicted_ms > 0:
+                self._disturbance.observe(event.elapsed_ms / predicted_ms, event.beside_idle, now)
 
     def _append(self, attempt: DecodeAttempt, sampled: Sequence[SampledToken]) -> TokenOutput:
         """The step has computed the KV of the attempt's last token and sampled the next, and maybe so on."""

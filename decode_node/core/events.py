@@ -20,6 +20,8 @@ class StepDone:
     step_id: int
     sampled: Sequence[Sequence[SampledToken] | Failure | None]
     elapsed_ms: float
+    beside_idle: bool | None = None
+    """Other engines of the machine did idle work meanwhile; None: for a part of the time, or nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,11 @@ class StepInFlight:
     attempts: tuple[DecodeAttempt, ...]
     releases: dict[AttemptId, Release] = field(default_factory=dict)
 
+    @property
+    def idle(self) -> bool:
+        """It is of sequences in idle capacity alone."""
+        return all(attempt.idle for attempt in self.attempts)
+
 
 class StepsInFlight:
     """Steps run one after another in the order in which they were launched: the first runs now."""
@@ -54,6 +59,11 @@ class StepsInFlight:
         for attempt in step.attempts:
             attempt.ahead -= 1
         return step
+
+    @property
+    def idle_work(self) -> bool:
+        """Whether one is of sequences in idle capacity alone."""
+        return any(step.idle for step in self._steps)
 
     def hold_back(self, attempt: DecodeAttempt) -> bool:
         """Keeps its release until the last step that uses its slots has ended; False when none does."""

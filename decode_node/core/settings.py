@@ -15,7 +15,8 @@ class DecodeSettings:
     is waited for here, until it is looked for elsewhere. `overlap`: a step is launched while another runs; without it, which is easier to
     follow, when that one's tokens are known. `inline_tokens`: most tokens of a prompt that a step computes. `loads_ahead`: prompts that
     were handed over are loaded ahead of the steps that they join. `answer_s`: within which a store that lives answers.
-    `idle_slowdown`: by how much sequences in idle capacity may lengthen a step of others."""
+    `idle_slowdown`: by how much sequences in idle capacity may lengthen a step of others, and so may idle work of the machine's other
+    engines."""
 
     cost: DecodeCost
     block_tokens: int

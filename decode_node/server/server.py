@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 
 from decode_node import metrics
@@ -114,8 +115,10 @@ class DecodeServer(EngineServer[DecodeStart, DecodeUpdate, StepEvent, RunStep | 
 
     def _run_step(self, run: RunStep, predicted_ms: float) -> StepDone | StepFailed:
         stall_s = stalled_after_s(predicted_ms, self._arguments.config.silence_s)
+        beside = self.neighbours.do_idle_work
         with self._watchdog.during(f"step {run.step_id}", longest_s(predicted_ms), stall_s):
-            return self._steps.run(run)
+            ended = self._steps.run(run)
+        return replace(ended, beside_idle=beside) if isinstance(ended, StepDone) and beside == self.neighbours.do_idle_work else ended
 
     def _step_ended(self, step_id: int, ended: asyncio.Future[StepDone | StepFailed]) -> None:
         """Whatever has become of the step, the core hears of its end: it launches no other before, and nobody else would."""
@@ -140,6 +143,7 @@ class DecodeServer(EngineServer[DecodeStart, DecodeUpdate, StepEvent, RunStep | 
             load = self.core.load()
             metrics.RUNNING.set(load.running)
             metrics.IDLE.set(load.idle.running)
+            metrics.IDLE_SLOWDOWN.set(self.core.slowdown)
             metrics.WAITING.set(load.waiting)
             metrics.CONTEXT_TOKENS.set(load.tokens)
 

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
-import redis.asyncio as redis
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -25,6 +24,7 @@ from gateway.accounts.allowance import KEY_PREFIX, LIMITS, MAX_NAME_LENGTH, Allo
 from gateway.accounts.register import Register
 from gateway.accounts.usage import Counts, DayUsage, UsageBook, today
 from springtide.errors import ConfigError
+from springtide.valkey import ValkeyClient
 
 T = TypeVar("T")
 _DEFAULT_DAYS = 30
@@ -152,11 +152,8 @@ def _run(where: Where, command: Callable[[_Books], Awaitable[T]]) -> T:
 async def _open(where: Where) -> AsyncIterator[_Books]:
     """Raises Unavailable when there is no such cluster, or its Valkey does not answer."""
     located = await locate(where)
-    client = redis.Redis.from_url(located.redis_url, socket_timeout=5.0, socket_connect_timeout=5.0)
-    try:
+    async with ValkeyClient.from_url(located.redis_url, socket_timeout=5.0, socket_connect_timeout=5.0) as client:
         yield _Books(Register(client, located.cluster), UsageBook(client, located.cluster))
-    finally:
-        await client.aclose()
 
 
 def _shown(key: ApiKey) -> dict[str, Any]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
-from deploy.local.rundir import ClusterRecord, find_cluster
-from springtide.config import SECRET_VARIABLE
+from deploy.local.rundir import ClusterRecord, this_machines
+from springtide.config import load_config
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import Unavailable
 from springtide.membership import Member, Membership
+from springtide.tls import cluster_tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +32,20 @@ class Located:
     record: ClusterRecord | None
     """Of a cluster of this machine."""
     credentials: Credentials
-    """To speak with its processes: those of the record, or of the secret in the environment."""
+    """To speak with its processes: those of the record, or of secret and certificates in the environment."""
 
 
 async def locate(where: Where) -> Located:
     """Raises Unavailable when there is no such cluster, or its Valkey does not answer."""
     record = None
-    redis_url, cluster, secret = where.redis_url, where.cluster, os.environ.get(SECRET_VARIABLE)
-    if redis_url is None:
-        record = find_cluster(where.url)
-        if record is None:
-            raise Unavailable(
-                f"no cluster of this user on this machine serves at {where.url}; name its --url, or its --redis-url if it runs elsewhere"
-            )
-        redis_url, cluster, secret = record.redis_url, record.cluster, record.cluster_secret
-    credentials = Credentials(secret.encode(), cluster) if secret else OPEN
+    redis_url, cluster = where.redis_url, where.cluster
+    if redis_url is not None:
+        settings = load_config()  # of the environment
+        secret = settings.cluster_secret
+        credentials = OPEN if secret is None else Credentials(secret.get_secret_value().encode(), cluster, cluster_tls(settings.tls))
+    else:
+        record = this_machines(where.url, "; name its --url, or its --redis-url if it runs elsewhere")
+        redis_url, cluster, credentials = record.redis_url, record.cluster, record.credentials
     async with _membership(redis_url, cluster, credentials) as membership:
         members = await membership.members()
     if members is None:

@@ -29,15 +29,20 @@ code 2 and a message that names the setting, the value and where it came from. `
 
 def configuration_reference() -> str:
     """The whole page, in Markdown."""
-    sections = {"": list(_rows(ClusterConfig, ""))}
-    for name, info in ClusterConfig.model_fields.items():
-        if _is_section(info):
-            sections[name] = list(_rows(info.annotation, f"{name}."))  # type: ignore[arg-type]
     parts = [_INTRODUCTION]
-    for name, rows in sections.items():
+    for name, rows in _sections(ClusterConfig, ""):
         heading = f"## {name}" if name else "## Cluster"
         parts.append("\n".join([heading, "", "| setting | values | default | meaning |", "|---|---|---|---|", *rows, ""]))
     return "\n".join(parts)
+
+
+def _sections(model: type[BaseModel], name: str) -> Iterator[tuple[str, list[str]]]:
+    """Each section by its dotted name, with its rows; a section before those in it."""
+    prefix = f"{name}." if name else ""
+    yield name, list(_rows(model, prefix))
+    for field, info in model.model_fields.items():
+        if _is_section(info):
+            yield from _sections(info.annotation, f"{prefix}{field}")  # type: ignore[arg-type]
 
 
 def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:

@@ -89,12 +89,15 @@ class Child:
             self._policy.started(self._started_at)
             self._process = await asyncio.create_subprocess_exec(
                 *dies_with_us(self.spec.command),
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE if self.spec.stdin else asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
                 start_new_session=True,  # Ctrl-C in the terminal is for the supervisor, which stops the others in order
             )
+        if self._process.stdin is not None:
+            self._process.stdin.write(self.spec.stdin)
+            self._process.stdin.close()
         self._on_change(self, "starting")
         return self._process
 

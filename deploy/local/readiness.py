@@ -1,5 +1,5 @@
-"""Which of a cluster's processes are ready: Valkey when it answers, the others when they are listed in the membership with the process id
-that the supervisor gave them."""
+"""Which of a cluster's processes are ready: Valkey when it answers, the placer when it tells nodes what is wanted, the others when they are
+listed in the membership; the last two with the process id that the supervisor gave them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from deploy.commands.conductors import views
 from deploy.local.plan import ProcessSpec, client_host
+from deploy.ray.record import PlacementBook, placer_in
 from springtide.config import ClusterConfig
 from springtide.credentials import credentials_of
 from springtide.membership import Membership
@@ -28,7 +29,8 @@ class ReadinessProbe:
         assert config.redis_url is not None, "the configuration must be resolved"
         self._valkey = ValkeyClient.from_url(config.redis_url, socket_timeout=1.0, socket_connect_timeout=1.0)
         self._credentials = credentials_of(config)
-        self._membership = Membership(config.redis_url, config.cluster, config.conductor.lease_s, self._credentials)
+        self._placement = PlacementBook(self._valkey, config.cluster, self._credentials)
+        self._membership = Membership.of(config, self._credentials)
         # It asks a child of this process, and tells it nothing: whose name is in the certificate is of no interest.
         self._http = httpx.AsyncClient(timeout=2.0, trust_env=False, verify=False)
         self._only_certified = config.server.tls_client_ca is not None
@@ -47,10 +49,12 @@ class ReadinessProbe:
         """The names of those of the (process, its pid) pairs that are ready."""
         waiting = list(waiting)
         names = set()
-        for spec, _ in waiting:
+        for spec, pid in waiting:
             if spec.role == "valkey" and await self._valkey_answers():
                 names.add(spec.name)
-        if any(spec.role != "valkey" for spec, _ in waiting):
+            if spec.role == "placer" and await placer_in(self._placement) == pid:
+                names.add(spec.name)
+        if any(spec.role not in ("valkey", "placer") for spec, _ in waiting):
             members = await self._membership.members() or []
             present = {(member.role, member.member_id, member.pid) for member in members}
             names |= {spec.name for spec, pid in waiting if (spec.role, spec.member_id, pid) in present}

@@ -19,13 +19,15 @@ from pathlib import Path
 
 import psutil
 
-from springtide.config import write_private
-from springtide.errors import ConfigError
+from springtide.config import TlsConfig, write_private
+from springtide.credentials import OPEN, Credentials
+from springtide.errors import ConfigError, Unavailable
+from springtide.tls import cluster_tls
 
 _MAX_SOCKET_PATH = 107
 _CLOCK_SLACK_S = 2.0  # start times are told by a clock that is set now and then
 _LOCK = "lock"
-_LONGEST_SOCKET_NAME = "prefill-63.store.sock"  # 64 is the most that ClusterConfig allows
+LONGEST_SOCKET_NAME = "prefill-63.store.sock"  # 64 is the most that ClusterConfig allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,18 @@ class ClusterRecord:
     ready: bool
     processes: dict[str, int]
     """Process ids by name (`prefill-0`, `prefill-0-store`, `conductor-0`, `valkey`)."""
+    tls: dict[str, str] = field(default_factory=dict)
+    """The paths of certificate, key and authorities, by their settings' names; none where the processes speak in the clear."""
+    ca_dir: str = ""
+    """Where the cluster's authority is; empty where it has none of its own."""
+    join_address: str = ""
+    """Where machines join; empty where none can."""
+
+    @property
+    def credentials(self) -> Credentials:
+        """To speak with its processes."""
+        tls = cluster_tls(TlsConfig.model_validate(self.tls))
+        return Credentials(self.cluster_secret.encode(), self.cluster, tls) if self.cluster_secret else OPEN
 
     @property
     def alive(self) -> bool:
@@ -81,15 +95,15 @@ class RunDir:
         self._lock = lock
 
     @classmethod
-    def claim(cls, wanted: Path | None) -> RunDir:
-        """`wanted`, or a temporary one. Nobody but this user can enter it. Logs of an earlier run in it are put aside. Raises ConfigError
-        when `wanted` cannot serve, or serves another cluster."""
+    def claim(cls, wanted: Path | None, longest_socket: str = LONGEST_SOCKET_NAME) -> RunDir:
+        """`wanted`, or a temporary one, with room for sockets of such names. Nobody but this user can enter it. Logs of an earlier run in
+        it are put aside. Raises ConfigError when `wanted` cannot serve, or serves another cluster."""
         if wanted is None:
             path = user_directory() / str(os.getpid())
             shutil.rmtree(path, ignore_errors=True)
         else:
             path = wanted.absolute()
-        _make_private(path)
+        _make_private(path, longest_socket)
         lock = _lock(path)
         if lock is None:
             raise ConfigError(
@@ -107,9 +121,9 @@ class RunDir:
         os.close(self._lock)
 
 
-def _make_private(path: Path) -> None:
-    if len(os.fsencode(path / _LONGEST_SOCKET_NAME)) > _MAX_SOCKET_PATH:
-        longest = _MAX_SOCKET_PATH - len(_LONGEST_SOCKET_NAME) - 1
+def _make_private(path: Path, longest_socket: str) -> None:
+    if len(os.fsencode(path / longest_socket)) > _MAX_SOCKET_PATH:
+        longest = _MAX_SOCKET_PATH - len(longest_socket) - 1
         raise ConfigError(f"run_dir: {path} is too long for the Unix sockets in it; it may have {longest} bytes at most")
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -166,9 +180,19 @@ def running_clusters() -> list[ClusterRecord]:
 
 
 def find_cluster(url: str) -> ClusterRecord | None:
-    """The cluster of this user on this machine that serves at `url`, if there is one."""
+    """The cluster of this user on this machine that serves at `url`, if there is one. Of a head and nodes that have joined it here, which
+    are all said to be served at the same place, the head."""
     wanted = _place(url.replace("//localhost:", "//127.0.0.1:"))
-    return next((record for record in running_clusters() if _place(record.url) == wanted), None)
+    found = [record for record in running_clusters() if _place(record.url) == wanted]
+    return min(found, key=lambda record: not record.join_address, default=None)
+
+
+def this_machines(url: str, otherwise: str) -> ClusterRecord:
+    """The same. Raises Unavailable where there is none; the message ends with what else can be done."""
+    record = find_cluster(url)
+    if record is None:
+        raise Unavailable(f"no cluster of this user on this machine serves at {url}{otherwise}")
+    return record
 
 
 def _place(url: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from deploy.local.children import Child
-from deploy.local.plan import STOP_ORDER, ProcessSpec
+from deploy.local.plan import DRAINED, OTHERS_END_S, STOP_ORDER, ProcessSpec
 from deploy.local.readiness import ReadinessProbe
 
 STOP_GRACE_S = 3.0
@@ -27,8 +27,9 @@ class Supervisor:
     Use it in the main thread's event loop only, see Child. `on_change(child, what happened)` is told of every start, death and readiness.
     """
 
-    def __init__(self, log_path: Callable[[str], Path], on_change: Callable[[Child, str], None]) -> None:
+    def __init__(self, log_path: Callable[[str], Path], on_change: Callable[[Child, str], None], drain_s: float = 0.0) -> None:
         self._log_path = log_path
+        self._drain_s = drain_s
         self._on_change = on_change
         self._tasks: list[asyncio.Task[None]] = []
         self.children: list[Child] = []
@@ -65,13 +66,20 @@ class Supervisor:
                 child.mark_ready()
 
     async def shut_down(self) -> None:
-        """SIGTERM stage by stage, SIGKILL for what is left after the grace. Idempotent."""
+        """SIGTERM stage by stage, SIGKILL for what is left after the grace. Who ends what it has first is waited for. Idempotent."""
         deadline = time.monotonic() + STOP_GRACE_S
         for roles in STOP_ORDER:
             stage = [child for child in self.children if child.spec.role in roles]
             for child in stage:
                 child.stop()
-            await _all_ended(stage, min(STOP_STAGE_GRACE_S, deadline - time.monotonic()))
+            drain_s = self._drain_s if not DRAINED.isdisjoint(child.spec.role for child in stage) else 0.0
+            drain_s += max((OTHERS_END_S.get(child.spec.role, 0.0) for child in stage), default=0.0)
+            if drain_s:
+                began = time.monotonic()
+                await _all_ended(stage, drain_s + STOP_STAGE_GRACE_S)
+                deadline += time.monotonic() - began
+            else:
+                await _all_ended(stage, min(STOP_STAGE_GRACE_S, deadline - time.monotonic()))
         await _all_ended(self.children, deadline - time.monotonic())
         self.kill()
         await _all_ended(self.children, KILL_GRACE_S)

@@ -134,7 +134,7 @@ def _flashinfer_runs(trial: _Trial) -> bool:
 
 def native_can_run(config: ModelConfig) -> bool:
     """Whether this CPU can run the C kernels, and they are made for heads of this shape."""
-    if _native is None or not _native.supported():
+    if _native is None or not _native.instruction_sets():
         return False
     group = config.heads // config.kv_heads
     return config.head_dim % 32 == 0 and config.head_dim <= _native.MOST_HEAD_DIM and group <= _native.MOST_QUERIES
@@ -146,4 +146,4 @@ def native() -> Backend:
     from engine.backends.native_cpu.layers import fuse
     from engine.backends.native_cpu.ops import NativeOps
 
-    return Backend("native", "native AVX-512 bfloat16", NativeOps(), NativeAttention, fuse)
+    return Backend("native", f"native {_native.instruction_set()}", NativeOps(), NativeAttention, fuse)

@@ -20,19 +20,23 @@ class Linear:
     """`x @ weight.T + bias` for x [rows, in] and weight [out, in].
 
     On a CPU torch's own `F.linear` reorders plain weights in every call; packed ones are 2 to 3 times faster on AVX-512 machines. The
-    operators are the ones that torch.compile emits for frozen CPU models; where they are missing, plain `F.linear` takes over.
+    operators are the ones that torch.compile emits for frozen CPU models; where they are missing, plain `F.linear` takes over. Where the
+    CPU has no products of bfloat16, such weights are packed in float32, twice the memory: torch's products of bfloat16 are up to 20 times
+    slower there.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self._bias = bias
-        self._packed = weight.device.type == "cpu" and can_pack(weight.dtype)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS[weight.dtype]) if self._packed else weight
+        self._weight, self._bias = weight, bias
+        self._packed = packed_dtype(weight)
+        if self._packed is not None:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.to(self._packed), _PACKED_FOR_ROWS[self._packed])
+            self._bias = None if bias is None else bias.to(self._packed)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._packed:
-            result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-            return result
-        return F.linear(x, self._weight, self._bias)
+        if self._packed is None:
+            return F.linear(x, self._weight, self._bias)
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x.to(self._packed), self._weight, self._bias, "none", [], "")
+        return product.to(x.dtype)
 
 
 class GatedLinear:
@@ -54,10 +58,10 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
 _ACTIVATIONS: dict[Activation, Product] = {"silu": F.silu, "gelu_tanh": _gelu_tanh}
 
 
-def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this torch and this CPU have the packed product in `dtype`."""
-    if not torch.backends.mkldnn.is_available() or dtype not in _PACKED_FOR_ROWS:
-        return False
+def packed_dtype(weight: torch.Tensor) -> torch.dtype | None:
+    """In which weights like this one are packed on this machine; None where they stay as they are."""
+    if weight.device.type != "cpu" or weight.dtype not in _PACKED_FOR_ROWS or not torch.backends.mkldnn.is_available():
+        return None
     if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight") or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return None
+    return weight.dtype if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32

@@ -33,13 +33,13 @@ typedef struct {
 
 static void run_norm(const Pass *pass, const Norm *norm, const bf16 *added) {
     const NormRows rows = {pass->stream, added, *norm, pass->x, pass->rows, pass->of->hidden};
-    norm_share(&rows);
+    kernels->norm(&rows);
 #pragma omp barrier
 }
 
 static void run_product(const Pass *pass, Product product, const bf16 *x, bf16 *out, Py_ssize_t *turn) {
     product.x = (const uint32_t *)x, product.out = out, product.rows = pass->rows;
-    product_share(&product, turn);
+    kernels->product(&product, turn);
 #pragma omp barrier
 }
 
@@ -59,10 +59,10 @@ static void run_layer(const Pass *pass, const Weights *layer, Py_ssize_t slab, c
     run_norm(pass, &layer->attention_norm, pending ? pass->delta : NULL);
     run_product(pass, layer->qkv, pass->x, pass->qkv, &turns->qkv);
     if (keys_only) {
-        place_share(&attention);
+        kernels->place(&attention);
         return;
     }
-    attention_share(&attention, cut, &turns->attention);
+    kernels->attention(&attention, cut, &turns->attention);
 #pragma omp barrier
     run_product(pass, layer->output, pass->attended, pass->delta, &turns->output);
     run_norm(pass, &layer->feed_forward_norm, pass->delta);
@@ -113,7 +113,7 @@ static PyObject *layers_run(Layers *layers, PyObject *args) {
                 const int placed = keys_only && i == count - 1;
                 run_layer(&pass, &layers->layers[begin + i], slabs[i], cuts[i], pending || i > 0, placed, &turns[i]);
             }
-            if (begin + count == layers->count && !keys_only) add_share(pass.stream, pass.delta, pass.rows, layers->hidden);
+            if (begin + count == layers->count && !keys_only) kernels->add(pass.stream, pass.delta, pass.rows, layers->hidden);
         }
         for (Py_ssize_t i = 0; i < count; i++) failed |= turns[i].attention.failed;
         Py_END_ALLOW_THREADS;

@@ -1,14 +1,54 @@
-/* The extension module engine._native: kernels for CPUs with AVX-512 and products of bfloat16. What they compute, in torch:
- * engine/backends/plain.py. */
-#include "plan.h"
+/* The extension module engine._native: kernels for bfloat16 on x86-64 CPUs, in the best instruction set that this one has. What they compute,
+ * in torch: engine/backends/plain.py. */
+#include "parts.h"
 #include <omp.h>
+#include <string.h>
 #include <sys/mman.h>
 
-static PyObject *supported(PyObject *module, PyObject *nothing) {
-    (void)module, (void)nothing;
+const Kernels *kernels = NULL;
+
+/* Those that this CPU can run, the best first; how many there are. */
+static int runnable(const Kernels *found[2]) {
+    int count = 0;
     __builtin_cpu_init();
-    return PyBool_FromLong(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma"));
+    const int fma = __builtin_cpu_supports("fma") != 0;
+    if (fma && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16"))
+        found[count++] = &AVX512_BF16;
+    if (fma && __builtin_cpu_supports("avx2")) found[count++] = &AVX2;
+    return count;
+}
+
+static PyObject *instruction_sets(PyObject *module, PyObject *nothing) {
+    (void)module, (void)nothing;
+    const Kernels *found[2];
+    const int count = runnable(found);
+    PyObject *names = PyTuple_New(count);
+    for (int i = 0; names && i < count; i++) {
+        PyObject *name = PyUnicode_FromString(found[i]->instruction_set);
+        if (!name) Py_CLEAR(names);
+        if (names) PyTuple_SET_ITEM(names, i, name);
+    }
+    return names;
+}
+
+static PyObject *instruction_set(PyObject *module, PyObject *nothing) {
+    (void)module, (void)nothing;
+    if (kernels) return PyUnicode_FromString(kernels->instruction_set);
+    return PyErr_Format(PyExc_ValueError, "there are no kernels for this CPU");
+}
+
+static PyObject *use(PyObject *module, PyObject *args) {
+    (void)module;
+    const char *name;
+    const Kernels *found[2];
+    if (!PyArg_ParseTuple(args, "s", &name)) return NULL;
+    for (int i = runnable(found); i-- > 0;) {
+        if (strcmp(found[i]->instruction_set, name)) continue;
+        kernels = found[i];
+        Py_RETURN_NONE;
+    }
+    return PyErr_Format(PyExc_ValueError, "this CPU has no kernels in %s", name);
 }
 
 static PyObject *max_threads(PyObject *module, PyObject *nothing) {
@@ -27,7 +67,9 @@ static PyObject *prefer_huge_pages(PyObject *module, PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"max_threads", max_threads, METH_NOARGS, NULL},
-    {"supported", supported, METH_NOARGS, NULL},
+    {"instruction_sets", instruction_sets, METH_NOARGS, NULL},
+    {"instruction_set", instruction_set, METH_NOARGS, NULL},
+    {"use", use, METH_VARARGS, NULL},
     {"prefer_huge_pages", prefer_huge_pages, METH_VARARGS, NULL},
     {"pack", product_pack, METH_VARARGS, NULL},
     {"product", product_run, METH_VARARGS, NULL},
@@ -43,6 +85,8 @@ static struct PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__native(void) {
+    const Kernels *found[2];
+    if (runnable(found)) kernels = found[0];
     if (PyType_Ready(&Plan_Type) || PyType_Ready(&Layers_Type)) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module && (PyModule_AddObjectRef(module, "Plan", (PyObject *)&Plan_Type) ||

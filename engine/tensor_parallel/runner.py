@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +27,7 @@ from engine.tensor_parallel.orders import ComputeLogits, Forget, LeaveArena, Loa
 from engine.tensor_parallel.process_group import ProcessRanks
 from engine.tensor_parallel.steps import LeadingHooks
 from springtide.modelinfo import KVSpec, ModelInfo
+from springtide.process import start_python
 
 logger = logging.getLogger(__name__)
 
@@ -183,10 +182,8 @@ class Others:
     def start(self, load: LoadModel) -> None:
         """The process ends when the calling thread does."""
         ours, theirs = Pipe()
-        environment = {**os.environ, "SPRINGTIDE_PARENT_PID": str(os.getpid())}
         with theirs:
-            command = [sys.executable, "-P", "-m", "engine.tensor_parallel.rank", str(theirs.fileno())]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
+            process = start_python("engine.tensor_parallel.rank", str(theirs.fileno()), pass_fds=[theirs.fileno()])
         self._ranks.append((process, ours))
         ours.send(load)
 

@@ -25,6 +25,8 @@ MOST_FILES = 10_000
 PIECE_BYTES = 256 << 10
 _LEFT_S = 24 * 3600.0
 """An upload to which nothing has been added for so long is nobody's."""
+_PLACES_S = 3600.0
+"""How long a list can be gone on with behind a file that has been deleted."""
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
 
@@ -112,7 +114,13 @@ class Files:
     def __init__(self, client: redis.Redis, cluster: str, directory: Path, most_file_bytes: int, most_tenant_bytes: int) -> None:
         """`directory` is shared by all gateways of the cluster."""
         self._records = Records(
-            client, cluster, "file", most=MOST_FILES, most_bytes=most_tenant_bytes, bytes_of=lambda record: int(record["num_bytes"])
+            client,
+            cluster,
+            "file",
+            most=MOST_FILES,
+            most_bytes=most_tenant_bytes,
+            bytes_of=lambda record: int(record["num_bytes"]),
+            places_s=_PLACES_S,
         )
         self._directory = directory
         self._most_file_bytes = most_file_bytes

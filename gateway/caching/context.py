@@ -47,6 +47,8 @@ class Kept:
     """The stores in which all its blocks were pinned when last looked at."""
     failures: int = 0
     """Consecutive tries to compute it that came to nothing."""
+    breakdowns: int = 0
+    """Of these, those in which whoever computed it broke down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,13 @@ def cache_json(cache: ContextCache) -> dict[str, Any]:
         "metadata": dict(cache.metadata),
         "active_since": cache.active_since,
         "stored_token_minutes": cache.stored_token_minutes,
-        "kept": {"status": kept.status.value, "error": kept.error, "held": dict(kept.held), "failures": kept.failures},
+        "kept": {
+            "status": kept.status.value,
+            "error": kept.error,
+            "held": dict(kept.held),
+            "failures": kept.failures,
+            "breakdowns": kept.breakdowns,
+        },
     }
 
 
@@ -210,7 +218,7 @@ def cache_from(tenant: str, value: Mapping[str, Any]) -> ContextCache:
         metadata=value["metadata"],
         active_since=value["active_since"],
         stored_token_minutes=value["stored_token_minutes"],
-        kept=Kept(Status(kept["status"]), kept["error"], held, kept["failures"]),
+        kept=Kept(Status(kept["status"]), kept["error"], held, kept["failures"], kept["breakdowns"]),
     )
 
 

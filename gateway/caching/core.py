@@ -10,6 +10,7 @@ goes on being looked at meanwhile.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from hashlib import blake2b
 
 from gateway.caching.context import ContextCache, Kept, Status, Strength
@@ -20,6 +21,10 @@ LOOK_EVERY_S = 20.0
 PIN_LEASE_S = 600.0
 """How long a pin outlives its cache's keepers: so long the front end may be away as a whole."""
 _RETRY_S, _MOST_RETRY_S = 1.0, 30.0
+MOST_BREAKDOWNS = 5
+"""The most tries in a row to compute one with which whoever computes it breaks down. Each took several nodes."""
+_BREAKDOWN_RETRY_S, _MOST_BREAKDOWN_RETRY_S = 4.0, 300.0
+"""The pauses between them grow to minutes: where all nodes have broken down for another reason, it is over by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,16 @@ class Store:
     address: str
     prefills: bool = False
     """Its node computes prompts: what it holds is used there without being copied."""
+
+
+class Failure(Enum):
+    """Why one could not be computed."""
+
+    NOT_NOW = auto()
+    """There was nobody who could."""
+    BREAKDOWN = auto()
+    """Whoever computed it broke down, one after the other."""
+    NEVER = auto()
 
 
 # ---- events ----
@@ -82,10 +97,10 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class NotComputed:
-    """It could not be computed: never, or not now."""
+    """It could not be computed."""
 
     message: str
-    for_good: bool
+    why: Failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +212,10 @@ class Look:
                 self._stores[store.node_id] = store
                 self._tried.discard(store.node_id)
                 return [self._pin(store.node_id, now)]
-            case NotComputed(message, for_good):
-                return self._on_not_computed(message, for_good, now)
+            case NotComputed(message, why):
+                return self._on_not_computed(message, why, now)
             case Postponed(message):
-                why = message or self._kept.error
-                return [*self._save(Kept(Status.PENDING, why, failures=self._kept.failures)), *self._rest(now)]
+                return [*self._pend(message or self._kept.error), *self._rest(now)]
             case Gone():
                 # Whoever is still asked to pin it comes to that before it is asked to unpin it.
                 return [*(Unpin(node_id) for node_id in sorted(self._holders | self._asked)), *self._rest(None)]
@@ -228,10 +242,16 @@ class Look:
         # A part of it is not worth its place: where another store has all of it, it is copied from there and pinned anew.
         return [*([Unpin(node_id)] if blocks else []), *self._answered(node_id, now)]
 
-    def _on_not_computed(self, message: str, for_good: bool, now: float) -> list[Action]:
-        if for_good:
-            return [*self._save(Kept(Status.ERROR, message)), *self._rest(None)]
-        return self._try_later(message, now)
+    def _on_not_computed(self, message: str, why: Failure, now: float) -> list[Action]:
+        if why is Failure.NOT_NOW:
+            return self._try_later(message, now)
+        breakdowns = self._kept.breakdowns + 1
+        if why is Failure.BREAKDOWN and breakdowns < MOST_BREAKDOWNS:
+            pause_s = min(_BREAKDOWN_RETRY_S * 4 ** (breakdowns - 1), _MOST_BREAKDOWN_RETRY_S)
+            return [*self._pend(message, failures=1, breakdowns=1), *self._rest(now + pause_s)]
+        if why is Failure.BREAKDOWN:
+            message = f"the nodes that computed it failed, in each of {breakdowns} tries: it is tried no more"
+        return [*self._save(Kept(Status.ERROR, message)), *self._rest(None)]
 
     def _answered(self, node_id: NodeId, now: float) -> list[Action]:
         self._asked.discard(node_id)
@@ -268,13 +288,17 @@ class Look:
             return self._try_later("it was computed, but no store has kept it: there is no room", now)
         # Why it is still pending is told until it is not.
         why = self._kept.error if self._kept.status is Status.PENDING else ""
-        pending = self._save(Kept(Status.PENDING, why, failures=self._kept.failures))
+        pending = self._pend(why)
         return [*pending, Compute()] if self._works else [*pending, *self._rest(None, works=True)]
 
     def _try_later(self, message: str, now: float) -> list[Action]:
-        failures = self._kept.failures + 1
-        pause_s = min(_RETRY_S * 2 ** min(failures - 1, 10), _MOST_RETRY_S)
-        return [*self._save(Kept(Status.PENDING, message, failures=failures)), *self._rest(now + pause_s)]
+        pause_s = min(_RETRY_S * 2 ** min(self._kept.failures, 10), _MOST_RETRY_S)
+        return [*self._pend(message, failures=1), *self._rest(now + pause_s)]
+
+    def _pend(self, why: str, failures: int = 0, breakdowns: int = 0) -> list[Action]:
+        """Writes down that it is pending, after so many more tries."""
+        kept = self._kept
+        return self._save(Kept(Status.PENDING, why, {}, kept.failures + failures, kept.breakdowns + breakdowns))
 
     def _pin(self, node_id: NodeId, now: float) -> Pin:
         self._asked.add(node_id)

@@ -309,19 +309,20 @@ class _Doing:
         try:
             raw = await self._catalogue.content(cache.tenant, cache.cache_id)
             if raw is None:
-                return core.NotComputed("its content is not there any more", for_good=True)
+                return core.NotComputed("its content is not there any more", core.Failure.NEVER)
             content = await asyncio.to_thread(content_from, raw)
             node_id = await self._computer.compute(cache.tenant, content.token_ids)
             await self._catalogue.count(cache, creation_tokens=len(content.token_ids))
         except InvalidRequest as error:
-            return core.NotComputed(error.message, for_good=True)
+            return core.NotComputed(error.message, core.Failure.NEVER)
         except SpringtideError as error:
             # Which node failed, and where it is, is not for whoever looks at the cache.
             logger.info("context cache %s is not computed: %s", cache.cache_id, error.message)
             if error.code == "no_progress":
                 return core.Postponed("it waits for idle capacity, of which there was none for long")
-            return core.NotComputed("it could not be computed just now, and is tried again", for_good=False)
+            failure = core.Failure.BREAKDOWN if error.code == "node_lost" or error.http_status == 500 else core.Failure.NOT_NOW
+            return core.NotComputed("it could not be computed just now, and is tried again", failure)
         store = self._stores.store(node_id)
         if store is None:
-            return core.NotComputed("its store was lost, and it is computed again", for_good=False)
+            return core.NotComputed("its store was lost, and it is computed again", core.Failure.NOT_NOW)
         return core.Computed(store)

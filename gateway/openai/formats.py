@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -19,6 +19,13 @@ Schema = Annotated[dict[str, Any] | bool | str, AfterValidator(json_value)]
 """A JSON schema, or its text."""
 Source = Annotated[Text, Field(min_length=1, max_length=_MAX_SOURCE)]
 Choices = Annotated[list[Annotated[Text, Field(min_length=1, max_length=_MAX_SOURCE)]], Field(min_length=1, max_length=MAX_CHOICES)]
+
+
+class NamedFormat(NamedTuple):
+    """A format, and the field that asks for it."""
+
+    field: str
+    format: OutputFormat
 
 
 class NamedSchema(Body):
@@ -60,8 +67,8 @@ class StructuredOutputs(Body):
     disable_additional_properties: NeutralFalse = None
     whitespace_pattern: Neutral = None
 
-    def output_formats(self) -> Iterable[OutputFormat]:
-        yield from formats(self.json_, self.regex, self.choice, self.grammar, self.json_object)
+    def output_formats(self) -> Iterable[NamedFormat]:
+        yield from formats("structured_outputs.", self.json_, self.regex, self.choice, self.grammar, self.json_object)
 
 
 class GuidedFields(Body):
@@ -77,33 +84,37 @@ class GuidedFields(Body):
     structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None
 
-    def output_format(self) -> OutputFormat | None:
+    def output_format(self) -> NamedFormat | None:
         """Raises InvalidRequest when there are several."""
-        wanted = list(formats(self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar, self.guided_json_object))
+        guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar, self.guided_json_object)
+        wanted = list(formats("guided_", *guided))
         if self.structured_outputs is not None:
             wanted += self.structured_outputs.output_formats()
         if self.response_format is not None and (response_format := self.response_format.output_format()) is not None:
-            wanted.append(response_format)
+            wanted.append(NamedFormat("response_format", response_format))
         if len(wanted) > 1:
-            kinds = ", ".join(one.kind.value for one in wanted)
-            raise InvalidRequest(f"response_format: the output can be held to one thing, not to {kinds} together", param="response_format")
+            fields = ", ".join(one.field for one in wanted)
+            raise InvalidRequest(f"{wanted[0].field}: the output can be held to one thing, not to {fields} together", param=wanted[0].field)
         return wanted[0] if wanted else None
 
 
 def formats(
+    prefix: str,
     schema: dict[str, Any] | bool | str | None,
     regex: str | None,
     choice: list[str] | None,
     grammar: str | None,
     json_object: bool | None,
-) -> Iterable[OutputFormat]:
+) -> Iterable[NamedFormat]:
+    """Those that are set; their fields' names begin with `prefix`."""
     if schema is not None:
-        yield OutputFormat(FormatKind.JSON_SCHEMA, schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False))
+        source = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+        yield NamedFormat(f"{prefix}json", OutputFormat(FormatKind.JSON_SCHEMA, source))
     if regex is not None:
-        yield OutputFormat(FormatKind.REGEX, regex)
+        yield NamedFormat(f"{prefix}regex", OutputFormat(FormatKind.REGEX, regex))
     if choice is not None:
-        yield OutputFormat(FormatKind.CHOICE, json.dumps(choice, ensure_ascii=False))
+        yield NamedFormat(f"{prefix}choice", OutputFormat(FormatKind.CHOICE, json.dumps(choice, ensure_ascii=False)))
     if grammar is not None:
-        yield OutputFormat(FormatKind.GRAMMAR, grammar)
+        yield NamedFormat(f"{prefix}grammar", OutputFormat(FormatKind.GRAMMAR, grammar))
     if json_object:
-        yield OutputFormat(FormatKind.JSON_OBJECT)
+        yield NamedFormat(f"{prefix}json_object", OutputFormat(FormatKind.JSON_OBJECT))

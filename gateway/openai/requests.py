@@ -280,6 +280,7 @@ class OpenAIRequest(GuidedFields):
     def _api_request(self, prompt: Conversation | Texts, max_tokens: int | None) -> ApiRequest:
         # Its fields are the body's of the same names; what that leaves out has the default.
         terms = Terms(**{name: value for name in _TERMS if (value := getattr(self, name)) is not None})
+        wanted = self.output_format()
         return ApiRequest(
             self.model,
             prompt,
@@ -290,11 +291,12 @@ class OpenAIRequest(GuidedFields):
             include_stop=self.include_stop_str_in_output,
             bad_words=self.bad_words,
             skip_special_tokens=self.skip_special_tokens,
-            format=self.output_format(),
+            format=None if wanted is None else wanted.format,
             prompt_logprobs=self.prompt_logprobs,
             truncate_prompt_tokens=self.truncate_prompt_tokens or 0,
             terms=replace(terms, priority=-self.priority, idle=self.has_time),
             cache=CacheUse(salt=self.cache_salt or ""),
+            names={} if wanted is None else {"format": wanted.field},
         )
 
     def _sampling(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "format": "text.format"}
 
 Identifier = Annotated[Text, Field(max_length=_MAX_IDENTIFIER)]
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME, pattern=r"^[a-zA-Z0-9_-]+$")]

@@ -17,27 +17,30 @@ Schema = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 SPACE = "SPACE: /[ \\n]{0,4}/"
 """Where a grammar leaves some."""
 _MOST_TOOLS = 128
+MAX_CALLS = 64
+"""Of one output: a model that has begun to repeat a call would else go on for as long as it may."""
 
 
 def hermes(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
     call = f'{literal("<tool_call>")} "\\n" tool "\\n" {literal("</tool_call>")}'
-    return _grammar('call ("\\n" call)*' if several else "call", call, tools, "arguments", schema)
+    return _grammar(_repeated("call", '"\\n"', several), call, tools, "arguments", schema)
 
 
 def llama3(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
-    return _grammar('call ("; " call)*' if several else "call", "tool", tools, "parameters", schema)
+    return _grammar(_repeated("call", '"; "', several), "tool", tools, "parameters", schema)
 
 
 def mistral(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
-    call = f"{literal('[TOOL_CALLS]')} block"
-    lines = [_grammar("call+" if several else "call", call, tools, "arguments", schema), *mistral_block(tools, several, literal)]
-    return "\n".join(lines)
+    mark = literal("[TOOL_CALLS]")
+    # One list of them, or one behind each mark: not lists behind marks, of which each could have as many again.
+    start = f"call{{1,{MAX_CALLS}}} | {mark} list" if several else "call"
+    lines = [_grammar(start, f"{mark} block", tools, "arguments", schema), *mistral_block(tools, False, literal)]
+    return "\n".join([*lines, f"list: {_list_of(_more_calls(1))}"] if several else lines)
 
 
 def mistral_block(tools: Sequence[Tool], several: bool, literal: Literal) -> Iterator[str]:
     """Rules for what is behind the mark of calls: a list of objects or, as later models write it, a name and its arguments."""
-    listed = 'tool (SPACE "," SPACE tool)*' if several else "tool"
-    yield f'block: SPACE ("[" SPACE {listed} SPACE "]" | named)'
+    yield f"block: {_list_of(_more_calls(0) if several else '')} | SPACE named"
     yield f"named: {' | '.join(f'named_{number}' for number in range(len(tools)))}"
     marks = f"({literal('[CALL_ID]')} CALL_ID)? ({literal('[ARGS]')})?"
     for number, tool in enumerate(tools):
@@ -47,12 +50,24 @@ def mistral_block(tools: Sequence[Tool], several: bool, literal: Literal) -> Ite
 
 
 def pythonic(tools: Sequence[Tool], several: bool, literal: Literal, schema: Schema) -> str:
-    calls = 'call (", " call)*' if several else "call"
+    calls = _repeated("call", '", "', several)
     lines = [f'start: "[" {calls} "]"', f"call: {alternatives('tool', tools)}"]
     for number, tool in enumerate(tools):
         lines.append(f'tool_{number}: {json.dumps(f"{tool.name}(")} rest_{number}_0_first ")"')
         lines += keyword_rules(number, tool, schema)
     return "\n".join(lines)
+
+
+def _list_of(more: str) -> str:
+    return f'SPACE "[" SPACE tool {more} SPACE "]"'
+
+
+def _more_calls(least: int) -> str:
+    return f'(SPACE "," SPACE tool){{{least},{MAX_CALLS - 1}}}'
+
+
+def _repeated(call: str, between: str, several: bool) -> str:
+    return f"{call} ({between} {call}){{0,{MAX_CALLS - 1}}}" if several else call
 
 
 def _grammar(start: str, call: str, tools: Sequence[Tool], arguments: str, schema: Schema) -> str:

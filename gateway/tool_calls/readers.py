@@ -48,8 +48,8 @@ class _JsonReader(_Reader):
 
     def _rest_of_block(self) -> list[Part]:
         """Of one that has ended before its time, or is no call."""
-        parts = self._block.taken()
-        return parts if self._block.has_calls else [*parts, *content(self._lead + self._block.unclaimed)]
+        parts, lead, self._lead = self._block.taken(), self._lead, ""
+        return parts if self._block.has_calls else [*parts, *content(lead + self._block.unclaimed)]
 
     def _in_block(self, in_text: Callable[[], list[Part] | None], after: Callable[[], list[Part] | None]) -> list[Part] | None:
         if not self._text and not self._block.done and not self._block.failed:

@@ -133,7 +133,7 @@ class SlotAllocator:
     def drop(self, victims: Sequence[Block]) -> None:
         """Gives back the slots of blocks that the index has evicted, and tells whoever counts them."""
         self.pins.evicted(victims)
-        self.slots.give_back(block.slot for block in victims)
+        self.slots.give_back([block.slot for block in victims])
         for block in victims:
             block.tenant.slots -= 1
             self.tenants.forget_if_idle(block.tenant)

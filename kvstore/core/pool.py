@@ -52,7 +52,7 @@ class Pool:
         policy: EvictionPolicy | None = None,
         quotas: Mapping[str, int] | None = None,
         hard_pins: int | None = None,
-        settle: Callable[[], None] | None = None,
+        settle: Callable[[Sequence[Slot]], None] | None = None,
         ssd_capacity: int | None = None,
         ssd_policy: EvictionPolicy | None = None,
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, MutableSequence
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import TYPE_CHECKING
 
 from springtide.ids import Slot
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class SlotTable:
     """The slots that are free, and the generation of each. `generations` (one per slot) is where peers look to see whether a handle is
     stale: the arena's own array, or a list. A slot that is given back changes its generation at once, so whoever still has a handle to it
-    is refused from then on: for certain once `settle`, which is called then, has returned (Transport.settle)."""
+    is refused from then on: for certain once `settle`, which is called then with these slots, has returned (Transport.settle)."""
 
-    def __init__(self, generations: MutableSequence[int] | np.ndarray, settle: Callable[[], None] | None = None) -> None:
+    def __init__(self, generations: MutableSequence[int] | np.ndarray, settle: Callable[[Sequence[Slot]], None] | None = None) -> None:
         self._generations = generations
         self._settle = settle
         self.num_slots = len(generations)
@@ -46,10 +46,10 @@ class SlotTable:
         del self._free[-count:]
         return taken
 
-    def give_back(self, slots: Iterable[Slot]) -> None:
+    def give_back(self, slots: Sequence[Slot]) -> None:
         generations, free = self._generations, self._free
         for slot in slots:
             generations[slot] += 1
-            free.append(slot)
+        free.extend(slots)
         if self._settle is not None:
-            self._settle()
+            self._settle(slots)

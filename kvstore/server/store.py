@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-
-import numpy as np
+from collections.abc import Sequence
 
 from kvstore import metrics
 from kvstore.core.eviction import new_policy
@@ -14,11 +12,15 @@ from kvstore.core.pool import Pool
 from kvstore.core.results import PoolCounts
 from kvstore.core.tenants import EVERY_OTHER
 from kvstore.server.service.engine_session import EngineSession, LocalStoreService
-from kvstore.server.service.fencing import Attachments, EngineFencing
+from kvstore.server.service.fencing import EngineFencing
 from kvstore.server.service.store_service import StoreService
+from kvstore.server.shared.arena import MakeTransport, StoreArena
+from kvstore.server.shared.bundle import Bundle
 from kvstore.server.shared.context import StoreContext, StoreOptions
 from kvstore.server.shared.peers import Peers
+from kvstore.server.shared.routes import MessengerMover
 from kvstore.server.shared.ssd import Ssd, SsdOptions
+from kvstore.server.shared.stripe_ssd import OwnSsd, agree
 from kvstore.server.transfer.attempt_transfers import AttemptTransfers
 from kvstore.server.transfer.demotion import Demotion
 from kvstore.server.transfer.ingests import Ingests
@@ -26,13 +28,9 @@ from kvstore.server.transfer.promotion import Promotion
 from kvstore.server.transfer.replication import Replicator
 from kvstore.ssd.disk import Disk
 from kvstore.ssd.tier import SsdTier
-from messenger.arena_memory import FdServer, SharedMemory
-from messenger.base import Endpoint, Identity, Slice, Transport
-from messenger.registry import TransportSite, make_transport
-from messenger.router import Messenger
+from messenger.base import Endpoint, Identity
 from springtide.clock import MonotonicClock
-from springtide.errors import SpringtideError
-from springtide.ids import AttemptId, new_incarnation
+from springtide.ids import AttemptId, Incarnation, Slot, new_incarnation
 from springtide.protocol.storage import Notice, StoreLoad
 from springtide.rpc import channels
 from springtide.rpc.store_pb2_grpc import add_LocalStoreServicer_to_server, add_StoreServicer_to_server
@@ -43,25 +41,32 @@ TICK_S = 0.1
 TICKS_A_SIGN = 5
 """The number of ticks after which the engine is told of the load though it is as before: silence means that the store hangs."""
 STOP_GRACE_S = 0.5
-SELF_TEST_BYTES = 64 << 10
-MakeTransport = Callable[[str, SharedMemory], Transport]
 
 
 class Store:
     """The store of a node. It owns everything that it makes; `close` leaves neither process, socket nor memory behind."""
 
-    def __init__(self, options: StoreOptions, make_transport: MakeTransport | None = None, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        options: StoreOptions,
+        make_transport: MakeTransport | None = None,
+        disk: Disk | None = None,
+        bundle: Bundle | None = None,
+        incarnation: Incarnation | None = None,
+    ) -> None:
         """Takes the arena's memory (address space; pages come at their first touch). Raises NoMemory when it cannot be had.
         `make_transport` makes what `options.transports` names, and `disk` is the SSD's, where
-        it is to be something else than usual."""
+        it is to be something else than usual. `bundle`: of which this is the first store, by this `incarnation`; it closes it."""
         self.options = options
         self._disk = disk
-        self.incarnation = new_incarnation()
+        self._bundle = bundle
+        self.incarnation = incarnation or new_incarnation()
         self._clock = MonotonicClock()
-        self._arena = SharedMemory.create(options.num_slots, options.spec.bytes_per_slot, self.incarnation, populate=False)
-        ssd_slots = None if options.ssd is None else max(1, options.ssd.capacity_bytes // options.spec.bytes_per_slot)
+        self._arena = StoreArena(options, self.incarnation, self._on_notify, make_transport)
+        self._messenger = self._arena.messenger
+        ssd_slots = None if options.ssd is None else self._ssd_slots(options.ssd)
         self.pool = Pool(
-            self._arena.region.generations,
+            self._arena.memory.region.generations,
             options.spec.layers,
             node_id=options.node_id,
             incarnation=self.incarnation,
@@ -69,21 +74,13 @@ class Store:
             policy=new_policy(options.eviction, options.num_slots),
             quotas=options.tenant_quotas,
             hard_pins=int(options.hard_pin_share * options.num_slots),
-            settle=lambda: self._messenger.settle(),
+            settle=self._settle,
             ssd_capacity=ssd_slots,
             ssd_policy=None if ssd_slots is None else new_policy(options.eviction, ssd_slots),
         )
-        self._attachments = Attachments()
-        self._arena_server = None if "shm" in options.transports else FdServer(self._arena, options.arena_socket, self._attachments.serve)
-        self._messenger = Messenger(
-            [(make_transport or self._transport)(name, self._arena) for name in options.transports],
-            self._arena.region,
-            options.node_id,
-            self.incarnation,
-            self._on_notify,
-            optional=options.optional_transports,
-        )
-        self.shared = StoreContext(options, self.incarnation, self.pool, Peers(self._messenger, options.credentials, self._clock))
+        movers = () if bundle is None else bundle.movers(MessengerMover(self._messenger))
+        peers = Peers(self._messenger, options.credentials, self._clock, options.spec, movers)
+        self.shared = StoreContext(options, self.incarnation, self.pool, peers, () if bundle is None else bundle.stores)
         self._transfers = AttemptTransfers()
         self._replicator = Replicator(self.shared)
         self._promotion = Promotion(self.shared)
@@ -103,13 +100,14 @@ class Store:
 
     async def start(self) -> Endpoint:
         """Serves peers and the engine once it has passed a transfer to itself. Raises OSError, ValueError or SpringtideError."""
-        endpoint = await self._messenger.start()
-        if self._arena_server is not None:
-            await self._arena_server.start()
+        endpoint = await self._arena.start()
         await self._self_test(endpoint)
         if self.options.ssd is not None:
             await self._open_ssd(self.options.ssd)
-        service = StoreService(self.shared, self._transfers, self._ingests, self._replicator, self._promotion, endpoint, self._clock)
+        layers = () if self._bundle is None else self._bundle.layers_at(endpoint)
+        service = StoreService(
+            self.shared, self._transfers, self._ingests, self._replicator, self._promotion, endpoint, self._clock, layers
+        )
         add_StoreServicer_to_server(service, self._server)
         local = LocalStoreService(self.shared, self._transfers, self._ingests, self._fencing, self._set_session)
         add_LocalStoreServicer_to_server(local, self._local_server)
@@ -122,7 +120,7 @@ class Store:
             asyncio.create_task(self._ingests.watch_writers(self._messenger), name="watch writers"),
             asyncio.create_task(self._tick(), name="store tick"),
         ]
-        logger.info("store serves %d slots of %d bytes at %s", self.options.num_slots, self.options.spec.bytes_per_slot, self.address)
+        logger.info("store serves %d slots of %d bytes at %s", self.options.num_slots, self._arena.bytes_per_slot, self.address)
         return endpoint
 
     async def run(self) -> None:
@@ -143,35 +141,45 @@ class Store:
         await self._promotion.close()
         await asyncio.gather(self._server.stop(STOP_GRACE_S), self._local_server.stop(STOP_GRACE_S))
         await self.shared.peers.close()
-        await self._messenger.close()
-        if self._arena_server is not None:
-            await self._arena_server.close()
+        await self._arena.stop()
         if self._demotion is not None:
             await self._demotion.flush()
         if self.shared.ssd is not None:
             await self.shared.ssd.close()
+        if self._bundle is not None:
+            await self._bundle.close()
         self._arena.close()
         self.options.store_socket.unlink(missing_ok=True)
 
     def _listen(self) -> str:
-        host = f"[{self.options.bind_host}]" if ":" in self.options.bind_host else self.options.bind_host
-        port = self._server.add_insecure_port(f"{host}:0")
+        address = channels.listen(self._server, f"{self.options.bind_host}:0", self.options.credentials)
         self.options.store_socket.unlink(missing_ok=True)  # of a process that was killed
         self._local_server.add_insecure_port(f"unix:{self.options.store_socket}")
-        return f"{host}:{port}"
+        return address
 
     async def _open_ssd(self, options: SsdOptions) -> None:
         """Raises SsdUnavailable."""
         assert self.pool.ssd is not None, "a store with SSD options has a pool that knows of it"
-        spec = self.options.spec
-        tier = await SsdTier.open(options.directory, options.capacity_bytes, spec.bytes_per_slot, options.fingerprint, self._disk)
-        self.shared.ssd = Ssd(tier, self.pool.ssd, self._arena.region.memory, spec.bytes_per_slot)
+        region, size = self._arena.memory.region, self._arena.bytes_per_slot
+        tier = await SsdTier.open(options.directory, options.capacity_bytes, size, options.fingerprint, self._disk)
+        own = OwnSsd(tier, region.memory, size)
+        others = () if self._bundle is None else self._bundle.ssds
+        assert self._bundle is None or self._bundle.has_ssd, "a bundle has an SSD where each of its stores has one"
+        await agree([own, *others])
+        self.shared.ssd = Ssd(own, self.pool.ssd, others, region.generations)
         self._demotion = Demotion(self.shared, self.shared.ssd, options)
         self._tasks.append(asyncio.create_task(self._demotion.run(), name="demotion"))
 
-    def _transport(self, name: str, arena: SharedMemory) -> Transport:
-        site = TransportSite(arena, self.options.bind_host, self.options.arena_socket)
-        return make_transport(name, site, self.options.transport_options)
+    def _ssd_slots(self, options: SsdOptions) -> int:
+        """How many blocks the SSD can hold, that with the least room for its layers if there are several."""
+        own = max(1, options.capacity_bytes // self.options.own_spec.bytes_per_slot)
+        return own if self._bundle is None else min(own, *(ssd.counts().capacity for ssd in self._bundle.ssds))
+
+    def _settle(self, slots: Sequence[Slot]) -> None:
+        """These slots have other generations now."""
+        self._messenger.settle()
+        if self._bundle is not None and slots:
+            self._bundle.set_generations(slots, [self._arena.memory.region.generations[slot] for slot in slots])
 
     def _on_notify(self, peer: str, payload: bytes) -> None:
         self._ingests.on_notify(peer, payload)
@@ -181,7 +189,7 @@ class Store:
             self._session.notify(notice)
 
     async def _is_fenced(self, engine: Identity) -> bool:
-        return await self._messenger.fence(engine.name, engine.incarnation) and await self._attachments.has_let_go(engine)
+        return await self._arena.has_let_go(engine) and (self._bundle is None or await self._bundle.have_let_go(engine))
 
     def _set_session(self, session: EngineSession | None) -> None:
         self._session = session
@@ -189,22 +197,13 @@ class Store:
         self._ingests.engine_changed(session is not None)
 
     async def _self_test(self, endpoint: Endpoint) -> None:
-        """Writes from one half of a slot to the other by Messenger and compares. Raises SpringtideError when that does not work."""
-        attempt, half = AttemptId("self-test"), self.options.spec.bytes_per_slot // 2
+        """Raises SpringtideError when a transfer to itself does not work."""
+        attempt = AttemptId("self-test")
         (slot,) = self.pool.acquire(attempt, [], 1, 0).slots
-        memory, source, size = self._arena.region.memory, slot * self.options.spec.bytes_per_slot, min(half, SELF_TEST_BYTES)
-        target = source + half
-        pattern = np.random.default_rng(self.incarnation).integers(0, 256, size, dtype=np.uint8)
-        memory[source : source + size] = pattern
         try:
-            connection = await self._messenger.connect(endpoint)
-            generation = int(self._arena.region.generations[slot])
-            completion = await connection.write([Slice(source, target, size, generation)], 5.0)
-            await connection.close()
+            await self._arena.self_test(endpoint, slot)
         finally:
             self.pool.release(attempt)
-        if completion.failed or not np.array_equal(memory[target : target + size], pattern):
-            raise SpringtideError(f"the self-test transfer of {size} bytes over {'/'.join(self.options.transports)} failed")
 
     async def _tick(self) -> None:
         """Does what is due, for ever: ends leases whose time is over, hangs up peers that are no longer asked, and shows how full the pool

@@ -14,6 +14,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from messenger.base import Identity, WrongSecret
+from messenger.options import RdmaOptions
 from messenger.rdma.ports import PortAddress
 from messenger.rdma.proofs import NONCE_BYTES, Nonces, proof_of
 from messenger.rdma.wire import (
@@ -54,19 +55,20 @@ class Lender(Protocol):
 
 
 class ControlServer:
-    def __init__(self, lender: Lender, incarnation: int, secret: bytes | None) -> None:
-        self._server = channels.new_server()
-        servicer = _Servicer(lender, incarnation, secret)
+    def __init__(self, lender: Lender, incarnation: int, options: RdmaOptions) -> None:
+        self._credentials = options.credentials
+        self._server = channels.new_server(self._credentials)
+        servicer = _Servicer(lender, incarnation, options.secret)
         add_RdmaControlServicer_to_server(servicer, self._server)
 
     async def start(self, address: str) -> str:
         """Serves at `host:port`, port 0 for a free one. Returns the address. Raises OSError when it is taken."""
         try:
-            port = self._server.add_insecure_port(address)
+            served = channels.listen(self._server, address, self._credentials)
         except RuntimeError as error:
             raise OSError(f"cannot serve the control RPC of rdma at {address}: {error}") from error
         await self._server.start()
-        return f"{address.rpartition(':')[0]}:{port}"
+        return served
 
     async def close(self) -> None:
         await self._server.stop(None)
@@ -75,10 +77,10 @@ class ControlServer:
 class ControlClient:
     """The caller's end, to one peer. Every method raises PeerLost when that is away or does not answer as it should."""
 
-    def __init__(self, address: str, secret: bytes | None) -> None:
+    def __init__(self, address: str, options: RdmaOptions) -> None:
         self._address = address
-        self._secret = secret
-        self._channel = channels.connect(address)
+        self._secret = options.secret
+        self._channel = channels.connect(address, options.credentials)
         self._stub = RdmaControlStub(self._channel)
         self._nonces = (b"", b"")
         self._closed = False

@@ -14,6 +14,7 @@ from messenger.rdma.nic import DeviceMemory, Nic, Registration
 from messenger.rdma.opening import PathMaker
 from messenger.rdma.peer_sessions import LentNic, PeerSessions
 from messenger.rdma.ports import find_ports
+from springtide.config import host_of
 from springtide.errors import PeerLost, SpringtideError
 
 logger = logging.getLogger(__name__)
@@ -59,16 +60,15 @@ class RdmaTransport(Transport):
         self._local[id(region)] = (region, memory)
         lent = [LentNic(*parts) for parts in zip(self._nics, memory, generations, strict=True)]
         self._sessions = PeerSessions(lent, region, on_notify, self._options)
-        self._server = ControlServer(self._sessions, identity.incarnation, self._options.secret)
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        address = await self._server.start(f"{host}:0")
+        self._server = ControlServer(self._sessions, identity.incarnation, self._options)
+        address = await self._server.start(f"{self._host}:0")
         logger.info("rdma over %s, control RPC at %s", ", ".join(str(nic.port) for nic in self._nics), address)
         return address
 
     async def connect(self, endpoint: Endpoint, region: Region, identity: Identity) -> Connection:
         address = endpoint.addresses[self.name]
-        self._check_host(address.rpartition(":")[0].strip("[]"))
-        control = ControlClient(address, self._options.secret)
+        self._check_host(host_of(address))
+        control = ControlClient(address, self._options)
         try:
             maker = PathMaker(control, self._nics, self._registered(region), identity, endpoint.incarnation, self._options)
             async with asyncio.timeout(self._options.connect_timeout_s):

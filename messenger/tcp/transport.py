@@ -18,6 +18,7 @@ from messenger.tcp.connection import TcpConnection
 from messenger.tcp.handshake import LaneRole, ProtocolError, Welcome, WelcomedCaller, answer, call
 from messenger.tcp.pending_handshakes import PendingHandshakes
 from messenger.tcp.served_lane import ServedLane, settle
+from springtide.config import host_of
 from springtide.errors import PeerLost
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class TcpTransport(Transport):
             return (await open_lane(LaneRole.DATA))[0]
 
         with _connecting_to(address, timeout_s):
-            self._check_host(address.rpartition(":")[0].strip("[]"))
+            self._check_host(host_of(address))
             control, welcome = await open_lane(LaneRole.CONTROL)
 
         try:

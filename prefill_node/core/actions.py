@@ -37,6 +37,8 @@ class RunPass:
     awaits: AttemptId | None = None
     predicted_ms: float = inf
     """What it takes in all stages together, without what it waits for; inf where nobody knows."""
+    idle: bool = False
+    """It is of idle work alone."""
 
     @property
     def num_tokens(self) -> int:
@@ -49,4 +51,11 @@ class RunPass:
         return any(row.scoring is not None for row in self.rows)
 
 
-Action = storage.Order | RunPass | SendUpdate[PrefillUpdate]
+@dataclass(frozen=True, slots=True)
+class GiveWay:
+    """The pass, which is under way and of idle work alone, is to be broken off, and answered with PassGaveWay; unless it is through."""
+
+    pass_id: int
+
+
+Action = storage.Order | RunPass | GiveWay | SendUpdate[PrefillUpdate]

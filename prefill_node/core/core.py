@@ -12,9 +12,10 @@ from dataclasses import replace
 from node_runtime import events
 from node_runtime.calibration import CostCalibration
 from node_runtime.events import SendUpdate
+from node_runtime.quiet import Disturbance, IdleTurns
 from node_runtime.slot_claims import SlotClaims, within_pages
 from prefill_node.core import events as ev
-from prefill_node.core.actions import Action
+from prefill_node.core.actions import Action, GiveWay
 from prefill_node.core.attempt import PrefillAttempt
 from prefill_node.core.in_flight import IdleTime, PassesInFlight, PassInFlight
 from prefill_node.core.layer_stream import due_pushes, pushable_blocks
@@ -57,6 +58,8 @@ class PrefillCore:
         self._claims = SlotClaims()
         self._passes = PassesInFlight(settings.num_stages)
         self._idle = IdleTime()
+        self._disturbance = Disturbance(settings.idle_slowdown)
+        self._idle_turns = IdleTurns()
         self._room_awaited_until = float("-inf")
         """Slots were taken from attempts in idle capacity: until the store tells of them, or then, no others give way."""
         self._observed = ObservedTime(events.MOST_BETWEEN_TICKS_S)
@@ -75,12 +78,14 @@ class PrefillCore:
                     self._abort(attempt.attempt_id)
             case ev.PassLeft(pass_id):
                 self._passes.leave(pass_id)
-            case ev.PassDone() | ev.PassInterrupted() | ev.PassFailed():
+            case ev.PassDone() | ev.PassInterrupted() | ev.PassGaveWay() | ev.PassFailed():
                 self._pass_ended(event, now)
             case Tick():
                 self._calibration.tick(now)
                 self._observed.look(now)
                 self._fail_unanswered()
+            case events.Quiet(wanted):
+                self._idle_turns.quiet = wanted
             case events.StoreConnected(num_slots, pages):
                 self._claims.store_connected(num_slots, pages)
             case events.StoreLost(reason):
@@ -94,10 +99,30 @@ class PrefillCore:
             self._policy = ChunkPolicy(replace(self._policy.chunking, cost=self._calibration.cost))
         self._give_way(now)
         self._wait_for_slots(now)
+        self._break_off()
         self._launch(now, late=had_room)
         self._idle.saw(not self._passes, now)
         actions, self._out = self._out, []
         return actions
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether attempts in idle capacity are here."""
+        return any(attempt.idle for attempt in self._attempts.values())
+
+    @property
+    def idle_work(self) -> bool:
+        """Whether any is under way."""
+        return self._passes.idle_work
+
+    @property
+    def slowdown(self) -> float:
+        """As of Disturbance."""
+        return self._disturbance.slowdown
+
+    def wants_quiet(self, now: float) -> bool:
+        """Whether the machine's other engines are to rest from idle work: passes for others run, or will, and are slowed by it."""
+        return self._disturbance.wanted(now) and any(not one.idle and one.phase != "handing-over" for one in self._attempts.values())
 
     @property
     def cost(self) -> PrefillCost:
@@ -348,26 +373,37 @@ class PrefillCore:
 
     # ---- passes ----
 
+    def _break_off(self) -> None:
+        """Passes of idle work end as soon as others have something to compute here, or want quiet."""
+        if self._passes.idle_work and (
+            self._idle_turns.quiet or any(not one.idle and one.unlaunched_tokens for one in self._attempts.values())
+        ):
+            self._out += map(GiveWay, self._passes.give_way())
+
     def _launch(self, now: float, late: bool) -> None:
         """`late`: there was room for a pass before, and nothing to run."""
+        self._idle_turns.look(any(one.idle and one.runnable for one in self._attempts.values()) or self._passes.idle_work, now)
         if not self._passes.has_room or self._claims.num_slots is None:
             return
         chosen = within_pages(self._policy.choose(self._attempts.values(), now), lambda one: one[0].slots, self._claims.pages)
-        if not chosen:
+        if not chosen or (chosen[0][0].idle and not self._idle_turns.may_begin(now)):
             return
         for attempt, _ in chosen:
             attempt.first_pass_at = now if attempt.first_pass_at is None else attempt.first_pass_at
         pushes = due_pushes(chosen, self._groups, self._block_tokens)
-        self._out.append(self._passes.launch(chosen, pushes, self._policy.pass_ms(chosen), late))
+        stays = not self._settings.breaks_off or self._idle_turns.overdue(now)
+        self._out.append(self._passes.launch(chosen, pushes, self._policy.pass_ms(chosen), late, stays))
 
     def _pass_ended(self, event: ev.PassEnded, now: float) -> None:
         ended = self._passes.end(event.pass_id)
         if ended is None:
             return
         if isinstance(event, ev.PassDone):
-            self._observe(ended, event.elapsed_ms, now)
+            self._observe(ended, event, now)
+            if ended.run.idle:
+                self._idle_turns.had(now)
         self._out += ended.releases.values()
-        waited_ms = 0.0 if isinstance(event, ev.PassFailed) else event.waited_ms
+        waited_ms = event.waited_ms if isinstance(event, ev.PassDone | ev.PassInterrupted) else 0.0
         for i, row in enumerate(ended.run.rows):
             attempt = self._attempts.get(row.attempt_id)
             if attempt is None or row.attempt_id in ended.releases:
@@ -379,6 +415,8 @@ class PrefillCore:
                     self._fail(attempt, Failure(FailureCode.INTERNAL, message))
                 case ev.PassInterrupted(_, overdue) if not discarded:
                     self._interrupted(attempt, overdue)
+                case ev.PassGaveWay() if not discarded:
+                    attempt.launched = attempt.computed
                 case ev.PassDone(_, sampled, elapsed_ms, _, scores):
                     attempt.compute_ms += elapsed_ms
                     if not discarded:
@@ -386,7 +424,7 @@ class PrefillCore:
                             attempt.scores.append(_scores_of(scores, i))
                         self._advance(attempt, len(row.chunk.token_ids), sampled[i], now)
 
-    def _observe(self, ended: PassInFlight, elapsed_ms: float, now: float) -> None:
+    def _observe(self, ended: PassInFlight, event: ev.PassDone, now: float) -> None:
         """Passes of one sequence that waited for nothing show what the model predicts: all of it when they had the stages to themselves,
         the slowest stage's share when they came right behind another one of their size. Those that began some time after it had stages
         to themselves for a while."""
@@ -395,12 +433,15 @@ class PrefillCore:
         if ended.run.scores or (ended.behind is not None and ended.behind.scores):
             # Logits of whole chunks are beside the model.
             return
-        chunk = ended.run.rows[0].chunk
+        chunk, elapsed_ms = ended.run.rows[0].chunk, event.elapsed_ms
         if ended.behind is not None:
             if ended.late or [len(row.chunk.token_ids) for row in ended.behind.rows] != [len(chunk.token_ids)]:
                 return
             elapsed_ms /= self.cost.slowest_share
         self._calibration.observe(len(chunk.token_ids), chunk.start, elapsed_ms, now)
+        predicted_ms = self._settings.chunking.cost.predict_ms(len(chunk.token_ids), chunk.start)
+        if not ended.run.idle and predicted_ms > 0:
+            self._disturbance.observe(elapsed_ms / predicted_ms, event.beside_idle, now)
 
     def _interrupted(self, attempt: PrefillAttempt, overdue: bool) -> None:
         if overdue:

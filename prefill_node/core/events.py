@@ -30,6 +30,8 @@ class PassDone:
     """What was waited for the prefix, in all stages together."""
     scores: Sequence[PromptLogprobs | None] = ()
     """Of each row; None for rows that want none, and nothing at all where no row wants any."""
+    beside_idle: bool | None = None
+    """Other engines of the machine did idle work meanwhile; None: for a part of the time, or nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,13 @@ class PassFailed:
     message: str
 
 
-PassEnded = PassDone | PassInterrupted | PassFailed
+@dataclass(frozen=True, slots=True)
+class PassGaveWay:
+    """A pass was broken off, as GiveWay has it. No stage is at it any more."""
+
+    pass_id: int
+
+
+PassEnded = PassDone | PassInterrupted | PassGaveWay | PassFailed
 PassEvent = PassLeft | PassEnded
 Event = EngineEvent[PrefillStart] | PassEvent

@@ -23,6 +23,8 @@ class PassInFlight:
     """There had been room for it before it began."""
     left: bool = False
     """The first stage is done with it."""
+    gives_way: bool | None = False
+    """It has been told to give way; None: it never is."""
     discarded: set[AttemptId] = field(default_factory=set)
     releases: dict[AttemptId, Release] = field(default_factory=dict)
 
@@ -80,18 +82,33 @@ class PassesInFlight:
         """The passes that have left the first stage and for which, all further ones being at older passes, there is no stage."""
         return [one.run for one in self if one.left][self._stages - 1 :]
 
-    def launch(self, chosen: Sequence[tuple[PrefillAttempt, int]], pushes: tuple[Push, ...], predicted_ms: float, late: bool) -> RunPass:
-        """Begins a pass of the next tokens of these attempts. `late`: as of PassInFlight."""
+    def launch(
+        self, chosen: Sequence[tuple[PrefillAttempt, int]], pushes: tuple[Push, ...], predicted_ms: float, late: bool, stays: bool = False
+    ) -> RunPass:
+        """Begins a pass of the next tokens of these attempts. `late`: as of PassInFlight. `stays`: it gives way to nobody."""
         assert self.has_room
         awaits = next((attempt.attempt_id for attempt, _ in chosen if attempt.fetching), None)
         assert awaits is None or len(chosen) == 1, "an attempt whose prefix arrives runs alone"
         rows = tuple(attempt.row(num_tokens) for attempt, num_tokens in chosen)
         for attempt, num_tokens in chosen:
             attempt.launched += num_tokens
-        run = RunPass(self._next_id, rows, pushes, awaits, predicted_ms)
-        self._passes[run.pass_id] = PassInFlight(run, behind=self._last.run if self._last is not None else None, late=late)
+        run = RunPass(self._next_id, rows, pushes, awaits, predicted_ms, all(attempt.idle for attempt, _ in chosen))
+        behind = self._last.run if self._last is not None else None
+        self._passes[run.pass_id] = PassInFlight(run, behind, late, gives_way=None if stays or not run.idle else False)
         self._next_id += 1
         return run
+
+    def give_way(self) -> Sequence[int]:
+        """Tells those that are to be broken off and have not been told; returns them."""
+        told = [one for one in self if one.gives_way is False]
+        for one in told:
+            one.gives_way = True
+        return [one.run.pass_id for one in told]
+
+    @property
+    def idle_work(self) -> bool:
+        """Whether any is of idle work."""
+        return any(one.run.idle for one in self)
 
     def leave(self, pass_id: int) -> None:
         """The first stage is done with the pass; one that has ended: nothing."""

@@ -33,8 +33,10 @@ class ChunkPolicy:
         return self.chunking.occupied_ms(num_tokens - computed, computed) if num_tokens > computed else 0.0
 
     def due_at(self, attempt: PrefillAttempt) -> float:
-        """When an attempt is to be computed, whose work is predicted. It has waited since its request arrived at its gateway."""
-        due_at = attempt.requested_at + STRETCH * attempt.work_ms / 1000
+        """When an attempt is to be computed, whose work is predicted. It has waited since its request arrived at its gateway. Whose client
+        reads already has nothing to lose: it waits for the next token from the first moment on."""
+        stretch = 0.0 if attempt.request.continues else STRETCH
+        due_at = attempt.requested_at + stretch * attempt.work_ms / 1000
         budget_ms = attempt.start.ttft_budget_ms
         return min(due_at, attempt.arrived_at + budget_ms / 1000) if budget_ms > 0 else due_at
 

@@ -1,13 +1,10 @@
-"""Which layers each stage of a group takes. Pure."""
+"""Which layers each stage of a group takes, by what they cost. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TypeAlias
-
-from springtide.config import PrefillConfig
-from springtide.errors import ConfigError
 
 _Add: TypeAlias = "Callable[[float, float], float]"
 """What a split's first ranges are worth with one more of some cost."""
@@ -31,18 +28,6 @@ def split(layer_costs: Sequence[float], stages: int, embedding: float = 0.0, hea
     allowed = slowest * (1 + 1e-9)
     _, ends = _best(sums, stages, lambda so_far, cost: so_far + cost * cost if cost <= allowed else float("inf"))
     return tuple(range(begin, end) for begin, end in zip((0, *ends[:-1]), ends, strict=True))
-
-
-def configured_split(config: PrefillConfig, num_layers: int) -> tuple[range, ...] | None:
-    """The split that the configuration gives, if any: one stage takes all layers. Raises ConfigError when the model cannot be split so."""
-    if config.stages > num_layers:
-        raise ConfigError(f"prefill_node.stages: the model has {num_layers} layers, which cannot be split among {config.stages} stages")
-    if config.stage_layers is None:
-        return (range(num_layers),) if config.stages == 1 else None
-    ends = tuple(accumulate(config.stage_layers))
-    if ends[-1] != num_layers:
-        raise ConfigError(f"prefill_node.stage_layers: they are {ends[-1]} in all, but the model has {num_layers} layers")
-    return tuple(range(end - size, end) for end, size in zip(ends, config.stage_layers, strict=True))
 
 
 def _best(sums: Sequence[float], stages: int, add: _Add) -> tuple[float, tuple[int, ...]]:

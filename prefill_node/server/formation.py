@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,9 +21,9 @@ from prefill_node import metrics
 from prefill_node.core.actions import RunPass
 from prefill_node.core.events import PassFailed, PassLeft
 from prefill_node.server.passes import Launch, Pushes, StagedPass, conclude, longest_pass_s, waits_for_prefix
-from prefill_node.server.stages import StageProcess
+from prefill_node.server.stages import Stage
 from prefill_node.stage.compute import Hooks, PassPart, compute, stage_order
-from prefill_node.stage.process import ring_shape, ring_socket
+from prefill_node.stage.process import ring_shape, ring_socket, ring_transports
 from prefill_node.stage.ring import Entrance, Ring
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import AttemptId, Incarnation, InstanceId
@@ -41,6 +41,7 @@ from springtide.protocol.stages import (
 )
 from springtide.protocol.wire import STAGE_ORDER, STAGE_REPORT
 from springtide.rpc import stage_pb2
+from springtide.rpc.outgoing import Outgoing
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +55,11 @@ WATCH_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class FormationArena:
-    """The memory that a formation computes in. `arena_socket` is empty for scratch memory of each stage's own, `incarnation` then without
-    meaning."""
+    """The memory that a formation computes in: the arena of each stage's node, which the engine has by its `incarnation`; or, where that is
+    None, scratch memory of each stage's own."""
 
-    arena_socket: str
     num_slots: int
-    incarnation: Incarnation
+    incarnation: Incarnation | None = None
 
 
 class Formation:
@@ -86,9 +86,10 @@ class Formation:
         """The way to the second stage, if there is one."""
         if len(ranges) > 1:
             socket = ring_socket(arguments.run_dir, f"{arguments.instance_id}.stage-0")
-            self._ring = Ring(arguments.instance_id, socket, ring_shape(arguments.config, runner), lambda arrival: None)
-        self._orders = [_Orders() for _ in ranges[1:]]
-        self._reading: dict[StageProcess, asyncio.Task[None]] = {}
+            shape, transports = ring_shape(arguments.config, runner), ring_transports(arguments, socket)
+            self._ring = Ring(arguments.instance_id, transports, shape, lambda arrival: None)
+        self._orders: list[Outgoing[StageOrder, stage_pb2.StageOrder]] = [Outgoing(STAGE_ORDER.encode) for _ in ranges[1:]]
+        self._reading: dict[Stage, asyncio.Task[None]] = {}
         self._passes: dict[int, StagedPass] = {}
         self._last_end = float("-inf")
         self.stalled = ""
@@ -96,13 +97,13 @@ class Formation:
         self._broken: asyncio.Future[PeerLost] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def begin(self, stages: Sequence[StageProcess]) -> None:
+    async def begin(self, stages: Sequence[Stage]) -> None:
         """Brings the further stages together. Raises OSError, SpringtideError."""
         if self._ring is not None:
             await self._connect(self._ring, stages)
         self._start(self._watch())
 
-    async def _connect(self, ring: Ring, stages: Sequence[StageProcess]) -> None:
+    async def _connect(self, ring: Ring, stages: Sequence[Stage]) -> None:
         """Brings them together from the last stage to the first, so that each knows the next one's buffers."""
         await ring.start()
         following: GroupJoined | None = None
@@ -111,15 +112,14 @@ class Formation:
         assert following is not None, "there are further stages where there is a ring"
         await ring.connect(Entrance(Endpoint.from_json(following.endpoint), following.device_buffers))
 
-    async def _join(self, stage: StageProcess, following: GroupJoined | None) -> GroupJoined:
+    async def _join(self, stage: Stage, following: GroupJoined | None) -> GroupJoined:
         """`following`: what the stage behind it has said, if there is one."""
         arena, orders = self._arena, self._orders[stage.number - 1]
         orders.put(
             JoinGroup(
                 InstanceId(self._arguments.instance_id),
-                arena.incarnation,
-                arena.arena_socket,
                 arena.num_slots,
+                arena.incarnation,
                 following.endpoint if following is not None else "",
                 following.device_buffers if following is not None else b"",
             )
@@ -211,7 +211,8 @@ class Formation:
             if link is not None:
                 pushes.send(link, layer_end)
 
-        hooks = Hooks(part, 0, link.wait_layer if link is not None else _nothing_arrives, self._arguments.config.kv.lease_s, computed)
+        wait_layer = link.wait_layer if link is not None else _nothing_arrives
+        hooks = Hooks(part, 0, wait_layer, self._arguments.config.kv.lease_s, computed, one.launch.gives_way)
         outgoing = self._ring.outgoing(run.pass_id, run.num_tokens) if self._ring is not None else None
         grace_s = END_TIMEOUT_S if self._ring is not None else 0.0
         with self._watchdog.during(f"pass {run.pass_id}", self._longest_s(run) + grace_s):
@@ -240,7 +241,7 @@ class Formation:
         self._take_result(0, one, result)
 
     def _longest_s(self, run: RunPass) -> float:
-        return longest_pass_s(run, self._arguments.config.kv.lease_s, self._runner.kv_spec.layers)
+        return longest_pass_s(run, self._arguments.config.kv.lease_s, self._arguments.model_info.layers)
 
     async def _take_in(self, number: int, call: grpc.aio.StreamStreamCall[stage_pb2.StageOrder, stage_pb2.StageReport]) -> None:
         try:
@@ -291,7 +292,7 @@ class Formation:
             await asyncio.sleep(WATCH_EVERY_S)
             oldest = next(iter(self._passes.values()), None)
             taken_s = seen.look(oldest)
-            waits = oldest is not None and waits_for_prefix(oldest.run, oldest.launch.link, self._runner.kv_spec.layers)
+            waits = oldest is not None and waits_for_prefix(oldest.run, oldest.launch.link, self._arguments.model_info.layers)
             self.stalled = self._stalled(oldest, at_work.look(None if waits else oldest))
             if oldest is None or self._ring is None:
                 continue
@@ -321,23 +322,6 @@ class Formation:
         if not isinstance(error, SpringtideError):
             logger.error("the group broke", exc_info=error)
         self._broken.set_result(error if isinstance(error, PeerLost) else PeerLost(f"the group broke: {error}"))
-
-
-class _Orders:
-    """What goes to one stage, in order."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[StageOrder | None] = asyncio.Queue()
-
-    def put(self, order: StageOrder) -> None:
-        self._queue.put_nowait(order)
-
-    def end(self) -> None:
-        self._queue.put_nowait(None)
-
-    async def stream(self) -> AsyncIterator[stage_pb2.StageOrder]:
-        while (order := await self._queue.get()) is not None:
-            yield STAGE_ORDER.encode(order)
 
 
 def _nothing_arrives(attempt_id: AttemptId, layer: int, timeout_s: float) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.runner import ModelRunner
 from engine.sampling.grammars import Grammars
@@ -20,7 +20,8 @@ from node_runtime.model_thread import ModelThread, Watchdog
 from prefill_node.core.actions import RunPass
 from prefill_node.server.formation import Formation, FormationArena
 from prefill_node.server.passes import Launch, PassTeller
-from prefill_node.server.stages import StageProcess
+from prefill_node.server.remote_stages import RemoteStage
+from prefill_node.server.stages import Stage, StageProcess
 from springtide.blocks import blocks_for
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import AttemptId, Incarnation
@@ -46,7 +47,8 @@ class StageGroup:
         self.grammars = Grammars(arguments.model_info)
         """Those of the engine's own process."""
         self._sampler = Sampler(arguments.model_info, self.grammars)
-        self._stages = [StageProcess(arguments, number) for number in range(1, arguments.config.prefill_node.stages)]
+        kind = RemoteStage if arguments.config.prefill_node.spread_stages else StageProcess
+        self._stages: list[Stage] = [kind(arguments, number) for number in range(1, arguments.config.prefill_node.stages)]
         self._ranges: Sequence[range] = ()
         self._runner: ModelRunner | None = None
         self._formation: Formation | None = None
@@ -60,7 +62,7 @@ class StageGroup:
     async def load(self, ranges: Sequence[range], runner: ModelRunner) -> None:
         """Loads the others' layers; `runner` has those of the first range. Raises PeerLost."""
         self._ranges, self._runner = ranges, runner
-        await asyncio.gather(*(stage.load(layers) for stage, layers in zip(self._stages, ranges[1:], strict=True)))
+        await self._have_layers()
 
     @property
     def scratch_slots(self) -> int:
@@ -88,31 +90,28 @@ class StageGroup:
         assert self._runner is not None, "its layers are loaded first"
         formation = Formation(self._arguments, self._runner, self._sampler, self._thread, self._watchdog, self._ranges, arena)
         try:
-            await self._start_missing()
+            await self._have_layers()
             await formation.begin(self._stages)
         except BaseException:
             await formation.end()
             raise
         return formation
 
-    async def _start_missing(self) -> None:
-        """A stage may run and not have its layers: whoever had it started was cancelled while it loaded."""
-        missing = [stage for stage in self._stages if not stage.loaded]
-        for stage in missing:
-            if not stage.running:
-                await stage.start()
-        await asyncio.gather(*(stage.load(self._ranges[stage.number]) for stage in missing))
+    async def _have_layers(self) -> None:
+        """Returns when all further stages run and have their layers. Raises OSError, PeerLost."""
+        await asyncio.gather(*(stage.have(layers) for stage, layers in zip(self._stages, self._ranges[1:], strict=True)))
 
     # ---- as the server sees it ----
 
     async def attach(self, link: StoreLink, incarnation: Incarnation) -> None:
         """Returns when the further stages are in the link's arena. Raises OSError, SpringtideError when they cannot be."""
-        await self.form(FormationArena(str(self._arguments.arena_socket), link.num_slots, incarnation))
+        await self.form(FormationArena(link.num_slots, incarnation))
 
-    def launch(self, run: RunPass, link: StoreLink, tell: PassTeller) -> None:
-        """Tells of the pass as RunPass says, in the event loop. Pushes go to `link` as soon as their last layer is computed."""
+    def launch(self, run: RunPass, link: StoreLink, tell: PassTeller, gives_way: Callable[[], bool]) -> None:
+        """Tells of the pass as RunPass says, in the event loop. Pushes go to `link` as soon as their last layer is computed. `gives_way`:
+        as of Launch."""
         assert self._formation is not None, "the core launches nothing without a store, and there is none without a formation"
-        self._formation.launch(Launch(run, link, tell))
+        self._formation.launch(Launch(run, link, tell, gives_way=gives_way))
 
     def relay(self, notice: storage.Notice) -> None:
         """The store has said this."""

@@ -17,7 +17,7 @@ from prefill_node.server.group import StageGroup
 from prefill_node.server.passes import Launch
 from springtide.cost import PrefillCost
 from springtide.errors import PeerLost, SpringtideError
-from springtide.ids import AttemptId, Incarnation
+from springtide.ids import AttemptId
 from springtide.protocol.stages import StagePassEnded
 from springtide.supervision import first_of
 
@@ -31,7 +31,7 @@ async def measure_group(group: StageGroup, max_tokens: int, context_length: int)
     that run the layers, as other engines may be starting on the same ones. Raises PeerLost, SpringtideError."""
     capacity = min(SCRATCH_TOKENS, context_length)
     num_slots = group.scratch_slots
-    formation = await group.form(FormationArena("", num_slots, Incarnation(0)))
+    formation = await group.form(FormationArena(num_slots))
     try:
         samples = prefill_samples(capacity, max_tokens)
         best: dict[tuple[int, int], list[float]] = {}

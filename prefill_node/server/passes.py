@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from kvstore.link import StoreLink
 from node_runtime.model_thread import longest_s
 from prefill_node.core.actions import RunPass
-from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassInterrupted, PassLeft
+from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassGaveWay, PassInterrupted, PassLeft
 from springtide.ids import AttemptId
 from springtide.protocol import storage
 from springtide.protocol.outputs import Failure, FailureCode
@@ -22,12 +22,14 @@ PassTeller = Callable[[RunPass, PassLeft | PassEnded], None]
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A pass to be run. `link` is None where nothing is handed over. `tell` is called in the event loop; before it tells of the pass's end,
-    `results` is called with what each stage says."""
+    `results` is called with what each stage says. `gives_way`: whether it is to be broken off; is asked on the model's thread, and where
+    there are no further stages."""
 
     run: RunPass
     link: StoreLink | None
     tell: PassTeller
     results: Callable[[Sequence[StagePassEnded]], None] = lambda results: None
+    gives_way: Callable[[], bool] = lambda: False
 
 
 class Pushes:
@@ -97,6 +99,8 @@ def conclude(run: RunPass, results: Sequence[StagePassEnded], elapsed_ms: float)
         sampled = [next(tokens) if row.sampling is not None else None for row in run.rows]
         scored = [next(scores) if row.scoring is not None else None for row in run.rows] if scoring else ()
         return PassDone(run.pass_id, sampled, elapsed_ms, waited_ms, scored)
+    if why.outcome is StageOutcome.VOID:
+        return PassGaveWay(run.pass_id)
     if why.outcome in (StageOutcome.PREFIX_MISSING, StageOutcome.PREFIX_OVERDUE):
         return PassInterrupted(run.pass_id, why.outcome is StageOutcome.PREFIX_OVERDUE, waited_ms)
     return PassFailed(run.pass_id, why.message)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from kvstore.link import StoreLink
 from node_runtime.events import Start
@@ -12,7 +14,7 @@ from node_runtime.server import EngineServer
 from node_runtime.servicer import EngineService
 from prefill_node import metrics
 from prefill_node.core import PrefillCore
-from prefill_node.core.actions import RunPass
+from prefill_node.core.actions import GiveWay, RunPass
 from prefill_node.core.events import Event, PassDone, PassEnded, PassEvent, PassFailed, PassLeft
 from prefill_node.core.layer_stream import LayerGroups
 from prefill_node.core.settings import PrefillSettings
@@ -41,11 +43,12 @@ PREFILL_SERVICE: EngineService[PrefillStart, PrefillUpdate] = EngineService(
 )
 
 
-class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass]):
+class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass | GiveWay]):
     """The server: passes run in a group, of one stage or of several; the runner has the first one's layers."""
 
     def __init__(self, parts: Parts, cost: PrefillCost, group: StageGroup) -> None:
-        config, spec = parts.arguments.config, parts.runner.kv_spec
+        config = parts.arguments.config
+        spec = parts.arguments.model_info.kv_spec(config.dtype, config.kv.block_tokens)
         settings = PrefillSettings(
             chunking=Chunking(cost, config.prefill_node.chunk_tokens, config.prefill_node.chunk_ms),
             layer_groups=LayerGroups(spec.layers, spec.bytes_per_slab, config.kv.layer_group_size),
@@ -53,11 +56,17 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
             eos_token_ids=parts.arguments.model_info.eos_token_ids,
             num_stages=config.prefill_node.stages,
             answer_s=config.silence_s,
+            idle_slowdown=config.slo.idle_slowdown,
+            breaks_off=config.prefill_node.stages == config.prefill_node.tensor_parallel == 1,
         )
         self.core = PrefillCore(settings)
         super().__init__(PREFILL_SERVICE, parts, self.core, group.grammars)
         self._group = group
         self._transfers = PromptTransfers()
+        self._beside: dict[int, bool] = {}
+        """Of passes in flight: whether other engines did idle work when they began."""
+        self._give_way: set[int] = set()
+        """Passes in flight that are to be broken off. The model's thread looks."""
 
     # ---- store ----
 
@@ -85,7 +94,11 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
 
     # ---- what the core decides ----
 
-    def perform(self, action: RunPass) -> None:
+    def perform(self, action: RunPass | GiveWay) -> None:
+        if isinstance(action, GiveWay):
+            self._give_way.add(action.pass_id)
+            return
+        self._beside[action.pass_id] = self.neighbours.do_idle_work
         if self.link is None:
             # Lost already; the core will hear of it by the event that follows.
             self.tell(PassFailed(action.pass_id, "the node's store is away"))
@@ -93,9 +106,14 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
         metrics.PASS_TOKENS.observe(action.num_tokens)
         for row in action.rows:
             self.note_slots(row.attempt_id, row.chunk.slots)
-        self._group.launch(action, self.link, self._told)
+        self._group.launch(action, self.link, self._told, partial(self._give_way.__contains__, action.pass_id))
 
     def _told(self, run: RunPass, event: PassLeft | PassEnded) -> None:
+        if not isinstance(event, PassLeft):
+            self._give_way.discard(run.pass_id)
+            beside = self._beside.pop(run.pass_id)
+            if isinstance(event, PassDone) and beside == self.neighbours.do_idle_work:
+                event = replace(event, beside_idle=beside)
         if isinstance(event, PassDone):
             metrics.PASS_SECONDS.observe(event.elapsed_ms / 1000)
             metrics.CHUNKS.inc(len(run.rows))
@@ -124,6 +142,7 @@ class PrefillServer(EngineServer[PrefillStart, PrefillUpdate, PassEvent, RunPass
                 load = self.core.load()
                 metrics.RUNNING.set(load.running)
                 metrics.IDLE.set(load.idle.running)
+                metrics.IDLE_SLOWDOWN.set(self.core.slowdown)
                 metrics.WAITING.set(load.waiting)
                 metrics.QUEUE_SECONDS.set(load.queue_ms / 1000)
                 self._transfers.keep(load.attempt_ids)

@@ -15,7 +15,7 @@ from node_runtime import process
 from node_runtime.devices import devices_of
 from node_runtime.loading import SCRATCH_TOKENS, Parts, cost_model, load_runner, measured_cost
 from node_runtime.model_thread import ModelThread
-from prefill_node.core.split import configured_split, split
+from prefill_node.core.split import split
 from prefill_node.server.group import StageGroup
 from prefill_node.server.measuring import measure_group
 from prefill_node.server.server import PrefillServer
@@ -23,6 +23,7 @@ from springtide.clock import MonotonicClock
 from springtide.cost import PrefillCost
 from springtide.process import ProcessArguments
 from springtide.protocol.instances import Role
+from springtide.stage_layers import configured_split
 
 logger = logging.getLogger(__name__)
 

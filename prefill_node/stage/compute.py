@@ -99,6 +99,10 @@ class PrefixMissing(Exception):
     """The prefix that the pass waits for was truncated."""
 
 
+class GaveWay(Exception):
+    """The pass was broken off, for others."""
+
+
 @dataclass(slots=True)
 class Hooks:
     """What is done before and after each layer of a part. `first_layer`: the stage's first, counted from the model's."""
@@ -109,10 +113,14 @@ class Hooks:
     prefix_timeout_s: float
     computed: Callable[[int], None]
     """Is called with the end of the layers that are computed, on the model's thread."""
+    gives_way: Callable[[], bool] = lambda: False
+    """Whether the pass is to be broken off. Is asked before each layer."""
     waited_s: float = field(default=0.0, init=False)
 
     def before(self, layer: int) -> None:
-        """Waits for the prefix's slabs of the layer. Raises PrefixMissing, TransferTimeout, PeerLost."""
+        """Waits for the prefix's slabs of the layer. Raises GaveWay, PrefixMissing, TransferTimeout, PeerLost."""
+        if self.gives_way():
+            raise GaveWay
         if self.part.awaits is None:
             return
         began = time.perf_counter()
@@ -155,6 +163,8 @@ def compute(
             put(hidden, outgoing)
         scores = _scores(runner, part, hidden) if part.scoring else []
         drawn = draw(runner.logits(part.chunks, hidden), part.sampling) if part.sampling else []
+    except GaveWay:
+        return ended(StageOutcome.VOID)
     except PrefixMissing:
         return ended(StageOutcome.PREFIX_MISSING)
     except TransferTimeout:

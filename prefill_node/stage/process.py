@@ -1,10 +1,13 @@
-"""The process of a stage other than the first. It is started and ended by the group's engine process (prefill_node/server/stages.py)."""
+"""The process of a stage other than the first. It is started and ended by the group's engine process (prefill_node/server/stages.py), or,
+on a node of its own, by whoever runs that; then it makes itself known to the cluster, where the engine finds it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +18,23 @@ import torch
 from engine.runner import ModelRunner
 from engine.sampling.grammars import Grammars
 from engine.sampling.sampler import Sampler
+from messenger.registry import TransportSite, choose_transports, make_transport, transport_options_of
 from node_runtime.loading import load_runner
 from node_runtime.model_thread import ModelThread, default_threads
 from prefill_node.core.in_flight import most_passes
-from prefill_node.stage.ring import RingShape
+from prefill_node.stage.ring import RING_SHM, RingShape, RingTransports, shared_on
 from prefill_node.stage.session import StageSession
 from springtide.config import ClusterConfig
-from springtide.errors import SpringtideError
-from springtide.process import ProcessArguments
+from springtide.credentials import credentials_of
+from springtide.errors import ConfigError, SpringtideError
+from springtide.ids import new_incarnation
+from springtide.membership import Member, Membership
+from springtide.process import ProcessArguments, end_process
 from springtide.protocol.instances import Role
 from springtide.protocol.stages import JoinGroup
 from springtide.protocol.wire import LOAD_LAYERS, STAGE_ORDER
 from springtide.rpc import channels, stage_pb2, stage_pb2_grpc
+from springtide.telemetry import serve_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +57,31 @@ def ring_shape(config: ClusterConfig, runner: ModelRunner) -> RingShape:
     return RingShape(most_passes(settings.stages), settings.chunk_tokens, runner.model.config.hidden_size, runner.model.dtype)
 
 
+def ring_transports(arguments: ProcessArguments, socket: Path) -> RingTransports:
+    """Shared memory at the socket between stages of one node; between nodes the transports that their stores have. Raises ConfigError."""
+    config = arguments.config
+    if not config.prefill_node.spread_stages:
+        return shared_on(socket)
+    options = replace(transport_options_of(config), shm=RING_SHM)
+    names, _ = choose_transports(config.kv.transports, options)
+    return lambda memory: [make_transport(name, TransportSite(memory, arguments.bind_host, socket), options) for name in names]
+
+
 async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
     """Serves the stage until `stop`."""
     config = arguments.config
     thread = ModelThread(config.prefill_node.threads or default_threads(config.num_engines))
-    server = channels.new_server()
     stage = StageServer(arguments, thread)
+    try:
+        await (_serve_cluster if config.prefill_node.spread_stages else _serve_node)(arguments, stage, stop)
+    finally:
+        await stage.close()
+        await thread.close()
+
+
+async def _serve_node(arguments: ProcessArguments, stage: StageServer, stop: asyncio.Event) -> None:
+    """Serves the engine that has started it, over a Unix socket in the run directory, which is this user's alone."""
+    server = channels.new_server()
     stage_pb2_grpc.add_PrefillStageServicer_to_server(stage, server)
     socket = stage_socket(arguments.run_dir, arguments.instance_id)
     socket.unlink(missing_ok=True)
@@ -64,8 +91,34 @@ async def serve(arguments: ProcessArguments, stop: asyncio.Event) -> None:
         await stop.wait()
     finally:
         await server.stop(STOP_GRACE_S)
-        await stage.close()
-        await thread.close()
+
+
+async def _serve_cluster(arguments: ProcessArguments, stage: StageServer, stop: asyncio.Event) -> None:
+    """Serves the group's engine, on another node, which finds it in the membership."""
+    config, credentials = arguments.config, credentials_of(arguments.config)
+    if config.redis_url is None:
+        raise ConfigError("redis_url: the stages of a group over several nodes are found there, and there is none")
+    server = channels.new_server(credentials)
+    stage_pb2_grpc.add_PrefillStageServicer_to_server(stage, server)
+    address = channels.listen(server, f"{arguments.bind_host}:0", credentials)
+    await server.start()
+    membership = Membership.of(config, credentials)
+    try:
+        await membership.announce(
+            Member(
+                role="stage",
+                member_id=arguments.instance_id,
+                incarnation=new_incarnation(),
+                address=address,
+                node_id=arguments.node_id,
+                metrics_address=serve_metrics(credentials, arguments.bind_host, arguments.metrics_port),
+                pid=os.getpid(),
+            )
+        )
+        await stop.wait()
+    finally:
+        await membership.close()
+        await server.stop(STOP_GRACE_S)
 
 
 class StageServer(stage_pb2_grpc.PrefillStageServicer):
@@ -113,7 +166,8 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
             return
         async with self._turn:
             arguments, shape = self._arguments, ring_shape(self._arguments.config, runner)
-            if self._buffers is None:
+            alone = arguments.config.prefill_node.spread_stages
+            if self._buffers is None and not alone:
                 self._buffers = _buffers_on(runner.activations_device, shape)
             session = StageSession(
                 join=join,
@@ -123,9 +177,11 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
                 thread=self._thread,
                 shape=shape,
                 name=arguments.instance_id,
-                ring_socket=ring_socket(arguments.run_dir, arguments.instance_id),
+                arena_socket=arguments.arena_socket,
+                transports=ring_transports(arguments, ring_socket(arguments.run_dir, arguments.instance_id)),
                 buffers=self._buffers,
                 prefix_timeout_s=arguments.config.kv.lease_s,
+                on_hang=end_process if alone else None,
             )
             try:
                 await session.run(request_iterator, context.write)

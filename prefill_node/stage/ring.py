@@ -5,15 +5,15 @@ Each stage serves `2 * depth` buffers, of which the first half is written by the
 until they are sent, and `depth` on its device. Pass n uses the n-th buffer of each kind, counted round: at most `depth` passes are under
 way, none of which has ended in the last stage, so that no buffer is taken before everybody is done with what it held.
 
-All stages of a group map the arena of one store, so they are on one host and can always share memory. Devices often can, and need not:
-then activations go through the host.
+Stages of one node share memory; devices often can, and need not: then activations go through the host. Between nodes they go by the
+transports of the stores.
 """
 
 from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import torch
 
 from engine.device.memory import open_shared, share
 from messenger.arena_memory import SharedMemory
-from messenger.base import Connection, Endpoint, Slice
+from messenger.base import Connection, Endpoint, Slice, Transport
 from messenger.options import ShmOptions
 from messenger.router import Messenger
 from messenger.shm import ShmTransport
@@ -31,6 +31,7 @@ from springtide.ids import new_incarnation
 logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 10.0
+RING_SHM = ShmOptions(helpers=0, populate=True)
 _ALIGNMENT = 64
 _ARRIVAL = struct.Struct("<Q??")
 
@@ -74,20 +75,33 @@ class Entrance:
     buffers: bytes
 
 
+RingTransports = Callable[[SharedMemory], Sequence[Transport]]
+"""What makes the transports by which a ring's memory is served, best first."""
+
+
+def shared_on(socket: Path) -> RingTransports:
+    """Shared memory alone, handed out at the socket."""
+    return lambda memory: [ShmTransport(memory, socket, RING_SHM)]
+
+
 class Ring:
     """A stage's buffers, and its way to those of the next stage."""
 
     def __init__(
-        self, name: str, socket: Path, shape: RingShape, on_arrival: Callable[[Arrival], None], buffers: torch.Tensor | None = None
+        self,
+        name: str,
+        transports: RingTransports,
+        shape: RingShape,
+        on_arrival: Callable[[Arrival], None],
+        buffers: torch.Tensor | None = None,
     ) -> None:
         """`on_arrival` is called in the event loop, in the order of the passes. `buffers`: `shape.on` the device of this stage, which may
         serve other rings later."""
         incarnation = new_incarnation()
         self._shape = shape
         self._memory = SharedMemory.create(2 * shape.depth, shape.buffer_bytes, incarnation)
-        transport = ShmTransport(self._memory, socket, ShmOptions(helpers=0, populate=True))
         self._messenger = Messenger(
-            (transport,),
+            transports(self._memory),
             self._memory.region,
             name=name,
             incarnation=incarnation,

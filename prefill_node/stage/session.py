@@ -20,7 +20,7 @@ from messenger.base import Endpoint
 from node_runtime.loading import shared_arena
 from node_runtime.model_thread import ModelThread
 from prefill_node.stage.compute import Hooks, PassPart, compute
-from prefill_node.stage.ring import Arrival, Entrance, Ring, RingShape
+from prefill_node.stage.ring import Arrival, Entrance, Ring, RingShape, RingTransports
 from springtide.errors import PeerLost, SpringtideError
 from springtide.protocol.stages import (
     ForgetAttempt,
@@ -38,6 +38,8 @@ from springtide.rpc import stage_pb2
 
 logger = logging.getLogger(__name__)
 
+REST_TIMEOUT_S = 10.0
+
 
 class StageSession:
     """The session. Everything runs in one event loop, but for the layers, which run on `thread`. What cannot be gone on after ends the
@@ -52,11 +54,14 @@ class StageSession:
         thread: ModelThread,
         shape: RingShape,
         name: str,
-        ring_socket: Path,
+        arena_socket: Path,
+        transports: RingTransports,
         buffers: torch.Tensor | None,
         prefix_timeout_s: float,
+        on_hang: Callable[[], None] | None,
     ) -> None:
-        """`buffers`: those on the stage's device, as a Ring has them."""
+        """`transports` and `buffers`, those on the stage's device: as a Ring has them. `on_hang` is called when the stage does not come to
+        rest at the end; None: whoever ends it sees to that."""
         self._join = join
         self._runner = runner
         self._sampler = sampler
@@ -64,7 +69,9 @@ class StageSession:
         self._thread = thread
         self._prefix_timeout_s = prefix_timeout_s
         self._last = not join.next_endpoint
-        self._ring = Ring(name, ring_socket, shape, self._arrived, buffers)
+        self._arena_socket = arena_socket
+        self._on_hang = on_hang
+        self._ring = Ring(name, transports, shape, self._arrived, buffers)
         self._fetches = FetchBoard()
         self._arena: tuple[SharedMemory, socket.socket] | None = None
         self._orders: asyncio.Queue[PassPart] = asyncio.Queue()
@@ -88,9 +95,9 @@ class StageSession:
 
     async def _begin(self) -> GroupJoined:
         join = self._join
-        if join.arena_socket:
+        if join.incarnation is not None:
             engine = engine_identity(join.instance_id, join.incarnation)
-            self._arena = await asyncio.to_thread(attach_arena, Path(join.arena_socket), engine)
+            self._arena = await asyncio.to_thread(attach_arena, self._arena_socket, engine)
             await self._thread.run(self._runner.set_arena, shared_arena(*self._arena), join.num_slots)
             await self._thread.run(self._runner.warm_up)
         entrance = await self._ring.start()
@@ -103,7 +110,7 @@ class StageSession:
         for task in self._tasks:
             task.cancel()
         self._fetches.lose(PeerLost("the group was dissolved"))
-        await self._thread.at_rest()
+        await self._come_to_rest()
         await self._ring.close()
         if self._arena is not None:
             memory, attachment = self._arena
@@ -112,6 +119,14 @@ class StageSession:
             finally:
                 memory.close()
                 attachment.close()
+
+    async def _come_to_rest(self) -> None:
+        """A thread that hangs cannot be ended, and may yet write to the arena."""
+        resting = asyncio.ensure_future(self._thread.at_rest())
+        if self._on_hang is not None and not (await asyncio.wait({resting}, timeout=REST_TIMEOUT_S))[0]:
+            logger.critical("the stage has not come to rest within %g s of its session's end: the process ends", REST_TIMEOUT_S)
+            self._on_hang()
+        await resting
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -28,11 +28,11 @@ class JoinGroup:
     """The first order of a session: where the stage computes while that lasts, and how it gets at the next one."""
 
     instance_id: InstanceId
-    """The group's engine, as the store knows it: slots come back when nobody of this name has the arena any more."""
-    incarnation: Incarnation
-    arena_socket: str
-    """Unix socket that hands out the arena; empty: the stage computes in scratch memory of its own."""
+    """The group's engine, as the stores know it: slots come back when nobody of this name has the arena any more."""
     num_slots: int
+    incarnation: Incarnation | None = None
+    """The engine's, by which it has the arena of its node's store, and the stage that of its own; None: the stage computes in scratch
+    memory of its own."""
     next_endpoint: str = ""
     """Messenger endpoint (JSON) of the next stage; empty at the last."""
     next_device_buffers: bytes = b""
@@ -125,7 +125,7 @@ class StageOutcome(Enum):
 
     DONE = "done"
     VOID = "void"
-    """A stage before has not done it."""
+    """A stage before has not done it, or it gave way to others."""
     PREFIX_MISSING = "prefix_missing"
     """The prefix was truncated."""
     PREFIX_OVERDUE = "prefix_overdue"

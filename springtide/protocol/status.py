@@ -66,7 +66,7 @@ class ClusterStatus:
     """Mean load of the pool, 1 being as much as the objectives allow."""
     decode_load: float
     prefill_work: float
-    """Instances that the predicted work of recent requests would keep busy."""
+    """Instances that the predicted work of the last half minute or so would keep busy, that of refused requests included."""
     decode_work: float
     wanted_prefill: int | None = None
     """Of the instances that are ready, those that should do prefill by it. None: too little is known, or there is one instance only."""

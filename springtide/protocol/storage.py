@@ -324,6 +324,28 @@ class LeasedPrefix:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreIncarnation:
+    """A store's process, as its Messenger tells peers."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class LayersAt:
+    """Where the slabs of layers [layer_begin, layer_end) of every slot lie, one after another."""
+
+    layer_begin: int
+    layer_end: int
+    endpoint: str
+    """Of a Messenger, as JSON."""
+
+    @property
+    def layers(self) -> range:
+        return range(self.layer_begin, self.layer_end)
+
+
+@dataclass(frozen=True, slots=True)
 class Writer:
     """A store that may write slots of another one, until it has closed the ingest or has been fenced."""
 
@@ -331,6 +353,8 @@ class Writer:
     incarnation: Incarnation
     address: str = field(compare=False)
     """gRPC host:port, to be asked whether it still writes."""
+    beside: tuple[StoreIncarnation, ...] = field(default=(), compare=False)
+    """The other stores of its bundle, which write for it: they are fenced with it, and end when it does."""
 
 
 @dataclass(frozen=True, slots=True)

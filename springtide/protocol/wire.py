@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from springtide.cost import DecodeCost, PrefillCost
-from springtide.protocol import attempts, instances, outputs, sampling, scheduling, stages, starts, status, storage, usage
+from springtide.protocol import attempts, instances, layer_stores, outputs, sampling, scheduling, stages, starts, status, storage, usage
 from springtide.protocol.codec import Codec, OneOf
-from springtide.rpc import common_pb2, conductor_pb2, inference_pb2, node_pb2, stage_pb2, store_pb2
+from springtide.rpc import common_pb2, conductor_pb2, inference_pb2, layer_store_pb2, node_pb2, stage_pb2, store_pb2
 
 # ---- attempts ----
 
@@ -124,6 +124,7 @@ STORE_EVENT: OneOf[storage.StoreEvent, store_pb2.StoreEvent] = OneOf(
 
 LEASE_PREFIX = Codec(storage.LeasePrefix, store_pb2.LeaseRequest)
 LEASED_PREFIX = Codec(storage.LeasedPrefix, store_pb2.LeaseReply)
+STORE_INCARNATION = Codec(storage.StoreIncarnation, store_pb2.StoreIncarnation)
 WRITER = Codec(storage.Writer, store_pb2.Writer)
 OPEN_INGEST = Codec(storage.OpenIngest, store_pb2.OpenIngestRequest)
 INGEST_TARGETS = Codec(storage.IngestTargets, store_pb2.OpenIngestReply)
@@ -136,6 +137,29 @@ INGEST_NOTICE: OneOf[storage.IngestNotice, store_pb2.IngestNotice] = OneOf(
 )
 REPLICATE_PREFIX = Codec(storage.ReplicatePrefix, store_pb2.ReplicateRequest)
 REPLICATED = Codec(storage.Replicated, store_pb2.ReplicateReply)
+
+# ---- the stores of a bundle ----
+
+LAYERS_AT = Codec(storage.LayersAt, store_pb2.LayersAt)
+SSD_STATE = Codec(layer_stores.SsdState, layer_store_pb2.SsdState)
+LAYER_ORDER: OneOf[layer_stores.LayerOrder, layer_store_pb2.LayerOrder] = OneOf(
+    layer_store_pb2.LayerOrder,
+    join=Codec(layer_stores.JoinBundle, layer_store_pb2.JoinBundle),
+    generations=Codec(layer_stores.SetGenerations, layer_store_pb2.SetGenerations),
+)
+LAYER_REPORT: OneOf[layer_stores.LayerReport, layer_store_pb2.LayerReport] = OneOf(
+    layer_store_pb2.LayerReport,
+    joined=Codec(layer_stores.BundleJoined, layer_store_pb2.BundleJoined),
+    still_there=Codec(layer_stores.StillThere, layer_store_pb2.StillThere),
+)
+MOVE = Codec(layer_stores.Move, layer_store_pb2.MoveRequest)
+MOVED = Codec(layer_stores.Moved, layer_store_pb2.MoveReply)
+KEPT_BLOCKS = Codec(layer_stores.KeptBlocks, layer_store_pb2.KeptBlocks)
+PUT_COPIES = Codec(layer_stores.PutCopies, layer_store_pb2.PutCopiesRequest)
+COPIES_PUT = Codec(layer_stores.CopiesPut, layer_store_pb2.PutCopiesReply)
+GET_COPIES = Codec(layer_stores.GetCopies, layer_store_pb2.GetCopiesRequest)
+COPIES_GOT = Codec(layer_stores.CopiesGot, layer_store_pb2.GetCopiesReply)
+REMOVE_COPIES = Codec(layer_stores.RemoveCopies, layer_store_pb2.RemoveCopiesRequest)
 
 # ---- the stages of a prefill group ----
 

@@ -1,10 +1,9 @@
-"""Call credentials: a token in each call's metadata, put there by the channel and looked at by the server before it reads a message.
-
-Once there is mTLS, these two classes are what it takes the place of.
-"""
+"""Call credentials: a token in each call's metadata, put there by the channel and looked at by the server before it reads a message. And a
+channel that outlives its certificate."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable
@@ -16,6 +15,7 @@ import grpc.aio
 
 from springtide.credentials import Credentials
 from springtide.telemetry import FewWarnings
+from springtide.tls import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -84,3 +84,65 @@ class CredentialedChannel(grpc.aio.Channel):
 
     def stream_stream(self, *arguments: Any, **named: Any) -> Any:
         return functools.partial(self._channel.stream_stream(*arguments, **named), metadata=self._metadata)
+
+
+class RenewedChannel(grpc.aio.Channel):
+    """A channel with mTLS whose calls are made with the newest certificate. A channel of gRPC's shows the one that it was made with for
+    good: once there is a newer one, further calls have a new channel, and those under way go on where they are, until this is closed."""
+
+    def __init__(self, open_channel: Callable[[grpc.ChannelCredentials], grpc.aio.Channel], tls: Tls) -> None:
+        self._open_channel = open_channel
+        self._tls = tls
+        self._number = tls.number
+        self._channels = [open_channel(tls.channel_credentials())]
+        """The last is the newest."""
+
+    async def __aenter__(self) -> RenewedChannel:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        await asyncio.gather(*(channel.close(grace) for channel in self._channels))
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._newest().get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._newest().wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._newest().channel_ready()
+
+    def unary_unary(self, *arguments: Any, **named: Any) -> Any:
+        return self._deferred("unary_unary", arguments, named)
+
+    def unary_stream(self, *arguments: Any, **named: Any) -> Any:
+        return self._deferred("unary_stream", arguments, named)
+
+    def stream_unary(self, *arguments: Any, **named: Any) -> Any:
+        return self._deferred("stream_unary", arguments, named)
+
+    def stream_stream(self, *arguments: Any, **named: Any) -> Any:
+        return self._deferred("stream_stream", arguments, named)
+
+    def _newest(self) -> grpc.aio.Channel:
+        if self._tls.number != self._number:
+            self._number = self._tls.number
+            self._channels.append(self._open_channel(self._tls.channel_credentials()))
+        return self._channels[-1]
+
+    def _deferred(self, kind: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:
+        """What makes a method's calls over the channel that is the newest then."""
+        channel = self._newest()
+        method = getattr(channel, kind)(*arguments, **named)
+
+        def call(*message: Any, **options: Any) -> Any:
+            nonlocal channel, method
+            newest = self._newest()
+            if newest is not channel:
+                channel, method = newest, getattr(newest, kind)(*arguments, **named)
+            return method(*message, **options)
+
+        return call

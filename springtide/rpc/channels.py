@@ -5,8 +5,9 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 
+from springtide.config import in_url
 from springtide.credentials import OPEN, Credentials
-from springtide.rpc.authentication import CredentialedChannel, OnlyOfTheCluster
+from springtide.rpc.authentication import CredentialedChannel, OnlyOfTheCluster, RenewedChannel
 
 MAX_MESSAGE_BYTES = 64 << 20
 KEEPALIVE_MS, PING_TIMEOUT_MS = 2_000, 4_000
@@ -42,8 +43,13 @@ _PUBLIC_IDLE_MS, _PUBLIC_HANDSHAKE_MS = 75_000, 10_000
 
 
 def connect(address: str, credentials: Credentials = OPEN) -> grpc.aio.Channel:
-    """A channel to `host:port` or `unix:PATH`. Connecting happens on first use and again after a loss. Its calls carry the credentials."""
-    channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+    """A channel to `host:port` or `unix:PATH`. Connecting happens on first use and again after a loss. Its calls carry the credentials, and
+    its connections are TLS where there are certificates, except over Unix sockets."""
+    channel: grpc.aio.Channel
+    if credentials.tls is None or address.startswith("unix:"):
+        channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+    else:
+        channel = RenewedChannel(lambda tls: grpc.aio.secure_channel(address, tls, options=_OPTIONS), credentials.tls)
     return channel if credentials.token is None else CredentialedChannel(channel, credentials.token)
 
 
@@ -51,6 +57,17 @@ def new_server(credentials: Credentials = OPEN) -> grpc.aio.Server:
     """Serves who has these credentials; without any, whoever reaches it: for Unix sockets in the run directory, and what makes sure of its
     callers by itself."""
     return grpc.aio.server(options=_OPTIONS, interceptors=() if credentials.token is None else (OnlyOfTheCluster(credentials),))
+
+
+def listen(server: grpc.aio.Server, address: str, credentials: Credentials) -> str:
+    """Has the server listen at `host:port`, port 0 for a free one, with TLS where there are certificates. Returns the address, an IPv6 one
+    in brackets. Raises ConfigError where other machines could come in without TLS, RuntimeError where the port is taken."""
+    host, _, wanted = address.rpartition(":")
+    host = in_url(host)
+    credentials.check_host(host)
+    tls, address = credentials.tls, f"{host}:{wanted}"
+    port = server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.server_credentials())
+    return f"{host}:{port}"
 
 
 def new_public_server(max_message_bytes: int, max_connections: int, *interceptors: grpc.aio.ServerInterceptor) -> grpc.aio.Server:

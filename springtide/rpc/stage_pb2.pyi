@@ -69,20 +69,18 @@ class SlotsGivenBack(_message.Message):
     def __init__(self, slots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class JoinGroup(_message.Message):
-    __slots__ = ("instance_id", "incarnation", "arena_socket", "num_slots", "next_endpoint", "next_device_buffers")
+    __slots__ = ("instance_id", "incarnation", "num_slots", "next_endpoint", "next_device_buffers")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    ARENA_SOCKET_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     NEXT_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     NEXT_DEVICE_BUFFERS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     incarnation: int
-    arena_socket: str
     num_slots: int
     next_endpoint: str
     next_device_buffers: bytes
-    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., arena_socket: _Optional[str] = ..., num_slots: _Optional[int] = ..., next_endpoint: _Optional[str] = ..., next_device_buffers: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., num_slots: _Optional[int] = ..., next_endpoint: _Optional[str] = ..., next_device_buffers: _Optional[bytes] = ...) -> None: ...
 
 class StagePass(_message.Message):
     __slots__ = ("pass_id", "rows", "report_layers", "awaits")

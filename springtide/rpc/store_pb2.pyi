@@ -31,14 +31,26 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("node_id", "incarnation", "endpoint")
+    __slots__ = ("node_id", "incarnation", "endpoint", "layers")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     endpoint: str
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    layers: _containers.RepeatedCompositeFieldContainer[LayersAt]
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoint: _Optional[str] = ..., layers: _Optional[_Iterable[_Union[LayersAt, _Mapping]]] = ...) -> None: ...
+
+class LayersAt(_message.Message):
+    __slots__ = ("layer_begin", "layer_end", "endpoint")
+    LAYER_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    LAYER_END_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    layer_begin: int
+    layer_end: int
+    endpoint: str
+    def __init__(self, layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class WatchStoreRequest(_message.Message):
     __slots__ = ("watcher",)
@@ -157,14 +169,24 @@ class ReleaseLeaseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Writer(_message.Message):
-    __slots__ = ("node_id", "incarnation", "address")
+    __slots__ = ("node_id", "incarnation", "address", "beside")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     address: str
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ...) -> None: ...
+    beside: _containers.RepeatedCompositeFieldContainer[StoreIncarnation]
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., beside: _Optional[_Iterable[_Union[StoreIncarnation, _Mapping]]] = ...) -> None: ...
+
+class StoreIncarnation(_message.Message):
+    __slots__ = ("node_id", "incarnation")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    incarnation: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class OpenIngestRequest(_message.Message):
     __slots__ = ("attempt_id", "writer")

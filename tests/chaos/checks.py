@@ -152,7 +152,7 @@ def gaps_are_short(history: History) -> Iterator[Violation]:
     if history.limits.gap_s == float("inf"):
         return
     excused = excuses(history)
-    for exchange in history.exchanges:
+    for exchange in (exchange for exchange in history.exchanges if not exchange.item.has_time):
         worst = max(
             ((unexcused_s((begin, end), excused[exchange.gateway]), begin, end) for (begin, end), _ in exchange.gaps()),
             default=(0.0, 0.0, 0.0),
@@ -166,7 +166,7 @@ def first_tokens_come(history: History) -> Iterator[Violation]:
     excused, undecided = excuses(history), absent(history, "conductor")
     for exchange in history.exchanges:
         end = exchange.first_at_s
-        if end is None or not exchange.item.stream:
+        if end is None or not exchange.item.stream or exchange.item.has_time:
             continue
         waited = end - exchange.sent_s
         could_have = unexcused_s((exchange.sent_s, end), [*excused[exchange.gateway], *undecided])

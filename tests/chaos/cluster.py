@@ -15,8 +15,7 @@ import httpx
 import psutil
 import yaml
 
-from deploy.local.plan import LOOPBACK
-from springtide.config import SECRET_VARIABLE
+from springtide.config import LOOPBACK, SECRET_VARIABLE
 from tests.chaos.shapes import Shape
 from tests.support.cluster import Cluster
 from tests.support.ports import ReservedPorts

@@ -38,7 +38,6 @@ _HELD: dict[str, tuple[tuple[str, dict[str, str]], ...]] = {
         ("springtide_store_slots", {"state": "quarantined"}),
         ("springtide_store_leases", {}),
         ("springtide_store_ingests", {}),
-        ("springtide_store_pins", {}),
     ),
     "prefill": (("springtide_prefill_running", {}), ("springtide_prefill_waiting", {})),
     "decode": (("springtide_decode_running", {}), ("springtide_decode_waiting", {})),

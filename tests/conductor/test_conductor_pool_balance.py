@@ -8,7 +8,7 @@ import pytest
 from conductor_support import ask, bring_up, make_core, report, request
 
 from conductor.core.conductor import ConductorCore
-from conductor.core.pool_balance import PoolWork, decode_work_ms
+from conductor.core.pool_balance import PoolUse, PoolWork, decode_work_ms
 from conductor.core.settings import PoolBalanceSettings
 from conductor.core.types.events import InstanceDown, SwitchFailed, SwitchRole
 from springtide.clock import Tick
@@ -16,6 +16,7 @@ from springtide.cost import DecodeCost
 from springtide.ids import AttemptId, InstanceId
 from springtide.protocol.attempts import Phase, Progress
 from springtide.protocol.instances import Load, Role
+from springtide.protocol.scheduling import Terms
 
 BALANCE = PoolBalanceSettings(least_load=0.7, ratio=2.0, after_s=30.0, pause_s=100.0, drain_s=10.0)
 
@@ -138,11 +139,29 @@ def test_without_the_setting_nothing_moves_and_the_wanted_ratio_is_still_told() 
     assert moves(core, 1, 100) == []
 
 
-def test_a_second_of_work_each_second_keeps_one_instance_busy() -> None:
+@pytest.mark.parametrize("seconds", [20, 60, 120, 1_000])
+def test_a_second_of_work_each_second_keeps_one_instance_busy_from_the_first_minute_on(seconds: int) -> None:
     core = make_core(["p0"], ["d0"], ttft_slo_ms=1e9)
-    for second in range(1_000):
+    for second in range(seconds):
         ask(core, request(f"r{second}", 1_001, text=second), float(second))
-    assert core.demand.work(1_000.0).prefill == pytest.approx(1.0, rel=0.03)
+    for work in (core.demand.work(float(seconds)), core.demand.recent_work(float(seconds))):
+        assert work.prefill == pytest.approx(1.0, rel=0.03)
+
+
+def test_a_step_of_the_work_is_seen_in_full_within_a_minute_and_a_half_and_its_end_too() -> None:
+    """By whoever sets the sizes of the pools; their ratio follows more slowly."""
+    core = make_core(["p0"], ["d0"], ttft_slo_ms=1e9)
+
+    def ask_until(first: int, last: int, each_s: int) -> float:
+        for second in range(first, last, each_s):
+            ask(core, request(f"r{second}", 1_001, text=second), float(second))
+        return float(last)
+
+    before = core.demand.recent_work(ask_until(0, 600, 10)).prefill
+    step = core.demand.recent_work(now := ask_until(600, 690, 1)).prefill
+    assert before == pytest.approx(0.1, rel=0.2) and step > 0.9
+    assert core.demand.work(now).prefill < 0.7
+    assert core.demand.recent_work(ask_until(690, 780, 10)).prefill < 0.2
 
 
 @pytest.mark.parametrize(
@@ -160,3 +179,29 @@ def test_decode_work_is_the_share_in_the_largest_batch_that_is_allowed() -> None
     assert decode_work_ms(load, 850, 100.0, 250, 200.0) == pytest.approx(100 * 50 / 4)
     # The objective is missed even alone.
     assert decode_work_ms(load, 850, 100.0, 10, 5.0) == pytest.approx(100 * 20)
+
+
+def test_what_a_pool_has_to_do_is_what_its_instances_report_and_what_was_placed_since() -> None:
+    core = make_core(["p0", "p1"], ["d0"], ttft_slo_ms=1e9)
+    assert core.pool_use(Role.DECODE) == PoolUse(0, 0, 0, 0.0)
+    report(core, "p0", Role.PREFILL, running=1, waiting=2, tokens=3_000)
+    report(core, "p1", Role.PREFILL, running=1, tokens=500)
+    report(core, "d0", Role.DECODE, running=3, tokens=900, slots_available=7_500, slots_promised=500)
+    prefill = core.pool_use(Role.PREFILL)
+    assert (prefill.running, prefill.waiting, prefill.tokens) == (2, 2, 3_500)
+    assert core.pool_use(Role.DECODE) == PoolUse(3, 0, 900, pytest.approx(0.3))
+    ask(core, request("r", 401))
+    placed = core.pool_use(Role.DECODE)
+    assert placed.waiting == 1 and placed.kv_used > 0.3
+    assert core.pool_use(Role.PREFILL).waiting == 3
+
+
+def test_the_first_token_of_a_request_that_is_refused_for_it_is_predicted_too() -> None:
+    core = make_core(["p0"], ["d0"], ttft_slo_ms=1_000.0)
+    report(core, "p0", Role.PREFILL, queue_ms=5_000.0)
+    refused = ask(core, request("r", 401))
+    assert refused.assignment is None and refused.predicted_ttft_ms == pytest.approx(5_401.0)
+    report(core, "p0", Role.PREFILL)
+    placed = ask(core, request("s", 401))
+    assert placed.assignment is not None and placed.predicted_ttft_ms == placed.assignment.predicted_ttft_ms
+    assert ask(core, request("t", 401, terms=Terms(idle=True))).predicted_ttft_ms is None

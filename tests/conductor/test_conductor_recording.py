@@ -22,6 +22,7 @@ from conductor.core.types.events import (
     InstanceUp,
     LoadReported,
     Placed,
+    Renewed,
     StoreDown,
     StoreStillHere,
     StoreWatched,
@@ -90,6 +91,15 @@ EVENTS = st.one_of(
                 st.just(30),
             ),
             max_size=3,
+        ),
+    ),
+    st.builds(
+        Renewed,
+        st.just(GatewayId("gateway-1")),
+        st.lists(ATTEMPTS, max_size=3, unique=True),
+        st.lists(
+            st.builds(LiveAttempt, ATTEMPTS, st.just(InstanceId("p0")), st.just(InstanceId("d0")), st.sampled_from(Phase), st.just(30)),
+            max_size=2,
         ),
     ),
     st.builds(

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from conductor_nodes import Node, schedule_request
 from conductor_support import keys_of
@@ -322,6 +323,35 @@ async def test_a_restarted_conductor_finds_everything_again(cluster: Cluster) ->
         finished = conductor_pb2.AttemptReport(progress=conductor_pb2.Progress(attempt_id="a", phase=conductor_pb2.PHASE_FINISHED))
         await conductor.Advance(conductor_pb2.AdvanceRequest(gateway_id="gateway-0", reports=[finished]))
         assert (await status(conductor)).attempts_live == 1
+
+
+async def test_renewals_of_known_attempts_keep_them_and_tell_what_is_news_of_them(cluster: Cluster) -> None:
+    await cluster.add("prefill-0", "prefill")
+    await cluster.add("decode-0", "decode")
+
+    def running(name: str, phase: conductor_pb2.Phase) -> conductor_pb2.LiveAttempt:
+        return conductor_pb2.LiveAttempt(attempt_id=name, prefill_id="prefill-0", decode_id="decode-0", phase=phase, num_tokens=161)
+
+    async with cluster.conductor() as conductor:
+        await until_ready(conductor, "prefill-0", "decode-0")
+        await place(conductor, "a")
+
+        async def renew(*attempts: conductor_pb2.LiveAttempt) -> int:
+            await conductor.Renew(conductor_pb2.RenewRequest(gateway_id="gateway-0", attempts=attempts))
+            return (await status(conductor)).attempts_live
+
+        async def queue_ms() -> float:
+            return next(one.queue_ms for one in (await status(conductor)).instances if one.instance.instance_id == "prefill-0")
+
+        many = [running(f"b{number}", conductor_pb2.PHASE_DECODE) for number in range(200)]
+        for _ in range(2):
+            assert await renew(running("a", conductor_pb2.PHASE_PREFILL), *many) == 201
+            assert await queue_ms() > 0
+        assert await renew(running("a", conductor_pb2.PHASE_DECODE), *many) == 201
+        assert await queue_ms() == 0
+        with pytest.raises(grpc.aio.AioRpcError, match=r"LiveAttempt.phase must be one of"):
+            await renew(running("a", conductor_pb2.PHASE_UNSPECIFIED))
+        assert [await renew(many[0]) for _ in range(2)] == [201, 1]
 
 
 async def test_a_valkey_that_dies_and_comes_back_empty_costs_no_instance(caplog: pytest.LogCaptureFixture) -> None:

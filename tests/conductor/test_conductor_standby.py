@@ -79,7 +79,7 @@ def test_a_standby_expects_an_attempt_in_its_batch_when_the_leader_does_and_for_
     pair = Pair()
     pair.place("a", "", now=0.0, queue_ms=9_000.0)
     for at in (1.0, 9.2, 300.0):
-        led, followed = (core.state.forecast.pool(0.0, at, joining=True)["attempts"].sum() for core in pair.cores)
+        led, followed = (core.state.forecast.pool(0.0, at, joining=True).attempts.sum() for core in pair.cores)
         assert led == followed
     led_attempt, followed_attempt = (core.state.attempts[AttemptId("a")] for core in pair.cores)
     assert followed_attempt.prediction == led_attempt.prediction

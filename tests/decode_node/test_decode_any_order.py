@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from node_runtime import events
 from tests.support.decode_core import NUM_SLOTS, World
 
 
@@ -23,9 +24,11 @@ def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots
             "start",
             "start",
             "tick",
+            "quiet",
             *(["abort", "abort", "end_session", "lose_store"] if world.begun else []),
         ]
         getattr(world, data.draw(st.sampled_from(choices), label="next"))()
+    world.tell(events.Quiet(False))
     for _ in range(3000):
         choices = world.possible()
         if choices:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from decode_node.core import events as ev
 from decode_node.core.actions import Action, RunStep
+from node_runtime import events
 from node_runtime.events import SendUpdate
+from node_runtime.quiet import MOST_REST_S
+from springtide.clock import Tick
 from springtide.protocol import storage
-from springtide.protocol.outputs import FailureCode
+from springtide.protocol.outputs import FailureCode, SampledToken
 from springtide.protocol.storage import Ingested, Release, Reserve, Reserved
 from tests.support.decode_core import MAX_BATCH, Node, failures, only, reserved, rows_of, start
 
@@ -161,3 +165,26 @@ def test_a_late_word_of_one_that_was_preempted_changes_nothing() -> None:
         join(node, name)
     node.tell(start("online", 10))
     assert node.core.handle(Reserved("c", (1, 2), 0), node.now) == []
+
+
+def test_they_rest_while_another_engine_of_the_machine_wants_quiet_but_not_for_ever() -> None:
+    node = Node(40)
+    run = run_of(join(node, "a"))
+    node.tell(events.Quiet(True))
+    assert only(node.step(run), RunStep) == []
+    node.now += MOST_REST_S
+    assert only(node.step(run_of(node.tell(Tick()))), RunStep) == []
+    assert rows_of(run_of(node.tell(events.Quiet(False)))) == ["a"]
+
+
+def test_quiet_is_wanted_for_as_long_as_sequences_run_that_idle_work_slows() -> None:
+    node = Node(40)
+    actions = node.join(start("online", 10, max_tokens=40))
+    for i in range(32):
+        run, slowed = run_of(actions), i >= 16
+        elapsed_ms = node.core.cost.predict_ms(1, 10) * (1.2 if slowed else 1.0)
+        actions = node.tell(ev.StepDone(run.step_id, [(SampledToken(7),)], elapsed_ms, beside_idle=slowed))
+    assert node.core.wants_quiet(node.now) and node.core.slowdown > 0.1
+    while runs := only(actions, RunStep):
+        actions = node.step(runs[0])
+    assert not node.core.wants_quiet(node.now)

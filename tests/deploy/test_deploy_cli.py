@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from cryptography import x509
 
 from deploy import cli
+from deploy.ca.authority import addresses_in
 from deploy.local import rundir
-from deploy.local.plan import ClusterPaths, client_host, free_port, placed, processes, resolve
+from deploy.local.certificates import OwnCertificates
+from deploy.local.node import StagePlace, stage_place
+from deploy.local.plan import ClusterPaths, client_host, free_port, node_processes, placed, processes, resolve
 from deploy.local.rundir import ClusterRecord, RunDir
 from springtide.config import SECRET_VARIABLE, load_config, write_config
 from springtide.errors import ConfigError
@@ -73,7 +77,8 @@ def taken_port() -> Iterator[int]:
     [
         (("--set", "kv.block_tokns=64"), {}, "kv.block_tokns (from command line): there is no such setting"),
         (("--set", "kv.block_tokens"), {}, "--set kv.block_tokens: write --set KEY=VALUE"),
-        (("--prefill", "0"), {}, "prefill (from command line)"),
+        (("--prefill", "65"), {}, "prefill (from command line)"),
+        (("--prefill", "0"), {}, "a cluster of this machine alone has one of each at least"),
         (("--dtype", "int4"), {}, "dtype (from command line)"),
         ((), {"SPRINGTIDE_DECODE": "many"}, "decode (from SPRINGTIDE_DECODE)"),
         (("--config", "/nowhere/cluster.yaml"), {}, "cannot read the configuration file /nowhere/cluster.yaml"),
@@ -135,11 +140,39 @@ def test_help_imports_nothing_heavy() -> None:
 def test_a_resolved_configuration_leaves_nothing_to_choose(tmp_path: Path) -> None:
     config = resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0, "prefill": 2}, environ={}))
     assert config.server.port and config.server.grpc_port and config.prefill_node.threads and config.decode_node.threads
-    assert placed(config, tmp_path).redis_url == f"unix://{tmp_path}/valkey.sock"
+    config = placed(config, tmp_path)
+    assert str(config.redis_url).startswith("unix://:") and str(config.redis_url).endswith(f"@{tmp_path}/valkey.sock")
     paths = ClusterPaths(tmp_path)
     write_config(config, paths.config)
     assert config.cluster_secret is not None
     assert load_config(paths.config, environ={SECRET_VARIABLE: config.cluster_secret.get_secret_value()}) == config
+
+
+def test_a_run_directory_that_is_kept_keeps_the_clusters_secret(tmp_path: Path) -> None:
+    """Machines that have joined would know a cluster with another one no more."""
+    config = load_config(environ={})
+    secret = placed(config, tmp_path).cluster_secret
+    assert secret is not None and placed(config, tmp_path).cluster_secret == secret
+    assert (tmp_path / "secret").stat().st_mode & 0o077 == 0
+    given = placed(load_config(environ={SECRET_VARIABLE: "another of sixteen"}), tmp_path).cluster_secret
+    assert given is not None and given.get_secret_value() == "another of sixteen"
+    (tmp_path / "secret").write_text("short")
+    with pytest.raises(ConfigError, match="has 5 characters"):
+        placed(config, tmp_path)
+
+
+def test_the_heads_certificate_has_the_names_that_it_is_joined_at(tmp_path: Path) -> None:
+    overrides = {"address": "10.0.0.1", "join_port": 0, "valkey_port": 0, "tls.names": ["head.example", "203.0.113.7"]}
+    certificates = OwnCertificates.of(placed(load_config(overrides=overrides, environ={}), tmp_path))
+    assert certificates is not None
+    certificates.prepare(placed(load_config(overrides=overrides, environ={}), tmp_path))
+    own = x509.load_pem_x509_certificate(certificates.identity.certificate.read_bytes())
+    assert {"10.0.0.1", "head.example", "203.0.113.7", socket.gethostname()} <= addresses_in(own)
+
+
+def test_who_has_no_token_and_has_not_joined_before_is_told_where_one_is_to_be_had(springtide: Springtide, tmp_path: Path) -> None:
+    result = springtide("node", "store", "--join", "127.0.0.1:1", "--run-dir", str(tmp_path / "run"))
+    assert result.returncode == 2 and "--token: this machine has not joined before" in result.stderr
 
 
 def test_each_stage_of_a_prefill_group_has_its_share_of_the_cores() -> None:
@@ -150,12 +183,15 @@ def test_each_stage_of_a_prefill_group_has_its_share_of_the_cores() -> None:
 
 
 def test_every_process_is_told_the_clusters_secret_and_nobody_sees_it(tmp_path: Path) -> None:
-    config = resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0}, environ={}))
-    other = resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0}, environ={}))
+    (tmp_path / "other").mkdir()
+    config, other = (
+        placed(resolve(load_config(overrides={"server.port": 0, "server.grpc_port": 0}, environ={})), run_dir)
+        for run_dir in (tmp_path, tmp_path / "other")
+    )
     assert config.cluster_secret is not None and other.cluster_secret is not None
     secret = config.cluster_secret.get_secret_value()
     assert secret != other.cluster_secret.get_secret_value() and len(secret) == 64
-    specs = processes(placed(config, tmp_path), ClusterPaths(tmp_path), embedded_valkey=True)
+    specs = processes(config, ClusterPaths(tmp_path), embedded_valkey=True)
     assert {spec.role for spec in specs if spec.environment.get(SECRET_VARIABLE) != secret} == {"valkey"}
     write_config(config, tmp_path / "config.yaml")
     assert secret not in repr(specs) + (tmp_path / "config.yaml").read_text()
@@ -170,6 +206,39 @@ def test_every_process_of_a_cluster_has_its_place(tmp_path: Path) -> None:
     nodes = [f"{node}{part}" for node in ("prefill-0", "prefill-1", "decode-0") for part in ("-store", "")]
     assert names == ["valkey", *nodes, "conductor-0", "gateway-0"]
     assert "valkey" not in [spec.name for spec in processes(config, ClusterPaths(tmp_path), embedded_valkey=False)]
+
+
+def test_a_stage_on_a_machine_of_its_own_has_a_store_beside_it(tmp_path: Path) -> None:
+    """And all of the machine's cores, however many stages there are elsewhere."""
+    overrides = {"prefill": 1, "decode": 0, "prefill_node.stages": 8, "prefill_node.spread_stages": True}
+    config = load_config(overrides=overrides, environ={})
+    assert config.num_engines == 1
+    specs = node_processes("prefill", "long.stage-7", config, ClusterPaths(tmp_path), 7)
+    assert [(spec.name, spec.role, spec.member_id) for spec in specs] == [
+        ("long.stage-7-store", "layer-store", "long.stage-7"),
+        ("long.stage-7", "stage", "long.stage-7"),
+    ]
+    assert all(spec.command[-2:] == ("--stage", "7") for spec in specs)
+    first = node_processes("prefill", "long", config, ClusterPaths(tmp_path), 0)
+    assert [(spec.name, spec.role) for spec in first] == [("long-store", "store"), ("long", "prefill")]
+    with pytest.raises(ConfigError, match=r"prefill_node\.spread_stages: each stage is on a node of its own"):
+        resolve(config)
+
+
+def test_the_place_of_a_stage_is_said_in_full() -> None:
+    assert stage_place("prefill", None, "long", "2/3") == StagePlace("long", 2, 3)
+    assert stage_place("prefill", "any", None, None) is None
+    for said, message in {
+        ("prefill", None, "long", None): "a stage has both",
+        ("prefill", None, None, "0/2"): "a stage has both",
+        ("decode", None, "long", "0/2"): "stages are of prefill groups, not of a decode node",
+        ("prefill", "mine", "long", "0/2"): "'mine' is not needed",
+        ("prefill", None, "long", "2/2"): "must be I/X with I from 0 to X - 1 and X at least 2, not '2/2'",
+        ("prefill", None, "long", "0/1"): "must be I/X",
+        ("prefill", None, "long", "first"): "must be I/X",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            stage_place(*said)
 
 
 def test_a_taken_port_is_refused_by_name(taken_port: int) -> None:

@@ -26,16 +26,15 @@ STANDBY = View("conductor-0", status(epoch=4))
 SILENT = View("conductor-0", None, "the Conductor at 127.0.0.1:1 does not answer: Connection refused")
 
 
-def names(**settings: object) -> list[str]:
+def names(run_dir: Path, **settings: object) -> list[str]:
     ports = {"server.port": 0, "server.grpc_port": 0}
     config = resolve(load_config(overrides={**ports, **{name.replace("__", "."): value for name, value in settings.items()}}, environ={}))
-    run_dir = Path("/nonexistent")
     return [spec.name for spec in processes(placed(config, run_dir), ClusterPaths(run_dir), embedded_valkey=True)]
 
 
-def test_several_conductors_have_their_gateway_in_a_process_of_its_own() -> None:
-    assert names()[-1] == "conductor-0"
-    assert names(conductor__replicas=3)[-4:] == ["conductor-0", "conductor-1", "conductor-2", "gateway-0"]
+def test_several_conductors_have_their_gateway_in_a_process_of_its_own(tmp_path: Path) -> None:
+    assert names(tmp_path)[-1] == "conductor-0"
+    assert names(tmp_path, conductor__replicas=3)[-4:] == ["conductor-0", "conductor-1", "conductor-2", "gateway-0"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from deploy.local import rundir
@@ -119,6 +120,18 @@ def test_the_logs_of_an_earlier_run_are_put_aside(wanted: Path) -> None:
     log.write_text("12:00:00.000 WARNING conductor-0 of yesterday\n")
     RunDir.claim(wanted).release()
     assert not log.exists() and "of yesterday" in log.with_suffix(".log.1").read_text()
+
+
+def test_a_head_is_found_whoever_has_joined_it_on_its_machine() -> None:
+    for pid, join_address in ((os.getpid(), "127.0.0.1:8002"), (os.getppid(), "")):
+        created = psutil.Process(pid).create_time()
+        rundir.user_directory()
+        rundir.write_record(
+            ClusterRecord(pid, created, "http://127.0.0.1:8000", "", "", "c", "", "", True, True, {}, join_address=join_address)
+        )
+    assert len(rundir.running_clusters()) == 2
+    found = rundir.find_cluster("http://localhost:8000")
+    assert found is not None and found.join_address and rundir.find_cluster("http://localhost:8009") is None
 
 
 def test_a_record_that_holds_the_clusters_secret_is_for_this_user_only() -> None:

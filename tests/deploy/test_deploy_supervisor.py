@@ -7,14 +7,18 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+import redis
 
 from deploy.local.children import Child, StartFailed
-from deploy.local.plan import ProcessRole, ProcessSpec
-from deploy.local.supervisor import STOP_GRACE_S, Supervisor
+from deploy.local.plan import ClusterPaths, ProcessRole, ProcessSpec, placed, processes
+from deploy.local.supervisor import STOP_GRACE_S, STOP_STAGE_GRACE_S, Supervisor
+from springtide.config import load_config
 
 SLEEP = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
@@ -32,6 +36,9 @@ time.sleep(600)
 
 def spec(name: str, program: str, *arguments: str, role: ProcessRole = "store") -> ProcessSpec:
     return ProcessSpec(name, role, name, (sys.executable, "-c", program, *arguments))
+
+
+READS = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.stdin.read()); import time; time.sleep(600)"
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
@@ -69,6 +76,39 @@ async def test_a_killed_process_is_started_again(supervisor: Supervisor) -> None
     assert not child.ready
 
 
+async def test_a_process_reads_what_it_is_to_be_told_and_nobody_sees_it(supervisor: Supervisor, tmp_path: Path) -> None:
+    told, secret = tmp_path / "told", replace(spec("a", READS, str(tmp_path / "told")), stdin=b"a secret")
+    [child] = await started(supervisor, secret)
+    for _ in range(2):  # also when it is started again
+        await until(lambda: told.exists() and told.read_text() == "a secret")
+        told.unlink()
+        child.mark_ready()
+        child.signal(signal.SIGKILL)
+    assert "a secret" not in repr(secret)
+
+
+async def test_valkey_comes_back_with_what_it_was_told_to_who_has_its_password(supervisor: Supervisor, tmp_path: Path) -> None:
+    config = placed(load_config(environ={}), tmp_path)
+    [child] = await started(supervisor, processes(config, ClusterPaths(tmp_path), embedded_valkey=True)[0])
+    with redis.Redis.from_url(str(config.redis_url)) as client, redis.Redis.from_url(f"unix://{tmp_path}/valkey.sock") as stranger:
+
+        def told(wanted: bytes | None) -> bool:
+            with suppress(redis.ConnectionError):
+                return client.get("key") == wanted
+            return False
+
+        await until(lambda: told(None))
+        with pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+        client.set("key", "value")
+        assert client.execute_command("WAITAOF", 1, 0, 5000)[0] == 1, "its file has it when it is killed"
+        child.mark_ready()
+        child.signal(signal.SIGKILL)
+        await until(lambda: not child.ready and told(b"value"))
+        with pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+
+
 async def test_a_process_that_never_becomes_ready_ends_the_start_and_its_log_says_why(supervisor: Supervisor) -> None:
     supervisor.start([spec("good", SLEEP), spec("bad", "raise SystemExit('no such model')")])
     with pytest.raises(StartFailed, match="bad exited with 1 and was not ready once in 2 starts") as failure:
@@ -78,11 +118,34 @@ async def test_a_process_that_never_becomes_ready_ends_the_start_and_its_log_say
 
 async def test_processes_stop_in_the_order_of_who_needs_whom(supervisor: Supervisor, tmp_path: Path) -> None:
     order = tmp_path / "order"
-    roles: list[ProcessRole] = ["valkey", "store", "decode", "conductor"]
+    roles: list[ProcessRole] = ["valkey", "store", "decode", "conductor", "gateway"]
     await started(supervisor, *(spec(role, NOTES_ITS_END, str(order), role, role=role) for role in roles))
     await until(lambda: all("armed" in (tmp_path / f"{role}.log").read_text() for role in roles))
     await supervisor.shut_down()
-    assert order.read_text().split() == ["conductor", "decode", "store", "valkey"]
+    assert order.read_text().split() == ["gateway", "conductor", "decode", "store", "valkey"]
+
+
+async def test_a_conductor_decides_until_the_gateway_beside_it_has_drained(tmp_path: Path) -> None:
+    """And for the gateways of other machines."""
+    ends, drain_s = tmp_path / "ends", 2 * STOP_STAGE_GRACE_S
+    slow = NOTES_ITS_END.replace("    with open", "    time.sleep(float(sys.argv[3]))\n    with open")
+    async with Supervisor(lambda name: tmp_path / f"{name}.log", lambda child, change: None, drain_s) as supervisor:
+        gateway = spec("gateway", slow, str(ends), "gateway", str(drain_s), role="gateway")
+        await started(supervisor, spec("conductor", NOTES_ITS_END, str(ends), "conductor", role="conductor"), gateway)
+        await until(lambda: all("armed" in (tmp_path / f"{name}.log").read_text() for name in ("gateway", "conductor")))
+    assert ends.read_text().split() == ["gateway", "conductor"]
+
+
+async def test_who_has_others_end_is_given_the_time_for_it(supervisor: Supervisor, tmp_path: Path) -> None:
+    """The placer's nodes need Valkey until they have left."""
+    ends = tmp_path / "ends"
+    slow = NOTES_ITS_END.replace("    with open", "    time.sleep(2 * float(sys.argv[3]))\n    with open")
+    placer = spec("placer", slow, str(ends), "placer", str(STOP_STAGE_GRACE_S), role="placer")
+    valkey = spec("valkey", NOTES_ITS_END, str(ends), "valkey", role="valkey")
+    await started(supervisor, placer, valkey)
+    await until(lambda: all("armed" in (tmp_path / f"{name}.log").read_text() for name in ("placer", "valkey")))
+    await supervisor.shut_down()
+    assert ends.read_text().split() == ["placer", "valkey"]
 
 
 async def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -106,13 +169,13 @@ async def test_stopping_does_not_wait_for_a_restart_that_is_due(supervisor: Supe
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from deploy.local.plan import ClusterPaths, ProcessSpec, resolve, processes
+from deploy.local.plan import ClusterPaths, ProcessSpec, placed, processes, resolve
 from deploy.local.supervisor import Supervisor
 from springtide.config import load_config
 
 async def main():
     run_dir = Path(sys.argv[1])
-    config = resolve(load_config(overrides={'server.port': 0, 'server.grpc_port': 0}, environ={})).model_copy(update={'run_dir': run_dir})
+    config = placed(resolve(load_config(overrides={'server.port': 0, 'server.grpc_port': 0}, environ={})), run_dir)
     valkey = processes(config, ClusterPaths(run_dir), embedded_valkey=True)[0]
     sleeper = ProcessSpec('sleeper', 'store', 'sleeper', (sys.executable, '-c', 'import time; time.sleep(600)'))
     async with Supervisor(lambda name: run_dir / f'{name}.log', lambda child, change: None) as supervisor:

@@ -140,12 +140,12 @@ def prompts_while_hanging(cluster: Cluster, victim: Callable[[str], int], seeds:
     def ask(prompt: Sequence[int]) -> list[int]:
         return generate(cluster.grpc_address, cluster.model, prompt, 3).token_ids
 
-    def first_token_s(prompt: Sequence[int]) -> float:
+    def timed(prompt: Sequence[int]) -> tuple[float, list[int]]:
         began = time.monotonic()
-        ask(prompt)
-        return time.monotonic() - began
+        tokens = ask(prompt)
+        return time.monotonic() - began, tokens
 
-    calm_s = first_token_s(random_prompt(next(seeds), 7000, 10, 250))
+    before_s, _ = timed(random_prompt(next(seeds), 7000, 10, 250))
     rescheduled = cluster.metric("gateway-0", RESCHEDULES)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
         answers = [threads.submit(ask, prompt) for prompt in prompts]
@@ -153,13 +153,16 @@ def prompts_while_hanging(cluster: Cluster, victim: Callable[[str], int], seeds:
             began = time.monotonic()
             tokens = [answer.result() for answer in answers]
             took_s = time.monotonic() - began
-            later_s = [first_token_s(random_prompt(next(seeds), 300, 10, 250)) for _ in range(6)]
-    print(f"prompts: {took_s:.2f} s (one alone, calmly, {calm_s:.2f} s); later ones {[round(taken, 2) for taken in later_s]} s")
+            later_s = [timed(random_prompt(next(seeds), 300, 10, 250))[0] for _ in range(6)]
     assert cluster.metric("gateway-0", RESCHEDULES) > rescheduled, "nothing was where it hung"
-    assert took_s <= LONGEST_GAP_S + 2 * calm_s
     assert max(later_s) <= LONGEST_GAP_S, "what hangs goes on attracting requests"
     until_whole(cluster)
     assert tokens == [ask(prompt) for prompt in prompts]
+    # The machine may have been another's for a while: before, or since.
+    after_s, _ = timed(random_prompt(next(seeds), 7000, 10, 250))
+    calm_s = max(before_s, after_s)
+    print(f"prompts: {took_s:.2f} s (one alone, calmly, {calm_s:.2f} s); later ones {[round(taken, 2) for taken in later_s]} s")
+    assert took_s <= LONGEST_GAP_S + 2 * calm_s
 
 
 @pytest.mark.parametrize("part", ["", "-store"], ids=["engine", "store"])

@@ -16,6 +16,7 @@ from tests.support.reference import Reference, random_prompt
 from tests.support.scattered import ScatteredCluster
 
 OUTPUT_TOKENS = 24
+SETTINGS = {"dtype": "float32", "kv.block_tokens": 16, "kv.arena_size": "64MiB", "conductor.admission": "baseline"}
 
 
 @pytest.fixture(scope="module")
@@ -29,19 +30,22 @@ def reference(model: Path) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def cluster(model: Path) -> Iterator[ScatteredCluster]:
+def switch() -> Iterator[Switch]:
     try:
         switch = Switch()
     except Unavailable as why:
         pytest.skip(str(why))
+    yield switch
+    switch.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(switch: Switch, model: Path) -> Iterator[ScatteredCluster]:
     try:
-        settings = {"dtype": "float32", "kv.block_tokens": 16, "kv.arena_size": "64MiB", "conductor.admission": "baseline"}
-        with ScatteredCluster(switch, model, **settings) as cluster:
+        with ScatteredCluster(switch, model, **SETTINGS) as cluster:
             yield cluster
     except Unavailable as why:
         pytest.skip(str(why))
-    finally:
-        switch.close()
 
 
 def prompt_of(seed: int, length: int) -> list[int]:
@@ -91,3 +95,28 @@ def test_a_stream_goes_on_while_the_conductor_is_cut_off(cluster: ScatteredClust
             conductor.mend()
         assert running.result().token_ids == reference.greedy(prompts[0], 800)
         assert waiting.result().token_ids == reference.greedy(prompts[1], OUTPUT_TOKENS)
+
+
+def test_a_prefill_group_with_each_stage_in_a_network_of_its_own_is_exact(
+    switch: Switch, model: Path, reference: Reference, tmp_path: Path
+) -> None:
+    """What its stores have lost, each of them reads for its own layers from the decode node's; and what their arenas have no room for, from
+    its own SSD."""
+    prompt, others = prompt_of(5, 500), [prompt_of(seed, 500) for seed in range(6, 10)]
+    settings = {**SETTINGS, "prefill_node.chunk_tokens": 128, "kv.arena_size": "512KiB"}
+    settings |= {"kv.ssd_dir": str(tmp_path), "kv.ssd_size": "64MiB", "kv.demote_below": 1.0, "kv.demote_until": 1.0}
+    try:
+        with ScatteredCluster(switch, model, stages=3, **settings) as cluster:
+            cold, cached = ask(cluster, prompt), ask(cluster, prompt)
+            cluster.lose_blocks_of_group()
+            remote = ask(cluster, prompt)
+            fetched = cluster.metric("prefill", "springtide_prefill_cached_tokens_total", {"source": "remote"})
+            first, again = [ask(cluster, other) for other in others], [ask(cluster, other) for other in others]
+            read_bytes = cluster.metric("layer-store", "springtide_store_ssd_read_bytes_total")
+    except Unavailable as why:
+        pytest.skip(str(why))
+    assert cold.token_ids == cached.token_ids == remote.token_ids == reference.greedy(prompt, OUTPUT_TOKENS)
+    assert (cold.cached_tokens, cached.cached_tokens, remote.cached_tokens, fetched) == (0, 496, 496, 496)
+    wanted = [reference.greedy(other, OUTPUT_TOKENS) for other in others]
+    assert [answer.token_ids for answer in first] == [answer.token_ids for answer in again] == wanted
+    assert [answer.cached_tokens for answer in again] == [496] * len(others) and read_bytes > 0, "an arena has room for four of the five"

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 import psutil
 import pytest
 import redis
 
+from deploy.ca.authority import Authority
+from deploy.ca.identity import Identity, issue_to
 from springtide.credentials import Credentials
 from springtide.membership import Member
 from springtide.rpc import common_pb2, conductor_pb2, conductor_pb2_grpc, node_pb2, node_pb2_grpc, store_pb2, store_pb2_grpc
 from springtide.rpc.authentication import TOKEN_KEY
 from tests.support import streams
 from tests.support.cluster import Cluster
+from tests.support.models import make_tiny_llama
 from tests.support.reference import random_prompt
 from tests.support.scheduling import question
 
@@ -33,9 +39,20 @@ SERVICES = (
 )
 
 
+SETTINGS: dict[str, Any] = {"server": {"separate_gateway": True}, "kv": {"arena_size": "256MiB"}}
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(server={"separate_gateway": True}, kv={"arena_size": "256MiB"}) as cluster:
+    with Cluster(**SETTINGS) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Whose processes have certificates, as in a cluster of several machines."""
+    model = make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
+    with Cluster(**SETTINGS, model=str(model), dtype="float32", join_port=0, valkey_port=0) as cluster:
         yield cluster
 
 
@@ -61,7 +78,7 @@ def member(cluster: Cluster, role: str) -> Member:
 
 
 def serves(cluster: Cluster) -> bool:
-    end = streams.stream(cluster, random_prompt(1, length=100), 4, lambda: None)
+    end = streams.stream(cluster, random_prompt(1, 100, 10, 250), 4, lambda: None)
     return end.finish_reasons == ("length",) and not end.errors
 
 
@@ -152,6 +169,22 @@ def test_the_embedded_valkey_is_to_be_had_by_this_user_only(cluster: Cluster) ->
     assert cluster.record.redis_url.startswith("unix://")
     for path in (Path(cluster.record.run_dir), Path(cluster.record.run_dir, "valkey.sock")):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    password = str(urlsplit(cluster.record.redis_url).password)
+    assert password and password not in " ".join(psutil.Process(pid).cmdline())
+
+
+def test_who_has_a_certificate_to_read_metrics_does_not_get_at_valkey(certified: Cluster, tmp_path: Path) -> None:
+    """Nor whoever else the authority of given certificates has signed."""
+    scraper = Identity(tmp_path / "prometheus")
+    issue_to(scraper, Authority.open(Path(certified.record.ca_dir)), "prometheus", ("127.0.0.1",))
+    context = ssl.create_default_context(cafile=scraper.authorities)
+    context.load_cert_chain(scraper.certificate, scraper.key)
+    relay = next(address for address, name in listening(certified).items() if name == "relay")
+    host, port = relay.split(":")
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as plain:
+        stream = context.wrap_socket(plain, server_hostname=host)
+        stream.sendall(b"*2\r\n$4\r\nKEYS\r\n$1\r\n*\r\n")
+        assert stream.recv(1 << 16).startswith(b"-NOAUTH")
 
 
 def test_who_announces_himself_without_the_secret_is_sent_nothing(cluster: Cluster) -> None:
@@ -176,3 +209,64 @@ def test_who_announces_himself_without_the_secret_is_sent_nothing(cluster: Clust
                     listening.accept()
             finally:
                 valkey.delete(*valkey.keys("springtide:member:*:a-*"))
+
+
+def listening(cluster: Cluster) -> dict[str, str]:
+    """The TCP ports of the cluster's processes, and whose they are; the gateway's public ones and the join service's apart."""
+    public = {address.rpartition(":")[2] for address in (cluster.url, cluster.grpc_address, cluster.record.join_address)}
+    found = {}
+    for name, pid in {**cluster.record.processes, "relay": cluster.supervisor.pid}.items():
+        for connection in psutil.Process(pid).net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and str(connection.laddr.port) not in public:
+                found[f"127.0.0.1:{connection.laddr.port}"] = name
+    return found
+
+
+def messenger_ports(cluster: Cluster) -> set[str]:
+    return {json.loads(store.details["endpoint"])["addresses"]["tcp"] for store in cluster.members() if store.role == "store"}
+
+
+def test_with_certificates_no_port_shakes_hands_with_who_has_none_or_anothers(certified: Cluster, tmp_path: Path) -> None:
+    stranger = Identity(tmp_path / "stranger")
+    issue_to(stranger, Authority.create(tmp_path / "ca", "springtide"), "a-stranger", ("127.0.0.1",))
+    none, other = (ssl.create_default_context(cafile=certified.record.tls["ca"]) for _ in range(2))
+    other.load_cert_chain(stranger.certificate, stranger.key)
+    ports = {address: name for address, name in listening(certified).items() if address not in messenger_ports(certified)}
+    nodes = ("prefill-0", "decode-0", "prefill-0-store", "decode-0-store", "conductor-0")
+    assert Counter(ports.values()) == {**dict.fromkeys(nodes, 2), "gateway-0": 1, "relay": 1}, "gRPC and metrics of each"
+    for address, name in ports.items():
+        host, port = address.split(":")
+        for context in (none, other, None):
+            with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as plain:
+                answer = b""
+                try:
+                    stream = plain if context is None else context.wrap_socket(plain, server_hostname=host)
+                    stream.sendall(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
+                    answer = stream.recv(1 << 16)
+                except OSError:  # a handshake that fails, or a connection that ends
+                    pass
+            assert b"HTTP" not in answer and b"springtide" not in answer, f"{name} at {address} has answered"
+    assert serves(certified)
+
+
+def test_with_certificates_the_cluster_works_as_without(certified: Cluster) -> None:
+    assert serves(certified)
+    assert {instance.instance.instance_id for instance in certified.status().instances} == {"prefill-0", "decode-0"}
+    assert certified.metric("decode-0-store", "springtide_store_slots") > 0
+
+
+def test_a_rotated_authority_is_followed_while_a_stream_goes_on(certified: Cluster) -> None:
+    authority = Authority.open(Path(certified.record.ca_dir))
+    before = Path(certified.record.tls["certificate"]).read_bytes()
+    rotated: list[Authority] = []
+
+    def rotate() -> None:
+        if not rotated:
+            rotated.append(authority.rotate())
+            certified.wait_until(lambda: Path(certified.record.tls["certificate"]).read_bytes() != before, "a new certificate")
+
+    end = streams.stream(certified, random_prompt(2, 100, 10, 250), 200, rotate)
+    assert rotated and end.finish_reasons == ("length",) and not end.errors
+    certified.kill("decode-0-store")
+    certified.wait_ready("decode-0-store")
+    assert serves(certified)

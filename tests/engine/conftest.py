@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine.backends import choice as backends
 from engine.formats.files import describe
 from engine.loader import load_model
 from engine.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -19,6 +20,20 @@ from tests.support.reference import Reference
 torch.set_num_threads(1)
 
 TinyFactory = Callable[..., tuple[Harness, Reference]]
+
+INSTRUCTION_SETS = backends._native.instruction_sets() if backends._native is not None else ()
+
+
+@pytest.fixture(scope="module", params=INSTRUCTION_SETS or [None])
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Those of the native kernels that this machine has, in turn."""
+    if request.param is None:
+        yield
+        return
+    best = backends._native.instruction_set()
+    backends._native.use(request.param)
+    yield
+    backends._native.use(best)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,10 @@ from tests.engine.sequences import Harness
 from tests.support.models import demo_gguf, make_tiny_model
 from tests.support.reference import random_prompt
 
-pytestmark = pytest.mark.skipif(not backends.native_can_run(read_config(demo_gguf())), reason="this machine has no AVX-512 bfloat16")
+pytestmark = [
+    pytest.mark.skipif(not backends.native_can_run(read_config(demo_gguf())), reason="this machine has no AVX2"),
+    pytest.mark.usefixtures("instruction_set"),
+]
 
 FAMILIES = {"Llama": {}, "Qwen2": {}, "Qwen3": {}, "Gemma": {"tie_word_embeddings": True}, "grouped Llama": {"num_key_value_heads": 1}}
 CHUNKS = (1, 7, 16, 25, 64, 97, 200)

@@ -29,7 +29,8 @@ from tests.engine.sequences import Harness
 from tests.support.models import demo_gguf, make_tiny_model
 from tests.support.reference import random_prompt
 
-needs_kernels = pytest.mark.skipif(not backends.native_can_run(read_config(demo_gguf())), reason="this machine has no AVX-512 bfloat16")
+needs_kernels = pytest.mark.skipif(not backends.native_can_run(read_config(demo_gguf())), reason="this machine has no AVX2")
+pytestmark = pytest.mark.usefixtures("instruction_set")
 
 
 @pytest.fixture
@@ -209,6 +210,28 @@ def test_operators_between_the_products_are_those_of_plain_torch(rows: int, size
     assert torch.allclose(normed.float(), plain.norm(residual.float(), norm), rtol=2**-7, atol=1e-6)
 
 
+@needs_kernels
+def test_sums_are_rounded_to_the_nearest_bfloat16_of_two_the_even_one() -> None:
+    halves = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-16, -1 - 2**-8, -1 - 3 * 2**-8, 1 + 2**-8 - 2**-16]
+    x = torch.tensor([[*halves, 3e38, torch.inf, -torch.inf, torch.nan, 0.0]])
+    for size in (11, 16, 40):
+        parts = torch.nn.functional.pad(x, (0, size - 11))
+        residual = parts.bfloat16()
+        delta = (parts - residual.float()).nan_to_num(0, 0, 0).bfloat16()
+        delta[0, 6] = 3e38
+        wanted = residual + delta
+        backends.native().ops.add_norm(residual, delta, Norm(torch.ones(size), 1e-5))
+        assert torch.equal(residual.nan_to_num(7e37), wanted.nan_to_num(7e37)) and residual[0, 6].isinf() and residual[0, 9].isnan()
+
+
+@needs_kernels
+def test_an_instruction_set_that_this_machine_lacks_is_not_used() -> None:
+    before = backends._native.instruction_set()
+    with pytest.raises(ValueError, match=r"^this CPU has no kernels in AltiVec$"):
+        backends._native.use("AltiVec")
+    assert backends._native.instruction_set() == before == backends.native().kernels.removeprefix("native ")
+
+
 PRODUCTS = st.tuples(st.sampled_from((1, 2, 5, 6, 7, 13, 130)), st.sampled_from((1, 33, 64, 200)), st.sampled_from((2, 30, 31, 576)))
 
 
@@ -267,7 +290,7 @@ def test_a_gate_takes_extreme_values() -> None:
 @needs_kernels
 def test_the_demo_model_computes_the_same_with_and_without_the_kernels(demo_info: ModelInfo, demo_bf16: Harness) -> None:
     plain = Harness(load_model(demo_info, "bfloat16", kernels="plain"), demo_bf16.spec, num_slots=20)
-    assert demo_bf16.runner.model.backend.kernels == "native AVX-512 bfloat16" and plain.runner.model.backend.kernels == "torch"
+    assert demo_bf16.runner.model.backend.kernels.startswith("native AV") and plain.runner.model.backend.kernels == "torch"
     demo_bf16.foul()
     prompt = random_prompt(7, 300)
     ours = demo_bf16.prefill(prompt, demo_bf16.slots(300), chunk=128)

@@ -240,7 +240,7 @@ def test_ranks_let_go_of_an_arena_that_is_left_and_take_another(tmp_path: Path) 
         assert group.harness.greedy(prompt, 5) == wanted and not group.lost.is_set()
 
 
-@pytest.mark.skipif(not backends.native_can_run(read_config(demo_gguf())), reason="this machine has no AVX-512 bfloat16")
+@pytest.mark.skipif(not backends.native_can_run(read_config(demo_gguf())), reason="this machine has no AVX2")
 def test_ranks_compute_with_the_kernels_in_bfloat16(tmp_path: Path) -> None:
     path = make_tiny_llama(tmp_path / "tiny", head_dim=32, num_attention_heads=8, num_key_value_heads=4, intermediate_size=166)
     info = describe(str(path))

@@ -11,10 +11,11 @@ import pytest
 import redis.asyncio as redis
 from gateway_cluster import until
 
-from deploy.local.plan import LOOPBACK, free_port
+from deploy.local.plan import free_port
 from gateway.accounts.accounts import Accounts
 from gateway.accounts.allowance import Allowance, ApiKey, digest_of, new_key, new_key_id
 from gateway.accounts.register import Register, RegisterCopy, UnknownKey
+from springtide.config import LOOPBACK
 from springtide.errors import Unauthenticated, Unavailable
 from springtide.ids import new_id
 from springtide.valkey import ValkeyClient

@@ -96,6 +96,12 @@ async def test_files_are_listed_page_by_page(client: openai.AsyncOpenAI) -> None
         assert caught.value.param == "after"
 
 
+async def test_files_can_be_deleted_while_they_are_listed(client: openai.AsyncOpenAI) -> None:
+    made = [await send(client, b"%d" % i) for i in range(5)]
+    listed = [file.id async for file in client.files.list(limit=2) if (await client.files.delete(file.id)).deleted]
+    assert listed == made[::-1] and (await client.files.list()).data == []
+
+
 async def test_pages_are_filled_with_files_of_the_purpose_that_is_asked_for(client: openai.AsyncOpenAI) -> None:
     done = await over(client, (await submit(client, jsonl(chat_line("a")))).id)
     newer = [await send(client, b"%d" % i) for i in range(4)]

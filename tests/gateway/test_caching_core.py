@@ -100,7 +100,7 @@ class World:
                 self.computed += 1
                 there = [node for node, store in self.stores.items() if store.prefills and node not in self.dead]
                 if self.computing_fails or not there:
-                    return core.NotComputed("nobody is there", for_good=False)
+                    return core.NotComputed("nobody is there", core.Failure.NOT_NOW)
                 self.held[there[0]] = BLOCKS
                 return core.Computed(self.stores[there[0]])
         raise AssertionError(f"{action} has no answer")
@@ -176,10 +176,30 @@ def test_what_cannot_be_computed_now_is_tried_again_and_again_later() -> None:
     assert world.look(cache, NOW)[0].kept == Kept(Status.READY, held={NodeId("node-0"): Incarnation(1)})
 
 
+def test_what_breaks_down_whoever_computes_it_is_tried_some_times() -> None:
+    cache, now, pauses = new_cache(), NOW, list[float]()
+    for tries in range(1, core.MOST_BREAKDOWNS + 1):
+        look, idle = Look(cache, works=True), Look(cache, works=True)
+        idle.handle(core.Begun(()), now)
+        saved, _ = idle.handle(core.NotComputed("nobody is there", core.Failure.NOT_NOW), now)
+        assert isinstance(saved, core.Save) and saved.kept.breakdowns == tries - 1, "that is nobody's breakdown"
+        assert look.handle(core.Begun(()), now)[-1] == core.Compute()
+        saved, rest = look.handle(core.NotComputed("not now", core.Failure.BREAKDOWN), now)
+        assert isinstance(saved, core.Save) and isinstance(rest, core.Rest)
+        cache = cache.with_kept(saved.kept)
+        if rest.until is not None:
+            assert cache.kept == Kept(Status.PENDING, "not now", failures=tries, breakdowns=tries)
+            pauses.append(rest.until - now)
+            now = rest.until
+    assert pauses == [4.0, 16.0, 64.0, 256.0]
+    assert cache.kept.status is Status.ERROR and "in each of 5 tries" in cache.kept.error
+    assert cache.extended(now + 9, now).kept.status is Status.PENDING, "its owner may have it tried anew"
+
+
 def test_what_can_never_be_computed_is_an_error_until_its_owner_changes_it() -> None:
     look = Look(new_cache(), works=True)
     assert look.handle(core.Begun(()), NOW) == [core.Compute()]
-    actions = look.handle(core.NotComputed("too long", for_good=True), NOW)
+    actions = look.handle(core.NotComputed("too long", core.Failure.NEVER), NOW)
     assert actions == [core.Save(Kept(Status.ERROR, "too long")), core.Rest(None)]
     broken = new_cache(kept=Kept(Status.ERROR, "too long"))
     assert Look(broken, works=False).handle(core.Begun(()), NOW) == [core.Rest(None)]
@@ -230,7 +250,7 @@ def test_what_is_gone_while_it_is_computed_is_left_as_it_is() -> None:
     look = Look(new_cache(), works=True)
     assert look.handle(core.Begun(()), NOW) == [core.Compute()]
     assert look.handle(core.Gone(), NOW) == [core.Rest(None)]
-    assert look.handle(core.NotComputed("too late", for_good=True), NOW) == []
+    assert look.handle(core.NotComputed("too late", core.Failure.NEVER), NOW) == []
 
 
 def test_begun_minutes_count_whole_and_times_of_rest_do_not() -> None:

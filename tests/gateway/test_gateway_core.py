@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeGuard
 
 import pytest
 from gateway_world import LIMITS, TokensAsKeys, World, assignment, generation, instance, new_core
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import events as ev
+from gateway.core import GatewayCore
 from springtide.clock import Tick
 from springtide.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from springtide.ids import AttemptId, BlockKey, InstanceId, RequestId
@@ -344,7 +346,8 @@ def test_an_accepted_request_waits_for_room_however_often_it_finds_none(side: Ro
         course.assign(attempt_id)
         if number > 1:
             course.feed(ev.DecodeReserved(attempt_id))
-        course.fail(code, side, attempt_id)
+        full = [action for action in course.fail(code, side, attempt_id) if isinstance(action, ev.Report)]
+        assert [(report.full, report.culprit) for report in full] == [(True, "")], "nobody is at fault"
         if (deadline := course.core.next_deadline()) is not None:
             assert course.now < deadline <= course.now + LIMITS.crowded_pause_max_s, "no busy loop, and no long sleep"
             course.now = deadline
@@ -490,6 +493,50 @@ def test_a_request_waits_for_instances_before_it_fails(accepted: bool, patience_
         number += 1
     assert patience_s <= course.now - started < patience_s + 1
     assert isinstance(course.error(), Unavailable)
+
+
+def asked_at(core: GatewayCore, until_s: float, answer: Callable[[AttemptId], ev.Event]) -> list[float]:
+    """When it asks the Conductor, which answers so, from 0 on."""
+    asked, now = [], 0.0
+    waiting = [action.attempt_id for number in range(3) for action in core.handle(ev.Arrived(generation(number, 4)), now) if asks(action)]
+    while now < until_s:
+        for attempt_id in waiting:
+            core.handle(answer(attempt_id), now)
+            core.validate()
+        now = core.next_deadline() or until_s
+        waiting = [action.attempt_id for action in core.handle(Tick(), now) if asks(action)]
+        asked += [now] * len(waiting)
+    return asked
+
+
+def asks(action: ev.Action) -> TypeGuard[Schedule]:
+    return isinstance(action, Schedule)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_all_who_wait_for_somebody_to_be_there_ask_together_as_often_as_one(silent: bool) -> None:
+    nobody, within_s = Rejection(Reason.NO_PREFILL, "no prefill instance is ready", 3.0), 0.9 * LIMITS.scheduler_wait_s
+    asked = asked_at(
+        new_core(), within_s, lambda attempt: ev.SchedulerUnreachable(attempt, "gone") if silent else ev.Rejected(attempt, nobody)
+    )
+    assert len(asked) == pytest.approx(within_s * LIMITS.asked_per_s, abs=3)
+
+
+def test_who_waits_for_somebody_to_be_there_asks_as_soon_as_another_has_found_somebody() -> None:
+    core = new_core()
+    nobody = Rejection(Reason.NO_DECODE, "no decode node is ready", 3.0)
+    for number in range(40):
+        core.handle(ev.Arrived(generation(number, 4)), 0.0)
+        core.handle(ev.Rejected(AttemptId(f"r{number}.1"), nobody), 0.0)
+    (first,) = (action for action in core.handle(ev.Arrived(generation(40, 4)), 0.01) if asks(action))
+    answers, asked = [first.attempt_id], []
+    while answers:
+        follow = [action.attempt_id for action in core.handle(assignment(answers.pop(0)), 0.01) if asks(action)]
+        assert len(follow) < 10, "not thousands at once"
+        core.validate()
+        answers += follow
+        asked += follow
+    assert sorted(asked) == sorted(AttemptId(f"r{number}.2") for number in range(40))
 
 
 def test_an_unanswered_question_is_asked_again_for_the_same_attempt() -> None:

@@ -13,7 +13,7 @@ from gateway.api_request import FormatKind, OutputFormat, Tool
 from gateway.grammars import Beforehand, constraint, lark_constraint, schema_in_lark
 from gateway.output import CallArguments, CallBegun
 from gateway.tool_calls.families import TOOL_FAMILIES
-from gateway.tool_calls.forced import keyword_rules
+from gateway.tool_calls.forced import MAX_CALLS, keyword_rules
 from springtide.errors import InvalidRequest
 from springtide.protocol.sampling import Grammar
 
@@ -88,6 +88,29 @@ def test_several_calls_where_there_may_be_several(family: str) -> None:
     tools, text = [WEATHER, TIME, BARE], SEVERAL[family]
     assert accepts(forced(family, tools, several=True), text) and not accepts(forced(family, tools), text)
     assert calls(family, text) == [("now", {}), ("time", {"exact": True})]
+
+
+REPEATED = {
+    "hermes": ("", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>', "\n", ""),
+    "llama3": ("", '{"name": "now", "parameters": {}}', "; ", ""),
+    "mistral": ("[TOOL_CALLS][", '{"name": "now", "arguments": {}}', ", ", "]"),
+    "pythonic": ("[", "now()", ", ", "]"),
+}
+
+
+@pytest.mark.parametrize(("family", "written"), [*REPEATED.items(), ("mistral", ("", "[TOOL_CALLS]now{}", "", ""))])
+def test_a_call_cannot_be_repeated_for_ever(family: str, written: tuple[str, str, str, str]) -> None:
+    begin, call, between, end = written
+    most, more = (begin + between.join([call] * count) + end for count in (MAX_CALLS, MAX_CALLS + 1))
+    grammar = forced(family, [WEATHER, TIME, BARE], several=True)
+    assert accepts(grammar, most) and calls(family, most) == [("now", {})] * MAX_CALLS
+    assert not accepts(grammar, more)
+    assert accepts(forced(family, [BARE]), begin + call + end) and not accepts(forced(family, [BARE]), begin + call + between + call + end)
+
+
+def test_a_mistral_model_writes_one_list_or_one_call_behind_each_mark() -> None:
+    lists = '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]' * 2
+    assert not accepts(forced("mistral", [BARE], several=True), lists), "as many calls as there may be, in each of as many lists"
 
 
 @pytest.mark.parametrize("mark", ["[ARGS]", "[CALL_ID]abcDEF123[ARGS]", ""])

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from llguidance.gbnf_to_lark import RuleRefNode
 
 from engine.formats.files import describe
 from engine.sampling.grammars import GrammarCompiler
 from engine.tokenizer.tokenizer import load_tokenizer
+from gateway import grammar_checks
 from gateway.api_request import FormatKind, OutputFormat
 from gateway.grammar_checks import GrammarChecker
 from gateway.grammars import MAX_CHOICES, MAX_PROPERTIES, MAX_SCHEMA_DEPTH, MAX_SOURCE_CHARACTERS, Beforehand, constraint, lark_constraint
@@ -95,6 +97,20 @@ def test_what_is_too_large_or_makes_no_sense_is_refused(format: OutputFormat, sa
     assert refused.value.param == "format" and len(refused.value.message) < 700
 
 
+def test_a_long_chain_of_rules_is_gone_through_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, is_terminal = list[str](), RuleRefNode.is_terminal
+
+    def counted(node: RuleRefNode) -> bool:
+        asked.append(node.name)
+        return is_terminal(node)
+
+    monkeypatch.setattr(RuleRefNode, "is_terminal", counted)
+    rules = [f"r{number} ::= r{number + 1}" for number in range(1000)]
+    grammar = constraint(OutputFormat(FormatKind.GRAMMAR, "\n".join(['root ::= r0 | "(" root ")"', *rules, 'r1000 ::= "x" # the end'])))
+    assert len(asked) < 5 * len(rules)
+    assert accepts(grammar, "((x))") and not accepts(grammar, "(x")
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def checker() -> AsyncIterator[GrammarChecker]:
     checker = GrammarChecker(INFO)
@@ -138,6 +154,18 @@ async def test_what_would_take_for_ever_is_given_up_and_holds_up_nobody_else(che
         await first
     with pytest.raises(InvalidRequest, match="guided_grammar cannot be compiled within"):
         await checker.check(endless, "guided_grammar")
+
+
+async def test_what_is_asked_about_is_remembered_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_checks, "_REMEMBERED", 2)
+    checker = GrammarChecker(INFO)
+    first, second, third = (constraint(OutputFormat(FormatKind.REGEX, source)) for source in "abc")
+    await checker.check(first, "guided_regex")
+    await checker.check(second, "guided_regex")
+    assert checker.good(first)
+    await checker.check(third, "guided_regex")
+    assert checker.good(first) and checker.good(third) and not checker.good(second)
+    await checker.close()
 
 
 async def test_the_process_is_there_before_the_first_grammar_and_is_the_only_one() -> None:

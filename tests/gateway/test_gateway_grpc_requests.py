@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from gateway_cluster import MODEL, Cluster
 from grpc_tools import protoc
@@ -105,6 +106,13 @@ def test_what_makes_no_sense_is_refused_by_name(fields: dict[str, Any], param: s
     with pytest.raises(InvalidRequest) as caught:
         api_request(api.GenerateRequest(model=MODEL, **fields))
     assert caught.value.param == param and param.partition("[")[0].partition(".")[0] in caught.value.message
+
+
+async def test_a_format_that_cannot_be_is_refused_by_its_name(stub: inference_pb2_grpc.InferenceStub) -> None:
+    format = api.OutputFormat(kind=api.FORMAT_KIND_REGEX, source="(")
+    with pytest.raises(grpc.aio.AioRpcError, match="format cannot be") as caught:
+        await anext(aiter(stub.Generate(api.GenerateRequest(model=MODEL, text="x", format=format))))
+    assert "response_format" not in str(caught.value.details())
 
 
 async def test_a_call_of_a_tool_comes_in_pieces(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster, tokenizer: Tokenizer) -> None:

@@ -514,6 +514,14 @@ async def test_whatever_goes_wrong_when_a_grammar_is_checked_ends_the_request(
             assert reply.status_code == 500 and "internal_error" in reply.text and "nobody" not in reply.text
 
 
+async def test_a_slash_behind_a_path_changes_nothing(http: httpx.AsyncClient) -> None:
+    models = await http.get("/v1/models/")
+    assert models.status_code == 200 and models.json()["data"][0]["id"] == MODEL
+    assert (await http.post(f"{PLAIN}/", json=plain())).json()["object"] == "text_completion"
+    assert (await http.get("/health/?deep=1")).status_code == 200
+    assert [(await http.get(path)).status_code for path in ("/", "/v1/models//", "/v1/nothing/")] == [404] * 3
+
+
 async def test_health_is_told_without_a_body_too(http: httpx.AsyncClient) -> None:
     for path in ("/health", "/ping", "/ready"):
         whole, head = await http.get(path), await http.head(path)

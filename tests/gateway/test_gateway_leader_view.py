@@ -52,6 +52,17 @@ def test_only_the_loss_of_the_leader_raises_doubt() -> None:
     assert view.read("b", 2) and not view.doubted
 
 
+def test_the_leader_is_in_doubt_while_nobody_is_known_and_while_who_is_known_does_not_answer() -> None:
+    view = LeaderView()
+    assert view.in_doubt
+    view.read("a", 1)
+    assert not view.in_doubt
+    view.lost("a")
+    assert view.in_doubt
+    view.answered("b", 2)
+    assert not view.in_doubt
+
+
 def test_a_lease_of_a_lower_epoch_is_asked_but_not_believed() -> None:
     view = LeaderView()
     view.read("a", 7)

@@ -92,6 +92,25 @@ async def test_a_page_beside_a_record_that_is_not_there_is_refused(records: Reco
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_a_page_goes_on_behind_a_record_that_was_deleted(client: redis.Redis, order: Literal["asc", "desc"]) -> None:
+    records = Records(client, "test", "thing", places_s=60.0)
+    made = [f"r{number}" for number in range(7)]
+    for number, name in enumerate(made):
+        await records.create("ann", name, {}, made_at=float(number // 3))
+    page, after = await records.page("ann", order=order, limit=2), ""
+    found: list[str] = []
+    while page[0]:
+        found += (names := [record.record_id for record in page[0]])
+        after = names[-1]
+        for name in names:
+            await records.delete("ann", name)
+        page = await records.page("ann", order=order, after=after, limit=2)
+    assert found == (made if order == "asc" else made[::-1])
+    with pytest.raises(NotListed):
+        await records.page("bob", after=after)
+
+
 async def test_a_page_is_filled_with_those_that_are_wanted(records: Records) -> None:
     for number in range(250):
         await records.create("ann", f"r{number}", {"n": number}, made_at=float(number))

@@ -227,6 +227,7 @@ async def test_a_function_is_called_and_its_output_answered(client: openai.Async
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}, "text.format"),
         ({"service_tier": "priority"}, "service_tier"),
         ({"colour": "red"}, "colour"),
         ({"previous_response_id": "resp_nothing"}, "previous_response_id"),

@@ -15,17 +15,18 @@ import httpx
 import openai
 import pytest
 from cryptography import x509
-from gateway_cluster import MODEL, Cluster, until
+from gateway_cluster import MODEL, Cluster
 
 from gateway.app import GatewayServer
-from gateway.tls import Tls, TlsFiles
 from springtide.client import AsyncClient
 from springtide.config import load_config
 from springtide.errors import ConfigError, Unavailable
 from springtide.process import ProcessArguments
 from springtide.rpc import inference_pb2, inference_pb2_grpc
+from springtide.tls import Tls, TlsFiles
 from tests.support.certificates import Authority
 
+SETTINGS = ("server.tls_certificate", "server.tls_key", "server.tls_client_ca")
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Say it."}]}
 REQUEST = inference_pb2.GenerateRequest(model=MODEL, text="Say it.")
 
@@ -48,13 +49,13 @@ class Pki:
 
 @pytest.fixture
 def pki(tmp_path: Path) -> Pki:
-    pki = Pki(Authority(tmp_path), TlsFiles(tmp_path / "server.pem", tmp_path / "server.key", None))
+    pki = Pki(Authority(tmp_path), TlsFiles(tmp_path / "server.pem", tmp_path / "server.key", None, SETTINGS))
     pki.renew()
     return pki
 
 
 def with_tls(arguments: ProcessArguments, files: TlsFiles) -> ProcessArguments:
-    tls = {"tls_certificate": files.certificate, "tls_key": files.key, "tls_client_ca": files.client_ca}
+    tls = {"tls_certificate": files.certificate, "tls_key": files.key, "tls_client_ca": files.authorities}
     return replace(arguments, config=arguments.config.model_copy(update={"server": arguments.config.server.model_copy(update=tls)}))
 
 
@@ -145,8 +146,8 @@ async def test_files_that_do_not_fit_change_nothing_and_are_logged(
     key = pki.files.key.read_bytes()
     pki.renew()
     pki.files.key.write_bytes(key)
-    await until(lambda: "is still served" in caplog.text)
-    assert await served_serial(secured.http_address, pki) == await served_serial(secured.grpc_address, pki) == before
+    while "is still used" not in caplog.text:
+        assert await served_serial(secured.http_address, pki) == await served_serial(secured.grpc_address, pki) == before
     await until_served(secured.http_address, pki, pki.renew())
 
 
@@ -154,9 +155,9 @@ async def test_with_client_authorities_only_certified_clients_are_served(
     arguments: ProcessArguments, cluster: Cluster, pki: Pki, tmp_path: Path
 ) -> None:
     clients = Authority(tmp_path, "clients")
-    client = TlsFiles(tmp_path / "client.pem", tmp_path / "client.key", None)
+    client = TlsFiles(tmp_path / "client.pem", tmp_path / "client.key", None, SETTINGS)
     clients.sign(client.certificate, client.key, "a client")
-    gateway = GatewayServer(with_tls(arguments, replace(pki.files, client_ca=clients.path)), cluster.conductor.address)
+    gateway = GatewayServer(with_tls(arguments, replace(pki.files, authorities=clients.path)), cluster.conductor.address)
     await gateway.start()
     try:
         url, certified = f"https://{gateway.http_address}", pki.context
@@ -178,14 +179,14 @@ async def test_with_client_authorities_only_certified_clients_are_served(
 def test_wrong_files_are_named_at_the_start(pki: Pki, tmp_path: Path) -> None:
     nothing, rubbish = tmp_path / "nothing.pem", tmp_path / "rubbish.pem"
     rubbish.write_text("rubbish")
-    other = TlsFiles(tmp_path / "other.pem", tmp_path / "other.key", None)
+    other = TlsFiles(tmp_path / "other.pem", tmp_path / "other.key", None, SETTINGS)
     pki.authority.sign(other.certificate, other.key)
     for files, said in (
         (replace(pki.files, certificate=nothing), r"server\.tls_certificate: cannot read .*nothing\.pem"),
         (replace(pki.files, key=nothing), r"server\.tls_key: cannot read .*nothing\.pem"),
         (replace(pki.files, certificate=rubbish), r"server\.tls_certificate: .*rubbish\.pem"),
         (replace(pki.files, key=other.key), r"server\.tls_certificate: .*other\.key"),
-        (replace(pki.files, client_ca=rubbish), r"server\.tls_client_ca: .*rubbish\.pem"),
+        (replace(pki.files, authorities=rubbish), r"server\.tls_client_ca: .*rubbish\.pem"),
     ):
         with pytest.raises(ConfigError, match=said):
             Tls(files)

@@ -129,6 +129,7 @@ def test_however_a_text_is_split_it_has_the_same_parts(
     name=st.sampled_from(sorted(TOOL_FAMILIES)),
     fragments=st.lists(FRAGMENTS, max_size=12),
 )
+@example(name="llama3", fragments=[" ", "[", "<tool_call>"])
 def test_a_text_without_calls_comes_out_as_it_is(name: str, fragments: list[str]) -> None:
     text = "".join(fragments)
     parts = read(of(name), [text])

@@ -425,6 +425,28 @@ async def test_a_tenant_has_so_many_caches_of_which_those_that_have_ended_make_r
     await desk.create(BOB, "m", draft)
 
 
+async def test_a_tenant_has_so_many_marks_whatever_caches_it_has(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert catalogues.MOST_MARKS == 10_000
+    monkeypatch.setattr(catalogues, "MOST_MARKS", 2)
+    await world.start("node-0", num_slots=64)
+    front_end = await world.front_end()
+    desk, catalogue = front_end.desk, front_end.catalogue
+    marks = {tenant: [tenants_keys(tenant, range(number, number + 8)) for number in range(3)] for tenant in ("ann", "bob")}
+
+    async def marked(tenant: str, number: int) -> bool:
+        keys = marks[tenant][number]
+        desk.mark(tenant, keys, 60.0, NodeId("node-0"))
+        await asyncio.gather(*desk._tasks)
+        return await catalogue.get(tenant, f"mark-{keys[-1].hex()}") is not None
+
+    await desk.create(ANN, "m", Draft(talk("You are helpful. " * 4)))
+    assert [await marked("ann", number) for number in range(3)] == [True, True, False]
+    assert await marked("ann", 0), "it is one of them already"
+    assert await marked("bob", 2)
+    await catalogue.remove("ann", f"mark-{marks['ann'][0][-1].hex()}")
+    assert await marked("ann", 2)
+
+
 async def test_of_what_is_deleted_nothing_is_left(world: World) -> None:
     await world.start("node-0")
     front_end = await world.front_end()

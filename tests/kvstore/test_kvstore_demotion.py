@@ -13,6 +13,7 @@ from ssd_support import BLOCK_BYTES, ManualDisk, key, open_tier
 
 from kvstore.core.pool import Pool
 from kvstore.server.shared.ssd import Ssd, SsdOptions
+from kvstore.server.shared.stripe_ssd import OwnSsd
 from kvstore.server.transfer import demotion
 from kvstore.server.transfer.demotion import BATCHES_IN_FLIGHT, Demotion
 from kvstore.ssd.disk import aligned_memory
@@ -37,7 +38,7 @@ async def test_a_stop_in_the_middle_of_writing_flushes_the_rest(tmp_path: Path, 
     arena = np.frombuffer(aligned_memory(NUM_SLOTS * BLOCK_BYTES), np.uint8)
     shared = SimpleNamespace(options=SimpleNamespace(spec=SimpleNamespace(bytes_per_slot=BLOCK_BYTES)), pool=pool, changed=lambda: None)
     options = SsdOptions(tmp_path, 1 << 20, "f", demote_below=1.0, demote_until=1.0, flush_s=30.0)
-    copying = Demotion(shared, Ssd(tier, pool.ssd, arena, BLOCK_BYTES), options)  # type: ignore[arg-type]
+    copying = Demotion(shared, Ssd(OwnSsd(tier, arena, BLOCK_BYTES), pool.ssd), options)  # type: ignore[arg-type]
     cache(pool, range(NUM_SLOTS))
     running = asyncio.create_task(copying.run())
     for _ in range(1000):

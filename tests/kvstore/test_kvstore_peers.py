@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 import pytest
+from kvstore_support import SPEC
 
 from kvstore.server.shared.peers import IDLE_S, Peers
 from messenger.base import Connection, Region
@@ -59,7 +60,7 @@ async def test_of_stores_that_come_and_go_nothing_is_left() -> None:
     hub, clock = InprocHub(), ManualClock()
     messenger = messenger_of(hub, "here", 1)
     await messenger.start()
-    peers = Peers(messenger, OPEN, clock)
+    peers = Peers(messenger, OPEN, clock, SPEC)
     before, most = 0, 0
     for incarnation in range(2, 32):
         other = Other(hub, incarnation)
@@ -86,7 +87,7 @@ async def test_a_store_that_is_asked_again_and_again_is_not_hung_up() -> None:
     messenger, other = messenger_of(hub, "here", 1), Other(hub, 2)
     await messenger.start()
     address = await other.start()
-    peers = Peers(messenger, OPEN, clock)
+    peers = Peers(messenger, OPEN, clock, SPEC)
     for _ in range(5):
         assert (await peers.stub(address).Describe(pb.DescribeRequest(), timeout=5.0)).incarnation == 2
         clock.advance(IDLE_S * 0.9)
@@ -106,7 +107,7 @@ async def test_another_incarnation_at_the_same_address_is_not_taken_for_the_one_
     messenger, other = messenger_of(hub, "here", 1), Other(hub, 2)
     await messenger.start()
     address = await other.start()
-    peers = Peers(messenger, OPEN, ManualClock())
+    peers = Peers(messenger, OPEN, ManualClock(), SPEC)
     with pytest.raises(PeerLost, match="has restarted"):
         await peers.connect(address, 3)
     await peers.close()

@@ -178,7 +178,7 @@ class World:
 
 def slot_of(store: Store, slot: int) -> np.ndarray:
     """uint8 [layers, bytes_per_slab]"""
-    arena: SharedMemory = store._arena
+    arena: SharedMemory = store._arena.memory
     return arena.region.memory[slot * SPEC.bytes_per_slot : (slot + 1) * SPEC.bytes_per_slot].reshape(SPEC.layers, -1)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from kvstore_support import SPEC, WAIT_S, Engine, Starter, StoreProcess, contents, keys_of, until
 from prometheus_client import REGISTRY
+from ssd_support import flip
 
 from kvstore.server.shared.context import StoreOptions
 from kvstore.server.shared.ssd import SsdOptions
@@ -419,16 +420,3 @@ async def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     store = StoreProcess(tmp_path, "prefill-0", ssd_dir=str(tmp_path / "file"), ssd_size=64 << 20)
     assert await asyncio.to_thread(store.process.wait, WAIT_S) == 1
     assert "kv.ssd_dir" in store.log.read_text() and "Traceback" not in store.log.read_text()
-
-
-def flip(directory: Path, wanted: np.ndarray) -> None:
-    """One bit of the block with these contents, in whichever file it is."""
-    for path in directory.rglob("*.kvsegment"):
-        data = path.read_bytes()
-        at = data.find(wanted.tobytes())
-        if at >= 0:
-            with path.open("r+b") as file:
-                file.seek(at + 100)
-                file.write(bytes([data[at + 100] ^ 1]))
-            return
-    raise AssertionError("the block is in no file")

@@ -125,10 +125,10 @@ async def test_a_stopped_subscriber_is_cut_off_and_resynchronised_while_the_stor
             await engine.keep(*(keys_of(label, *range(999)) for label in range(400)))
             stat = await engine.stat()
             assert stat.slots_cached == 100_000 - 1
-            assert stat.watchers_cut_off == 1, "the store did not wait for it"
             os.kill(watcher.pid, signal.SIGCONT)
-            # Who has been still for too long for a ping has lost the connection, too.
-            assert await asyncio.to_thread(watcher.stdout.readline) in ("cut off OUT_OF_RANGE\n", "cut off UNAVAILABLE\n")
+            said = await asyncio.to_thread(watcher.stdout.readline)
+            # Who has been still for too long for a ping has lost the connection, too; on a slow machine before it lags too far.
+            assert said == "cut off UNAVAILABLE\n" or (said, stat.watchers_cut_off) == ("cut off OUT_OF_RANGE\n", 1)
             assert await asyncio.to_thread(watcher.stdout.readline) == f"snapshot {stat.slots_cached} {stat.sequence}\n"
         finally:
             watcher.kill()

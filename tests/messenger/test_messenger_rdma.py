@@ -399,7 +399,7 @@ async def test_a_recorded_offer_is_worthless(rdma: Workshop, monkeypatch: pytest
 
     monkeypatch.setattr(ControlClient, "_call", record)
     await (await connect(here, there)).close()
-    client = ControlClient(there.endpoint.addresses["rdma"], None)
+    client = ControlClient(there.endpoint.addresses["rdma"], RdmaOptions())
     with pytest.raises(WrongSecret):
         await call(client, client._stub.Connect, recorded[0], 1.0)
     await client.close()

@@ -15,10 +15,12 @@ from decode_node.server.server import DecodeServer
 from decode_node.server.steps import StepRunner
 from engine.sampling.grammars import Grammars
 from messenger.tcp.transport import TcpTransport
+from node_runtime import neighbours
 from node_runtime.loading import Parts
 from node_runtime.model_thread import ModelThread
+from node_runtime.neighbours import Neighbours
 from prefill_node.core.actions import RunPass
-from prefill_node.core.events import PassFailed
+from prefill_node.core.events import PassFailed, PassGaveWay
 from prefill_node.server import formation
 from prefill_node.server.group import StageGroup
 from prefill_node.server.server import PrefillServer
@@ -313,3 +315,44 @@ async def test_an_engine_whose_model_thread_is_stuck_says_so_and_that_it_goes_on
     await reports_until(nodes, name, lambda report: not report.stalled)
     outcome = await nodes.gateway.end_of(attempt_id)
     assert outcome.token_ids == DirectEngine(nodes).generate(token_ids, greedy(4)), "a false alarm does no harm here"
+
+
+async def test_idle_work_gives_way_to_whoever_comes_and_is_right_in_the_end(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gave_way, told = list[int](), PrefillServer._told
+
+    def noted(self: PrefillServer, run: RunPass, event: Any) -> None:
+        gave_way.extend([run.pass_id] if isinstance(event, PassGaveWay) else [])
+        told(self, run, event)
+
+    monkeypatch.setattr(PrefillServer, "_told", noted)
+    async with EngineNodes(tmp_path, model, kv=KV, prefill_node={"chunk_tokens": 512}) as nodes:
+        direct, gateway = DirectEngine(nodes), nodes.gateway
+        patient = await gateway.start(prompt(1500), greedy(8), idle=True)
+        number = 0
+        while not gateway.outcomes[patient].ended and (not gave_way or number < 3):
+            number += 1
+            outcome = await gateway.run(prompt(70, number), greedy(2))
+            assert outcome.token_ids == direct.generate(prompt(70, number), greedy(2))
+        assert gave_way, "it ended before anybody could come"
+        assert (await gateway.end_of(patient)).token_ids == direct.generate(prompt(1500), greedy(8))
+        await nodes.all_slots_given_back()
+
+
+async def test_idle_work_rests_while_another_engine_of_the_machine_wants_quiet(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "SHOWN_S", WAIT_S)
+    neighbour = Neighbours(tmp_path, "decode-9")
+    async with EngineNodes(tmp_path, model, kv=KV, prefill_node={"chunk_tokens": 64}) as nodes:
+        direct, gateway = DirectEngine(nodes), nodes.gateway
+        neighbour.show(quiet=True, idle=False)
+        patient = await gateway.start(prompt(300), greedy(4), idle=True)
+        for number in range(3):
+            outcome = await gateway.run(prompt(70, number), greedy(2))
+            assert outcome.token_ids == direct.generate(prompt(70, number), greedy(2))
+            assert not gateway.outcomes[patient].ended
+        neighbour.close()
+        assert (await gateway.end_of(patient)).token_ids == direct.generate(prompt(300), greedy(4))
+        await nodes.all_slots_given_back()

@@ -36,8 +36,9 @@ async def test_an_engine_announces_what_its_model_is_computed_with(tmp_path: Pat
     announced: list[Member] = []
 
     class Listening:
-        def __init__(self, *arguments: Any) -> None:
-            pass
+        @classmethod
+        def of(cls, *arguments: Any) -> Listening:
+            return cls()
 
         async def announce(self, member: Member) -> None:
             announced.append(member)

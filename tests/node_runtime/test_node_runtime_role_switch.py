@@ -32,6 +32,13 @@ def test_an_order_to_the_role_that_it_has_is_refused() -> None:
     assert pending.order is None
 
 
+def test_an_engine_that_keeps_its_role_says_why() -> None:
+    pending = PendingSwitch(Role.PREFILL, "its node's store has some of the layers alone")
+    with pytest.raises(InvalidRequest, match="`to` cannot be decode: its node's store has some of the layers alone"):
+        pending.take(RoleSwitch(Role.DECODE, 1.0))
+    assert pending.order is None and not pending.leaving
+
+
 @pytest.mark.parametrize(
     ("request_", "field"),
     [

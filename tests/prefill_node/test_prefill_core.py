@@ -14,7 +14,7 @@ from node_runtime.events import SendUpdate
 from node_runtime.slot_claims import HEAD_PATIENCE_S
 from prefill_node.core import PrefillCore
 from prefill_node.core import events as ev
-from prefill_node.core.actions import Action, RunPass
+from prefill_node.core.actions import Action, GiveWay, RunPass
 from prefill_node.core.in_flight import most_passes
 from prefill_node.core.layer_stream import LayerGroups
 from prefill_node.core.settings import PrefillSettings
@@ -36,7 +36,8 @@ NUM_SLOTS = 24
 def new_core(unit_bytes: int = 150, stages: int = 1) -> PrefillCore:
     """Blocks of 8 tokens, 4 layers, slabs of 100 bytes."""
     chunking = Chunking(PrefillCost(1.0, 0.1, 0.0, 1 / stages), CHUNK_TOKENS)
-    return PrefillCore(PrefillSettings(chunking, LayerGroups(INFO.layers, 100, unit_bytes), BLOCK_TOKENS, {EOS}, stages))
+    groups = LayerGroups(INFO.layers, 100, unit_bytes)
+    return PrefillCore(PrefillSettings(chunking, groups, BLOCK_TOKENS, {EOS}, stages, breaks_off=stages == 1))
 
 
 def start(
@@ -478,6 +479,7 @@ class World:
         self.num_left = 0
         """Of those, which the first stage is done with."""
         self.truncated: set[str] = set()
+        self.giving_way: set[int] = set()
         self.right: dict[str, list[bool]] = {}
         self.fetching: dict[str, tuple[int, int, int]] = {}
         """Attempt -> layers ready, local blocks, reused blocks."""
@@ -507,6 +509,9 @@ class World:
                     assert row.attempt_id == action.awaits or row.attempt_id not in self.fetching
                 assert [push.layer_end for push in action.pushes] == sorted(push.layer_end for push in action.pushes)
                 self.runs.append(action)
+            case GiveWay(pass_id):
+                assert pass_id not in self.giving_way and pass_id in [run.pass_id for run in self.runs if run.idle]
+                self.giving_way.add(pass_id)
             case SendUpdate(session, update):
                 assert isinstance(update, PrefillDone | AttemptFailed)
                 name = update.output.attempt_id if isinstance(update, PrefillDone) else update.attempt_id
@@ -585,6 +590,9 @@ class World:
         self.tell(events.StoreLost("lost"))
         self.tell(events.StoreConnected(NUM_SLOTS))
 
+    def quiet(self) -> None:
+        self.tell(events.Quiet(self.data.draw(st.booleans(), label="quiet")))
+
     def tick(self) -> None:
         self.tell(Tick())
         self.tell(storage.StoreLoad(len(self.store.free), len(self.store.free)))
@@ -642,6 +650,10 @@ class World:
         run = self.runs.pop(0)
         self.num_left = max(0, self.num_left - 1)
         failed = self.data.draw(st.integers(0, 9), label="pass fails") == 0
+        if run.pass_id in self.giving_way and self.data.draw(st.booleans(), label="gives way"):
+            self.computed(run, run.pushes[: self.data.draw(st.integers(0, len(run.pushes)), label="pushed before")], right=False)
+            self.tell(ev.PassGaveWay(run.pass_id))
+            return
         missing = run.awaits in self.truncated and self.data.draw(st.booleans(), label="truncated before it was read")
         if run.awaits in self.fetching or missing or failed:
             pushed = run.pushes[: self.data.draw(st.integers(0, len(run.pushes)), label="pushed before")]
@@ -682,7 +694,8 @@ class World:
 def test_whatever_the_order_of_events_each_attempt_ends_once_and_gives_its_slots_back(data: st.DataObject) -> None:
     world = World(data)
     for _ in range(data.draw(st.integers(1, 60), label="steps")):
-        world.step([*world.possible(), "start", "start", *(["abort", "end_session", "lose_store"] if world.started else [])])
+        world.step([*world.possible(), "start", "start", "quiet", *(["abort", "end_session", "lose_store"] if world.started else [])])
+    world.tell(events.Quiet(False))
     for _ in range(2000):
         choices = [choice for choice in world.possible() if choice != "tick"]
         if not choices:

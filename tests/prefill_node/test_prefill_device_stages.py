@@ -7,7 +7,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 
 from prefill_node.server.stages import StageProcess
 from prefill_node.stage import ring
-from prefill_node.stage.ring import Arrival, Ring, RingShape
+from prefill_node.stage.ring import Arrival, Ring, RingShape, shared_on
 from springtide.protocol.sampling import SamplingParams
 from tests.prefill_node.test_prefill_group import KV, LENGTHS, lose_blocks, prompt, running_stages
 from tests.support import cpu_as_device
@@ -40,8 +39,7 @@ def on_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     command = StageProcess._command
 
     def with_device(stage: StageProcess) -> list[str]:
-        arguments = command(stage)
-        return [sys.executable, "-m", "tests.support.cpu_as_device", *arguments[arguments.index("prefill_node.stage") + 1 :]]
+        return ["tests.support.cpu_as_device", *command(stage)[1:]]
 
     cpu_as_device.use(monkeypatch.setattr)
     monkeypatch.setattr(StageProcess, "_command", with_device)
@@ -82,8 +80,8 @@ async def test_a_stage_that_dies_leaves_its_neighbours_devices_to_the_one_that_f
 async def test_only_word_of_what_is_on_the_device_goes_by_messenger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu_as_device.use_sharing(monkeypatch.setattr)
     arrivals: list[Arrival] = []
-    first = Ring("first", tmp_path / "1", SHAPE, lambda arrival: None)
-    second = Ring("second", tmp_path / "2", SHAPE, arrivals.append, SHAPE.on(torch.device("cpu")))
+    first = Ring("first", shared_on(tmp_path / "1"), SHAPE, lambda arrival: None)
+    second = Ring("second", shared_on(tmp_path / "2"), SHAPE, arrivals.append, SHAPE.on(torch.device("cpu")))
     await first.start()
     await first.connect(await second.start())
     sent = [torch.randn(rows, SHAPE.hidden).to(SHAPE.dtype) for rows in (5, 3, 1)]
@@ -108,8 +106,8 @@ async def test_where_devices_share_nothing_activations_go_through_the_host(
     cpu_as_device.use_sharing(monkeypatch.setattr)
     monkeypatch.setattr(ring, fails, forbidden)
     arrivals: list[Arrival] = []
-    first = Ring("first", tmp_path / "1", SHAPE, lambda arrival: None)
-    second = Ring("second", tmp_path / "2", SHAPE, arrivals.append, SHAPE.on(torch.device("cpu")))
+    first = Ring("first", shared_on(tmp_path / "1"), SHAPE, lambda arrival: None)
+    second = Ring("second", shared_on(tmp_path / "2"), SHAPE, arrivals.append, SHAPE.on(torch.device("cpu")))
     await first.start()
     with caplog.at_level(logging.WARNING):
         await first.connect(await second.start())

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -25,17 +26,18 @@ from messenger.tcp.transport import TcpTransport
 from node_runtime.loading import load_runner
 from node_runtime.model_thread import ModelThread
 from prefill_node.core.actions import PassRow, RunPass
-from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassLeft
+from prefill_node.core.events import PassDone, PassEnded, PassFailed, PassGaveWay, PassLeft
 from prefill_node.server import formation
 from prefill_node.server.formation import FormationArena
 from prefill_node.server.group import StageGroup
 from prefill_node.server.passes import Launch
+from prefill_node.server.stages import StageProcess
 from prefill_node.server.starting import serve
 from prefill_node.stage.process import StageServer
 from prefill_node.stage.ring import Entrance, Ring
 from springtide.config import load_config
 from springtide.errors import ConfigError, SpringtideError
-from springtide.ids import AttemptId, Incarnation
+from springtide.ids import AttemptId
 from springtide.process import ProcessArguments
 from springtide.protocol import storage
 from springtide.protocol.outputs import FailureCode
@@ -75,6 +77,11 @@ def running_stages() -> dict[str, psutil.Process]:
     return {title[2]: child for child, title in titles.items() if title[:2] == ["springtide", "stage"]}
 
 
+def children_of_thread(thread_id: int) -> list[int]:
+    """Of this process's."""
+    return [int(word) for word in Path(f"/proc/self/task/{thread_id}/children").read_text().split()]
+
+
 async def lose_blocks(nodes: EngineNodes) -> None:
     """The prefill node's store begins anew; the decode node's still has what it was handed over."""
     before = nodes.members["prefill-0"].incarnation
@@ -99,7 +106,7 @@ async def a_group(run_dir: Path, model: Path, ranges: Sequence[range] = (range(2
 
 
 def scratch(group: StageGroup) -> FormationArena:
-    return FormationArena("", group.scratch_slots, Incarnation(0))
+    return FormationArena(group.scratch_slots)
 
 
 @pytest.mark.parametrize(("stages", "chunk_tokens"), [(1, 40), (2, 64), (3, 7)])
@@ -328,6 +335,31 @@ async def test_a_stage_whose_loading_was_called_off_loads_when_the_group_forms_a
         await group.form(scratch(group))
 
 
+async def test_a_stage_is_started_by_a_thread_that_lives_as_long_as_it(tmp_path: Path, model: Path) -> None:
+    """What an event loop forks amid the threads of gRPC may never come to its program."""
+    async with a_group(tmp_path, model):
+        (stage,) = running_stages().values()
+        assert stage.pid not in children_of_thread(threading.get_native_id())
+        assert sum(stage.pid in children_of_thread(thread.id) for thread in psutil.Process().threads()) == 1
+
+
+async def test_a_stage_that_cannot_be_started_is_an_error_and_nothing_to_be_ended(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = StageProcess(_arguments(tmp_path, model, stages=2), 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", str(tmp_path / "no-python"))
+        with pytest.raises(FileNotFoundError):
+            await stage.start()
+    assert not stage.running and stage.pid is None
+    await stage.kill()
+    await stage.close()
+    await stage.start()
+    assert stage.running
+    await stage.close()
+    assert not stage.running
+
+
 async def test_a_stage_loads_once_though_whoever_asked_for_it_is_gone(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began: list[tuple[Any, ...]] = []
 
@@ -393,3 +425,19 @@ def _arguments(tmp_path: Path, model: Path, **prefill_node: Any) -> ProcessArgum
     overrides = {"kv.open_to_strangers": True, **{f"prefill_node.{name}": value for name, value in prefill_node.items()}}
     config = load_config(overrides=overrides, environ={})
     return ProcessArguments(config, describe(str(model)), tmp_path, "prefill-0", "prefill-0", "127.0.0.1")
+
+
+async def test_a_pass_that_gives_way_ends_before_its_next_layer_and_the_next_one_runs(tmp_path: Path, model: Path) -> None:
+    async with a_group(tmp_path, model, (range(4),)) as group:
+        formed, told, asked = await group.form(scratch(group)), list[PassLeft | PassEnded](), list[int]()
+
+        def gives_way() -> bool:
+            asked.append(len(asked))
+            return len(asked) == 3
+
+        row = PassRow("a", SequenceChunk((1,) * 8, 0, (0,), wants_logits=False), None)
+        for run, way in ((RunPass(4, (row,), (), idle=True), gives_way), (RunPass(5, (row,), ()), lambda: False)):
+            formed.launch(Launch(run, None, lambda _, event: told.append(event), gives_way=way))
+        await until(lambda: len(told) == 2)
+    assert told[0] == PassGaveWay(4) and asked == [0, 1, 2]
+    assert isinstance(told[1], PassDone) and told[1].pass_id == 5

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from node_runtime import events
 from node_runtime.events import SendUpdate
-from prefill_node.core.actions import Action, RunPass
+from node_runtime.quiet import MOST_REST_S
+from prefill_node.core.actions import Action, GiveWay, RunPass
 from springtide.clock import Tick
 from springtide.protocol import storage
 from springtide.protocol.outputs import AttemptFailed, FailureCode, SampledToken
@@ -80,3 +82,64 @@ def test_they_do_not_wait_for_slots_here() -> None:
     node.tell(start("online", 30))
     node.tell(AttemptFailed("online", POOL_FULL))
     assert failures(node.tell(start("late", 30, idle=True))) == [("late", FailureCode.POOL_FULL)]
+
+
+def test_a_pass_of_theirs_is_broken_off_when_another_comes_and_computed_again_afterwards() -> None:
+    node = Node()
+    (run,) = only(begin(node, "idle", 9, idle=True), RunPass)
+    assert run.idle and node.core.idle_work
+    assert only(node.tell(start("online", 9)), GiveWay) == [GiveWay(run.pass_id)]
+    assert only(node.tell(Tick()), GiveWay) == [], "it has been told"
+    node.tell(Acquired("online", (10, 11), 0, 0))
+    (online,) = only(node.tell(ev.PassGaveWay(run.pass_id)), RunPass)
+    assert [row.attempt_id for row in online.rows] == ["online"] and not node.core.idle_work
+    (again,) = only(end(node, online), RunPass)
+    assert again.rows == run.rows, "nothing of it counts"
+
+
+def test_one_that_was_through_before_it_heard_counts() -> None:
+    node = Node()
+    (run,) = only(begin(node, "idle", 9, idle=True), RunPass)
+    node.tell(start("online", 9))
+    node.tell(Acquired("online", (10, 11), 0, 0))
+    (online,) = only(end(node, run), RunPass)
+    (following,) = only(end(node, online), RunPass)
+    assert following.rows[0].chunk.start == 2
+
+
+def test_they_rest_while_another_engine_of_the_machine_wants_quiet() -> None:
+    node = Node()
+    (run,) = only(begin(node, "idle", 9, idle=True), RunPass)
+    assert only(node.tell(events.Quiet(True)), GiveWay) == [GiveWay(run.pass_id)]
+    assert only(node.tell(ev.PassGaveWay(run.pass_id)), RunPass) == []
+    (online,) = only(begin(node, "online", 9, idle=False, first_slot=10), RunPass)
+    assert only(end(node, online), RunPass) == [], "others do not"
+    assert len(only(node.tell(events.Quiet(False)), RunPass)) == 1
+
+
+def test_who_has_rested_for_long_has_a_pass_that_nobody_breaks_off() -> None:
+    node = Node()
+    node.tell(events.Quiet(True))
+    assert only(begin(node, "idle", 9, idle=True), RunPass) == []
+    node.now += MOST_REST_S
+    (run,) = only(node.tell(Tick()), RunPass)
+    assert only(node.tell(start("online", 9)), GiveWay) == []
+    assert only(end(node, run), RunPass) == [], "and then rests again"
+
+
+def passes_of(node: Node, slots: int, elapsed_ms: float, beside_idle: bool) -> None:
+    for i in range(16):
+        (run,) = only(begin(node, f"{elapsed_ms} {i}", 9, idle=False, first_slot=slots), RunPass)
+        node.tell(ev.PassDone(run.pass_id, [SampledToken(7)], elapsed_ms, beside_idle=beside_idle))
+        node.tell(storage.HandedOver(f"{elapsed_ms} {i}", 1))
+
+
+def test_quiet_is_wanted_for_as_long_as_there_is_something_to_compute_that_idle_work_slows() -> None:
+    node = Node()
+    passes_of(node, 0, 5.0, beside_idle=False)
+    passes_of(node, 0, 6.0, beside_idle=True)
+    assert node.core.slowdown > 0.19 and not node.core.wants_quiet(node.now), "nothing is to be computed"
+    begin(node, "idle", 9, idle=True)
+    assert not node.core.wants_quiet(node.now)
+    node.tell(start("online", 9))
+    assert node.core.wants_quiet(node.now)

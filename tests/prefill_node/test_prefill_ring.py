@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prefill_node.stage.ring import Arrival, Ring, RingShape
+from prefill_node.stage.ring import Arrival, Ring, RingShape, shared_on
 from springtide.errors import PeerLost
 from tests.support.engine_nodes import until
 
@@ -17,8 +17,8 @@ SHAPE = RingShape(depth=2, rows=5, hidden=7, dtype=torch.bfloat16)
 
 async def test_activations_arrive_as_they_were_sent_and_in_their_order(tmp_path: Path) -> None:
     arrivals: list[Arrival] = []
-    first = Ring("first", tmp_path / "first", SHAPE, lambda arrival: None)
-    second = Ring("second", tmp_path / "second", SHAPE, arrivals.append)
+    first = Ring("first", shared_on(tmp_path / "first"), SHAPE, lambda arrival: None)
+    second = Ring("second", shared_on(tmp_path / "second"), SHAPE, arrivals.append)
     await first.start()
     await first.connect(await second.start())
     sent = [torch.randn(rows, SHAPE.hidden).to(SHAPE.dtype) for rows in (5, 3, 1)]
@@ -37,7 +37,10 @@ async def test_activations_arrive_as_they_were_sent_and_in_their_order(tmp_path:
 
 async def test_of_a_void_pass_only_word_arrives(tmp_path: Path) -> None:
     arrivals: list[Arrival] = []
-    first, second = Ring("first", tmp_path / "1", SHAPE, lambda arrival: None), Ring("second", tmp_path / "2", SHAPE, arrivals.append)
+    first, second = (
+        Ring("first", shared_on(tmp_path / "1"), SHAPE, lambda arrival: None),
+        Ring("second", shared_on(tmp_path / "2"), SHAPE, arrivals.append),
+    )
     await first.start()
     await first.connect(await second.start())
     second.incoming(Arrival(0, True), 5).fill_(1.0)
@@ -48,7 +51,7 @@ async def test_of_a_void_pass_only_word_arrives(tmp_path: Path) -> None:
 
 
 async def test_a_next_stage_that_is_gone_is_an_error_of_sending(tmp_path: Path) -> None:
-    first, second = (Ring(name, tmp_path / name, SHAPE, lambda arrival: None) for name in ("first", "second"))
+    first, second = (Ring(name, shared_on(tmp_path / name), SHAPE, lambda arrival: None) for name in ("first", "second"))
     await first.start()
     await first.connect(await second.start())
     await second.close()

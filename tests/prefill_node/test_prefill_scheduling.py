@@ -28,8 +28,9 @@ def running(
     budget_ms: float = 0.0,
     idle: bool = False,
     age_s: float = 0.0,
+    sent: int = 0,
 ) -> PrefillAttempt:
-    request = replace(make_request(name, num_tokens), idle=idle, age_s=age_s)
+    request = replace(make_request(name, num_tokens), idle=idle, age_s=age_s, num_prompt_tokens=num_tokens - sent)
     attempt = PrefillAttempt(0, PrefillStart(request, "decode:1", "decode-0", budget_ms), arrived_at, phase="running")
     attempt.computed = attempt.launched = computed
     attempt.fetching = fetching
@@ -68,6 +69,13 @@ def test_nothing_of_them_begins_while_another_waits_for_its_slots_or_its_prefix(
 
 def test_short_prompts_share_a_pass_within_the_token_budget() -> None:
     assert chosen(running("a", 40), running("b", 50), running("c", 20)) == [("a", 40), ("b", 50)]
+
+
+def test_of_prompts_that_came_together_who_has_begun_to_read_goes_on_first() -> None:
+    flood = [running(f"new {number}", 90, age_s=20.0) for number in range(3)]
+    continued = running("continued", 90, age_s=20.0, sent=1)
+    assert chosen(*flood, continued) == [("continued", 90)]
+    assert chosen(*flood, running("older", 90, age_s=30.0), continued) == [("older", 90)]
 
 
 def test_what_does_not_fit_beside_the_first_waits_for_its_own_pass() -> None:

@@ -86,7 +86,7 @@ def test_many_steps_at_a_time_come_to_the_same_as_one_at_a_time(monkeypatch: pyt
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", GENERATORS)
 def test_every_request_ends_exactly_once_and_nothing_leaks(name: str, policy: str) -> None:
-    workload = generate(name, 4.0, 60.0, seed=1, block_tokens=BLOCK)
+    workload = generate(name, 4.0, 20.0, seed=1, block_tokens=BLOCK)
     cluster = run(workload.requests, conductor__policy=policy)
     records = cluster.records
     for index, asked in enumerate(workload.requests):

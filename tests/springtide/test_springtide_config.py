@@ -85,8 +85,8 @@ def test_both_ports_may_be_left_to_the_machine() -> None:
 
 
 def test_a_mistake_on_the_command_line_is_said_to_be_there() -> None:
-    with pytest.raises(ConfigError, match=r"prefill \(from command line\).*0"):
-        load_config(overrides={"prefill": 0}, environ={})
+    with pytest.raises(ConfigError, match=r"prefill \(from command line\).*-1"):
+        load_config(overrides={"prefill": -1}, environ={})
 
 
 def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
@@ -130,3 +130,11 @@ def test_a_secret_that_is_too_short_is_refused_without_being_shown() -> None:
 def test_a_secret_on_the_command_line_is_refused() -> None:
     with pytest.raises(ConfigError, match="SPRINGTIDE_CLUSTER_SECRET"):
         load_config(overrides={"cluster_secret": SECRET}, environ={})
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "[::]", ""])
+def test_an_address_that_is_no_machines_is_refused(address: str) -> None:
+    """It would be announced to the other machines."""
+    with pytest.raises(ConfigError, match="name the address at which other machines reach this one"):
+        load_config(overrides={"address": address}, environ={})
+    assert load_config(overrides={"address": "[fd00::1]"}, environ={}).address == "fd00::1"

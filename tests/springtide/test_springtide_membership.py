@@ -100,6 +100,22 @@ async def test_clusters_with_different_secrets_in_one_valkey_do_not_see_each_oth
         await theirs.close()
 
 
+async def test_who_is_announced_is_there_until_its_lease_or_it_itself_ends(valkey_url: str) -> None:
+    ours, asking = Membership(valkey_url, "springtide", 5.0, OURS), Membership(valkey_url, "springtide", 5.0)
+    nowhere = Membership("redis://127.0.0.1:1/0", "springtide", 5.0)
+    try:
+        assert await asking.has("store", STORE.member_id) is False
+        await ours.announce(STORE)
+        assert await asking.has("store", STORE.member_id) is True
+        assert await asking.has("prefill", STORE.member_id) is False
+        assert await nowhere.has("store", STORE.member_id) is None
+        await ours.close()
+        assert await asking.has("store", STORE.member_id) is False
+    finally:
+        await asking.close()
+        await nowhere.close()
+
+
 async def test_without_a_secret_everybody_is_believed(valkey_url: str) -> None:
     ours, trusting = Membership(valkey_url, "springtide", 5.0, OURS), Membership(valkey_url, "springtide", 5.0)
     try:

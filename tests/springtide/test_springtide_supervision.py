@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from springtide import supervision
-from springtide.supervision import first_of, heeds_cancellation, supervised
+from springtide.errors import PeerLost
+from springtide.supervision import first_of, heeds_cancellation, persevere, supervised
 
 
 @pytest.fixture(autouse=True)
@@ -197,3 +198,24 @@ async def test_who_was_cancelled_cleans_up_by_what_heeds_cancellation() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert cleaned == ["first", "second"]
+
+
+async def test_what_cannot_be_yet_is_tried_until_it_can_and_the_log_says_each_reason_once(caplog: pytest.LogCaptureFixture) -> None:
+    reasons = ["nobody there", "nobody there", "busy", "busy"]
+
+    async def attempt() -> str:
+        if reasons:
+            raise PeerLost(reasons.pop(0))
+        return "done"
+
+    with caplog.at_level("INFO"):
+        assert await persevere(attempt, "a friend", 0.0, PeerLost) == "done"
+    assert [record.getMessage() for record in caplog.records] == ["waiting for a friend: nobody there", "waiting for a friend: busy"]
+
+
+async def test_what_has_other_reasons_is_not_tried_again() -> None:
+    async def attempt() -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        await persevere(attempt, "a friend", 0.0, PeerLost)

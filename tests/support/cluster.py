@@ -6,11 +6,12 @@ import contextlib
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,16 +25,18 @@ import yaml
 from deploy.local import rundir
 from deploy.local.logs import last_lines
 from deploy.local.rundir import ClusterRecord
+from springtide.config import TlsConfig
 from springtide.credentials import Credentials
 from springtide.membership import Member, read_record
 from springtide.protocol import wire
 from springtide.protocol.status import ClusterStatus
 from springtide.rpc import conductor_pb2 as pb
-from springtide.rpc import conductor_pb2_grpc
+from springtide.rpc import conductor_pb2_grpc, store_pb2, store_pb2_grpc
 from springtide.rpc.authentication import TOKEN_KEY
+from tests.support.environment import own_environment
 from tests.support.ports import ReservedPorts
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.05
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$")
@@ -60,10 +63,9 @@ class Cluster:
     def __enter__(self) -> Cluster:
         config = Path(self._scratch.name, "config.yaml")
         config.write_text(yaml.safe_dump(self._settings))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SPRINGTIDE_")}
         with self._output.open("wb") as output:
             command = [sys.executable, "-m", "deploy.cli", "up", "--config", str(config)]
-            self._process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, env=own_environment())
         try:
             self._wait(lambda: self._record_if_any() is not None and self.record.ready, "the cluster to become ready", START_TIMEOUT_S)
         except BaseException:
@@ -112,12 +114,16 @@ class Cluster:
 
     @property
     def credentials(self) -> Credentials:
-        return Credentials(self.record.cluster_secret.encode(), self.record.cluster)
+        return self.record.credentials
+
+    def channel(self, address: str) -> grpc.Channel:
+        """To one of its processes, with certificates where it has any."""
+        return _channel(address, self.credentials)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What a call to one of its processes carries."""
-        return ((TOKEN_KEY, str(self.credentials.token)),)
+        return _metadata(self.credentials)
 
     @property
     def model(self) -> str:
@@ -158,15 +164,11 @@ class Cluster:
 
     def status(self) -> ClusterStatus:
         """The Conductor's view. Raises grpc.RpcError or AssertionError while it has none."""
-        conductors = [member for member in self.members() if member.role == "conductor"]
-        assert conductors, "no Conductor is announced"
-        with grpc.insecure_channel(conductors[0].address) as channel:
-            stub = conductor_pb2_grpc.ConductorStub(channel)
-            return wire.CLUSTER_STATUS.decode(stub.GetCluster(pb.GetClusterRequest(), timeout=5, metadata=self.metadata))
+        return status_of(self.members(), self.credentials)
 
     def metric(self, name: str, metric: str, labels: dict[str, str] | None = None) -> float:
         """The sum of a metric's samples that carry `labels`, as process `name` reports it now; 0 when it has none yet."""
-        return metric_at(self._metrics_address(name), metric, labels)
+        return metric_at(self._metrics_address(name), metric, labels, TlsConfig.model_validate(self.record.tls))
 
     def wait_metric(
         self, name: str, metric: str, condition: Callable[[float], bool], labels: dict[str, str] | None = None, timeout_s: float = 30.0
@@ -232,6 +234,38 @@ class Cluster:
             time.sleep(POLL_S)
 
 
+def status_of(members: Sequence[Member], credentials: Credentials) -> ClusterStatus:
+    """The view of a Conductor among these. Raises grpc.RpcError or AssertionError while it has none."""
+    conductors = [member for member in members if member.role == "conductor"]
+    assert conductors, "no Conductor is announced"
+    with _channel(conductors[0].address, credentials) as channel:
+        stub = conductor_pb2_grpc.ConductorStub(channel)
+        return wire.CLUSTER_STATUS.decode(stub.GetCluster(pb.GetClusterRequest(), timeout=5, metadata=_metadata(credentials)))
+
+
+def evict_all(store_socket: Path) -> None:
+    """By order of an operator on the store's machine: all that nobody uses."""
+    with grpc.insecure_channel(f"unix:{store_socket}") as channel:
+        store_pb2_grpc.StoreStub(channel).Evict(store_pb2.EvictRequest(all=True), timeout=10)
+
+
+def cached_blocks(status: ClusterStatus, instance_id: str) -> int:
+    """What the Conductor knows the instance's store to hold."""
+    return next(one.cached_blocks for one in status.instances if one.instance.instance_id == instance_id)
+
+
+def _channel(address: str, credentials: Credentials) -> grpc.Channel:
+    # It is reached at its own address, whatever the environment says of proxies.
+    options, tls = (("grpc.enable_http_proxy", 0),), credentials.tls
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, tls.channel_credentials(), options=options)
+
+
+def _metadata(credentials: Credentials) -> tuple[tuple[str, str], ...]:
+    return ((TOKEN_KEY, str(credentials.token)),)
+
+
 def members_of(redis_url: str, cluster: str, credentials: Credentials) -> list[Member]:
     """Everybody whose lease holds; nobody while Valkey is down."""
     try:
@@ -247,10 +281,14 @@ def members_of(redis_url: str, cluster: str, credentials: Credentials) -> list[M
     return members
 
 
-def metric_at(address: str, metric: str, labels: dict[str, str] | None = None) -> float:
+def metric_at(address: str, metric: str, labels: dict[str, str] | None = None, tls: TlsConfig | None = None) -> float:
     """The sum of a metric's samples that carry `labels`, as the process whose metrics are there reports it now; 0 when it has none."""
     total = 0.0
-    for line in httpx.get(f"http://{address}/metrics", timeout=10, trust_env=False).text.splitlines():
+    scheme, verify = "http", ssl.create_default_context()
+    if tls is not None and tls.certificate is not None and tls.key is not None:
+        scheme, verify = "https", ssl.create_default_context(cafile=tls.ca)
+        verify.load_cert_chain(tls.certificate, tls.key)
+    for line in httpx.get(f"{scheme}://{address}/metrics", timeout=10, trust_env=False, verify=verify).text.splitlines():
         sample = _SAMPLE.match(line)
         if sample and sample["name"] == metric and (labels or {}).items() <= dict(_LABEL.findall(sample["labels"] or "")).items():
             total += float(sample["value"])

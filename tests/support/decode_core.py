@@ -277,6 +277,9 @@ class World:
         self.tell(events.StoreLost("lost"))
         self.store_up()
 
+    def quiet(self) -> None:
+        self.tell(events.Quiet(self.data.draw(st.booleans(), label="quiet")))
+
     def tick(self) -> None:
         self.tell(Tick())
         self.tell(storage.StoreLoad(len(self.store.free), len(self.store.free)))

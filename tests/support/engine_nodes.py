@@ -241,6 +241,7 @@ class Gateway:
         tbt_slo_ms: float = 0.0,
         inlined: bool = False,
         waits: bool = False,
+        idle: bool = False,
     ) -> str:
         """Returns the attempt's id. `source`: the node whose store holds more of the prefix. `inlined`: the decode node computes the
         prompt. `waits`: the decode node is asked first, and prefill begins when it has room."""
@@ -257,6 +258,7 @@ class Gateway:
             namespace=self._namespace,
             keys=packed(block_keys(self._namespace, token_ids, block_tokens)),
             block_tokens=block_tokens,
+            idle=idle,
         )
         decode_start = node_pb2.DecodeStart(request=request, tbt_slo_ms=tbt_slo_ms, inlined=inlined, waits=waits, refusable=True)
         if inlined:

@@ -96,12 +96,38 @@ class Plugged(Network):
         number = next(_numbers)
         super().__init__(number)
         self.address = address
+        self._switch, self._port = switch, f"port{number}"
         try:
-            switch.join(f"port{number}", "peer", "name", "up0", "netns", self.name)
+            switch.join(self._port, "peer", "name", "up0", "netns", self.name)
             self.up(f"{address}/26")
         except subprocess.CalledProcessError as error:
             self.close()
             raise Unavailable(f"no virtual interfaces can be made: {error.stderr.decode().strip()}") from error
+
+    def swallow(self) -> None:
+        """As when a switch on the way loses its power: the link stays, and nothing comes through it any more."""
+        _run("ip", "-n", self._switch.name, "link", "set", self._port, "nomaster")
+
+    def mend(self) -> None:
+        _run("ip", "-n", self._switch.name, "link", "set", self._port, "master", "bridge")
+        super().mend()
+
+    def slow(self, mbit_per_s: float, delay_ms: float) -> bool:
+        """Both ways. Returns whether there is a delay: not every kernel can. Raises Unavailable where none can be slowed at all."""
+        ends = ((self._switch.name, self._port), (self.name, "up0"))
+        delayed = ("netem", "delay", f"{delay_ms:g}ms", "rate", f"{mbit_per_s:g}mbit", "limit", "10000")
+        try:
+            for namespace, device in ends:
+                _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *delayed)
+            return True
+        except subprocess.CalledProcessError:
+            bucket = ("tbf", "rate", f"{mbit_per_s:g}mbit", "burst", "256kb", "latency", "200ms")
+        try:
+            for namespace, device in ends:
+                _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *bucket)
+            return False
+        except subprocess.CalledProcessError as error:
+            raise Unavailable(f"no link can be slowed: {error.stderr.decode().strip()}") from error
 
 
 class Switch(Network):
@@ -112,13 +138,15 @@ class Switch(Network):
         number = next(_numbers)
         super().__init__(number)
         self._addresses = (f"{_SUBNET}.{host}" for host in range(_SWITCH_NETWORK + 1, 255))
+        self.here = next(self._addresses)
+        """The address of this namespace."""
         self._plugged: list[Plugged] = []
         self._device = f"sp{os.getpid()}-{number}"
         try:
             _run("ip", "-n", self.name, "link", "add", "bridge", "type", "bridge")
             _run("ip", "-n", self.name, "link", "set", "bridge", "up")
             self.join("here", "peer", "name", self._device, "netns", str(os.getpid()))
-            _run("ip", "address", "add", f"{next(self._addresses)}/26", "dev", self._device)
+            _run("ip", "address", "add", f"{self.here}/26", "dev", self._device)
             _run("ip", "link", "set", self._device, "up")
         except subprocess.CalledProcessError as error:
             self.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from deploy.local.plan import LOOPBACK
+from springtide.config import LOOPBACK
 
 
 class ReservedPorts:

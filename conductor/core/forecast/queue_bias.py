@@ -32,12 +32,13 @@ class QueueBias:
         self._ahead_ms, self._waited_ms = np.zeros(shape), np.zeros(shape)
         self._doubt = np.tile(_DOUBTED * 2.0 ** np.arange(_CLASSES), (_CLASSES, 1))
         """Weight (ms of work ahead) of what the class below says."""
-        self._factors: Floats = np.ones(shape)
+        self.table: Floats = np.ones(shape)
+        """The factors by which to multiply the work ahead, by the classes of own work and of work ahead."""
 
     def factors(self, own_ms: Floats, ahead_ms: Floats) -> Floats:
         """The factors by which to multiply the work ahead for prompts of so much work of their own."""
         factors = np.empty(len(own_ms))
-        _native.queue_factors(own_ms, ahead_ms, self._factors, factors)
+        _native.queue_factors(own_ms, ahead_ms, self.table, factors)
         return factors
 
     def observe(self, own_ms: float, ahead_ms: float, waited_ms: float) -> None:
@@ -52,4 +53,4 @@ class QueueBias:
         rows = zip(self._ahead_ms[own].tolist(), self._waited_ms[own].tolist(), self._doubt[own].tolist(), strict=True)
         for column, (seen_ms, waited, doubt) in enumerate(rows):
             factor = min(max((waited + doubt * factor) / (seen_ms + doubt), _LEAST), _MOST)
-            self._factors[own, column] = factor
+            self.table[own, column] = factor

@@ -18,7 +18,7 @@ from conductor.core.prefix_index import PrefixIndex
 from conductor.core.state import Instance
 from conductor.core.types.arrays import Floats, Ints, StructuredArray
 from springtide.ids import InstanceId, NodeId
-from springtide.protocol.instances import Role
+from springtide.protocol.instances import Load, Role
 
 
 class PrefillInstances(StructuredArray):
@@ -94,6 +94,8 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         self._kind: type[InstancesT] = kind
         self._row_of: dict[InstanceId, int] = {}
         self._node_ids: tuple[NodeId, ...] = ()
+        self._written: list[Load | None] = []
+        """The load of each row."""
         self.instance_ids: tuple[InstanceId, ...] = ()
         self.instances: InstancesT = kind.zeros(0)
         """Of which the next refresh changes some."""
@@ -105,8 +107,19 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         """Writes where each instance's store is in the index, and its node in the transfer model."""
 
     @abstractmethod
+    def write_load(self, row: int, instance: Instance) -> None:
+        """Writes what it reported of its load, and what it takes to predict."""
+
+    @abstractmethod
+    def write_placed(self, row: int, instance: Instance) -> None:
+        """Writes what is other than was reported, for what was placed on it since or ended."""
+
     def write(self, row: int, instance: Instance) -> None:
-        """Writes what is known of its load, and what it takes to predict."""
+        """Writes what is known of it. A load is written once: work comes and goes more often."""
+        if self._written[row] is not instance.load:
+            self._written[row] = instance.load
+            self.write_load(row, instance)
+        self.write_placed(row, instance)
 
     def ready(self, instance: Instance) -> bool:
         """Whether its load is known, with what it takes to predict."""
@@ -124,6 +137,7 @@ class InstanceColumns(ABC, Generic[InstancesT]):
         self.instances = self._kind.zeros(len(rows))
         self.locate([bit for _, bit in rows], [transfers.number(instance.ref.node_id) for instance, _ in rows])
         self.idle = IdleColumns(len(rows))
+        self._written = [None] * len(rows)
         for row, (instance, _) in enumerate(rows):
             self.write(row, instance)
             self.idle.write(row, instance)
@@ -154,19 +168,22 @@ class PrefillColumns(InstanceColumns[PrefillInstances]):
         self.instances.bit[:] = bits
         self.instances.node[:] = nodes
 
-    def write(self, row: int, instance: Instance) -> None:
+    def write_load(self, row: int, instance: Instance) -> None:
         load, columns = instance.load, self.instances
         cost = load.prefill_cost
         assert cost is not None
         columns.queue_ms[row] = load.queue_ms
-        columns.reported_at[row] = instance.changed_at
-        columns.placed_ms[row] = sum(attempt.prefill_ms for attempt in instance.unreported.values()) if instance.unreported else 0.0
         columns.fixed_ms[row] = cost.fixed_ms
         columns.per_token_ms[row] = cost.per_token_ms
         columns.per_pair_ms[row] = cost.per_pair_ms
         columns.slowest_share[row] = cost.slowest_share
         columns.ssd_read_ms_per_block[row] = load.ssd_read_us_per_block / 1000
         columns.slots_total[row] = load.slots_total
+
+    def write_placed(self, row: int, instance: Instance) -> None:
+        columns = self.instances
+        columns.reported_at[row] = instance.changed_at
+        columns.placed_ms[row] = sum(attempt.prefill_ms for attempt in instance.unreported.values()) if instance.unreported else 0.0
 
 
 class DecodeColumns(InstanceColumns[DecodeInstances]):
@@ -178,16 +195,19 @@ class DecodeColumns(InstanceColumns[DecodeInstances]):
     def locate(self, bits: list[int], nodes: list[int]) -> None:
         self.instances.bit[:] = bits
 
-    def write(self, row: int, instance: Instance) -> None:
-        load, columns, arriving = instance.load, self.instances, instance.arriving
+    def write_load(self, row: int, instance: Instance) -> None:
+        load, columns = instance.load, self.instances
         cost = load.decode_cost
         assert cost is not None
-        columns.attempts[row] = load.running + len(arriving)
-        columns.context_tokens[row] = load.tokens + sum(attempt.num_tokens for attempt in arriving.values()) if arriving else load.tokens
         columns.max_batch[row] = load.max_batch
         columns.fixed_ms[row] = cost.fixed_ms
         columns.per_sequence_ms[row] = cost.per_sequence_ms
         columns.per_context_token_ms[row] = cost.per_context_token_ms
-        columns.slots_free[row] = instance.slots_free()
         columns.slots_total[row] = load.slots_total
+
+    def write_placed(self, row: int, instance: Instance) -> None:
+        load, columns, arriving = instance.load, self.instances, instance.arriving
+        columns.attempts[row] = load.running + len(arriving)
+        columns.context_tokens[row] = load.tokens + sum(attempt.num_tokens for attempt in arriving.values()) if arriving else load.tokens
+        columns.slots_free[row] = instance.slots_free()
         columns.inlining_ms[row] = instance.inlining_ms() if arriving else 0.0

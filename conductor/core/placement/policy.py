@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Protocol
 
-import numpy as np
-
 from conductor import _native
-from conductor.core.types.arrays import Floats, Ints
+from conductor.core.types.arrays import Ints
 from conductor.core.types.decision import Alternatives
 from springtide.choices import PolicyName
 from springtide.ids import AttemptId
@@ -32,20 +30,6 @@ class PlacementPolicy(Protocol):
         ...
 
 
-def least(rows: Ints, column: Ints | Floats) -> Ints:
-    """The ones of `rows` that are least in this column; there is always one."""
-    found = np.empty_like(rows)
-    return found[: _native.least_rows(rows, column, found)]
-
-
-def most(rows: Ints, column: Ints | Floats) -> Ints:
-    """The ones of `rows` that are greatest in this column."""
-    if len(rows) == 1:
-        return rows
-    found = np.empty_like(rows)
-    return found[: _native.most_rows(rows, column, found)]
-
-
 class KVCacheCentric:
     """Algorithm 1 (arXiv 2407.00079, section 6): the least predicted TTFT, a prefix being fetched where it is much longer elsewhere."""
 
@@ -54,12 +38,12 @@ class KVCacheCentric:
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
         prefills = alternatives.prefills
-        return int(most(least(rows, prefills.ttft_ms), prefills.local_blocks)[0])
+        return _native.best_row(rows, "<>", prefills.ttft_ms, prefills.local_blocks)
 
     def decode(self, alternatives: Alternatives, rows: Ints) -> int:
         """SelectDecodingInstance. Among equals, the one that holds more of the prompt already, then more free slots."""
         decodes = alternatives.decodes
-        return int(most(most(least(rows, decodes.tbt_ms), decodes.prefix_blocks), decodes.slots_free)[0])
+        return _native.best_row(rows, "<>>", decodes.tbt_ms, decodes.prefix_blocks, decodes.slots_free)
 
 
 class CacheAware(KVCacheCentric):
@@ -75,10 +59,10 @@ class LoadBalance:
     foresees_wait = False
 
     def prefill(self, alternatives: Alternatives, rows: Ints) -> int:
-        return int(least(rows, alternatives.prefills.queue_ms)[0])
+        return _native.best_row(rows, "<", alternatives.prefills.queue_ms)
 
     def decode(self, alternatives: Alternatives, rows: Ints) -> int:
-        return int(least(rows, alternatives.decodes.batch)[0])
+        return _native.best_row(rows, "<", alternatives.decodes.batch)
 
 
 class RoundRobin:

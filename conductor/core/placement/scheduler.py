@@ -17,7 +17,7 @@ from conductor.core.admission.rules import ADMISSIONS
 from conductor.core.placement.instance_columns import DecodeColumns, DecodeInstances, PrefillColumns
 from conductor.core.placement.policy import POLICIES
 from conductor.core.placement.transfer import PlannedFetch, TransferModel
-from conductor.core.prefix_index import Matches, PrefixIndex, bits
+from conductor.core.prefix_index import Matches, PrefixIndex
 from conductor.core.settings import ConductorSettings
 from conductor.core.state import ClusterState, Instance
 from conductor.core.types.arrays import Ints
@@ -125,8 +125,8 @@ class Scheduler:
         ratio = prefill.source_blocks / prefill.local_blocks if prefill.local_blocks else math.inf
         return PlannedFetch(source, destination, ratio, missing * self._settings.bytes_per_block, prefill.saved_ms)
 
-    def follow_report(self, instance_id: InstanceId) -> None:
-        """Brings the instance's row up to date, so that a request need not wait for those of all that reported since the last one."""
+    def follow(self, instance_id: InstanceId) -> None:
+        """Brings the instance's row up to date, so that a request need not wait for those of all that have changed since the last one."""
         if instance_id in self._state.touched and self._index.version == self._index_version and self._refresh(instance_id):
             self._state.touched.discard(instance_id)
 
@@ -165,9 +165,8 @@ class Scheduler:
         """So many of the holders, those first that fewer transfers leave now."""
         if holders.bit_count() == 1:
             return [matches.node_of_bit[holders.bit_length() - 1]]
-        held = bits(holders)
-        order = self._transfers.links.leaving[self._node_of_bit[held]].argsort(kind="stable")
-        return [matches.node_of_bit[held[place]] for place in order[:count].tolist()]
+        mask = holders.to_bytes((holders.bit_length() + 7) // 8, "little")
+        return [matches.node_of_bit[bit] for bit in _native.least_busy(mask, self._node_of_bit, self._transfers.links.view, count)]
 
     # ---- estimates ----
 
@@ -197,18 +196,14 @@ class Scheduler:
         estimates = PrefillEstimates.unfilled(columns.instance_ids, source_id, best)
         held = matches.blocks_by_bit()
         in_dram = self._index.match_in_dram(request.reusable_keys).blocks_by_bit() if self._index.has_ssd else None
-        rates = transfers.rates_from(source)
-        _native.estimate_prefills(columns.instances.rows, held, in_dram, transfers.links.rows, rates, asked, estimates)
-        queue_ms, prefill_ms = estimates.queue_ms, estimates.prefill_ms
-        if self._policy.foresees_wait:
-            queue_ms *= self._state.queue_bias.factors(prefill_ms, queue_ms)
-        np.add(queue_ms, estimates.transfer_ms + prefill_ms, out=estimates.ttft_ms)
+        rates, factors = transfers.rates_from(source), self._state.queue_bias.table if self._policy.foresees_wait else None
+        _native.estimate_prefills(columns.instances.view, held, in_dram, transfers.links.view, rates, factors, asked, estimates)
         return estimates
 
     def _decodes(self, request: Schedule, matches: Matches) -> DecodeEstimates:
         columns = self._decode
         estimates = DecodeEstimates.unfilled(columns.instance_ids)
-        _native.estimate_decodes(columns.instances.rows, matches.blocks_by_bit(), request.num_tokens, estimates)
+        _native.estimate_decodes(columns.instances.view, matches.blocks_by_bit(), request.num_tokens, estimates)
         return estimates
 
     def _count_idle(self, request: Schedule, prefills: PrefillEstimates, decodes: DecodeEstimates) -> OthersEstimates:
@@ -279,8 +274,10 @@ def place(alternatives: Alternatives) -> Decision:
         return Rejection(Reason.NO_PREFILL, "no prefill instance is ready", alternatives.rejoin_s)
     if not len(decodes):
         return Rejection(Reason.NO_DECODE, "no decode node is ready", alternatives.rejoin_s)
-    fit_prefill = (prefills.slots_total >= alternatives.num_blocks).nonzero()[0]
-    fit_decode = (decodes.slots_total >= alternatives.most_blocks).nonzero()[0]
+    fit_prefill, fit_decode = (
+        _rows_from(prefills.slots_total, alternatives.num_blocks),
+        _rows_from(decodes.slots_total, alternatives.most_blocks),
+    )
     if not len(fit_prefill) or not len(fit_decode):
         return _too_large(alternatives)
     policy = POLICIES[alternatives.policy]
@@ -330,8 +327,8 @@ def _decode(alternatives: Alternatives, rows: Ints) -> DecodeEstimate:
     """By the policy among those that have a place in their batch, and slots for the prompt and what is expected to follow; where none has,
     the one that will soonest."""
     decodes = alternatives.decodes
-    has_room = decodes.place_in_batch() & (decodes.slots_free >= alternatives.expected_blocks)
-    roomy = rows if np.count_nonzero(has_room) == len(has_room) else rows[has_room[rows]]
+    found = np.empty_like(rows)
+    roomy = found[: _native.roomy_rows(rows, decodes.batch, decodes.max_batch, decodes.slots_free, alternatives.expected_blocks, found)]
     if len(roomy):
         return decodes.row(POLICIES[alternatives.policy].decode(alternatives, roomy))
     slots_free, batch, max_batch = decodes.slots_free[rows], decodes.batch[rows], decodes.max_batch[rows]
@@ -361,6 +358,12 @@ def admit(alternatives: Alternatives, placement: Placement) -> Decision:
     if alternatives.outlook is None:
         raise ValueError(f"{alternatives.attempt_id} has no outlook to be judged by")
     return ADMISSIONS[alternatives.admission].refuse(alternatives, placement, alternatives.outlook) or placement
+
+
+def _rows_from(column: Ints, least: int) -> Ints:
+    """The rows whose value is at least `least`."""
+    found = np.empty_like(column)
+    return found[: _native.rows_from(column, least, found)]
 
 
 def _avoid(rows: Ints, estimates: PrefillEstimates | DecodeEstimates, alternatives: Alternatives) -> Ints:

@@ -211,7 +211,7 @@ class ReplicationPlanner:
         rest_tokens = max(round((prefix.rest_blocks + 0.5) * settings.block_tokens), 1)
         own_ms = np.empty(len(prefills.instances))
         _native.prompts_ms(
-            prefills.columns.rows,
+            prefills.columns.view,
             own_ms,
             num_tokens=cached_tokens + rest_tokens,
             cached_tokens=cached_tokens,

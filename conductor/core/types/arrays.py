@@ -20,8 +20,8 @@ class StructuredArray:
     """A table that C reads or writes. The annotations of a subclass, Ints or Floats, are its fields. native/structs.h has a struct of its
     name, in the singular, with the same in the same order.
 
-    `rows` go to C. The fields are columns of them, made once: most events write an item or two, which a column takes in a third of the time
-    that a row does.
+    `rows` are the table, and `view` is how they go to C: numpy works out anew each time what fields they have. The fields are columns of
+    them, made once: most events write an item or two, which a column takes in a third of the time that a row does.
     """
 
     dtype: ClassVar[np.dtype[np.void]]
@@ -31,6 +31,7 @@ class StructuredArray:
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
+        self.view = rows.data
         for name in self.dtype.names or ():
             setattr(self, name, rows[name])
 

@@ -51,6 +51,18 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
+class Renewed:
+    """A Renew of which those attempts are named alone of which it says nothing new: to decode all of a large gateway would hold up those
+    who wait for a decision."""
+
+    gateway_id: GatewayId
+    unchanged: tuple[AttemptId, ...]
+    """As of `ConductorCore.is_news`. Those that have ended since then stay so."""
+    attempts: tuple[LiveAttempt, ...]
+    """The others."""
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceUp:
     """The load stream of this incarnation is up."""
 
@@ -121,6 +133,7 @@ Event = (
     | Progress
     | Placed
     | Renew
+    | Renewed
     | InstanceUp
     | InstanceDown
     | LoadReported
@@ -147,6 +160,8 @@ class Decided:
     decision: Decision
     alternatives: Alternatives
     assignment: Assignment | None
+    predicted_ttft_ms: float | None
+    """Where it is placed, or would be were it not refused; None: nowhere, or in idle capacity, of whose time nobody counts on anything."""
 
 
 @dataclass(frozen=True, slots=True)

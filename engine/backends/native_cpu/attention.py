@@ -1,4 +1,4 @@
-"""Paged attention for bfloat16 on a CPU (engine/native/attention.c), over the arena itself: keys are read where they lie."""
+"""Paged attention for bfloat16 on a CPU (engine/native/kernels/attention.h), over the arena itself: keys are read where they lie."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _new_pages(size: int) -> torch.Tensor:
 
 
 class NativeProduct:
-    """See engine/native/product.c."""
+    """See engine/native/kernels/product.h."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, outputs: int, kind: int, memory: HugePages) -> None:
         self.outputs, self.inputs, self._kind = outputs, weight.shape[1], kind

@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from kvstore.server.shared.context import StoreContext
 from messenger.base import Identity
-from messenger.notices import receive_identity
-from messenger.stream import PeerClosed, SocketStream
 from springtide.ids import AttemptId
 from springtide.supervision import supervised
 
@@ -54,26 +52,3 @@ class EngineFencing:
             await asyncio.sleep(LOOK_EVERY_S)
         self._shared.pool.engine_fenced(attempts)
         self._shared.changed()
-
-
-class Attachments:
-    """The engines that have the arena mapped, where shm is not among the transports that would know. `serve` is for an FdServer."""
-
-    def __init__(self) -> None:
-        self._attached: dict[SocketStream, Identity | None] = {}
-        """None: somebody who has not said who it is."""
-
-    async def serve(self, stream: SocketStream) -> None:
-        """Returns when it has let go."""
-        self._attached[stream] = None
-        try:
-            self._attached[stream] = await receive_identity(stream)
-            await stream.drain()
-        except PeerClosed:
-            return
-        finally:
-            del self._attached[stream]
-
-    async def has_let_go(self, peer: Identity) -> bool:
-        """Whether it has let go, and nobody is here who may be it."""
-        return not any(attached in (None, peer) for attached in self._attached.values())

@@ -82,7 +82,7 @@ class Operations(StoreServicer):
         evicted = self._shared.pool.evict(None if request.all else await or_abort(context, checked_keys, request.keys))
         self._shared.changed()
         if self._shared.ssd is not None:
-            await self._shared.ssd.tier.remove(evicted.copies)
+            await self._shared.ssd.remove(evicted.copies)
         return pb.EvictReply(blocks=evicted.blocks, kept_blocks=evicted.kept, ssd_blocks=len(evicted.copies))
 
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> pb.VerifyReply:
@@ -164,7 +164,7 @@ def _ssd_stat(ssd: Ssd) -> pb.SsdStat:
         dropped=counts.dropped,
         missed=ssd.blocks.missed,
         read_us_per_block=ssd.read_us_per_block,
-        direct=ssd.tier.direct,
+        direct=ssd.own.tier.direct,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
@@ -19,7 +19,7 @@ from messenger.base import Endpoint
 from springtide.clock import Clock
 from springtide.ids import AttemptId
 from springtide.protocol import wire
-from springtide.protocol.storage import StillHere
+from springtide.protocol.storage import LayersAt, StillHere
 from springtide.rpc import store_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,11 @@ class StoreService(Operations):
         promotion: Promotion,
         endpoint: Endpoint,
         clock: Clock,
+        layers: Sequence[LayersAt] = (),
     ) -> None:
+        """`layers`: where the memories of the bundle are, where this is the first store of one."""
         super().__init__(shared, replicator, clock)
+        self._layers = [*map(wire.LAYERS_AT.encode, layers)]
         self._transfers = transfers
         self._ingests = ingests
         self._promotion = promotion
@@ -48,7 +51,10 @@ class StoreService(Operations):
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeReply:
         return pb.DescribeReply(
-            node_id=self._shared.options.node_id, incarnation=self._shared.incarnation, endpoint=self._endpoint.to_json()
+            node_id=self._shared.options.node_id,
+            incarnation=self._shared.incarnation,
+            endpoint=self._endpoint.to_json(),
+            layers=self._layers,
         )
 
     async def Watch(self, request: pb.WatchStoreRequest, context: Context) -> AsyncIterator[pb.StoreEvent]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvstore import metrics
@@ -18,7 +18,7 @@ from springtide.choices import EvictionName
 from springtide.credentials import OPEN, Credentials
 from springtide.ids import Incarnation, NodeId
 from springtide.modelinfo import KVSpec
-from springtide.protocol.storage import BlocksStored
+from springtide.protocol.storage import BlocksStored, StoreIncarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,31 @@ class StoreOptions:
     """Slots by tenant (kvstore.core.tenants.TenantAccounts)."""
     ssd: SsdOptions | None = None
     """None: there is no SSD tier."""
+    layers: range | None = None
+    """Whose slabs are in the memory of this store, which is of a bundle; None: those of all."""
+
+    @property
+    def own_layers(self) -> range:
+        return range(self.spec.layers) if self.layers is None else self.layers
+
+    @property
+    def own_spec(self) -> KVSpec:
+        """The geometry of what of each slot is in the memory of this store."""
+        return replace(self.spec, layers=len(self.own_layers))
 
 
 class StoreContext:
     """The shared parts. Everything runs in one event loop, so whoever changes the pool changes it at once and calls `changed`."""
 
-    def __init__(self, options: StoreOptions, incarnation: Incarnation, pool: Pool, peers: Peers) -> None:
+    def __init__(
+        self, options: StoreOptions, incarnation: Incarnation, pool: Pool, peers: Peers, beside: tuple[StoreIncarnation, ...] = ()
+    ) -> None:
         self.options = options
         self.incarnation = incarnation
         self.pool = pool
         self.peers = peers
+        self.beside = beside
+        """The other stores of the bundle, where this is the first of one."""
         self.ssd: Ssd | None = None
         """None until it is open, and where there is none."""
         self.watchers = Watchers(pool)

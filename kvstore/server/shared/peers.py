@@ -1,19 +1,24 @@
-"""Other stores: their gRPC stubs by address, and Messenger connections to whoever answers there now."""
+"""Other stores: their gRPC stubs by address, and routes to the memory of whoever answers there now."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import grpc.aio
 
+from kvstore.core.stripes import Stripe, are_whole
 from kvstore.server.shared.failures import error_of
-from messenger.base import Connection, Endpoint
+from kvstore.server.shared.routes import MessengerMover, Mover, StoreRoute, StripedRoute
+from messenger.base import Endpoint
 from messenger.router import Messenger
 from springtide.clock import Clock
 from springtide.credentials import Credentials
 from springtide.errors import PeerLost
+from springtide.modelinfo import KVSpec
+from springtide.protocol import wire
+from springtide.protocol.storage import LayersAt
 from springtide.rpc import channels
 from springtide.rpc import store_pb2 as pb
 from springtide.rpc.store_pb2_grpc import StoreStub
@@ -33,15 +38,23 @@ class _Peer:
     asked_at: float
     endpoint: Endpoint | None = None
     """The Messenger of whoever was there last."""
+    layers: Sequence[LayersAt] = ()
+    """Where its slots lie, if it is the first store of a bundle."""
 
 
 class Peers:
     """The other stores that this one deals with, by their gRPC addresses."""
 
-    def __init__(self, messenger: Messenger, credentials: Credentials, clock: Clock) -> None:
+    def __init__(
+        self, messenger: Messenger, credentials: Credentials, clock: Clock, spec: KVSpec, bundle: Sequence[tuple[Stripe, Mover]] = ()
+    ) -> None:
+        """`bundle`: the memories of the bundle of which this is the first store, its own first; none where there is no bundle."""
         self._messenger = messenger
         self._credentials = credentials
         self._clock = clock
+        self._spec = spec
+        self._bundle = bundle
+        self._own_mover = MessengerMover(messenger)
         self._peers: dict[str, _Peer] = {}
 
     def __len__(self) -> int:
@@ -59,19 +72,26 @@ class Peers:
             return False
         return True
 
-    async def connect(self, address: str, incarnation: int) -> Connection:
-        """A connection to the Messenger of the store at `address`. Raises PeerLost when that is away or another incarnation."""
+    async def connect(self, address: str, incarnation: int) -> StoreRoute:
+        """A route to the memory of the store at `address`. Raises PeerLost when that is away or another incarnation."""
         peer = self._peer(address)
         endpoint = peer.endpoint
         if endpoint is None or endpoint.incarnation != incarnation:
-            endpoint = peer.endpoint = await self._describe(address)
+            endpoint, peer.layers = await self._describe(address)
+            peer.endpoint = endpoint
         if endpoint.incarnation != incarnation:
             raise PeerLost(f"the store at {address} has restarted")
         try:
-            return await self._messenger.connect(endpoint)
+            connection = await self._messenger.connect(endpoint)
         except PeerLost:
             peer.endpoint = None
             raise
+        if not self._bundle and not peer.layers:
+            return connection
+        whole = Stripe.of(range(self._spec.layers), self._spec)
+        own = self._bundle or [(whole, self._own_mover)]
+        theirs = [(Stripe.of(part.layers, self._spec), Endpoint.from_json(part.endpoint)) for part in peer.layers] or [(whole, endpoint)]
+        return StripedRoute(self._spec.bytes_per_slot, own, theirs, connection)
 
     async def hang_up_idle(self) -> None:
         """Closes the channels of those that were not asked for `IDLE_S`. Whoever is there still is called anew when it is asked again."""
@@ -91,10 +111,13 @@ class Peers:
         peer.asked_at = self._clock.now()
         return peer
 
-    async def _describe(self, address: str) -> Endpoint:
+    async def _describe(self, address: str) -> tuple[Endpoint, Sequence[LayersAt]]:
         try:
             reply = await self.stub(address).Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S)
-            return Endpoint.from_json(reply.endpoint)
+            layers = [*map(wire.LAYERS_AT.decode, reply.layers)]
+            if layers and not are_whole([each.layers for each in layers], self._spec.layers):
+                raise PeerLost(f"the store at {address} has not all {self._spec.layers} layers of the model's slots")
+            return Endpoint.from_json(reply.endpoint), layers
         except grpc.aio.AioRpcError as error:
             raise error_of(error, f"asking {address} for its endpoint") from error
 

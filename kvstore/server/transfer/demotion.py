@@ -1,6 +1,7 @@
 """Copies to the SSD, ahead of need, what the arena is going to drop.
 
-The bytes are staged: copied out of the arena in one turn of the event loop and written from there. So no slot is ever held for the disk's
+The bytes are staged: copied out of the arena in one turn of the event loop and written from there (in a bundle, those of its other stores
+soon after; what is another block's by then is not written). So no slot is ever held for the disk's
 sake, an allocation finds every block as evictable as without an SSD, and a block that goes while it is written is not lost. The price is
 one copy in memory of what is written to a disk that is many times slower. One batch is staged while the one before is written, so that the
 disk does not wait.
@@ -15,11 +16,9 @@ from collections import deque
 from typing import NamedTuple
 
 from kvstore import metrics
-from kvstore.core.ssd import BlockCopy
 from kvstore.core.tenants import Tenant
 from kvstore.server.shared.context import StoreContext
 from kvstore.server.shared.ssd import Ssd, SsdOptions
-from kvstore.ssd.disk import aligned_memory
 from kvstore.ssd.health import TierState
 from springtide.ids import BlockKey
 
@@ -43,7 +42,6 @@ class Batch(NamedTuple):
 
     writing: asyncio.Task[int]
     keys: frozenset[BlockKey]
-    staging: memoryview
 
 
 class Demotion:
@@ -53,8 +51,6 @@ class Demotion:
     def __init__(self, shared: StoreContext, ssd: Ssd, options: SsdOptions) -> None:
         self._shared, self._ssd, self._options = shared, ssd, options
         self._batch = max(1, STAGED_BYTES // shared.options.spec.bytes_per_slot)
-        self._stagings = [aligned_memory(self._batch * shared.options.spec.bytes_per_slot) for _ in range(BATCHES_IN_FLIGHT)]
-        """The memory not in use."""
         self._in_flight: deque[Batch] = deque()
         self._wanting: list[Tenant | None] = []
         """The tenants whose blocks are copied until there are enough; None: everybody."""
@@ -101,11 +97,9 @@ class Demotion:
         copies = next((copies for copies in choices if copies), None)
         if copies is None:
             return False
-        staging = self._stagings.pop()
-        self._stage(copies, staging)
         before = self._in_flight[-1].writing if self._in_flight else None
-        writing = asyncio.create_task(self._ssd.put(copies, staging, before), name="write to the SSD")
-        self._in_flight.append(Batch(writing, frozenset(copy.key for copy in copies), staging))
+        writing = asyncio.create_task(self._ssd.put(self._ssd.copy_out(copies), before), name="write to the SSD")
+        self._in_flight.append(Batch(writing, frozenset(copy.key for copy in copies)))
         return True
 
     async def _end_oldest(self) -> int:
@@ -113,7 +107,6 @@ class Demotion:
         oldest = self._in_flight[0]
         await asyncio.wait([oldest.writing])
         self._in_flight.popleft()
-        self._stagings.append(oldest.staging)
         written = oldest.writing.result()
         metrics.SSD_DEMOTED.inc(written)
         self._shared.changed()
@@ -137,13 +130,8 @@ class Demotion:
         until = min(int(self._options.demote_until * num_slots), most)
         return until if tenant in self._wanting else min(int(self._options.demote_below * num_slots), until)
 
-    def _stage(self, copies: list[BlockCopy], staging: memoryview) -> None:
-        size = self._shared.options.spec.bytes_per_slot
-        for i, copy in enumerate(copies):
-            staging[i * size : (i + 1) * size] = self._ssd.slot(copy.slot)
-
     async def _make_room(self, missing: int) -> None:
         if missing > 0:
             victims = self._ssd.blocks.make_room(missing)
             self._shared.changed()
-            await self._ssd.tier.remove(victims)
+            await self._ssd.remove(victims)

@@ -14,7 +14,6 @@ from kvstore.server.shared.context import StoreContext
 from kvstore.server.shared.failures import failure_of
 from kvstore.server.shared.ssd import Ssd
 from kvstore.server.transfer.prefix_read import PrefixRead
-from kvstore.ssd.tier import SsdTier
 from messenger.base import TransferTimeout
 from springtide.ids import AttemptId, BlockKey, Slot
 from springtide.protocol.outputs import AttemptFailed
@@ -118,21 +117,21 @@ class PrefixFetch:
 
     async def _read_ssd(self, ssd: Ssd, first: int, slots: Sequence[Slot]) -> int:
         """Reads as `Ssd.read`: returns when nothing is written to the slots any more, however late that is."""
-        limit_s = LATE_FACTOR * ssd.tier.estimated_read_s(len(slots))
-        watching = asyncio.create_task(self._fail_when_late(ssd.tier, limit_s), name="watch a read from the SSD")
+        limit_s = LATE_FACTOR * ssd.estimated_read_s(len(slots))
+        watching = asyncio.create_task(self._fail_when_late(ssd, limit_s), name="watch a read from the SSD")
         try:
             return await ssd.read(self._keys[: self._ssd_blocks], first, slots)
         finally:
             watching.cancel()
             self._shared.changed()
 
-    async def _fail_when_late(self, tier: SsdTier, limit_s: float) -> None:
+    async def _fail_when_late(self, ssd: Ssd, limit_s: float) -> None:
         """Truncating the fetch would not do: the engine would compute into slots that the read may yet write."""
         start = time.monotonic()
         await asyncio.sleep(LATE_S)
         while True:
             taken_s = time.monotonic() - start
-            if taken_s >= limit_s or tier.hanging_s() >= LATE_S:
+            if taken_s >= limit_s or ssd.hanging_s() >= LATE_S:
                 break
             await asyncio.sleep(LOOK_EVERY_S)
         self._late = True

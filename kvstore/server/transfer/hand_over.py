@@ -16,8 +16,9 @@ from kvstore.core.results import UnknownAttempt
 from kvstore.server.shared.context import StoreContext
 from kvstore.server.shared.failures import TransferCancelled, error_of, failure_of
 from kvstore.server.shared.peers import CALL_TIMEOUT_S
+from kvstore.server.shared.routes import StoreRoute
 from kvstore.server.transfer.pacing import Pace, batches, block_slice
-from messenger.base import Connection, TransferTimeout
+from messenger.base import TransferTimeout
 from springtide.errors import PeerLost, SpringtideError
 from springtide.ids import AttemptId, Slot
 from springtide.protocol import wire
@@ -59,7 +60,7 @@ class HandOverWriter:
         self._first_token: int | None = None
         self._wake = asyncio.Event()
         self._cancelled = asyncio.Event()
-        self._connection: Connection | None = None
+        self._route: StoreRoute | None = None
         self._pace = Pace()
         self._num_bytes = 0
         self._first_write_at: float | None = None
@@ -137,8 +138,8 @@ class HandOverWriter:
 
     async def _come_to_rest(self) -> None:
         """Waits until nothing of it can land any more: the ingest can be closed then."""
-        if self._connection is not None:
-            await self._connection.drain()
+        if self._route is not None:
+            await self._route.drain()
 
     def _failed(self, error: SpringtideError) -> None:
         level = logging.INFO if isinstance(error, TransferCancelled | UnknownAttempt) else logging.WARNING
@@ -147,8 +148,8 @@ class HandOverWriter:
 
     async def _transfer(self) -> None:
         targets = await self._open()
-        self._connection = await self._unless_cancelled(self._shared.peers.connect(self._address, targets.incarnation))
-        await self._write_all(self._connection, targets)
+        self._route = await self._unless_cancelled(self._shared.peers.connect(self._address, targets.incarnation))
+        await self._write_all(self._route, targets)
 
     async def _open(self) -> IngestTargets:
         """Waits until the receiving engine has reserved slots, for a lease's time at most. The question is repeated, so that a store that
@@ -172,14 +173,14 @@ class HandOverWriter:
             raise error_of(error, f"opening the ingest at {self._address}") from error
 
     def _writer(self) -> Writer:
-        return Writer(self._shared.options.node_id, self._shared.incarnation, self._shared.address)
+        return Writer(self._shared.options.node_id, self._shared.incarnation, self._shared.address, self._shared.beside)
 
-    async def _write_all(self, connection: Connection, targets: IngestTargets) -> None:
+    async def _write_all(self, route: StoreRoute, targets: IngestTargets) -> None:
         while (unit := await self._next()) is not None:
-            await self._write(connection, targets, unit)
+            await self._write(route, targets, unit)
         assert self._first_token is not None
         seal = wire.INGEST_NOTICE.encode(IngestSeal(self._attempt_id, self._first_token))
-        await self._while_it_answers(connection.write([], self._shared.options.batch_timeout_s, seal.SerializeToString()))
+        await self._while_it_answers(route.write([], self._shared.options.batch_timeout_s, seal.SerializeToString()))
         self._written_at = time.perf_counter()
 
     async def _next(self) -> Unit | None:
@@ -194,7 +195,7 @@ class HandOverWriter:
             self._wake.clear()
             await self._wake.wait()
 
-    async def _write(self, connection: Connection, targets: IngestTargets, unit: Unit) -> None:
+    async def _write(self, route: StoreRoute, targets: IngestTargets, unit: Unit) -> None:
         spec, layers = self._shared.options.spec, range(unit.layer_begin, unit.layer_end)
         absent = range(max(unit.block_begin, targets.present_blocks), min(unit.block_end, len(targets.slots)))
         pieces = [block_slice(spec, self._slots[i], targets.slots[i], targets.generations[i], layers) for i in absent]
@@ -207,7 +208,7 @@ class HandOverWriter:
             last = notice if written == len(pieces) else None
             began = time.perf_counter()
             self._first_write_at = began if self._first_write_at is None else self._first_write_at
-            completion = await self._pace.move(self._while_it_answers(connection.write(batch, self._shared.options.batch_timeout_s, last)))
+            completion = await self._pace.move(self._while_it_answers(route.write(batch, self._shared.options.batch_timeout_s, last)))
             self._writing_s += time.perf_counter() - began
             self._num_bytes += completion.num_bytes
             self._shared.bytes_written += completion.num_bytes

@@ -148,7 +148,8 @@ class Ingests:
         failures = [self._shared.pool.fail_ingest(attempt_id, error) for attempt_id in self._shared.pool.ingests_of(writer)]
         for failure in failures:
             self._tell(failure)
-        if await messenger.fence(writer.node_id, writer.incarnation):
+        parts = ((writer.node_id, writer.incarnation), *((store.node_id, store.incarnation) for store in writer.beside))
+        if all([await messenger.fence(node_id, incarnation) for node_id, incarnation in parts]):
             logger.warning("fenced %s", why)
             metrics.WRITERS_LOST.inc()
             self._shared.pool.fence(writer)

@@ -219,14 +219,14 @@ class PrefixRead:
         self._reads[asyncio.create_task(self._read(read), name=f"read from {source.address}")] = read
 
     async def _read(self, read: _Read) -> Completion:
-        spec, source, connection = self._shared.options.spec, read.source, read.source.connection
-        assert connection is not None, "a source without blocks is asked for none"
+        spec, source, route = self._shared.options.spec, read.source, read.source.route
+        assert route is not None, "a source without blocks is asked for none"
         await asyncio.sleep(max(0.0, read.begins_at - _now()))
         layers, theirs, generations = self._groups[read.part.group], source.lease.slots, source.lease.generations
         slices = [
             block_slice(spec, self._slots[block - self._first], theirs[block], generations[block], layers) for block in read.part.blocks
         ]
-        completion = await source.pace.move(connection.read(slices, self._shared.options.batch_timeout_s))
+        completion = await source.pace.move(route.read(slices, self._shared.options.batch_timeout_s))
         self._shared.hedging.observe(read.num_bytes, _now() - read.begins_at)
         return completion
 

@@ -74,6 +74,6 @@ class Promotion:
 
 
 def _within_patience(ssd: Ssd, first: int, end: int) -> int:
-    while end > first and ssd.tier.estimated_read_s(end - first) > PATIENCE_S:
+    while end > first and ssd.estimated_read_s(end - first) > PATIENCE_S:
         end = first + (end - first) // 2
     return end

@@ -11,8 +11,8 @@ import grpc.aio
 from kvstore.server.shared.context import StoreContext
 from kvstore.server.shared.failures import error_of
 from kvstore.server.shared.peers import CALL_TIMEOUT_S
+from kvstore.server.shared.routes import StoreRoute
 from kvstore.server.transfer.pacing import Pace
-from messenger.base import Connection
 from springtide.ids import BlockKey
 from springtide.protocol import wire
 from springtide.protocol.storage import LeasedPrefix, LeasePrefix
@@ -28,7 +28,7 @@ class Source:
         self.lease = lease
         self._renewing = supervised(self._renew, f"renew lease {lease.lease_id}")
         self.address = address
-        self.connection: Connection | None = None
+        self.route: StoreRoute | None = None
         self.pace = Pace()
         self.in_flight = 0
         """The reads that are in flight."""
@@ -43,7 +43,7 @@ class Source:
         source = cls(shared, address, await _lease(shared, address, keys, tenant))
         try:
             if source.num_blocks:
-                source.connection = await shared.peers.connect(address, source.lease.incarnation)
+                source.route = await shared.peers.connect(address, source.lease.incarnation)
         except BaseException:
             await source.close()
             raise

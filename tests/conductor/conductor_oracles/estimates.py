@@ -50,7 +50,14 @@ class _Chunks:
 
 
 def estimate_prefills(
-    instances: Rows, held: Ints, in_dram: Ints | None, links: Rows, rates: Floats | None, asked: Asked, into: PrefillEstimates
+    instances: Rows,
+    held: Ints,
+    in_dram: Ints | None,
+    links: Rows,
+    rates: Floats | None,
+    factors: Floats | None,
+    asked: Asked,
+    into: PrefillEstimates,
 ) -> None:
     chunks, bits, nodes = _Chunks(instances, asked), instances["bit"], instances["node"]
 
@@ -83,11 +90,20 @@ def estimate_prefills(
     left_ms = instances["queue_ms"] - 1000.0 * (asked.now - instances["reported_at"])
     into.local_blocks[:] = local
     into.queue_ms[:] = np.where(left_ms > 0, left_ms, 0.0) + instances["placed_ms"]
+    if factors is not None:
+        into.queue_ms *= factors[_classes(computing_ms, len(factors)), _classes(into.queue_ms, len(factors))]
     into.transfer_ms[:] = transfer_ms
     into.prefill_ms[:] = computing_ms
+    into.ttft_ms[:] = into.queue_ms + (transfer_ms + computing_ms)
     into.saved_ms[:] = saved_ms
     into.slots_total[:] = instances["slots_total"]
     into.branch[:] = branch
+
+
+def _classes(ms: Floats, count: int) -> Ints:
+    """As `_native.queue_class`."""
+    found: Ints = np.clip(np.frexp(ms)[1], 0, count - 1).astype(np.int64)
+    return found
 
 
 def estimate_decodes(instances: Rows, held: Ints, num_tokens: int, into: DecodeEstimates) -> None:

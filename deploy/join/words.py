@@ -1,0 +1,60 @@
+"""What a machine that joins and the head tell each other, as JSON over HTTPS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from springtide.choices import NodeRole
+
+MAX_BODY_BYTES = 64 << 10
+
+
+class _Word(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class JoinRequest(_Word):
+    """`POST /join`, with a token; or with a certificate, of a machine that has been let in before and comes back."""
+
+    token: str = Field("", repr=False)
+    role: NodeRole
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$")
+    request: str
+    """PEM: a certificate request with the machine's addresses."""
+    certificate: str = ""
+    """PEM: the one from before; it is to be good still."""
+    signature: str = ""
+    """Hexadecimal: of `request`, by the key of `certificate`."""
+
+
+class JoinReply(_Word):
+    certificate: str
+    """PEM: the chain. Empty where the cluster has given certificates, and this machine is to have been given one too."""
+    authorities: str
+    cluster_secret: str = Field(repr=False)
+    settings: dict[str, Any]
+    """The cluster's configuration, without what is each machine's own."""
+    model_info: dict[str, Any]
+    """As of springtide.modelinfo.ModelInfo."""
+    redis_url: str
+    """Where Valkey is."""
+    certified_valkey: bool
+    """It wants to be shown a certificate of the cluster's."""
+
+
+class RenewRequest(_Word):
+    """`POST /renew`."""
+
+    certificate: str
+    """PEM: the one that is to be replaced."""
+    request: str
+    """As of JoinRequest."""
+    signature: str
+    """Hexadecimal: of `request`, by the key of `certificate`."""
+
+
+class RenewReply(_Word):
+    certificate: str
+    authorities: str

