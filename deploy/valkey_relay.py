@@ -10,11 +10,12 @@ import socket
 from pathlib import Path
 
 from springtide.telemetry import FewWarnings
-from springtide.tls import Tls
+from springtide.tls import Tls, accept
 
 logger = logging.getLogger(__name__)
 
-_HANDSHAKE_S = 5.0
+_MAX_HANDSHAKES = 1024
+"""At a time: all processes of a cluster come at once when its head has been started again."""
 _PIECE_BYTES = 64 << 10
 _ASK_AFTER_S, _ASK_EVERY_S, _ASK_TIMES = 15, 5, 3
 """The kernel asks a machine that is silent whether it is there. One that has lost its power, or its cable, says no goodbye."""
@@ -30,11 +31,11 @@ class ValkeyRelay:
 
     async def serve(self, listening: socket.socket) -> None:
         """Serves there until it is cancelled."""
-        server = await asyncio.start_server(
-            self._serve, sock=listening, ssl=self._tls.server_context(), ssl_handshake_timeout=_HANDSHAKE_S, limit=_PIECE_BYTES
-        )
-        async with server:
-            await server.serve_forever()
+        with listening:
+            await accept(listening, self._tls, self._new_connection, _MAX_HANDSHAKES)
+
+    def _new_connection(self) -> asyncio.StreamReaderProtocol:
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=_PIECE_BYTES), self._serve)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):

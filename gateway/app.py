@@ -54,8 +54,9 @@ logger = logging.getLogger(__name__)
 
 _GRACE_S = 0.5
 """For clients to take their last bytes when the gateway stops."""
-MAX_HTTP_CONNECTIONS, MAX_GRPC_CONNECTIONS = 8192, 4096
-"""Where the process may open enough files: half of these are for HTTP, a quarter for gRPC, the rest for the cluster's own connections."""
+MAX_HTTP_CONNECTIONS, MAX_HTTP_HANDSHAKES, MAX_GRPC_CONNECTIONS = 8192, 2048, 4096
+"""Where the process may open enough files: half of these are for HTTP, an eighth for its handshakes, a quarter for gRPC, the rest for the
+cluster's own connections."""
 _AFTER_CONDUCTOR_S = 0.5
 _SEEN_S = 2.0
 """When a gateway that leaves has had nothing to do for so long, balancers have seen that it is ready no more."""
@@ -138,8 +139,8 @@ class GatewayServer:
         except BaseException:
             http_socket.close()
             raise
-        tls = None if self._tls is None else self._tls.server_context()
-        self._http_server = HttpServer(create_app(backend), min(files // 2, MAX_HTTP_CONNECTIONS), tls)
+        max_connections, max_handshakes = min(files // 2, MAX_HTTP_CONNECTIONS), min(files // 8, MAX_HTTP_HANDSHAKES)
+        self._http_server = HttpServer(create_app(backend), max_connections, self._tls, max_handshakes)
         self._serving = asyncio.create_task(self._http_server.serve(sockets=[http_socket]), name="gateway-http")
         self._conductor.start()
         self._runner.start()

@@ -3,12 +3,12 @@ long each may be in which phase (`ConnectionTable`, pure)."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import json
 import logging
 import socket
-import ssl
 import time
 from collections.abc import Generator, Hashable
 from typing import Any, Generic, Literal, TypeVar
@@ -19,6 +19,8 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from springtide.errors import ConfigError
+from springtide.supervision import supervised
+from springtide.tls import Tls, accept
 
 logger = logging.getLogger(__name__)
 # That a stranger sends what is no request is no trouble of ours, and must not fill the disk.
@@ -109,10 +111,13 @@ class ConnectionTable(Generic[Key]):
 
 
 class HttpServer(uvicorn.Server):
-    """The HTTP server of one app, with at most `max_connections`."""
+    """The HTTP server of one app, with at most `max_connections`, and with TLS `max_handshakes` more that have not ended."""
 
-    def __init__(self, app: FastAPI, max_connections: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, app: FastAPI, max_connections: int, tls: Tls | None = None, max_handshakes: int = 256) -> None:
         self.table: ConnectionTable[_Connection] = ConnectionTable(max_connections)
+        self._tls = tls
+        self._max_handshakes = max_handshakes
+        self._accepting: list[asyncio.Task[None]] = []
         self.leaving = False
         """Connections end with the next answer, which says so: whoever comes again comes to another gateway, behind a balancer."""
         settings = uvicorn.Config(
@@ -127,8 +132,34 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
         )
         settings.load()
-        settings.ssl = tls
         super().__init__(settings)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().serve(sockets)
+        finally:
+            await self._stop_accepting()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """With TLS not uvicorn's, which has any number of handshakes at a time."""
+        if self._tls is None:
+            await super().startup(sockets)
+            return
+        new = functools.partial(_Connection, self, self.config, self.server_state, self.lifespan.state)
+        for each in sockets or ():
+            taking = functools.partial(accept, each, self._tls, new, self._max_handshakes)
+            self._accepting.append(supervised(taking, "accept connections"))
+        self.servers = []
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._stop_accepting()
+        await super().shutdown(sockets)
+
+    async def _stop_accepting(self) -> None:
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -18,10 +19,12 @@ from prometheus_client import REGISTRY, make_wsgi_app
 from springtide.config import in_url
 from springtide.credentials import Credentials
 from springtide.errors import ConfigError
+from springtide.tls import Tls
 
 logger = logging.getLogger(__name__)
 
 _METRICS_TIMEOUT_S = 10.0
+MAX_METRICS_CONNECTIONS = 32
 _CONTEXT_FIELDS = ("request_id", "attempt_id")
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60)
 
@@ -94,7 +97,37 @@ def setup_logging(role: str, level: str = "info", log_format: str = "text") -> N
 
 
 class _MetricsServer(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, of which there are few: when another comes, the oldest makes room for it."""
+
     daemon_threads = True
+    tls: Tls | None = None
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._open: dict[socket.socket, None] = {}
+        self._closed = threading.Condition()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        connection, address = super().get_request()
+        if self.tls is not None:
+            # The handshake is made by the thread of the connection, which nobody else has to wait for.
+            connection = self.tls.server_context().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, address
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._closed:
+            while len(self._open) >= MAX_METRICS_CONNECTIONS:
+                with contextlib.suppress(OSError):  # beneath TLS: nobody is waited for
+                    socket.socket.shutdown(next(iter(self._open)), socket.SHUT_RDWR)
+                self._closed.wait()
+            self._open[request] = None
+        super().process_request(request, client_address)
+
+    def close_request(self, request: Any) -> None:
+        with self._closed:
+            self._open.pop(request, None)
+            super().close_request(request)
+            self._closed.notify()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("a client of the metrics at %s was not answered", client_address, exc_info=True)
@@ -120,8 +153,6 @@ def serve_metrics(credentials: Credentials, host: str = "127.0.0.1", port: int =
         server = make_server(host, port, make_wsgi_app(REGISTRY), kind, _SilentHandler)
     except OSError as error:
         raise ConfigError(f"--metrics-port: cannot listen on {host}:{port}: {error.strerror}") from None
-    if credentials.tls is not None:
-        # A handshake is made by the thread of its own connection, which nobody else has to wait for.
-        server.socket = credentials.tls.server_context().wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    server.tls = credentials.tls
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return f"{in_url(host)}:{server.server_port}"

@@ -1,16 +1,21 @@
-"""TLS from certificate files, which are read again when they change: new handshakes get the new certificate, connections that are there go
-on. Files that do not fit are an error at the start; later the last ones that did go on, and the log says so."""
+"""TLS from certificate files, which are read again when they change: new connections get the new certificate, those that are there go on.
+Files that do not fit are an error at the start; later the last ones that did go on, and the log says so."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import logging
 import os
+import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import grpc
 
@@ -20,6 +25,9 @@ from springtide.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
+HANDSHAKE_S = 10.0
+"""A server waits for a handshake for so long."""
+_ACCEPT_AGAIN_S = 1.0
 _MAX_FILE_BYTES = 1 << 20
 
 
@@ -57,7 +65,7 @@ class _Loaded:
 
 
 class Tls:
-    """A certificate, as it is now. Looks at the files when there is a handshake, twice a second at the most. Any thread may use it."""
+    """A certificate, as it is now. Looks at the files when there is a connection, twice a second at the most. Any thread may use it."""
 
     def __init__(self, files: TlsFiles) -> None:
         """Raises ConfigError, naming the file that is wrong."""
@@ -73,14 +81,10 @@ class Tls:
         """How often the files have been read again: the same number, the same certificate."""
         return self._newest().number
 
-    def server_context(self, client_certificates: bool = True) -> ssl.SSLContext:
-        """For a server's sockets, for good: each handshake goes on with the newest files. Without `client_certificates` the other side need
-        have none even where there are authorities."""
-        context = _server_context(self.files)
-        context.sni_callback = self._on_hello
-        if not client_certificates:
-            context.verify_mode = ssl.CERT_NONE
-        return context
+    def server_context(self) -> ssl.SSLContext:
+        """For one connection of a server's. Who would resume a session that was begun with other files has to begin anew, and is asked for
+        a certificate again: OpenSSL resumes those of one context, whatever that believes by then."""
+        return self._newest().server
 
     def client_context(self) -> ssl.SSLContext:
         """For one connection of gRPC's: shows the newest certificate, and believes the authorities alone."""
@@ -106,9 +110,6 @@ class Tls:
         """For a channel, which shows this certificate as long as there is the channel."""
         newest = self._newest()
         return grpc.ssl_channel_credentials(newest.authorities, newest.key, newest.certificate)
-
-    def _on_hello(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
-        connection.context = self._newest().server
 
     def _newest(self) -> _Loaded:
         with self._lock:
@@ -151,6 +152,39 @@ def cluster_tls(config: TlsConfig) -> Tls | None:
 @functools.cache
 def _tls_of(files: TlsFiles) -> Tls:
     return Tls(files)
+
+
+async def accept(listening: socket.socket, tls: Tls, new_protocol: Callable[[], asyncio.BaseProtocol], most_handshakes: int) -> NoReturn:
+    """Takes connections until it is cancelled, and gives each a protocol once its handshake is through. When `most_handshakes` have not
+    ended and another begins, the oldest is given up: those that are silent do not keep others out."""
+    loop = asyncio.get_running_loop()
+    listening.setblocking(False)
+    pending: dict[asyncio.Task[None], None] = {}
+    try:
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:  # too many open files, for one
+                logger.error("TLS: no connection can be taken: %s", error.strerror)
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+                continue
+            if len(pending) >= most_handshakes:
+                oldest = next(iter(pending))
+                del pending[oldest]
+                oldest.cancel()
+            handshake = asyncio.create_task(_shake_hands(connection, tls.server_context(), new_protocol))
+            pending[handshake] = None
+            handshake.add_done_callback(lambda ended: pending.pop(ended, None))
+            await asyncio.sleep(0)  # there may be connections without end
+    finally:
+        for handshake in pending:
+            handshake.cancel()
+
+
+async def _shake_hands(connection: socket.socket, context: ssl.SSLContext, new_protocol: Callable[[], asyncio.BaseProtocol]) -> None:
+    with contextlib.suppress(OSError):
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(new_protocol, connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_S)
 
 
 def client_context(authorities: bytes | None) -> ssl.SSLContext:

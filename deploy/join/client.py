@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import ssl
 from typing import TypeVar
 
@@ -15,7 +17,9 @@ from springtide.errors import InvalidRequest, SpringtideError, Unauthenticated, 
 from springtide.tls import client_context
 
 TIMEOUT_S = 10.0
-MAX_BUNDLE_BYTES = 1 << 20
+"""For each step."""
+ANSWER_S = 60.0
+MAX_ANSWER_BYTES = 4 << 20
 _Reply = TypeVar("_Reply", bound=BaseModel)
 
 
@@ -48,34 +52,39 @@ async def believed(address: str, authorities: bytes) -> bytes:
 
 
 async def _bundle(address: str, context: ssl.SSLContext) -> bytes:
-    async with _client(context) as http:
-        answer = await _sent(address, http.get(f"https://{address}/ca"))
-    if answer.status_code != httpx.codes.OK or len(answer.content) > MAX_BUNDLE_BYTES:
-        raise Unavailable(f"--join: {address} is no join service of a cluster: it answers /ca with {answer.status_code}")
-    return answer.content
+    status, said = await _answer(address, context, "GET", "/ca")
+    if status != httpx.codes.OK:
+        raise Unavailable(f"--join: {address} is no join service of a cluster: it answers /ca with {status}")
+    return said
 
 
 async def _ask(address: str, path: str, authorities: bytes, asked: BaseModel, reply: type[_Reply]) -> _Reply:
-    async with _client(client_context(authorities)) as http:
-        answer = await _sent(address, http.post(f"https://{address}{path}", content=asked.model_dump_json()))
+    status, said = await _answer(address, client_context(authorities), "POST", path, asked.model_dump_json())
     try:
-        if answer.status_code == httpx.codes.OK:
-            return reply.model_validate_json(answer.content)
-        refusal = answer.json()
+        if status == httpx.codes.OK:
+            return reply.model_validate_json(said)
+        refusal = json.loads(said)
         message, code = str(refusal["message"]), refusal.get("code")
     except (ValidationError, ValueError, KeyError, TypeError) as error:
         raise Unavailable(f"--join: {address} answers what is not understood: {error}") from None
     kinds: dict[int, type[SpringtideError]] = {401: Unauthenticated, 400: InvalidRequest}
-    raise kinds.get(answer.status_code, Unavailable)(f"{address}: {message}", code=code)
+    raise kinds.get(status, Unavailable)(f"{address}: {message}", code=code)
 
 
-def _client(context: ssl.SSLContext) -> httpx.AsyncClient:
-    return httpx.AsyncClient(verify=context, timeout=TIMEOUT_S, trust_env=False)
-
-
-async def _sent(address: str, request: object) -> httpx.Response:
+async def _answer(address: str, context: ssl.SSLContext, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+    """The status, and what is said. Raises Unavailable, also for what is longer than anything that a head has to say, or does not end."""
+    said = b""
+    headers = {"accept-encoding": "identity"}
     try:
-        response: httpx.Response = await request  # type: ignore[misc]  # a coroutine of httpx's
-        return response
-    except httpx.HTTPError as error:
-        raise Unavailable(f"--join: {address} does not answer as the head of this cluster: {error or type(error).__name__}") from None
+        async with (
+            asyncio.timeout(ANSWER_S),
+            httpx.AsyncClient(verify=context, timeout=TIMEOUT_S, trust_env=False, headers=headers) as http,
+            http.stream(method, f"https://{address}{path}", content=body) as answer,
+        ):
+            async for piece in answer.aiter_raw():
+                said += piece
+                if len(said) > MAX_ANSWER_BYTES:
+                    raise Unavailable(f"--join: {address} is no head of a cluster: its answer has more than {MAX_ANSWER_BYTES} bytes")
+            return answer.status_code, said
+    except (httpx.HTTPError, TimeoutError) as error:
+        raise Unavailable(f"--join: {address} does not answer as the head of this cluster: {str(error) or type(error).__name__}") from None

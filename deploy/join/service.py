@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,8 +69,9 @@ class JoinService:
 
     async def serve(self, listening: socket.socket) -> None:
         """Serves there until it is cancelled."""
-        server = HttpServer(self.app(), MAX_CONNECTIONS, self._head.tls.server_context(client_certificates=False))
-        await server.serve(sockets=[listening])
+        # Who joins has no certificate yet.
+        tls = Tls(replace(self._head.tls.files, authorities=None))
+        await HttpServer(self.app(), MAX_CONNECTIONS, tls).serve(sockets=[listening])
 
     def app(self) -> FastAPI:
         app = FastAPI(title="Springtide: joining a cluster", openapi_url=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -24,11 +25,12 @@ from deploy.join.tokens import Token, TokenBook
 from deploy.join.words import MAX_BODY_BYTES, JoinReply, JoinRequest, RenewRequest
 from engine.formats.files import describe
 from gateway.http_server import bind
+from springtide import tls as springtide_tls
 from springtide.config import LOOPBACK, ClusterConfig, load_config
 from springtide.credentials import Credentials, credentials_of
 from springtide.errors import ConfigError, InvalidRequest, Unauthenticated, Unavailable
 from springtide.membership import Member, Membership
-from springtide.tls import client_context, cluster_tls
+from springtide.tls import Tls, TlsFiles, client_context, cluster_tls
 from springtide.valkey import ValkeyClient
 from tests.support.models import make_tiny_llama
 from tests.support.valkey import new_valkey
@@ -162,6 +164,39 @@ async def test_a_head_of_another_cluster_is_told_nothing(world: World) -> None:
     other = Authority.create(world.authority.directory.parent / "other", "springtide")
     with pytest.raises(Unavailable):
         await client.join(world.address, other.bundle, JoinRequest(token=str(token), role="store", name="x", request="x"))
+
+
+@pytest.mark.parametrize("length", [b"content-length: 100000000", b"transfer-encoding: chunked"])
+async def test_who_is_taken_for_a_head_may_not_say_without_end(world: World, length: bytes) -> None:
+    told, gone = 0, asyncio.Event()
+    files = TlsFiles(*(world.authority.directory.parent / "head" / name for name in ("tls.crt", "tls.key")), None, ("", "", ""))
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal told
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while told < 100_000_000:
+                writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+                await writer.drain()
+                told += 65536
+        gone.set()
+        writer.close()
+
+    async with await asyncio.start_server(talk, LOOPBACK, 0, ssl=Tls(files).server_context()) as server:
+        host, port = server.sockets[0].getsockname()
+        with pytest.raises(Unavailable, match="its answer has more than"):
+            await client.discover(f"{host}:{port}", await world.token())
+        await asyncio.wait_for(gone.wait(), 10)
+    assert told < 100_000_000
+
+
+async def test_who_connects_and_says_nothing_is_not_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(springtide_tls, "HANDSHAKE_S", 0.1)
+    host, _, port = world.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    writer.close()
 
 
 async def test_a_token_made_before_a_rotation_is_good_after_it(world: World) -> None:

@@ -4,7 +4,9 @@ on."""
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,13 +21,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from conductor.server.streaming import follow
 from deploy.ca.authority import Authority
 from deploy.ca.identity import Identity, issue_to
+from springtide import telemetry
+from springtide import tls as springtide_tls
 from springtide.config import TlsConfig
 from springtide.credentials import OPEN, Credentials
 from springtide.errors import ConfigError
 from springtide.rpc.channels import connect, listen, new_server
 from springtide.rpc.health import add_health
 from springtide.telemetry import serve_metrics
-from springtide.tls import Tls, TlsFiles, cluster_tls
+from springtide.tls import Tls, TlsFiles, accept, cluster_tls
 
 SECRET, CLUSTER = b"a secret of sixteen", "springtide"
 SETTINGS = ("tls.certificate", "tls.key", "tls.ca")
@@ -212,6 +216,83 @@ async def test_metrics_are_for_those_with_a_certificate(machine: Machine, author
         async with httpx.AsyncClient(verify=context) as http:
             with pytest.raises((httpx.TransportError, ssl.SSLError)):
                 await http.get(f"{url}/metrics")
+
+
+def shake_hands(address: str, context: ssl.SSLContext, session: ssl.SSLSession | None = None) -> ssl.SSLSession | None:
+    """The session of a connection that was answered, for another one to resume. Raises OSError where it is refused."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), 10) as plain, context.wrap_socket(plain, server_hostname=host, session=session) as tls:
+        tls.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        if not tls.recv(1):
+            raise ConnectionError("refused")
+        return tls.session
+
+
+@asynccontextmanager
+async def listening_at(machine: Machine, most_handshakes: int) -> AsyncIterator[str]:
+    """The address of a server that says the same to everybody."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"welcome")
+        writer.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        taking = accept(listening, machine.tls, lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader(), answer), most_handshakes)
+        task = asyncio.create_task(taking)
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_session_of_before_lets_nobody_in_whose_authority_was_retired(
+    machine: Machine, authority: Authority, tmp_path: Path, version: ssl.TLSVersion
+) -> None:
+    """OpenSSL's servers ask who resumes one for no certificate."""
+    client = Machine(authority, tmp_path / "client")
+    context = client.context
+    context.minimum_version = context.maximum_version = version
+    # The client is not to be who refuses.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    async with listening_at(machine, 8) as streams:
+        addresses = (serve_metrics(machine.credentials), streams)
+        sessions = [await asyncio.to_thread(shake_hands, address, context) for address in addresses]
+        machine.authority = authority.rotate().retire()
+        await machine.renewed()
+        for address, session in zip(addresses, sessions, strict=True):
+            for shown in (session, None):
+                with pytest.raises(OSError):
+                    await asyncio.to_thread(shake_hands, address, context, shown)
+
+
+async def test_handshakes_that_do_not_end_keep_nobody_out(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with listening_at(machine, 3) as address:
+        host, port = address.split(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(8)]
+        await asyncio.to_thread(shake_hands, address, machine.context)
+        for reader, _ in silent[:5]:
+            assert await asyncio.wait_for(reader.read(), 10) == b"", "the oldest make room"
+        monkeypatch.setattr(springtide_tls, "HANDSHAKE_S", 0.1)
+        reader, _ = await asyncio.open_connection(host, int(port))
+        assert await asyncio.wait_for(reader.read(), 10) == b"", "and none is waited for without end"
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_who_keeps_many_connections_to_the_metrics_costs_few_threads_and_keeps_nobody_out(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "MAX_METRICS_CONNECTIONS", 3)
+    address, before = serve_metrics(machine.credentials), set(threading.enumerate())
+    host, port = address.split(":")
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+    async with httpx.AsyncClient(verify=machine.context) as http:
+        assert "python_info" in (await http.get(f"https://{address}/metrics")).text
+    serving_them = [thread for thread in threading.enumerate() if thread not in before and "process_request" in thread.name]
+    assert len(serving_them) <= 3 + 1, "one of which may have closed its connection and not ended yet"
+    for _, writer in silent:
+        writer.close()
 
 
 async def test_metrics_have_the_port_that_was_chosen_for_them(machine: Machine) -> None:
