@@ -158,15 +158,20 @@ class JoinService:
         return frozenset(each.lower().rstrip(".") for each in addresses_in(own) if not is_loopback(each))
 
     async def _check_name(self, asked: JoinRequest, before: x509.Certificate | None) -> None:
-        """Raises InvalidRequest where it is another machine's. Who had it `before` need not wait until its own record is over."""
+        """Raises InvalidRequest where it is another machine's. Who had it `before` need not wait until its own record is over: who has it,
+        at an address that it still has. Another may have its certificate on a disk that was copied."""
         kinds = {"prefill": ("store", "layer-store"), "decode": ("store",)}.get(asked.role, (asked.role,))
-        own = addresses_in(before) if before is not None and name_of(before) == asked.name else frozenset()
+        asks_for = own = frozenset[str]()
+        if before is not None and name_of(before) == asked.name:
+            asks_for = addresses_asked_for(asked.request.encode())
+            own = asks_for & addresses_in(before)
         members = await self._membership.members() or ()
         taken = any(each.role in kinds and each.member_id == asked.name and host_of(each.address) not in own for each in members)
         now = time.monotonic()
         self._promised = {name: promise for name, promise in self._promised.items() if promise[1] > now}
-        promised = self._promised.get((kinds[0], asked.name), (asked.request, now))
-        if taken or (not own and promised[0] != asked.request):
+        promised, _ = self._promised.get((kinds[0], asked.name), (asked.request, now))
+        anothers = promised != asked.request and not (own and addresses_asked_for(promised.encode()) == asks_for)
+        if taken or anothers:
             raise InvalidRequest(f"--name: the cluster has a {asked.role} node {asked.name!r} already", param="name", code="name_taken")
         self._promised[kinds[0], asked.name] = (asked.request, now + PROMISE_S)
 

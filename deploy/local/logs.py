@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 MAX_LOG_BYTES = 64 << 20
+LOOK_EVERY_S = 1.0
 _LOUD = ("WARNING", "ERROR", "CRITICAL")
 _LEVEL = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} (\w+) ")
 
@@ -38,15 +40,10 @@ class LogFollower:
             return []
         self._offset += len(added)
         if self._offset > MAX_LOG_BYTES:
-            self._rotate()
+            _rotate(self._path)
+            self._offset = 0
         *lines, self._partial = (self._partial + added.decode(errors="replace")).split("\n")
         return lines
-
-    def _rotate(self) -> None:
-        """Keeps one earlier log. The process has the file open for appending, so it goes on at the start of the emptied one."""
-        self._path.with_suffix(".log.1").write_bytes(self._path.read_bytes())
-        self._path.write_bytes(b"")
-        self._offset = 0
 
     def _is_loud(self, line: str) -> bool:
         if line.startswith("{"):
@@ -56,6 +53,34 @@ class LogFollower:
                 return False
         head = _LEVEL.match(line)
         return head[1] in _LOUD if head else self._loud or line.startswith("Traceback ")
+
+
+async def keep_bounded(path: Path) -> None:
+    """Goes on for ever, for a log that nobody follows."""
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.to_thread(_bound, path)
+
+
+def _bound(path: Path) -> None:
+    if path.stat().st_size > MAX_LOG_BYTES:
+        _rotate(path)
+
+
+def remove(path: Path) -> None:
+    """A log and the earlier one."""
+    for each in (path, _earlier(path)):
+        each.unlink(missing_ok=True)
+
+
+def _rotate(path: Path) -> None:
+    """Keeps one earlier log. The process has the file open for appending, so it goes on at the start of the emptied one."""
+    _earlier(path).write_bytes(path.read_bytes())
+    path.write_bytes(b"")
+
+
+def _earlier(path: Path) -> Path:
+    return path.with_suffix(".log.1")
 
 
 def last_lines(path: Path, count: int = 20) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import ray
 
-from deploy.local.logs import last_lines
+from deploy.local import logs
 from deploy.local.rundir import running_clusters, user_directory
 from deploy.ray.orders import AgentPlace, NodeOrder, NodeState
 
@@ -55,8 +55,8 @@ class NodeAgent:
             return NodeState(True)
         if self._output is None:
             return NodeState(False)
-        said = last_lines(self._output)
-        self._output.unlink(missing_ok=True)
+        said = logs.last_lines(self._output)
+        logs.remove(self._output)
         self._output = None
         return NodeState(False, said)
 

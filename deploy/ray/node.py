@@ -20,6 +20,7 @@ def main() -> NoReturn:
     # Only now: there must be no threads yet when a process forks.
     from rich.console import Console
 
+    from deploy.local import logs
     from deploy.local.display import PlainDisplay
     from deploy.local.node import NodeOptions, StagePlace, run_node
     from deploy.ray.lifeline import follow
@@ -33,12 +34,15 @@ def main() -> NoReturn:
             options,
             PlainDisplay(Console(highlight=False)),
             verbose=False,
-            beside=lambda config: {"see whether it is wanted": lambda: follow(order, config)},
+            beside=lambda config: {
+                "see whether it is wanted": lambda: follow(order, config),
+                "bound what it says": lambda: logs.keep_bounded(output),
+            },
         )
     except SpringtideError as error:
         print(f"error: {error.message}", flush=True)
     if code == 0:
-        output.unlink(missing_ok=True)
+        logs.remove(output)
     sys.exit(code)
 
 

@@ -26,6 +26,7 @@ class RemoteStage(Stage):
         config = arguments.config
         if config.redis_url is None:
             raise ConfigError("redis_url: the stages of a group over several nodes are found there, and there is none")
+        self._stages = config.prefill_node.stages
         self._credentials = credentials_of(config)
         self._membership = Membership.of(config, self._credentials)
         self._address = ""
@@ -62,7 +63,7 @@ class RemoteStage(Stage):
             await self._hang_up()
             self._address, self._channel = address, channels.connect(address, self._credentials)
         try:
-            await self.stub.Load(LOAD_LAYERS.encode(LoadLayers(layers.start, layers.stop)))
+            await self.stub.Load(LOAD_LAYERS.encode(LoadLayers(layers.start, layers.stop, self._stages)))
         except grpc.aio.AioRpcError as error:
             raise PeerLost(f"{self.stage_id} at {address}: {error.details()}") from error
 

@@ -109,7 +109,7 @@ class StageProcess(Stage):
         """Returns when it has loaded its layers: at once when it has. Raises PeerLost when it ends before."""
         process = self._process
         assert process is not None
-        order = LOAD_LAYERS.encode(LoadLayers(layers.start, layers.stop))
+        order = LOAD_LAYERS.encode(LoadLayers(layers.start, layers.stop, self._arguments.config.prefill_node.stages))
         try:
             ended: object = await first_of(process.ended(), self.stub.Load(order, wait_for_ready=True))
         except grpc.aio.AioRpcError as error:

@@ -129,6 +129,8 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
         self._thread = thread
         self._grammars = Grammars(arguments.model_info)
         self._sampler = Sampler(arguments.model_info, self._grammars)
+        self._refused = ""
+        """Why it last did not take the layers that it was given."""
         self._loading: asyncio.Future[ModelRunner] | None = None
         self._turn = asyncio.Lock()
         self._buffers: torch.Tensor | None = None
@@ -148,6 +150,15 @@ class StageServer(stage_pb2_grpc.PrefillStageServicer):
     async def Load(self, request: stage_pb2.LoadLayers, context: Any) -> stage_pb2.LoadLayersReply:
         order = LOAD_LAYERS.decode(request)
         layers = (order.layer_begin, order.layer_end)
+        if order.stages != (own := self._arguments.config.prefill_node.stages):
+            why = (
+                f"--stage: {self._arguments.instance_id} was started as {self._arguments.stage}/{own}, and its group's first stage as "
+                f"0/{order.stages}: all of a group are to be started with the same number of stages"
+            )
+            if why != self._refused:  # it will be asked again
+                self._refused = why
+                logger.error("%s", why)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         async with self._turn:
             if self._loading is None or (self._loading.done() and self._runner is None):
                 if order.layer_end == self._arguments.model_info.layers:

@@ -18,6 +18,8 @@ class LoadLayers:
 
     layer_begin: int
     layer_end: int
+    stages: int
+    """How many the group has."""
 
 
 # ---- orders: engine to stage ----

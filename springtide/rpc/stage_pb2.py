@@ -26,7 +26,7 @@ from springtide.rpc import common_pb2 as springtide_dot_v1_dot_common__pb2
 from springtide.rpc import store_pb2 as springtide_dot_v1_dot_store__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19springtide/v1/stage.proto\x12\rspringtide.v1\x1a\x1aspringtide/v1/common.proto\x1a\x19springtide/v1/store.proto\"4\n\nLoadLayers\x12\x13\n\x0blayer_begin\x18\x01 \x01(\r\x12\x11\n\tlayer_end\x18\x02 \x01(\r\"\x11\n\x0fLoadLayersReply\"\xaa\x03\n\nStageOrder\x12(\n\x04join\x18\x01 \x01(\x0b\x32\x18.springtide.v1.JoinGroupH\x00\x12\'\n\x03run\x18\x02 \x01(\x0b\x32\x18.springtide.v1.StagePassH\x00\x12+\n\x08\x61\x63quired\x18\x03 \x01(\x0b\x32\x17.springtide.v1.AcquiredH\x00\x12\x36\n\x0e\x66\x65tch_progress\x18\x04 \x01(\x0b\x32\x1c.springtide.v1.FetchProgressH\x00\x12\x38\n\x0f\x66\x65tch_truncated\x18\x05 \x01(\x0b\x32\x1d.springtide.v1.FetchTruncatedH\x00\x12\x36\n\x0e\x61ttempt_failed\x18\x06 \x01(\x0b\x32\x1c.springtide.v1.AttemptFailedH\x00\x12.\n\x06\x66orget\x18\x07 \x01(\x0b\x32\x1c.springtide.v1.ForgetAttemptH\x00\x12\x39\n\x10slots_given_back\x18\x08 \x01(\x0b\x32\x1d.springtide.v1.SlotsGivenBackH\x00\x42\x07\n\x05order\"#\n\rForgetAttempt\x12\x12\n\nattempt_id\x18\x01 \x01(\t\"\x1f\n\x0eSlotsGivenBack\x12\r\n\x05slots\x18\x01 \x03(\r\"\x91\x01\n\tJoinGroup\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x18\n\x0bincarnation\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\tnum_slots\x18\x04 \x01(\r\x12\x15\n\rnext_endpoint\x18\x05 \x01(\t\x12\x1b\n\x13next_device_buffers\x18\x06 \x01(\x0c\x42\x0e\n\x0c_incarnation\"z\n\tStagePass\x12\x0f\n\x07pass_id\x18\x01 \x01(\x04\x12%\n\x04rows\x18\x02 \x03(\x0b\x32\x17.springtide.v1.StageRow\x12\x15\n\rreport_layers\x18\x03 \x03(\r\x12\x13\n\x06\x61waits\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_awaits\"\x9a\x01\n\x08StageRow\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x03(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.springtide.v1.StageSampling\x12,\n\x07scoring\x18\x05 \x01(\x0b\x32\x1b.springtide.v1.StageScoring\"1\n\x0cStageScoring\x12\x10\n\x08next_ids\x18\x01 \x03(\r\x12\x0f\n\x07num_top\x18\x02 \x01(\r\"f\n\rStageSampling\x12-\n\x06params\x18\x01 \x01(\x0b\x32\x1d.springtide.v1.SamplingParams\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x12\n\noutput_ids\x18\x03 \x03(\r\"\xa6\x01\n\x0bStageReport\x12,\n\x06joined\x18\x01 \x01(\x0b\x32\x1a.springtide.v1.GroupJoinedH\x00\x12/\n\x06layers\x18\x02 \x01(\x0b\x32\x1d.springtide.v1.LayersComputedH\x00\x12.\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x1d.springtide.v1.StagePassEndedH\x00\x42\x08\n\x06report\"7\n\x0bGroupJoined\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x16\n\x0e\x64\x65vice_buffers\x18\x02 \x01(\x0c\"4\n\x0eLayersComputed\x12\x0f\n\x07pass_id\x18\x01 \x01(\x04\x12\x11\n\tlayer_end\x18\x02 \x01(\r\"\xcd\x02\n\x0eStagePassEnded\x12\x0f\n\x07pass_id\x18\x01 \x01(\x04\x12,\n\x07outcome\x18\x02 \x01(\x0e\x32\x1b.springtide.v1.StageOutcome\x12\x0f\n\x07message\x18\x03 \x01(\t\x12+\n\x06tokens\x18\x04 \x03(\x0b\x32\x1b.springtide.v1.SampledToken\x12;\n\x07refused\x18\x08 \x03(\x0b\x32*.springtide.v1.StagePassEnded.RefusedEntry\x12\x0f\n\x07\x62usy_ms\x18\x05 \x01(\x01\x12\x11\n\twaited_ms\x18\x06 \x01(\x01\x12-\n\x06scores\x18\x07 \x03(\x0b\x32\x1d.springtide.v1.PromptLogprobs\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xbb\x01\n\x0cStageOutcome\x12\x1d\n\x19STAGE_OUTCOME_UNSPECIFIED\x10\x00\x12\x16\n\x12STAGE_OUTCOME_DONE\x10\x01\x12\x16\n\x12STAGE_OUTCOME_VOID\x10\x02\x12 \n\x1cSTAGE_OUTCOME_PREFIX_MISSING\x10\x03\x12 \n\x1cSTAGE_OUTCOME_PREFIX_OVERDUE\x10\x04\x12\x18\n\x14STAGE_OUTCOME_FAILED\x10\x05\x32\x95\x01\n\x0cPrefillStage\x12\x41\n\x04Load\x12\x19.springtide.v1.LoadLayers\x1a\x1e.springtide.v1.LoadLayersReply\x12\x42\n\x05Serve\x12\x19.springtide.v1.StageOrder\x1a\x1a.springtide.v1.StageReport(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19springtide/v1/stage.proto\x12\rspringtide.v1\x1a\x1aspringtide/v1/common.proto\x1a\x19springtide/v1/store.proto\"D\n\nLoadLayers\x12\x13\n\x0blayer_begin\x18\x01 \x01(\r\x12\x11\n\tlayer_end\x18\x02 \x01(\r\x12\x0e\n\x06stages\x18\x03 \x01(\r\"\x11\n\x0fLoadLayersReply\"\xaa\x03\n\nStageOrder\x12(\n\x04join\x18\x01 \x01(\x0b\x32\x18.springtide.v1.JoinGroupH\x00\x12\'\n\x03run\x18\x02 \x01(\x0b\x32\x18.springtide.v1.StagePassH\x00\x12+\n\x08\x61\x63quired\x18\x03 \x01(\x0b\x32\x17.springtide.v1.AcquiredH\x00\x12\x36\n\x0e\x66\x65tch_progress\x18\x04 \x01(\x0b\x32\x1c.springtide.v1.FetchProgressH\x00\x12\x38\n\x0f\x66\x65tch_truncated\x18\x05 \x01(\x0b\x32\x1d.springtide.v1.FetchTruncatedH\x00\x12\x36\n\x0e\x61ttempt_failed\x18\x06 \x01(\x0b\x32\x1c.springtide.v1.AttemptFailedH\x00\x12.\n\x06\x66orget\x18\x07 \x01(\x0b\x32\x1c.springtide.v1.ForgetAttemptH\x00\x12\x39\n\x10slots_given_back\x18\x08 \x01(\x0b\x32\x1d.springtide.v1.SlotsGivenBackH\x00\x42\x07\n\x05order\"#\n\rForgetAttempt\x12\x12\n\nattempt_id\x18\x01 \x01(\t\"\x1f\n\x0eSlotsGivenBack\x12\r\n\x05slots\x18\x01 \x03(\r\"\x91\x01\n\tJoinGroup\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x18\n\x0bincarnation\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x11\n\tnum_slots\x18\x04 \x01(\r\x12\x15\n\rnext_endpoint\x18\x05 \x01(\t\x12\x1b\n\x13next_device_buffers\x18\x06 \x01(\x0c\x42\x0e\n\x0c_incarnation\"z\n\tStagePass\x12\x0f\n\x07pass_id\x18\x01 \x01(\x04\x12%\n\x04rows\x18\x02 \x03(\x0b\x32\x17.springtide.v1.StageRow\x12\x15\n\rreport_layers\x18\x03 \x03(\r\x12\x13\n\x06\x61waits\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_awaits\"\x9a\x01\n\x08StageRow\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\r\n\x05slots\x18\x03 \x03(\r\x12.\n\x08sampling\x18\x04 \x01(\x0b\x32\x1c.springtide.v1.StageSampling\x12,\n\x07scoring\x18\x05 \x01(\x0b\x32\x1b.springtide.v1.StageScoring\"1\n\x0cStageScoring\x12\x10\n\x08next_ids\x18\x01 \x03(\r\x12\x0f\n\x07num_top\x18\x02 \x01(\r\"f\n\rStageSampling\x12-\n\x06params\x18\x01 \x01(\x0b\x32\x1d.springtide.v1.SamplingParams\x12\x12\n\nprompt_ids\x18\x02 \x03(\r\x12\x12\n\noutput_ids\x18\x03 \x03(\r\"\xa6\x01\n\x0bStageReport\x12,\n\x06joined\x18\x01 \x01(\x0b\x32\x1a.springtide.v1.GroupJoinedH\x00\x12/\n\x06layers\x18\x02 \x01(\x0b\x32\x1d.springtide.v1.LayersComputedH\x00\x12.\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x1d.springtide.v1.StagePassEndedH\x00\x42\x08\n\x06report\"7\n\x0bGroupJoined\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x16\n\x0e\x64\x65vice_buffers\x18\x02 \x01(\x0c\"4\n\x0eLayersComputed\x12\x0f\n\x07pass_id\x18\x01 \x01(\x04\x12\x11\n\tlayer_end\x18\x02 \x01(\r\"\xcd\x02\n\x0eStagePassEnded\x12\x0f\n\x07pass_id\x18\x01 \x01(\x04\x12,\n\x07outcome\x18\x02 \x01(\x0e\x32\x1b.springtide.v1.StageOutcome\x12\x0f\n\x07message\x18\x03 \x01(\t\x12+\n\x06tokens\x18\x04 \x03(\x0b\x32\x1b.springtide.v1.SampledToken\x12;\n\x07refused\x18\x08 \x03(\x0b\x32*.springtide.v1.StagePassEnded.RefusedEntry\x12\x0f\n\x07\x62usy_ms\x18\x05 \x01(\x01\x12\x11\n\twaited_ms\x18\x06 \x01(\x01\x12-\n\x06scores\x18\x07 \x03(\x0b\x32\x1d.springtide.v1.PromptLogprobs\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xbb\x01\n\x0cStageOutcome\x12\x1d\n\x19STAGE_OUTCOME_UNSPECIFIED\x10\x00\x12\x16\n\x12STAGE_OUTCOME_DONE\x10\x01\x12\x16\n\x12STAGE_OUTCOME_VOID\x10\x02\x12 \n\x1cSTAGE_OUTCOME_PREFIX_MISSING\x10\x03\x12 \n\x1cSTAGE_OUTCOME_PREFIX_OVERDUE\x10\x04\x12\x18\n\x14STAGE_OUTCOME_FAILED\x10\x05\x32\x95\x01\n\x0cPrefillStage\x12\x41\n\x04Load\x12\x19.springtide.v1.LoadLayers\x1a\x1e.springtide.v1.LoadLayersReply\x12\x42\n\x05Serve\x12\x19.springtide.v1.StageOrder\x1a\x1a.springtide.v1.StageReport(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,38 +35,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STAGEPASSENDED_REFUSEDENTRY']._loaded_options = None
   _globals['_STAGEPASSENDED_REFUSEDENTRY']._serialized_options = b'8\001'
-  _globals['_STAGEOUTCOME']._serialized_start=1872
-  _globals['_STAGEOUTCOME']._serialized_end=2059
+  _globals['_STAGEOUTCOME']._serialized_start=1888
+  _globals['_STAGEOUTCOME']._serialized_end=2075
   _globals['_LOADLAYERS']._serialized_start=99
-  _globals['_LOADLAYERS']._serialized_end=151
-  _globals['_LOADLAYERSREPLY']._serialized_start=153
-  _globals['_LOADLAYERSREPLY']._serialized_end=170
-  _globals['_STAGEORDER']._serialized_start=173
-  _globals['_STAGEORDER']._serialized_end=599
-  _globals['_FORGETATTEMPT']._serialized_start=601
-  _globals['_FORGETATTEMPT']._serialized_end=636
-  _globals['_SLOTSGIVENBACK']._serialized_start=638
-  _globals['_SLOTSGIVENBACK']._serialized_end=669
-  _globals['_JOINGROUP']._serialized_start=672
-  _globals['_JOINGROUP']._serialized_end=817
-  _globals['_STAGEPASS']._serialized_start=819
-  _globals['_STAGEPASS']._serialized_end=941
-  _globals['_STAGEROW']._serialized_start=944
-  _globals['_STAGEROW']._serialized_end=1098
-  _globals['_STAGESCORING']._serialized_start=1100
-  _globals['_STAGESCORING']._serialized_end=1149
-  _globals['_STAGESAMPLING']._serialized_start=1151
-  _globals['_STAGESAMPLING']._serialized_end=1253
-  _globals['_STAGEREPORT']._serialized_start=1256
-  _globals['_STAGEREPORT']._serialized_end=1422
-  _globals['_GROUPJOINED']._serialized_start=1424
-  _globals['_GROUPJOINED']._serialized_end=1479
-  _globals['_LAYERSCOMPUTED']._serialized_start=1481
-  _globals['_LAYERSCOMPUTED']._serialized_end=1533
-  _globals['_STAGEPASSENDED']._serialized_start=1536
-  _globals['_STAGEPASSENDED']._serialized_end=1869
-  _globals['_STAGEPASSENDED_REFUSEDENTRY']._serialized_start=1823
-  _globals['_STAGEPASSENDED_REFUSEDENTRY']._serialized_end=1869
-  _globals['_PREFILLSTAGE']._serialized_start=2062
-  _globals['_PREFILLSTAGE']._serialized_end=2211
+  _globals['_LOADLAYERS']._serialized_end=167
+  _globals['_LOADLAYERSREPLY']._serialized_start=169
+  _globals['_LOADLAYERSREPLY']._serialized_end=186
+  _globals['_STAGEORDER']._serialized_start=189
+  _globals['_STAGEORDER']._serialized_end=615
+  _globals['_FORGETATTEMPT']._serialized_start=617
+  _globals['_FORGETATTEMPT']._serialized_end=652
+  _globals['_SLOTSGIVENBACK']._serialized_start=654
+  _globals['_SLOTSGIVENBACK']._serialized_end=685
+  _globals['_JOINGROUP']._serialized_start=688
+  _globals['_JOINGROUP']._serialized_end=833
+  _globals['_STAGEPASS']._serialized_start=835
+  _globals['_STAGEPASS']._serialized_end=957
+  _globals['_STAGEROW']._serialized_start=960
+  _globals['_STAGEROW']._serialized_end=1114
+  _globals['_STAGESCORING']._serialized_start=1116
+  _globals['_STAGESCORING']._serialized_end=1165
+  _globals['_STAGESAMPLING']._serialized_start=1167
+  _globals['_STAGESAMPLING']._serialized_end=1269
+  _globals['_STAGEREPORT']._serialized_start=1272
+  _globals['_STAGEREPORT']._serialized_end=1438
+  _globals['_GROUPJOINED']._serialized_start=1440
+  _globals['_GROUPJOINED']._serialized_end=1495
+  _globals['_LAYERSCOMPUTED']._serialized_start=1497
+  _globals['_LAYERSCOMPUTED']._serialized_end=1549
+  _globals['_STAGEPASSENDED']._serialized_start=1552
+  _globals['_STAGEPASSENDED']._serialized_end=1885
+  _globals['_STAGEPASSENDED_REFUSEDENTRY']._serialized_start=1839
+  _globals['_STAGEPASSENDED_REFUSEDENTRY']._serialized_end=1885
+  _globals['_PREFILLSTAGE']._serialized_start=2078
+  _globals['_PREFILLSTAGE']._serialized_end=2227
 # @@protoc_insertion_point(module_scope)

@@ -25,12 +25,14 @@ STAGE_OUTCOME_PREFIX_OVERDUE: StageOutcome
 STAGE_OUTCOME_FAILED: StageOutcome
 
 class LoadLayers(_message.Message):
-    __slots__ = ("layer_begin", "layer_end")
+    __slots__ = ("layer_begin", "layer_end", "stages")
     LAYER_BEGIN_FIELD_NUMBER: _ClassVar[int]
     LAYER_END_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
     layer_begin: int
     layer_end: int
-    def __init__(self, layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ...) -> None: ...
+    stages: int
+    def __init__(self, layer_begin: _Optional[int] = ..., layer_end: _Optional[int] = ..., stages: _Optional[int] = ...) -> None: ...
 
 class LoadLayersReply(_message.Message):
     __slots__ = ()

