@@ -105,23 +105,19 @@ def test_a_node_that_is_told_to_leave_ends_what_it_has_and_another_takes_its_pla
     """Streams that run there go on to their ends; those that come meanwhile are served elsewhere; nobody sees an error."""
     begun = Event()
     with JoinedNode(head, "decode", "127.0.0.4", "--drain", "120") as leaving, ThreadPoolExecutor(6) as threads:
-        head.wait_until(lambda: len(instances(head)) == 3, "the Conductor to know it")
+        head.wait_until(lambda: len(head.ready_instances()) == 3, "the Conductor to know it")
         running = [threads.submit(streams.stream, head, prompt_of(seed), LONG, begun.set) for seed in range(10, 14)]
         assert begun.wait(60)
         head.wait_until(lambda: num_running(head, leaving.name) > 0, "something to run there")
         leaving.terminate()
-        head.wait_until(lambda: leaving.name not in instances(head), "the Conductor to know that it leaves")
+        head.wait_until(lambda: leaving.name not in head.ready_instances(), "the Conductor to know that it leaves")
         after = threads.submit(generate, head.grpc_address, "joined", prompt_of(20), OUTPUT_TOKENS)
         ends = [each.result() for each in running]
         assert after.result().token_ids == reference.greedy(prompt_of(20), OUTPUT_TOKENS)
         assert all(end.finish_reasons == ("length",) and not end.errors and end.tokens == LONG for end in ends)
         assert leaving.process.wait(60) == 0
         assert "has not ended all its work" not in leaving.log
-    assert instances(head) == {"prefill-2", "decode-3"}
-
-
-def instances(head: Cluster) -> set[str]:
-    return {instance.instance.instance_id for instance in head.status().instances if instance.ready}
+    assert head.ready_instances() == {"prefill-2", "decode-3"}
 
 
 def num_running(head: Cluster, name: str) -> int:
@@ -169,5 +165,5 @@ def test_machines_follow_a_rotated_authority_by_themselves(head: Cluster, nodes:
     for name, node in nodes.items():
         assert Path(node.record.tls["certificate"]).read_bytes() != before[name]
     head.kill("conductor-0")
-    head.wait_until(lambda: ready(head.url) and instances(head) == {"prefill-2", "decode-3"}, "a new Conductor to find everybody")
+    head.wait_until(lambda: ready(head.url) and head.ready_instances() == {"prefill-2", "decode-3"}, "a new Conductor to find everybody")
     assert generate(head.grpc_address, "joined", prompt_of(41), OUTPUT_TOKENS).token_ids == reference.greedy(prompt_of(41), OUTPUT_TOKENS)

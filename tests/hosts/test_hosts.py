@@ -29,7 +29,6 @@ from tests.support.balancer import Balancer
 from tests.support.cluster import members_of, metric_at
 from tests.support.generate import generate
 from tests.support.hosts import HEAD_NAME, Host, Hosts, Running, wait_until
-from tests.support.models import make_tiny_llama
 from tests.support.netns import Unavailable
 from tests.support.reference import Reference, random_prompt
 
@@ -39,6 +38,8 @@ MODEL = "hosts"
 MBIT_PER_S, DELAY_MS = 200.0, 1.0
 JOIN_PORT, VALKEY_PORT, HTTP_PORT, GRPC_PORT = 8002, 8003, 8000, 8001
 SHORT, LONG, VERY_LONG = 24, 160, 800
+ASKED = (*((seed, SHORT) for seed in range(12)), (0, LONG), (6, LONG), (0, VERY_LONG))
+"""Prompts' numbers, and how many tokens."""
 DRAIN_S = 60
 WORKERS, PAUSE_S = 3, 0.1
 
@@ -104,6 +105,13 @@ class Fleet:
         addresses = [member.metrics_address for member in members if member.role == role]
         return sum(metric_at(address, metric, labels, TlsConfig.model_validate(record.tls)) for address in addresses)
 
+    def learn(self, reference: Reference) -> None:
+        """What any of the tests asks, of which each may be the only one."""
+        for seed, num_tokens in ASKED:
+            said = generate(f"{self.head.host.address}:{GRPC_PORT}", MODEL, prompt_of(seed), num_tokens)
+            assert said.token_ids == reference.greedy(prompt_of(seed), num_tokens)
+            self.wanted[seed, num_tokens] = said.text
+
     def wait_whole(self) -> None:
         wait_until(lambda: self.instances() == INSTANCES, f"the Conductor to know {INSTANCES}", self.logs)
         wait_until(lambda: all(is_ready(gateway) for gateway in self.gateways), "both gateways to be ready", self.logs)
@@ -125,17 +133,7 @@ def prompt_of(seed: int, length: int = 200) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def reference(model: Path) -> Reference:
-    return Reference.from_directory(model)
-
-
-@pytest.fixture(scope="module")
-def fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(model: Path, reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     try:
         hosts = Hosts(("head", "edge", *ENGINES), tmp_path_factory.mktemp("hosts"), MBIT_PER_S, DELAY_MS)
     except Unavailable as why:
@@ -144,7 +142,9 @@ def fleet(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
         f"\nlinks of {MBIT_PER_S:g} Mbit/s, {f'{DELAY_MS:g} ms each way' if hosts.delayed else 'without delay: this kernel has no netem'}"
     )
     try:
-        yield started(hosts, model)
+        fleet = started(hosts, model)
+        fleet.learn(reference)
+        yield fleet
     finally:
         hosts.close()
 
@@ -184,13 +184,7 @@ def started(hosts: Hosts, model: Path) -> Fleet:
 # ---- what is answered ----
 
 
-def test_machines_that_have_joined_answer_as_transformers_do(fleet: Fleet, reference: Reference) -> None:
-    """What is asked from here on is known by these."""
-    grpc_address = f"{fleet.head.host.address}:{GRPC_PORT}"
-    for asked in (*((seed, SHORT) for seed in range(12)), (0, LONG), (6, LONG), (0, VERY_LONG)):
-        said = generate(grpc_address, MODEL, prompt_of(asked[0]), asked[1])
-        assert said.token_ids == reference.greedy(prompt_of(asked[0]), asked[1])
-        fleet.wanted[asked] = said.text
+def test_machines_that_have_joined_answer_as_transformers_do(fleet: Fleet) -> None:
     for gateway in ("head", "gateway"):
         for asked in ((0, SHORT), (0, LONG)):
             answer = ask(fleet, fleet.url(gateway), *asked)

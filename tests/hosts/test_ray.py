@@ -13,7 +13,6 @@ import pytest
 from deploy.local import rundir
 from tests.support.cluster import Cluster
 from tests.support.generate import Generated, generate
-from tests.support.models import make_tiny_llama
 from tests.support.ray_nodes import RayMachines, RayNode, cluster_on
 from tests.support.reference import Reference, random_prompt
 
@@ -24,16 +23,6 @@ PATIENCE_S = 150.0
 """Ray alone has a dozen processes, and starts three times as many."""
 OUTPUT_TOKENS = 24
 LONG = 200
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def reference(model: Path) -> Reference:
-    return Reference.from_directory(model)
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +40,13 @@ def cluster(machines: RayMachines, model: Path) -> Iterator[Cluster]:
     kv = {"block_tokens": 16, "arena_size": "64MiB", "transports": ["tcp"]}
     settings = {"model": str(model), "served_model_name": "placed", "dtype": "float32"}
     with cluster_on(machines, PATIENCE_S, **settings, kv=kv, prefill=1, decode=2) as cluster:
-        cluster.wait_until(lambda: len(nodes(cluster)) == 3, "all nodes to be there", PATIENCE_S)
+        cluster.wait_until(lambda: len(cluster.ready_instances()) == 3, "all nodes to be there", PATIENCE_S)
         yield cluster
     assert nodes_here() == {}, "they have ended with the cluster"
 
 
 def prompt_of(seed: int, length: int = 100) -> list[int]:
     return random_prompt(seed, length, 10, 250)
-
-
-def nodes(cluster: Cluster) -> set[str]:
-    """That take requests."""
-    return {instance.instance.instance_id for instance in cluster.status().instances if instance.ready}
 
 
 def nodes_here() -> dict[str, int]:
@@ -101,7 +85,7 @@ class Load:
 
 
 def test_nodes_are_spread_over_ray_and_answer_as_transformers_do(cluster: Cluster, machines: RayMachines, reference: Reference) -> None:
-    assert nodes(cluster) == {"prefill-0", "decode-0", "decode-1"}
+    assert cluster.ready_instances() == {"prefill-0", "decode-0", "decode-1"}
     head, first, second = machines.nodes
     assert head.agents == 0 and sorted((first.agents, second.agents)) == [1, 2]
     for node in (first, second):
@@ -124,7 +108,7 @@ def test_a_ray_node_that_is_lost_under_load_costs_no_answer_and_its_nodes_come_u
         first.kill(and_nodes=True)
         load.check(reference)
     roles = ["decode", "decode", "prefill"]
-    cluster.wait_until(lambda: sorted(map(role_of, nodes(cluster))) == roles, "others in their place", PATIENCE_S)
+    cluster.wait_until(lambda: sorted(map(role_of, cluster.ready_instances())) == roles, "others in their place", PATIENCE_S)
     cluster.wait_until(lambda: second.agents == 3, "all to be on the other Ray node", PATIENCE_S)
     after = nodes_here()
     assert gone and all(after.get(name) != before[name] for name in gone)

@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.generate import generate
-from tests.support.models import make_tiny_llama
 from tests.support.ray_nodes import RayMachines, cluster_on
 from tests.support.reference import Reference, random_prompt
 
@@ -21,16 +20,6 @@ pytestmark = [pytest.mark.hosts, pytest.mark.timeout(480)]
 PATIENCE_S = 150.0
 OUTPUT_TOKENS = 24
 STAGES = 2
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def reference(model: Path) -> Reference:
-    return Reference.from_directory(model)
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +38,8 @@ def cluster(machines: RayMachines, model: Path) -> Iterator[Cluster]:
     settings["kv"] = {"block_tokens": 16, "arena_size": "64MiB", "transports": ["tcp"]}
     settings["prefill_node"] = {"stages": STAGES, "spread_stages": True, "chunk_tokens": 128}
     with cluster_on(machines, PATIENCE_S, **settings, prefill=1, decode=2) as cluster:
-        cluster.wait_until(lambda: len(nodes(cluster)) == 3, "the group and the decode nodes to be there", PATIENCE_S)
+        cluster.wait_until(lambda: len(cluster.ready_instances()) == 3, "the group and the decode nodes to be there", PATIENCE_S)
         yield cluster
-
-
-def nodes(cluster: Cluster) -> set[str]:
-    """That take requests."""
-    return {instance.instance.instance_id for instance in cluster.status().instances if instance.ready}
 
 
 def stages_at(machines: RayMachines) -> list[set[str]]:
@@ -69,7 +53,7 @@ def stages_at(machines: RayMachines) -> list[set[str]]:
 def test_the_stages_of_a_group_are_on_ray_nodes_of_their_own_and_it_answers_as_transformers_do(
     cluster: Cluster, machines: RayMachines, reference: Reference
 ) -> None:
-    assert nodes(cluster) == {"prefill-0", "decode-0", "decode-1"}
+    assert cluster.ready_instances() == {"prefill-0", "decode-0", "decode-1"}
     assert sorted(map(sorted, stages_at(machines))) == [[], [], ["prefill-0"], ["prefill-0.stage-1"]]
     prompt = random_prompt(1, 500, 10, 250)
     cold, cached = (generate(cluster.grpc_address, "apart", prompt, OUTPUT_TOKENS) for _ in range(2))
@@ -88,6 +72,6 @@ def test_a_group_that_loses_a_ray_node_forms_again_elsewhere_and_no_answer_is_lo
         lost.kill(and_nodes=True)
         assert [answer.result().token_ids for answer in answers] == [reference.greedy(prompt, OUTPUT_TOKENS) for prompt in prompts]
     roles = ["decode", "decode", "prefill"]
-    cluster.wait_until(lambda: sorted(name.partition("-")[0] for name in nodes(cluster)) == roles, "all to be there", PATIENCE_S)
+    cluster.wait_until(lambda: sorted(name.partition("-")[0] for name in cluster.ready_instances()) == roles, "all to be there", PATIENCE_S)
     there = sorted(name for stages in stages_at(machines) for name in stages)
     assert len(there) == STAGES and not any(name.startswith("prefill-0") for name in there), "both stages are new"

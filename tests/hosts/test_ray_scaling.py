@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.generate import Generated, generate
-from tests.support.models import make_tiny_llama
 from tests.support.ray_nodes import RayMachines, cluster_on
 from tests.support.reference import Reference, random_prompt
 
@@ -23,11 +22,6 @@ PATIENCE_S = 120.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 1500, 12
 AT_A_TIME = 6
 LONG = 250
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_llama(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +45,7 @@ def cluster(model: Path) -> Iterator[Cluster]:
 
 def prefill_nodes(cluster: Cluster) -> set[str]:
     """That take requests."""
-    ready = (each.instance.instance_id for each in cluster.status().instances if each.ready)
-    return {name for name in ready if name.startswith("prefill-")}
+    return {name for name in cluster.ready_instances() if name.startswith("prefill-")}
 
 
 class Load:
@@ -80,8 +73,9 @@ def prompt_of(seed: int) -> list[int]:
     return random_prompt(seed, PROMPT_TOKENS, 10, 250)
 
 
-def test_a_pool_grows_while_its_load_lasts_and_shrinks_when_it_is_over_and_no_request_is_lost(cluster: Cluster, model: Path) -> None:
-    reference = Reference.from_directory(model)
+def test_a_pool_grows_while_its_load_lasts_and_shrinks_when_it_is_over_and_no_request_is_lost(
+    cluster: Cluster, reference: Reference
+) -> None:
     assert prefill_nodes(cluster) == {"prefill-0"}
     with ThreadPoolExecutor(AT_A_TIME + 1) as threads:
         load = Load(cluster, threads)

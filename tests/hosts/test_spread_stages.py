@@ -39,11 +39,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(model: Path) -> Reference:
-    return Reference.from_directory(model)
-
-
-@pytest.fixture(scope="module")
 def ssd_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ssd")
 

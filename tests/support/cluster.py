@@ -166,6 +166,10 @@ class Cluster:
         """The Conductor's view. Raises grpc.RpcError or AssertionError while it has none."""
         return status_of(self.members(), self.credentials)
 
+    def ready_instances(self) -> set[str]:
+        """The engines that take requests. Raises as `status` does."""
+        return {each.instance.instance_id for each in self.status().instances if each.ready}
+
     def metric(self, name: str, metric: str, labels: dict[str, str] | None = None) -> float:
         """The sum of a metric's samples that carry `labels`, as process `name` reports it now; 0 when it has none yet."""
         return metric_at(self._metrics_address(name), metric, labels, TlsConfig.model_validate(self.record.tls))
