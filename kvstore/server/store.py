@@ -119,6 +119,7 @@ class Store:
         self._tasks += [
             asyncio.create_task(self._ingests.watch_writers(self._messenger), name="watch writers"),
             asyncio.create_task(self._tick(), name="store tick"),
+            asyncio.create_task(self.shared.peers.observe(), name="observe pauses"),
         ]
         logger.info("store serves %d slots of %d bytes at %s", self.options.num_slots, self._arena.bytes_per_slot, self.address)
         return endpoint

@@ -199,6 +199,29 @@ async def test_slots_stay_quarantined_while_a_writer_is_silent_but_not_dead(star
 
 
 @TRANSPORTS
+async def test_nobody_is_taken_for_hung_when_the_machine_stood_still(start: Starter, transports: tuple[str, ...]) -> None:
+    """A machine that is suspended, or has no time for anybody: what was under way goes on where it was."""
+    (first, prefill), (second, decode) = await asyncio.gather(*(start(name, transports=transports) for name in ("prefill-0", "decode-0")))
+    await begin_hand_over(prefill, decode, "begun")
+    await prefill.acquire([], 2, attempt_id="asking")
+    prefill.send(open_hand_over=pb.OpenHandOver(attempt_id="asking", address=decode.link.address, node_id="decode-0"))
+    for _ in range(3):
+        await asyncio.sleep(0.3)
+        for store in (first, second):
+            store.kill(signal.SIGSTOP)
+        await asyncio.sleep(2.5)
+        for store in (first, second):
+            store.kill(signal.SIGCONT)
+    await decode.reserve([], 2, "asking")
+    prefill.send(push=all_layers("asking", range(1)))
+    for attempt_id in ("begun", "asking"):
+        prefill.send(push=all_layers(attempt_id, range(1, 2)))
+        prefill.send(seal=pb.Seal(attempt_id=attempt_id, first_token=42))
+        handed_over, ingested = await asyncio.gather(prefill.notice("handed_over", attempt_id), decode.notice("ingested", attempt_id))
+        assert (handed_over.num_bytes, ingested.first_token) == (2 * SPEC.bytes_per_slot, 42)
+
+
+@TRANSPORTS
 async def test_a_receiver_killed_in_the_middle_fails_the_hand_over_only(start: Starter, transports: tuple[str, ...]) -> None:
     (_, prefill), (lost, decode) = await asyncio.gather(start("prefill-0", transports=transports), start("decode-0", transports=transports))
     await begin_hand_over(prefill, decode, "a")

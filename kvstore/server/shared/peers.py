@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc.aio
 
@@ -13,7 +14,7 @@ from kvstore.server.shared.failures import error_of
 from kvstore.server.shared.routes import MessengerMover, Mover, StoreRoute, StripedRoute
 from messenger.base import Endpoint
 from messenger.router import Messenger
-from springtide.clock import Clock
+from springtide.clock import Clock, ObservedTime
 from springtide.credentials import Credentials
 from springtide.errors import PeerLost
 from springtide.modelinfo import KVSpec
@@ -30,6 +31,10 @@ PROBE_TIMEOUT_S = 1.0
 IDLE_S = 60.0
 """A store that restarts has another address, and nobody says that it left the old one: what is not asked for so long is hung up. Far longer
 than any call, and short of a channel for every store that ever was."""
+_LOOK_EVERY_S, _MOST_BETWEEN_LOOKS_S = 0.1, 0.25
+_PAUSE_S = 0.3
+"""A question in whose time this process stood still for so long, all in all, was not answered too late by whoever was asked."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -56,6 +61,7 @@ class Peers:
         self._bundle = bundle
         self._own_mover = MessengerMover(messenger)
         self._peers: dict[str, _Peer] = {}
+        self._observed = ObservedTime(_MOST_BETWEEN_LOOKS_S)
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -64,10 +70,36 @@ class Peers:
         """The stub for calls that are begun now and take less than `IDLE_S`."""
         return StoreStub(self._peer(address).channel)
 
+    def observed_s(self) -> float:
+        """Seconds that may be counted as others' silence: those in which this process stood still are not in it."""
+        self._observed.look(asyncio.get_running_loop().time())
+        return self._observed.now
+
+    async def observe(self) -> None:
+        """Sees for ever whether this process stands still."""
+        while True:
+            self.observed_s()
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def ask(self, address: str, question: Callable[[StoreStub], Awaitable[T]]) -> T:
+        """The answer of the store there. A question whose deadline passed while this process stood still is asked again: the answer may
+        have been there. So it has to be one that may be asked twice."""
+        while True:
+            stood_still_s = self._stood_still_s()
+            try:
+                return await question(self.stub(address))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or self._stood_still_s() - stood_still_s < _PAUSE_S:
+                    raise
+
+    def _stood_still_s(self) -> float:
+        """Since whenever: differences mean something."""
+        return asyncio.get_running_loop().time() - self.observed_s()
+
     async def answers(self, address: str) -> bool:
         """Whether the store there lives, however slow what is asked of it."""
         try:
-            await self.stub(address).Describe(pb.DescribeRequest(), timeout=PROBE_TIMEOUT_S)
+            await self.ask(address, lambda stub: stub.Describe(pb.DescribeRequest(), timeout=PROBE_TIMEOUT_S))
         except grpc.aio.AioRpcError:
             return False
         return True
@@ -113,7 +145,7 @@ class Peers:
 
     async def _describe(self, address: str) -> tuple[Endpoint, Sequence[LayersAt]]:
         try:
-            reply = await self.stub(address).Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S)
+            reply = await self.ask(address, lambda stub: stub.Describe(pb.DescribeRequest(), timeout=CALL_TIMEOUT_S))
             layers = [*map(wire.LAYERS_AT.decode, reply.layers)]
             if layers and not are_whole([each.layers for each in layers], self._spec.layers):
                 raise PeerLost(f"the store at {address} has not all {self._spec.layers} layers of the model's slots")

@@ -167,7 +167,7 @@ class HandOverWriter:
         """Has no slots while nothing has been reserved; the receiving store takes its time to say so."""
         request = wire.OPEN_INGEST.encode(OpenIngest(self._attempt_id, self._writer()))
         try:
-            call = self._shared.peers.stub(self._address).OpenIngest(request, timeout=CALL_TIMEOUT_S)
+            call = self._shared.peers.ask(self._address, lambda stub: stub.OpenIngest(request, timeout=CALL_TIMEOUT_S))
             return wire.INGEST_TARGETS.decode(await self._unless_cancelled(call))
         except grpc.aio.AioRpcError as error:
             raise error_of(error, f"opening the ingest at {self._address}") from error
@@ -220,7 +220,7 @@ class HandOverWriter:
         """Whether the receiving store has heard it. When it has not, it asks (CancelHandOver) before it gives the slots to others."""
         request = wire.CLOSE_INGEST.encode(CloseIngest(self._attempt_id, self._writer()))
         try:
-            await self._shared.peers.stub(self._address).CloseIngest(request, timeout=CALL_TIMEOUT_S)
+            await self._shared.peers.ask(self._address, lambda stub: stub.CloseIngest(request, timeout=CALL_TIMEOUT_S))
             return True
         except grpc.aio.AioRpcError as error:
             logger.info("ingest at %s not closed: %s", self._address, error.details(), extra={"attempt_id": self._attempt_id})

@@ -41,7 +41,7 @@ class Ingests:
         self._waiting: dict[AttemptId, set[asyncio.Future[None]]] = {}
         """The writers that asked before the reservation was made."""
         self._heard_at: dict[Writer, float] = {}
-        """The time when a writer last answered, or was first asked."""
+        """The observed time (`Peers.observed_s`) when a writer last answered, or was first asked."""
         self.has_engine = False
         self._idle = True
         """Nobody may write here, so nobody is watched."""
@@ -124,15 +124,15 @@ class Ingests:
             self._kick.clear()
 
     async def _probe(self, writer: Writer, messenger: Messenger) -> None:
-        stub, loop = self._shared.peers.stub(writer.address), asyncio.get_running_loop()
-        heard_at = self._heard_at.setdefault(writer, loop.time())
+        peers = self._shared.peers
+        stub, heard_at = peers.stub(writer.address), self._heard_at.setdefault(writer, peers.observed_s())
         try:
             description = await stub.Describe(pb.DescribeRequest(), timeout=PROBE_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            if loop.time() - heard_at >= SILENCE_UNTIL_LOST_S:
+            if peers.observed_s() - heard_at >= SILENCE_UNTIL_LOST_S:
                 await self._lose(writer, f"{writer.node_id} at {writer.address} does not answer: {error.details()}", messenger)
             return
-        self._heard_at[writer] = loop.time()
+        self._heard_at[writer] = peers.observed_s()
         if description.incarnation != writer.incarnation:
             await self._lose(writer, f"{writer.node_id} has restarted", messenger)
             return

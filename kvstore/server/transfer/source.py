@@ -67,12 +67,13 @@ class Source:
         while self.lease.lease_id:
             await asyncio.sleep(self.lease.ttl_ms / 3000)
             with contextlib.suppress(grpc.aio.AioRpcError):  # a block that is lost by it is refused when it is read
-                await self._shared.peers.stub(self.address).RenewLease(request, timeout=CALL_TIMEOUT_S)
+                await self._shared.peers.ask(self.address, lambda stub: stub.RenewLease(request, timeout=CALL_TIMEOUT_S))
 
 
 async def _lease(shared: StoreContext, address: str, keys: Sequence[BlockKey], tenant: str | None) -> LeasedPrefix:
     request = wire.LEASE_PREFIX.encode(LeasePrefix(shared.options.node_id, tuple(keys), tenant))
     try:
-        return wire.LEASED_PREFIX.decode(await shared.peers.stub(address).Lease(request, timeout=CALL_TIMEOUT_S))
+        # Asked twice, it may leave a lease behind that nobody renews.
+        return wire.LEASED_PREFIX.decode(await shared.peers.ask(address, lambda stub: stub.Lease(request, timeout=CALL_TIMEOUT_S)))
     except grpc.aio.AioRpcError as error:
         raise error_of(error, f"leasing at {address}") from error
