@@ -16,7 +16,8 @@ serve: $(VENV)/.installed ## start the cluster and serve the demo model on http:
 
 test: $(VENV)/.installed-dev lint ## every check and test
 	$(BIN)/pytest -n 2 --dist loadfile --ignore tests/e2e --ignore tests/hosts $(ARGS)
-	$(BIN)/pytest tests/e2e --durations 10 $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not alone" tests/e2e --durations 10 $(ARGS)
+	$(BIN)/pytest -m alone tests/e2e --durations 10 $(ARGS)
 
 test-rdma: $(VENV)/.installed-dev ## the tests of rdma, in a virtual machine with software devices (QEMU; no KVM, no NIC)
 	$(BIN)/python tests/rdma --timeout 2400 python -m pytest -p no:cacheprovider -m rdma --timeout 600 tests/messenger tests/kvstore $(ARGS)

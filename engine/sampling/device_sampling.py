@@ -70,9 +70,10 @@ def _among_likeliest(
 
 
 def _at(probabilities: torch.Tensor, draw: torch.Tensor, counts: torch.Tensor | None = None) -> torch.Tensor:
-    """Of each row the index at `draw` [rows, 1] of its sum, among the first `counts` [rows], or all."""
+    """Of each row the index at `draw` [rows, 1], among the first `counts` [rows], or all: draws beyond their sum are spread over them."""
     cumulative = probabilities.double().cumsum(-1)
-    index = torch.searchsorted(cumulative, draw * cumulative[:, -1:], right=True)[:, 0]
+    share = cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, torch.where(draw < share, draw, (draw - share) / (1.0 - share) * share), right=True)[:, 0]
     return torch.minimum(index, (torch.full_like(index, probabilities.shape[1]) if counts is None else counts) - 1)
 
 

@@ -125,7 +125,8 @@ def _array(token_ids: Sequence[int]) -> np.ndarray:
 
 def _draw(logits: torch.Tensor, params: SamplingParams, draw: float) -> int:
     """The token at `draw` of the cumulative distribution of `logits` [vocab]: over the tokens that are left, the likeliest first, where
-    there are filters; in the order of the vocabulary where there are none."""
+    there are filters; in the order of the vocabulary where there are none. What lies beyond the tokens that are left is spread over them
+    anew; below that a draw says the same token, whether or not the last one is left, which may be a matter of rounding."""
     probabilities = at_temperature(logits, params.temperature)
     if params.top_k == 0 and params.top_p == 1.0 and params.min_p == 0.0:
         return _inverse_cdf(probabilities, draw)
@@ -151,7 +152,10 @@ def _filtered(probabilities: torch.Tensor, params: SamplingParams) -> tuple[torc
 
 def _inverse_cdf(probabilities: torch.Tensor, draw: float) -> int:
     cumulative = probabilities.double().cumsum(-1)
-    index = int(torch.searchsorted(cumulative, draw * float(cumulative[-1]), right=True))
+    share = float(cumulative[-1])
+    if draw >= share:
+        draw = (draw - share) / (1.0 - share) * share
+    index = int(torch.searchsorted(cumulative, draw, right=True))
     return min(index, len(probabilities) - 1)
 
 

@@ -338,7 +338,7 @@ def _why_refused_wrongly(history: History, exchange: Exchange) -> str | None:
     assert exchange.status is not None and exchange.ended_s is not None
     lifetime = exchange.lifetime
     wanted = history.reference.get(exchange.item.key)
-    if wanted is not None and wanted.status != 200:
+    if wanted is not None and wanted.status != 200 and exchange.code != "not_ready":
         if (exchange.status, exchange.code) != (wanted.status, wanted.code):
             return f"a calm cluster says {wanted.status} ({wanted.code})"
         return None

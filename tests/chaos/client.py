@@ -28,7 +28,7 @@ class Clients:
         self._clock = clock
         self._end_s = end_s
         self._numbers = itertools.count(1)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=16)  # the others are not in a gateway's files when it is calm
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(end_s, connect=10.0), limits=limits, trust_env=False)
         self.exchanges: list[Exchange] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -220,8 +221,8 @@ def test_a_gateway_that_was_just_started_needs_valkey_to_find_the_conductor() ->
 
 def test_a_gateway_that_was_just_started_asks_valkey_whom_it_may_serve() -> None:
     away, started = without("valkey", 22.0, 33.0), [injected("kill", "gateway-0", 20.0)]
-    for sent_s, expected in ((22.0, []), (34.0, []), (60.0, ["refused"])):
-        request = refused(503, "not_ready", sent_s=sent_s, ended_s=sent_s + 0.1)
+    for item, (sent_s, expected) in itertools.product((ITEM, WRONG), ((22.0, []), (34.0, []), (60.0, ["refused"]))):
+        request = refused(503, "not_ready", item=item, sent_s=sent_s, ended_s=sent_s + 0.1)
         assert kinds(history(request, samples=away, injections=started)) == expected
     assert kinds(history(refused(503, "not_ready", sent_s=22.0, ended_s=22.1), samples=away)) == ["refused"]
 

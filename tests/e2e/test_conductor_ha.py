@@ -28,6 +28,8 @@ from tests.support.cluster import Cluster
 from tests.support.reference import random_prompt
 from tests.support.scheduling import question
 
+pytestmark = pytest.mark.alone
+
 NUM_CLIENTS = 3
 OUTPUT_TOKENS = 12
 LEASE_S = 2.0

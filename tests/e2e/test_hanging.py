@@ -20,6 +20,8 @@ from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
 from tests.support.reference import random_prompt
 
+pytestmark = pytest.mark.alone
+
 LONGEST_GAP_S = 5.0
 """The promise."""
 NUM_STREAMS = 4

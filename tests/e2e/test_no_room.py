@@ -15,6 +15,8 @@ from tests.support.generate import generate
 from tests.support.models import make_tiny_llama
 from tests.support.reference import random_prompt
 
+pytestmark = pytest.mark.alone
+
 BLOCK_TOKENS = 16
 SLOTS = 40
 LONGEST = SLOTS * BLOCK_TOKENS

@@ -14,6 +14,8 @@ import pytest
 from tests.support.cluster import Cluster
 from tests.support.reference import random_prompt
 
+pytestmark = pytest.mark.alone
+
 WITHIN_S = 5.0
 
 

@@ -154,3 +154,16 @@ def test_a_bias_on_every_token_is_added_to_every_row() -> None:
     for sampled, tokens, logprobs in zip(sample(logits, [biased] * 4), expected.indices.tolist(), expected.values.tolist(), strict=True):
         assert [token for token, _ in sampled.top] == tokens
         assert [logprob for _, logprob in sampled.top] == pytest.approx(logprobs, abs=1e-4)
+
+
+def test_whether_the_last_token_of_top_p_is_left_makes_no_difference_to_a_draw_below_it() -> None:
+    """It may be a matter of rounding, which another batch does differently."""
+    logits = torch.linspace(4.0, 0.0, 300)[None]
+    share = float(torch.softmax(logits, -1).double().cumsum(-1)[0, 99])
+    seeds = [seed for seed in range(500) if uniform(seed, 0) < share - 1e-5]
+    for rows in ([row(seed=seed, top_p=share + nudge) for seed in seeds] for nudge in (-1e-6, 1e-6)):
+        drawn = sample(logits.expand(len(seeds), -1), rows)
+        together = sample_together(logits.expand(len(seeds), -1), [each.params for each in rows], [uniform(seed, 0) for seed in seeds])
+        assert len({token.token_id for token in drawn}) > 50
+        assert [token.token_id for token in drawn] == [token.token_id for token in together]
+        assert drawn == sample(logits.expand(len(seeds), -1), [row(seed=seed, top_p=0.9999) for seed in seeds])
