@@ -25,6 +25,8 @@ from messenger.ordering import run_to_rest
 from messenger.stream import PeerClosed, SocketStream
 from springtide.errors import NoMemory, PeerLost
 
+_WAKES_WITHIN_S = 0.25
+"""Where a machine stood still, its processes go on one after the other."""
 _SHARE_BYTES = 4 << 20
 """Bytes copied at a time, in some 200 us: small batches are copied at once by the thread of the event loop, for less than waking another
 would take."""
@@ -122,8 +124,12 @@ class ShmConnection(Connection):
         await asyncio.gather(*helpers)
 
     async def _check_peer(self) -> None:
-        """Fails when the peer's process is stopped: it answers no notification. One that is busy may still."""
-        if _is_stopped(self._stream.peer_pid()):
+        """Fails when the peer's process is stopped, and not about to go on: it answers no notification. One that is busy may still."""
+        pid = self._stream.peer_pid()
+        if not _is_stopped(pid):
+            return
+        await asyncio.sleep(_WAKES_WITHIN_S)
+        if _is_stopped(pid):
             self._fail(PeerLost(f"lost {self._peer}: its process is stopped"))
 
     def _raise_if_lost(self) -> None:

@@ -17,7 +17,7 @@ _POLL_BATCH = 32
 _SPIN_S = 20e-6
 """Time for which short work is polled for before it is waited for: a NIC answers sooner than the kernel wakes a process."""
 _BEATS_OF_SILENCE = 4
-"""Times that a path is looked at while it may be silent."""
+"""Times that a path is looked at while it may be silent. They are what is counted: a stop of this process is not laid to the peer."""
 
 
 class PathLost(SpringtideError):
@@ -48,7 +48,8 @@ class RdmaPath:
         self._posted = 0
         self._done = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._heard = time.monotonic()
+        self._quiet_beats = 0
+        """Looks at outstanding work since the last sign of the peer's NIC."""
         self._loop.add_reader(pair.fd, self._on_event)
         self._heartbeat = self._loop.call_later(silence_s / _BEATS_OF_SILENCE, self._beat)
 
@@ -75,7 +76,7 @@ class RdmaPath:
         ended.add_done_callback(_mark_retrieved)
         remaining = iter(work)
         if not self.outstanding:
-            self._heard = time.monotonic()
+            self._quiet_beats = 0
         while self._lost is None and (chunk := list(islice(remaining, _SIGNAL_EVERY))):
             try:
                 self._pair.post(chunk, self._posted + len(chunk))
@@ -119,7 +120,7 @@ class RdmaPath:
 
     def _drain(self) -> None:
         while self._lost is None and (found := self._pair.poll(_POLL_BATCH)):
-            self._heard = time.monotonic()
+            self._quiet_beats = 0
             for done in found:
                 if self._lost is None:
                     self._take(done)
@@ -145,9 +146,11 @@ class RdmaPath:
             return
         if not self.outstanding:
             self.post([WorkRequest(Opcode.WRITE)])
-        elif time.monotonic() - self._heard > self._silence_s:
+        elif self._quiet_beats == _BEATS_OF_SILENCE:
             self._fail(PathLost(f"{self.name}: nothing came back for {self._silence_s:g} s"))
             return
+        else:
+            self._quiet_beats += 1
         self._heartbeat = self._loop.call_later(self._silence_s / _BEATS_OF_SILENCE, self._beat)
 
 

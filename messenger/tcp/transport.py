@@ -23,6 +23,10 @@ from springtide.errors import PeerLost
 
 logger = logging.getLogger(__name__)
 
+_UNTAKEN_S = 30.0
+"""A thread that serves a data lane waits so long for a peer that takes nothing. Nobody waits for that thread; and a machine that stands
+still, whose kernel finds the time gone by when it goes on, does not do so for as long."""
+
 
 class TcpTransport(Transport):
     name = "tcp"
@@ -56,7 +60,7 @@ class TcpTransport(Transport):
 
         async def open_lane(role: LaneRole) -> tuple[SocketStream, Welcome]:
             async with asyncio.timeout(timeout_s):
-                stream = await self._open(address, role)
+                stream = await self._open(address)
                 try:
                     return stream, await call(stream, endpoint.incarnation, identity, role, self._options.checksums, secret)
                 except BaseException:
@@ -113,7 +117,6 @@ class TcpTransport(Transport):
         if caller is None or self._closed:
             return
         try:
-            self._set_role(stream, caller.role)
             await self._serve_lane(caller, stream, region, on_notify)
         except PeerClosed:
             return
@@ -125,6 +128,7 @@ class TcpTransport(Transport):
             with self._session(stream, caller):
                 await serve_notices(stream, caller.identity.name, on_notify)
             return
+        stream.lose_if_untaken(_UNTAKEN_S)
         lane = ServedLane(stream, region, caller.checksums)
         with self._session(lane, caller):
             await lane.run()
@@ -140,7 +144,7 @@ class TcpTransport(Transport):
     def _check_host(self, host: str) -> None:
         check_host(self.name, host, self._options)
 
-    async def _open(self, address: str, role: LaneRole) -> SocketStream:
+    async def _open(self, address: str) -> SocketStream:
         host, _, port = address.rpartition(":")
         loop = asyncio.get_running_loop()
         family, kind, protocol, _, target = (await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM))[0]
@@ -149,18 +153,10 @@ class TcpTransport(Transport):
             sock.setblocking(False)
             _prepare(sock)
             await loop.sock_connect(sock, target)
-            stream = SocketStream(sock)
-            self._set_role(stream, role)
-            return stream
+            return SocketStream(sock)
         except BaseException:
             sock.close()
             raise
-
-    def _set_role(self, stream: SocketStream, role: LaneRole) -> None:
-        """Bounds how long a peer may take nothing of a data lane. On a control lane it may be busy: whether it is there, keepalive and
-        pings tell."""
-        if role is LaneRole.DATA:
-            stream.lose_if_untaken(self._options.peer_timeout_s)
 
 
 def _prepare(sock: socket.socket) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ import pytest
 import uvloop
 from messenger_support import GRANULE, NUM_GRANULES, TIMEOUT_S, Node, PeerProcess, Workshop, mappings, open_files, until
 
+from messenger import shm
 from messenger.base import Connection, Slice, TransferTimeout
 from messenger.options import TcpOptions
 from messenger.tcp.transport import TcpTransport
@@ -132,6 +134,53 @@ async def test_a_peer_that_went_on_after_a_stop_is_served_again(connection: Conn
     peer.signal(signal.SIGCONT)
     assert (await writing).num_bytes == 4 * GRANULE
     assert (await connection.write(ALL, TIMEOUT_S, notify=b"again")).num_bytes == here.bytes.nbytes
+
+
+async def test_peers_that_stood_still_together_go_on_with_what_was_on_its_way(tmp_path: Path) -> None:
+    """The connection is so new that the kernel has no room for all of it, and waits for the owner, by a clock that runs on."""
+    workshop = Workshop("tcp", tmp_path)
+    here, owner = await workshop.node("here"), await PeerProcess.start("tcp", tmp_path)
+    connection = await here.connect(owner.endpoint)
+    writer = await PeerProcess.start("tcp", tmp_path, connect_to=owner.endpoint, pattern=7)
+    try:
+        await owner.stop()
+        await asyncio.sleep(0.3)
+        await writer.stop()
+        await asyncio.sleep(2.5)
+        owner.signal(signal.SIGCONT)
+        writer.signal(signal.SIGCONT)
+        for _ in range(3):  # more than what the kernel had of it already
+            here.bytes[:] = 0
+            await connection.write(ALL, TIMEOUT_S)
+            async with asyncio.timeout(TIMEOUT_S):
+                while not here.bytes.all():
+                    await connection.read(ALL, TIMEOUT_S)
+    finally:
+        for process in (writer, owner):
+            await process.kill()
+        await workshop.close()
+
+
+async def test_a_peer_that_wakes_a_moment_later_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all processes of a machine stood still, one after the other goes on."""
+    workshop, looks = Workshop("shm", tmp_path), itertools.count()
+    here, peer = await workshop.node("here"), await PeerProcess.start("shm", tmp_path)
+
+    def is_stopped(pid: int) -> bool:
+        if next(looks) == 0:
+            peer.signal(signal.SIGCONT)
+            return True
+        return False
+
+    monkeypatch.setattr(shm, "_is_stopped", is_stopped)
+    try:
+        connection = await here.connect(peer.endpoint)
+        await peer.stop()
+        assert (await connection.write(ALL[:1], TIMEOUT_S, notify=b"seen")).num_bytes == GRANULE
+        assert next(looks) >= 1
+    finally:
+        await peer.kill()
+        await workshop.close()
 
 
 async def test_a_cancelled_batch_does_not_wait_for_ever_for_a_peer_that_hangs(connection: Connection, peer: PeerProcess) -> None:

@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import os
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,16 +25,17 @@ from messenger.rdma.control import ControlClient
 from messenger.rdma.lane import STRIPES_IN_FLIGHT, GenerationCheck, RdmaLane
 from messenger.rdma.nic import DeviceMemory, Registration
 from messenger.rdma.notices import MAILBOX_BYTES, MAX_NOTIFY_BYTES
+from messenger.rdma.path import PathLost, RdmaPath
 from messenger.rdma.plan import make_plan
 from messenger.rdma.ports import GidEntry, LinkLayer, PortAddress, choose_gid, find_ports, pair_ports
 from messenger.rdma.proofs import LIFETIME_S, Nonces, proof_of
-from messenger.rdma.queue_pair import Opcode
+from messenger.rdma.queue_pair import Opcode, WorkCompletion, WorkRequest
 from messenger.rdma.transfer import RdmaTransfer, TransferAbandoned
 from messenger.rdma.transport import RdmaTransport
 from messenger.rdma.verbs import RdmaUnavailable
 from messenger.router import Messenger
 from messenger.tcp.transport import TcpTransport
-from springtide.errors import ConfigError, PeerLost
+from springtide.errors import ConfigError, PeerLost, SpringtideError
 from springtide.rpc import rdma_pb2 as pb
 
 IPV4, GLOBAL, LOCAL = "0000:0000:0000:0000:0000:ffff:0a63:0001", "2001:0db8:" + "0000:" * 5 + "0001", "fe80:" + "0000:" * 6 + "0001"
@@ -134,6 +136,38 @@ async def test_a_batch_that_is_given_up_does_not_wait_for_its_turn() -> None:
         transfer.abandon()
         with pytest.raises(TransferAbandoned):
             await waiting
+
+
+class PairWithoutDevice:
+    """One of which nothing comes back but what the test says."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0)
+        self.done: list[WorkCompletion] = []
+        self.posted = 0
+
+    def post(self, work: Sequence[WorkRequest], work_id: int) -> None:
+        self.posted = work_id
+
+    def poll(self, most: int) -> list[WorkCompletion]:
+        done, self.done = self.done, []
+        return done
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+async def test_a_path_is_lost_by_silence_and_not_by_a_stop_of_this_process() -> None:
+    pair, lost = PairWithoutDevice(), list[SpringtideError]()
+    path = RdmaPath(pair, "a path", lambda *message: None, lambda path, error: lost.append(error), silence_s=0.4)  # type: ignore[arg-type]
+    working = path.post([WorkRequest(Opcode.WRITE)])
+    asyncio.get_running_loop().call_soon(time.sleep, 0.6)  # nothing of this process runs
+    await asyncio.sleep(0.7)
+    pair.done.append(WorkCompletion(pair.posted, None, False, 0, 0, False))
+    await working
+    assert path.is_open
+    await until(lambda: not path.is_open)
+    assert [type(error) for error in lost] == [PathLost]
 
 
 def test_a_machine_without_devices_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
