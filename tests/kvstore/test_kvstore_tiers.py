@@ -284,6 +284,21 @@ async def test_a_disk_that_stalls_in_a_read_fails_the_attempt_soon_and_keeps_its
     assert (await fetched(engine, chain(0)))[1] == CHAIN
 
 
+async def test_a_pause_of_the_store_is_not_laid_to_its_disk(start_here: StartHere) -> None:
+    disk, engine = await start_here("prefill-0")
+    await fill(engine, range(20))
+    await copied(engine, 20 * CHAIN)
+    disk.may_read.clear()
+    acquired = await engine.acquire(chain(0), CHAIN + 1)
+    assert acquired.remote_blocks == CHAIN
+    asyncio.get_running_loop().call_soon(time.sleep, 1.5 * fetch.LATE_S)  # nothing of this process runs
+    await asyncio.sleep(1.5 * fetch.LATE_S + fetch.LOOK_EVERY_S)
+    disk.may_read.set()
+    assert await asyncio.to_thread(engine.link.wait_layer, acquired.attempt_id, SPEC.layers - 1, WAIT_S) is None
+    assert not any(isinstance(each, AttemptFailed) for each in engine.notices)
+    engine.release(acquired.attempt_id)
+
+
 async def test_a_commit_of_what_was_computed_without_late_blocks_is_refused(start_here: StartHere, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "LATE_S", 0.1)
     disk, engine = await start_here("prefill-0")

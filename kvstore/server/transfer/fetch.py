@@ -15,6 +15,7 @@ from kvstore.server.shared.failures import failure_of
 from kvstore.server.shared.ssd import Ssd
 from kvstore.server.transfer.prefix_read import PrefixRead
 from messenger.base import TransferTimeout
+from springtide.clock import ObservedTime
 from springtide.ids import AttemptId, BlockKey, Slot
 from springtide.protocol.outputs import AttemptFailed
 from springtide.protocol.scheduling import PrefixSource
@@ -26,7 +27,7 @@ LATE_S = 1.0
 """The time after which a read from the SSD is late, when one system call of it does not come back for so long, or all of it takes
 LATE_FACTOR times what was estimated, and so long at least: the engine's model waits for it, whoever else would have a turn."""
 LATE_FACTOR = 4.0
-LOOK_EVERY_S = 0.1
+LOOK_EVERY_S, _MOST_BETWEEN_LOOKS_S = 0.1, 0.2
 Notify = Callable[[Notice], None]
 
 
@@ -126,16 +127,17 @@ class PrefixFetch:
             self._shared.changed()
 
     async def _fail_when_late(self, ssd: Ssd, limit_s: float) -> None:
-        """Truncating the fetch would not do: the engine would compute into slots that the read may yet write."""
-        start = time.monotonic()
-        await asyncio.sleep(LATE_S)
-        while True:
-            taken_s = time.monotonic() - start
-            if taken_s >= limit_s or ssd.hanging_s() >= LATE_S:
-                break
+        """Truncating the fetch would not do: the engine would compute into slots that the read may yet write. Pauses of this process are
+        not the disk's."""
+        loop, taken = asyncio.get_running_loop(), ObservedTime(_MOST_BETWEEN_LOOKS_S)
+        start, paused_s = loop.time(), 0.0
+        taken.look(start)
+        while taken.now < LATE_S or (taken.now < limit_s and ssd.hanging_s() - paused_s < LATE_S):
             await asyncio.sleep(LOOK_EVERY_S)
+            taken.look(loop.time())
+            paused_s = loop.time() - start - taken.now
         self._late = True
-        error = TransferTimeout(f"blocks are late from the SSD, after {taken_s:.1f} s")
+        error = TransferTimeout(f"blocks are late from the SSD, after {taken.now:.1f} s")
         logger.warning("%s", error, extra={"attempt_id": self._attempt_id})
         self._notify(AttemptFailed(self._attempt_id, failure_of(error)))
 
