@@ -13,7 +13,7 @@ from gateway.background import Background
 from gateway.bodies import ClientDisconnected
 from gateway.exchange import server_sent
 from gateway.openai.responses_format import Json, ResponseFormat
-from gateway.openai.responses_store import MOST_EVENT_BYTES, RENEW_S, ResponseNotFound, ResponseStore, Stored
+from gateway.openai.responses_store import AGAIN_S, MOST_EVENT_BYTES, MOST_TRIES, RENEW_S, ResponseNotFound, ResponseStore, Stored
 from springtide.errors import Overloaded, SpringtideError, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -116,8 +116,9 @@ class ResponseJobs:
                 logger.warning("cannot renew the lease of %s: %s", job.response_id, error.message)
 
     async def _keep(self, job: _Job, events: Iterable[bytes]) -> None:
-        job.events += events
-        job.num_bytes += sum(map(len, job.events))
+        fresh = [*events]
+        job.events += fresh
+        job.num_bytes += sum(map(len, fresh))
         too_many = job.num_bytes > MOST_EVENT_BYTES
         if too_many and not job.complete:
             message = f"the events of this response have more than {MOST_EVENT_BYTES} bytes; retrieve it as a whole"
@@ -125,33 +126,42 @@ class ResponseJobs:
             job.events = [
                 server_sent({"type": "error", "sequence_number": number, "code": "too_long", "message": message, "param": None}, "error")
             ]
-        await self._add(job, last=too_many)
+        try:
+            await self._add(job, last=too_many)
+        except Unavailable as error:
+            logger.info("events of %s are kept later: %s", job.response_id, error.message)
 
     async def _add(self, job: _Job, last: bool) -> None:
-        events, job.events = job.events, []
-        if job.complete or not events:
+        """Raises Unavailable; then they are still to be kept."""
+        if job.complete:
+            job.events = []
+        if not job.events:
             return
-        job.complete = last
-        first, job.num_events = job.num_events, job.num_events + len(events)
-        try:
-            await self._store.add_events(job.tenant, job.response_id, events, first, last)
-        except Unavailable as error:
-            # A gap in the events would show only to who reads them: they end here.
-            job.complete = True
-            logger.warning("the events of %s cannot be kept: %s", job.response_id, error.message)
+        await self._store.add_events(job.tenant, job.response_id, job.events, job.num_events, last)
+        job.complete, job.num_events, job.events = last, job.num_events + len(job.events), []
 
     async def _end(self, job: _Job, events: Iterable[bytes]) -> None:
         """The response is kept before its last event goes out: who has that finds it."""
         job.events += events
+        for tries in range(1, MOST_TRIES + 1):
+            try:
+                await self._keep_end(job)
+                return
+            except ResponseNotFound:
+                logger.info("%s was deleted while it was made", job.response_id)
+                return
+            except SpringtideError as error:
+                if tries == MOST_TRIES or not isinstance(error, Unavailable):
+                    logger.warning("%s cannot be kept: %s", job.response_id, error.message)
+                    return
+            await asyncio.sleep(AGAIN_S)
+
+    async def _keep_end(self, job: _Job) -> None:
+        """May be done again."""
         response = job.format.response
         changes: Json = {name: response[name] for name in _ENDINGS}
-        try:
-            stored = await self._store.end(job.tenant, job.response_id, changes)
-            if stored.response["status"] == "cancelled":
-                await self._store.add_output(job.tenant, job.response_id, {"output": response["output"], "usage": response["usage"]})
-            await self._add(job, last=True)
-            await self._store.end_run(job.tenant, job.response_id)
-        except ResponseNotFound:
-            logger.info("%s was deleted while it was made", job.response_id)
-        except SpringtideError as error:
-            logger.warning("%s cannot be kept: %s", job.response_id, error.message)
+        stored = await self._store.end(job.tenant, job.response_id, changes)
+        if stored.response["status"] == "cancelled":
+            await self._store.add_output(job.tenant, job.response_id, {"output": response["output"], "usage": response["usage"]})
+        await self._add(job, last=True)
+        await self._store.end_run(job.tenant, job.response_id)

@@ -3,6 +3,7 @@ lease of the gateway that makes them."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -10,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio as redis
+from redis.exceptions import ResponseError
 
 from gateway.openai.responses_format import TERMINAL
 from gateway.openai.responses_items import Item, response_of
 from gateway.records import Records
-from springtide.errors import InvalidRequest
+from springtide.errors import InvalidRequest, Unavailable
 from springtide.valkey import asked
 
 Json = dict[str, Any]
@@ -28,6 +30,9 @@ MOST_EVENT_BYTES = 8 << 20
 """Of one response's events."""
 MAX_TURNS = 1024
 """Of a conversation."""
+MOST_TRIES, AGAIN_S = 8, 0.5
+"""How often Valkey is asked for what must not be missed, and the pause after it could not be: it may be away for a moment, and after the
+machine stood still no answer has come in time."""
 _EVENTS_AT_ONCE = 256
 _BLOCK_MS = 1000
 _GONE = {"code": "server_error", "message": "the gateway that made this response is gone; ask again"}
@@ -178,14 +183,17 @@ class ResponseStore:
     # ---- their events ----
 
     async def add_events(self, tenant: str, response_id: str, events: Sequence[bytes], first_number: int, last: bool) -> None:
-        """Events with the sequence numbers from `first_number` on. After the last one, none come."""
+        """Events with the sequence numbers from `first_number` on. After the last one, none come. May be done again: those that are there
+        already stay as they are."""
         key = self._events_key(tenant, response_id)
         async with self._valkey.pipeline(transaction=False) as pipeline:
             for number, event in enumerate(events, first_number):
                 ends = last and number == first_number + len(events) - 1
                 pipeline.xadd(key, {"event": event, "last": int(ends)}, id=f"{number + 1}-0")
             pipeline.pexpire(key, round(EVENTS_KEPT_S * 1000))
-            await asked(pipeline.execute())
+            for added in await asked(pipeline.execute(raise_on_error=False)):
+                if isinstance(added, ResponseError) and "equal or smaller" not in str(added):
+                    raise Unavailable(f"Valkey takes no event: {added}", code="records_unreachable")
 
     async def has_events(self, tenant: str, response_id: str) -> bool:
         return bool(await asked(self._valkey.exists(self._events_key(tenant, response_id))))
@@ -194,17 +202,29 @@ class ResponseStore:
         """Its events after the one of this sequence number (-1: all), as they come, and whether the last one is among them; none once a
         second in which none have come. They end before the last one when its gateway does. Raises ResponseNotFound when it is deleted
         meanwhile."""
-        key, position = self._events_key(tenant, response_id), f"{after + 1}-0"
+        key, position, tries = self._events_key(tenant, response_id), f"{after + 1}-0", 0
         while True:
-            found = await asked(self._valkey.xread({key: position}, count=_EVENTS_AT_ONCE, block=_BLOCK_MS))
+            try:
+                found = await asked(self._valkey.xread({key: position}, count=_EVENTS_AT_ONCE, block=_BLOCK_MS))
+                over = not found and await self._is_over(tenant, response_id)
+                tries = 0
+            except Unavailable:
+                if (tries := tries + 1) == MOST_TRIES:
+                    raise
+                found, over = None, False
+                await asyncio.sleep(AGAIN_S)
             if found:
                 ((_, entries),) = found
                 position = entries[-1][0]
                 yield [fields[b"event"] for _, fields in entries], entries[-1][1][b"last"] == b"1"
                 continue
             yield [], False
-            if not (await self.get(tenant, response_id)).in_progress and await self._runs.get(tenant, response_id) is None:
+            if over:
                 return
+
+    async def _is_over(self, tenant: str, response_id: str) -> bool:
+        """Whether no event will come."""
+        return not (await self.get(tenant, response_id)).in_progress and await self._runs.get(tenant, response_id) is None
 
     def _events_key(self, tenant: str, response_id: str) -> str:
         return f"{self._events}:{len(tenant)}:{tenant}:{response_id}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -15,7 +16,10 @@ from gateway_cluster import MODEL, Cluster, Start, until
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.app import GatewayServer
 from gateway.openai import responses_jobs, responses_store
+from gateway.openai.responses_store import ResponseStore
+from springtide.errors import Unavailable
 from springtide.process import ProcessArguments
+from springtide.valkey import ValkeyClient
 
 REPLY = "Hello, wörld! One two three four."
 
@@ -319,6 +323,33 @@ async def test_of_background_responses_that_are_asked_for_at_once_as_many_begin_
                 await asyncio.sleep(0.01)
     for node in cluster.nodes.values():
         node.patience.set()
+
+
+async def test_a_background_response_is_whole_though_answers_of_valkey_do_not_come(
+    client: openai.AsyncOpenAI, gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was asked for has been done, as when the machine stood still for longer than answers are waited for."""
+    calls = itertools.count()
+
+    def unheard(method: Callable[..., Awaitable[Any]], error: Exception) -> Callable[..., Awaitable[Any]]:
+        async def call(*arguments: Any, **named: Any) -> Any:
+            answer = await method(*arguments, **named)
+            if next(calls) % 2:
+                raise error
+            return answer
+
+        return call
+
+    for module in (responses_jobs, responses_store):
+        monkeypatch.setattr(module, "AGAIN_S", 0.01)
+    for name in ("end", "add_events", "end_run"):
+        monkeypatch.setattr(ResponseStore, name, unheard(getattr(ResponseStore, name), Unavailable("no answer came")))
+    monkeypatch.setattr(ValkeyClient, "xread", unheard(ValkeyClient.xread, TimeoutError("no answer came")))
+    events = [event async for event in await client.responses.create(model=MODEL, input="Hi.", background=True, stream=True)]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == REPLY
+    assert events[-1].type == "response.completed"
+    assert (await ended(client, events[0].response.id)).output_text == REPLY
 
 
 @pytest.fixture
