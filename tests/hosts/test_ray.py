@@ -10,10 +10,9 @@ from threading import Event
 
 import pytest
 
-from deploy.local import rundir
 from tests.support.cluster import Cluster
 from tests.support.generate import Generated, generate
-from tests.support.ray_nodes import RayMachines, RayNode, cluster_on
+from tests.support.ray_nodes import RayMachines, RayNode, cluster_on, placed_nodes
 from tests.support.reference import Reference, random_prompt
 
 pytest.importorskip("ray")
@@ -42,21 +41,11 @@ def cluster(machines: RayMachines, model: Path) -> Iterator[Cluster]:
     with cluster_on(machines, PATIENCE_S, **settings, kv=kv, prefill=1, decode=2) as cluster:
         cluster.wait_until(lambda: len(cluster.ready_instances()) == 3, "all nodes to be there", PATIENCE_S)
         yield cluster
-    assert nodes_here() == {}, "they have ended with the cluster"
+    assert placed_nodes() == {}, "they have ended with the cluster"
 
 
 def prompt_of(seed: int, length: int = 100) -> list[int]:
     return random_prompt(seed, length, 10, 250)
-
-
-def nodes_here() -> dict[str, int]:
-    """The process ids of the engines that were placed, by their nodes' names."""
-    return {
-        name: pid
-        for record in rundir.running_clusters()
-        for name, pid in record.processes.items()
-        if name.startswith(("prefill-", "decode-")) and not name.endswith("-store")
-    }
 
 
 class Load:
@@ -100,7 +89,7 @@ def test_a_ray_node_that_is_lost_under_load_costs_no_answer_and_its_nodes_come_u
     cluster: Cluster, machines: RayMachines, reference: Reference
 ) -> None:
     _, first, second = machines.nodes
-    before = nodes_here()
+    before = placed_nodes()
     gone = {name for record in first.records() for name in record.processes} & before.keys()
     with ThreadPoolExecutor(4) as threads:
         load = Load(cluster, threads, range(10, 13))
@@ -110,7 +99,7 @@ def test_a_ray_node_that_is_lost_under_load_costs_no_answer_and_its_nodes_come_u
     roles = ["decode", "decode", "prefill"]
     cluster.wait_until(lambda: sorted(map(role_of, cluster.ready_instances())) == roles, "others in their place", PATIENCE_S)
     cluster.wait_until(lambda: second.agents == 3, "all to be on the other Ray node", PATIENCE_S)
-    after = nodes_here()
+    after = placed_nodes()
     assert gone and all(after.get(name) != before[name] for name in gone)
     assert all(after[name] == pid for name, pid in before.items() if name not in gone), "the others were left alone"
 
@@ -122,7 +111,7 @@ def role_of(name: str) -> str:
 def test_rays_head_may_die_with_all_of_ray_and_the_nodes_serve_on_and_are_found_again(
     cluster: Cluster, machines: RayMachines, reference: Reference
 ) -> None:
-    before = nodes_here()
+    before = placed_nodes()
     head, *others = machines.nodes
     with ThreadPoolExecutor(4) as threads:
         load = Load(cluster, threads, range(20, 22))
@@ -132,11 +121,11 @@ def test_rays_head_may_die_with_all_of_ray_and_the_nodes_serve_on_and_are_found_
         later = Load(cluster, threads, range(22, 23))
         load.check(reference)
         later.check(reference)
-    assert nodes_here() == before
+    assert placed_nodes() == before
     machines.start_head().wait_started()
     again: RayNode = machines.add(cpus=3)
     cluster.wait_until(lambda: again.agents == 3, "a new Ray to have the nodes", PATIENCE_S)
     assert generate(cluster.grpc_address, "placed", prompt_of(30), OUTPUT_TOKENS).token_ids == reference.greedy(
         prompt_of(30), OUTPUT_TOKENS
     )
-    assert nodes_here() == before, "the same processes, which nobody has started anew"
+    assert placed_nodes() == before, "the same processes, which nobody has started anew"

@@ -141,10 +141,25 @@ def title_of(pid: int) -> str:
 
 def raylet_of(pid: int) -> str | None:
     """The id of the raylet among whose workers the process was started."""
+    return _environment_of(pid).get("RAY_RAYLET_PID")
+
+
+def placed_nodes() -> dict[str, int]:
+    """The process ids of the engines that Ray has placed for these tests, by their nodes' names: other clusters may run here, too."""
+    return {
+        name: pid
+        for record in rundir.running_clusters()
+        if _environment_of(record.pid).get("RAY_AUTH_TOKEN") == ENVIRONMENT["RAY_AUTH_TOKEN"]
+        for name, pid in record.processes.items()
+        if name.startswith(("prefill-", "decode-")) and not name.endswith("-store")
+    }
+
+
+def _environment_of(pid: int) -> dict[str, str]:
     try:
-        return psutil.Process(pid).environ().get("RAY_RAYLET_PID")
+        return psutil.Process(pid).environ()
     except psutil.Error:
-        return None
+        return {}
 
 
 @contextlib.contextmanager
