@@ -10,10 +10,11 @@ from springtide.credentials import OPEN, Credentials
 from springtide.rpc.authentication import CredentialedChannel, OnlyOfTheCluster, RenewedChannel
 
 MAX_MESSAGE_BYTES = 64 << 20
-KEEPALIVE_MS, PING_TIMEOUT_MS = 2_000, 4_000
+KEEPALIVE_MS, PING_TIMEOUT_MS = 2_000, 6_000
 """Whoever has sent nothing for so long is asked by a ping, and lost when the answer takes longer than that. gRPC's own threads answer,
 whatever Python is at: this finds processes that are stopped and networks that are cut. Streams whose silence must be noticed sooner, or
-where a process may live and do no work, have signs of life of their own (`ClusterConfig.silence_s`)."""
+where a process may live and do no work, have signs of life of their own (`ClusterConfig.silence_s`). A machine may stand still for some
+seconds while a ping is on its way, and there always is one: longer than that, lest what was under way is lost."""
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

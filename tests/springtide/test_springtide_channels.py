@@ -66,6 +66,16 @@ async def test_a_stream_to_a_process_that_is_stopped_fails_soon() -> None:
         await is_lost(reading)
 
 
+async def test_a_stream_outlives_seconds_in_which_a_ping_is_on_its_way() -> None:
+    """As where the machine of both sides stands still: a ping that is sent a second after this stop is answered after five more."""
+    async with quiet_stream("127.0.0.1") as (reading, pid):
+        assert not (await asyncio.wait({reading}, timeout=KEEPALIVE_MS / 2000))[0]
+        os.kill(pid, signal.SIGSTOP)
+        assert not (await asyncio.wait({reading}, timeout=KEEPALIVE_MS / 2000 + 5))[0]
+        os.kill(pid, signal.SIGCONT)
+        assert not (await asyncio.wait({reading}, timeout=KEEPALIVE_MS / 1000))[0]
+
+
 async def test_a_stream_over_a_network_that_is_cut_fails_soon(namespace: Namespace) -> None:
     async with quiet_stream(namespace.there, namespace.prefix) as (reading, _):
         namespace.cut()
