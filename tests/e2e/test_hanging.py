@@ -192,6 +192,32 @@ def test_a_prefix_that_lies_at_stores_which_hang_is_computed(cluster: Cluster, r
     assert generate(cluster.grpc_address, cluster.model, prompt, 3).token_ids == tokens
 
 
+def test_streams_go_on_where_they_are_when_the_machine_stood_still(cluster: Cluster) -> None:
+    """As one that is suspended, or runs nothing for seconds: nobody is taken for hung or lost by who stood still as well."""
+    prompts = [random_prompt(seed, 300, 10, 250) for seed in range(5000, 5000 + 2 * NUM_STREAMS)]
+    in_flight, num_tokens = [Event() for _ in prompts], OUTPUT_TOKENS // 2
+
+    def one(number: int) -> tuple[list[int], float]:
+        return stream(cluster, prompts[number], num_tokens, lambda count: in_flight[number].set())
+
+    before = incarnations(cluster)
+    with concurrent.futures.ThreadPoolExecutor(len(prompts)) as threads:
+        answers = [threads.submit(one, number) for number in range(len(prompts))]
+        assert all(begun.wait(60) for begun in in_flight)
+        with hanging([process.pid for process in (cluster.supervisor, *cluster.supervisor.children(recursive=True))]):
+            time.sleep(4.0)
+        ends = [answer.result() for answer in answers]
+        calm = list(threads.map(lambda prompt: generate(cluster.grpc_address, cluster.model, prompt, num_tokens).token_ids, prompts))
+    print(f"machine: longest gaps {[round(gap, 2) for _, gap in ends]} s")
+    assert [tokens for tokens, _ in ends] == calm
+    until_whole(cluster)
+    assert incarnations(cluster) == before, "nothing was started anew"
+
+
+def incarnations(cluster: Cluster) -> dict[tuple[str, str], int]:
+    return {(member.role, member.member_id): member.incarnation for member in cluster.members()}
+
+
 def child_of(cluster: Cluster, name: str) -> int:
     """The process of a node's second stage or rank."""
     (child,) = [one for one in psutil.Process(pid_of(cluster, name)).children() if one.status() != psutil.STATUS_ZOMBIE]
