@@ -13,7 +13,7 @@ from benchmarks.conductor_process import AT_A_TIME, QUESTIONS, SETTLE_S, Answere
 from benchmarks.driven import CHECKOUT, OURS, Driver, Scale, console, microseconds, others_at_work, plain, with_remarks, within
 from benchmarks.drivers.holdings import EVENT_BLOCKS, EVENTS, FOUND
 from benchmarks.fake_nodes import EVENT_BLOCKS as STORED_BLOCKS
-from benchmarks.fake_nodes import IDLE_ROUNDS, LESS_URGENT, SIGN_EVERY_S, STORED_EVERY_S
+from benchmarks.fake_nodes import IDLE_ROUNDS, SIGN_EVERY_S, STORED_EVERY_S
 from benchmarks.live_cluster import ATTEMPTS_A_GATEWAY, IN_PREFILL, LiveCluster
 from benchmarks.pinned import PINNED, Operation, on_one_core_and_all
 from benchmarks.results import LIMIT, Row, show, write
@@ -66,9 +66,9 @@ NOTES = (
     "gateway does: at a rate of its own in a Poisson process, however long the "
     f"answers take (latency: {', '.join(f'{q.per_s:g}/s of {q.num_tokens // 1024}k tokens' for q in QUESTIONS)}), then {AT_A_TIME} at a "
     "time (decisions a second; where the Conductor does not use a whole core for them, who asks is the limit). All but the Conductor are "
-    "kept to one of this machine's cores, those that play the cluster at a niceness "
-    f"of {LESS_URGENT}; the Conductor may use all. What asking itself costs is shown, and subtracted from nothing: the same questions to a "
-    "server that decides nothing, with nobody else at work, and the processor time of who asks."
+    "kept to one of this machine's cores, those that play the cluster to what time of it nobody else wants (SCHED_IDLE); the Conductor "
+    "may use all. What asking itself costs is shown, and subtracted from nothing: the same questions to a server that decides nothing, "
+    "with nobody else at work, and the processor time of who asks."
 )
 
 

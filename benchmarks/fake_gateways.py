@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import sys
 from collections.abc import Sequence
 
 import grpc.aio
 import uvloop
 
-from benchmarks.fake_nodes import LESS_URGENT, SECRET
+from benchmarks.fake_nodes import SECRET, give_way
 from benchmarks.live_cluster import LiveCluster
 from gateway.conductor_link import CALL_TIMEOUT_S, RENEW_EVERY_S
 from springtide.credentials import Credentials
@@ -67,5 +66,5 @@ async def main(redis_url: str, cluster: str, live: LiveCluster) -> None:
 
 
 if __name__ == "__main__":
-    os.nice(LESS_URGENT)
+    give_way()
     uvloop.run(main(sys.argv[1], sys.argv[2], LiveCluster(int(sys.argv[3]), int(sys.argv[4]))))

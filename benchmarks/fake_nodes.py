@@ -50,8 +50,6 @@ IDLE_ROUNDS = round(SAY_EVERY_S / REST_S)
 """Of which an engine without work reports in one."""
 LEASE_S = 3600
 BACKLOG = 4096
-LESS_URGENT = 10
-"""Niceness: real nodes report from other machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +68,11 @@ class Done:
     """Load reports that were sent."""
     held_back: int = 0
     """That were due and were not sent: the Conductor had not taken in those before, or this process was late."""
+
+
+def give_way() -> None:
+    """This process runs when nobody else of the machine wants to: those that it plays are on other machines."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def prompt_keys(prompt: int, num_tokens: int) -> list[bytes]:
@@ -236,6 +239,6 @@ async def serve(redis_url: str, cluster: str, live: LiveCluster, lengths: Sequen
 
 
 if __name__ == "__main__":
-    os.nice(LESS_URGENT)
+    give_way()
     raise_file_limit()
     uvloop.run(serve(sys.argv[1], sys.argv[2], LiveCluster(int(sys.argv[3]), int(sys.argv[4])), [int(length) for length in sys.argv[5:]]))
