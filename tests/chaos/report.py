@@ -179,6 +179,8 @@ def _row(
     tokens, longest, unexcused = 0, 0.0, 0.0
     for exchange in touched.values():
         tokens += sum(any(begin <= piece.at_s <= end for begin, end in spans) for piece in exchange.pieces)
+        if exchange.item.has_time:
+            continue
         for (begin, end), _ in exchange.gaps():
             if any(begin <= b and end >= a for a, b in spans):
                 longest = max(longest, end - begin)

@@ -370,6 +370,8 @@ def test_the_table_says_what_came_of_each_fault() -> None:
     both = [injected("stop", f"decode-{number}", 1.5, 2.5) for number in range(2)]
     (stop,) = report.rows(history(exchange(pieces=pieces("one ", "2 ", every_s=2.0)), injections=both), ())
     assert (stop.longest_gap_s, stop.unexcused_gap_s) == (2.0, 1.0), "for one second of it nobody could have decoded"
+    (stop,) = report.rows(history(exchange(item=IDLE, pieces=pieces("one ", "2 ", every_s=2.0)), injections=both), ())
+    assert (stop.longest_gap_s, stop.unexcused_gap_s, stop.requests) == (0.0, 0.0, 1), "it may wait"
     run = report.Run(3, "plain", 1.0, 'make chaos ARGS="--seed 3"', "/logs", "abc")
     text = report.text(run, past, found)
     assert "1 VIOLATIONS: wrong output 1" in text and "fault     1.0 to 1.0 s: kill decode-0" in text
