@@ -54,10 +54,14 @@ class ObservedTime:
     def __init__(self, most_s: float) -> None:
         """`most_s`: that may lie between two looks; more is a pause of the observer's own."""
         self.now = 0.0
+        self.stood_still_s = 0.0
+        """What went by and may not be counted."""
         self._most_s = most_s
         self._looked_at: float | None = None
 
     def look(self, now: float) -> None:
         if self._looked_at is not None:
-            self.now += min(now - self._looked_at, self._most_s)
+            counted_s = min(now - self._looked_at, self._most_s)
+            self.now += counted_s
+            self.stood_still_s += now - self._looked_at - counted_s
         self._looked_at = now

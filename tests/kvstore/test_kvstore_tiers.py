@@ -265,14 +265,20 @@ async def test_a_disk_that_has_become_slow_is_not_read_where_computing_is_sooner
     assert await fetched(engine, chain(2), recompute_us=10_000_000) == (0, CHAIN)
 
 
-async def test_a_disk_that_stalls_in_a_read_fails_the_attempt_soon_and_keeps_its_slots(
-    start_here: StartHere, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetch, "LATE_S", 0.1)
+async def with_a_disk_that_stalls(start_here: StartHere) -> tuple[SlowDisk, Engine]:
+    """A store that has twenty chains on its disk, of which it reads nothing until `may_read` is set."""
     disk, engine = await start_here("prefill-0")
     await fill(engine, range(20))
     await copied(engine, 20 * CHAIN)
     disk.may_read.clear()
+    return disk, engine
+
+
+async def test_a_disk_that_stalls_in_a_read_fails_the_attempt_soon_and_keeps_its_slots(
+    start_here: StartHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "LATE_S", 0.1)
+    disk, engine = await with_a_disk_that_stalls(start_here)
     acquired = await engine.acquire(chain(0), CHAIN + 1)
     assert acquired.remote_blocks == CHAIN
     failed = await until(lambda: next((each for each in engine.notices if isinstance(each, AttemptFailed)), None))
@@ -285,10 +291,7 @@ async def test_a_disk_that_stalls_in_a_read_fails_the_attempt_soon_and_keeps_its
 
 
 async def test_a_pause_of_the_store_is_not_laid_to_its_disk(start_here: StartHere) -> None:
-    disk, engine = await start_here("prefill-0")
-    await fill(engine, range(20))
-    await copied(engine, 20 * CHAIN)
-    disk.may_read.clear()
+    disk, engine = await with_a_disk_that_stalls(start_here)
     acquired = await engine.acquire(chain(0), CHAIN + 1)
     assert acquired.remote_blocks == CHAIN
     asyncio.get_running_loop().call_soon(time.sleep, 1.5 * fetch.LATE_S)  # nothing of this process runs
@@ -301,10 +304,7 @@ async def test_a_pause_of_the_store_is_not_laid_to_its_disk(start_here: StartHer
 
 async def test_a_commit_of_what_was_computed_without_late_blocks_is_refused(start_here: StartHere, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "LATE_S", 0.1)
-    disk, engine = await start_here("prefill-0")
-    await fill(engine, range(20))
-    await copied(engine, 20 * CHAIN)
-    disk.may_read.clear()
+    disk, engine = await with_a_disk_that_stalls(start_here)
     read_before = REGISTRY.get_sample_value("springtide_store_ssd_promoted_blocks_total")
     assert read_before is not None
     longer = keys_of(0, *range(1, CHAIN), 7)
@@ -350,10 +350,7 @@ async def test_who_stops_a_store_does_not_wait_for_its_disk_before_it_withdraws_
 
 async def test_a_peer_does_not_wait_for_a_disk_that_stalls(start_here: StartHere, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promotion, "PATIENCE_S", 0.1)
-    disk, engine = await start_here("prefill-0")
-    await fill(engine, range(20))
-    await copied(engine, 20 * CHAIN)
-    disk.may_read.clear()
+    disk, engine = await with_a_disk_that_stalls(start_here)
     request = pb.LeaseRequest(reader="peer", keys=chain(0), tenant="")
     assert not (await engine.stub.Lease(request, timeout=WAIT_S)).slots
     disk.may_read.set()

@@ -72,29 +72,28 @@ class Peers:
 
     def observed_s(self) -> float:
         """Seconds that may be counted as others' silence: those in which this process stood still are not in it."""
-        self._observed.look(asyncio.get_running_loop().time())
-        return self._observed.now
+        return self._look().now
 
     async def observe(self) -> None:
         """Sees for ever whether this process stands still."""
         while True:
-            self.observed_s()
+            self._look()
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def ask(self, address: str, question: Callable[[StoreStub], Awaitable[T]]) -> T:
         """The answer of the store there. A question whose deadline passed while this process stood still is asked again: the answer may
         have been there. So it has to be one that may be asked twice."""
         while True:
-            stood_still_s = self._stood_still_s()
+            stood_still_s = self._look().stood_still_s
             try:
                 return await question(self.stub(address))
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or self._stood_still_s() - stood_still_s < _PAUSE_S:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED or self._look().stood_still_s - stood_still_s < _PAUSE_S:
                     raise
 
-    def _stood_still_s(self) -> float:
-        """Since whenever: differences mean something."""
-        return asyncio.get_running_loop().time() - self.observed_s()
+    def _look(self) -> ObservedTime:
+        self._observed.look(asyncio.get_running_loop().time())
+        return self._observed
 
     async def answers(self, address: str) -> bool:
         """Whether the store there lives, however slow what is asked of it."""

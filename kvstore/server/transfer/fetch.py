@@ -130,12 +130,10 @@ class PrefixFetch:
         """Truncating the fetch would not do: the engine would compute into slots that the read may yet write. Pauses of this process are
         not the disk's."""
         loop, taken = asyncio.get_running_loop(), ObservedTime(_MOST_BETWEEN_LOOKS_S)
-        start, paused_s = loop.time(), 0.0
-        taken.look(start)
-        while taken.now < LATE_S or (taken.now < limit_s and ssd.hanging_s() - paused_s < LATE_S):
+        taken.look(loop.time())
+        while taken.now < LATE_S or (taken.now < limit_s and ssd.hanging_s() - taken.stood_still_s < LATE_S):
             await asyncio.sleep(LOOK_EVERY_S)
             taken.look(loop.time())
-            paused_s = loop.time() - start - taken.now
         self._late = True
         error = TransferTimeout(f"blocks are late from the SSD, after {taken.now:.1f} s")
         logger.warning("%s", error, extra={"attempt_id": self._attempt_id})
