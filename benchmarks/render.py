@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,18 @@ def summary(documents: Mapping[str, Mapping[str, Any]], now: Mapping[str, str]) 
 
 
 def headlines(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The rows that the benchmark names; where it names none, the one that is nearest to missing what was wanted, or the first."""
+    """The rows that the benchmark names, each beside the peer to which it is nearest to missing what was wanted; where it names none, the
+    one that is nearest of all, or the first."""
     rows: list[Mapping[str, Any]] = document["rows"]
-    named = [row for row in rows if label(row) in document["headlines"]]
-    held = [row for row in rows if row["wanted"] is not None and row["ratio"] is not None]
-    return named or sorted(held, key=lambda row: float(row["ratio"] / row["wanted"]))[:1] or rows[:1]
+    nearest: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        if label(row) in document["headlines"]:
+            nearest[label(row)] = min(nearest.get(label(row), row), row, key=_margin)
+    return list(nearest.values()) or sorted((row for row in rows if _margin(row) < math.inf), key=_margin)[:1] or rows[:1]
+
+
+def _margin(row: Mapping[str, Any]) -> float:
+    return math.inf if row["wanted"] is None or row["ratio"] is None else float(row["ratio"] / row["wanted"])
 
 
 def state(document: Mapping[str, Any], now: Mapping[str, str]) -> str:

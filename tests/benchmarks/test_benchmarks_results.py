@@ -151,6 +151,12 @@ def test_the_summary_comes_first_with_the_rows_that_a_benchmark_names(checkout: 
     assert "| a |" not in summary and "| a | s | 1 |" in details
 
 
+def test_of_several_peers_the_summary_has_the_one_that_is_nearest_to_missing(checkout: Path) -> None:
+    rows = [Row("a", "s", 1.0, None, 2.0, "easy", 2.0, 1.0, True), Row("a", "s", 1.0, None, 2.4, "hard", 2.4, 2.0, True)]
+    summary, details = page({"index": written(*rows, headlines=("a",))}, trees()).split("## index")
+    assert "hard" in summary and "easy" not in summary and "easy" in details
+
+
 def test_a_benchmark_that_names_none_is_summed_up_by_what_is_nearest_to_missing(checkout: Path) -> None:
     rows = [Row("far", "s", 1.0, None, 3.0, "peer", 3.0, 1.0, True), Row("near", "s", 1.0, None, 2.1, "peer", 2.1, 2.0, True)]
     summary, _ = page({"index": written(*rows)}, trees()).split("## index")
