@@ -6,7 +6,7 @@ dear, than at its beginning: chunks become smaller the further they are (adaptiv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, sqrt
 
 from springtide.cost import PrefillCost, pairs
@@ -32,17 +32,17 @@ class Chunking:
     cost: PrefillCost
     chunk_tokens: int
     chunk_ms: float | None = None
+    budget_ms: float = field(init=False)
+    """The time for the tokens of a pass."""
+    least_tokens: int = field(init=False)
 
-    @property
-    def budget_ms(self) -> float:
-        """The time for the tokens of a pass."""
+    def __post_init__(self) -> None:
         if self.chunk_ms is not None:
-            return self.chunk_ms - self.cost.fixed_ms
-        return max(self.own_ms(self.chunk_tokens, 0), (1 / MOST_FIXED - 1) * self.cost.fixed_ms)
-
-    @property
-    def least_tokens(self) -> int:
-        return max(1, self.chunk_tokens // LEAST_PART)
+            budget_ms = self.chunk_ms - self.cost.fixed_ms
+        else:
+            budget_ms = max(self.own_ms(self.chunk_tokens, 0), (1 / MOST_FIXED - 1) * self.cost.fixed_ms)
+        object.__setattr__(self, "budget_ms", budget_ms)
+        object.__setattr__(self, "least_tokens", max(1, self.chunk_tokens // LEAST_PART))
 
     def own_ms(self, new_tokens: int, cached_tokens: int) -> float:
         """The time of a pass, beside its fixed part."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -36,9 +36,7 @@ class PrefillCost:
         return self.fixed_ms + self.per_token_ms * new_tokens + self.per_pair_ms * pairs(new_tokens, cached_tokens)
 
     def scaled(self, factor: float) -> PrefillCost:
-        return replace(
-            self, fixed_ms=factor * self.fixed_ms, per_token_ms=factor * self.per_token_ms, per_pair_ms=factor * self.per_pair_ms
-        )
+        return PrefillCost(factor * self.fixed_ms, factor * self.per_token_ms, factor * self.per_pair_ms, self.slowest_share)
 
     @classmethod
     def fit(cls, samples: Sequence[tuple[int, int, float]]) -> PrefillCost:
@@ -73,9 +71,9 @@ class DecodeCost:
 
 
 def _check_amounts(cost: PrefillCost | DecodeCost) -> None:
-    for field in fields(cost):
-        if not 0 <= getattr(cost, field.name) < math.inf:
-            raise ValueError(f"{type(cost).__name__}.{field.name} must be finite and not negative, not {getattr(cost, field.name)}")
+    for name in cost.__dataclass_fields__:
+        if not 0 <= getattr(cost, name) < math.inf:
+            raise ValueError(f"{type(cost).__name__}.{name} must be finite and not negative, not {getattr(cost, name)}")
 
 
 def pairs(new_tokens: int, cached_tokens: int) -> float:

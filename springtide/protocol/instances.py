@@ -80,9 +80,9 @@ class Load:
     idle: IdleLoad = NO_IDLE_LOAD
 
     def __post_init__(self) -> None:
-        for name in ("queue_ms", "step_ms"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"Load.{name} must be finite and not negative, not {getattr(self, name)}")
+        for name, amount in (("queue_ms", self.queue_ms), ("step_ms", self.step_ms)):
+            if not 0 <= amount < math.inf:
+                raise ValueError(f"Load.{name} must be finite and not negative, not {amount}")
 
 
 @dataclass(frozen=True, slots=True)
