@@ -102,12 +102,15 @@ class Instance:
     def report(self, load: Load, now: float) -> None:
         self.load, self.changed_at = load, now
         self.most_slots = load.slots_total or self.most_slots
-        for attempt_id in load.attempt_ids & self.unreported.keys():
-            del self.unreported[attempt_id]
-        for attempt_id in load.attempt_ids & self.idle.keys():
-            del self.idle[attempt_id]
-        for attempt in [attempt for attempt in self.arriving.values() if attempt.phase is not Phase.PREFILL]:
-            del self.arriving[attempt.attempt_id]
+        if self.unreported:
+            for attempt_id in load.attempt_ids & self.unreported.keys():
+                del self.unreported[attempt_id]
+        if self.idle:
+            for attempt_id in load.attempt_ids & self.idle.keys():
+                del self.idle[attempt_id]
+        if self.arriving:
+            for attempt in [attempt for attempt in self.arriving.values() if attempt.phase is not Phase.PREFILL]:
+                del self.arriving[attempt.attempt_id]
 
 
 class ClusterState:

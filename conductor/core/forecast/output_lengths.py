@@ -45,6 +45,8 @@ class _History:
         self.cluster_error = 0.0
         """Smoothed |predicted - actual| in tokens, by this history and by the cluster's."""
         self.sorted: list[float] = []
+        self._ordered: Floats = self._ring
+        """As `sorted`."""
         self._sums: list[float] = [0.0]
         self.refresh()
 
@@ -63,7 +65,7 @@ class _History:
 
     def refresh(self) -> None:
         self._stale = 0
-        ordered = np.sort(self._ring[: len(self)])
+        ordered = self._ordered = np.sort(self._ring[: len(self)])
         self.sorted = ordered.tolist()
         self._sums = [0.0, *np.cumsum(ordered).tolist()]
 
@@ -79,9 +81,9 @@ class _History:
         `running`: how long outputs are that have not ended, sorted. They count up to there (Kaplan and Meier 1958, by bins): without them,
         a cluster that has just started would know of short outputs only.
         """
-        ended, censored = (np.searchsorted(lengths, _EDGES, side="right") for lengths in (self.sorted, running))
+        ended, censored = self._ordered.searchsorted(_EDGES, side="right"), running.searchsorted(_EDGES, side="right")
         at_risk = len(self.sorted) - ended + len(running) - censored
-        deaths, losses = np.diff(ended, append=len(self.sorted)), np.diff(censored, append=len(running))
+        deaths, losses = np.ediff1d(ended, to_end=len(self.sorted) - ended[-1]), np.ediff1d(censored, to_end=len(running) - censored[-1])
         exposed = np.maximum(at_risk - losses / 2, np.maximum(deaths, 0.5))
         share = np.cumprod(1.0 - deaths / exposed)
         first = 1.0 - ended[0] / max(len(self.sorted) + len(running), 1)
