@@ -105,8 +105,11 @@ class GatewayCore:
 
     def next_deadline(self) -> float | None:
         """The time at which the next request that waits wants a Tick."""
-        moments = [*self._retries.values(), *([self._idle.next_at] if self._idle.next_at is not None else [])]
-        return min(moments, default=None)
+        idle_at = self._idle.next_at
+        if not self._retries:
+            return idle_at
+        moment = min(self._retries.values())
+        return moment if idle_at is None else min(moment, idle_at)
 
     def live_attempts(self) -> list[LiveAttempt]:
         return [state.live_attempt(state.attempt) for state in self._by_attempt.values() if state.attempt is not None]
