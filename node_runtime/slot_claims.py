@@ -139,6 +139,8 @@ class SlotClaims:
     def expired(self, now: float) -> list[AttemptId]:
         """The attempts whose deadline has passed, by HEAD_PATIENCE_S for the first that waits for the pool. They stay until they
         `leave`."""
+        if not self._claims:
+            return []
         head = next((attempt_id for attempt_id in self._in_order(now) if not self._claims[attempt_id].quota_used), None)
         patience_s = {head: HEAD_PATIENCE_S}
         return [name for name, claim in self._claims.items() if now >= claim.deadline + patience_s.get(name, 0.0)]
@@ -147,6 +149,8 @@ class SlotClaims:
         """The first that has no reason to wait but the pool, when the store may now have slots for it beside `kept_blocks`, or one whose
         tenant may have room by now: nobody overtakes one before it of the own tenant. It then counts as asking until `refused` or `leave`.
         Unless it would be `alone`, it waits for what it is to grow by, too. `held_back`: tenants that are to have no more."""
+        if not self._claims:
+            return None
         over_quota = set(held_back)
         for attempt_id in self._in_order(now):
             claim = self._claims[attempt_id]
