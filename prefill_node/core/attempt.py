@@ -60,14 +60,11 @@ class PrefillAttempt:
     """How long its passes waited for that, and no pass at all was in flight; also when nothing came of it."""
     scores: list[PromptLogprobs] = field(default_factory=list)
     """Of its chunks that are computed, where they are wanted."""
+    request: Request = field(init=False)
+    attempt_id: AttemptId = field(init=False)
 
-    @property
-    def attempt_id(self) -> AttemptId:
-        return self.start.request.attempt_id
-
-    @property
-    def request(self) -> Request:
-        return self.start.request
+    def __post_init__(self) -> None:
+        self.request, self.attempt_id = self.start.request, self.start.request.attempt_id
 
     @property
     def requested_at(self) -> float:

@@ -7,7 +7,6 @@ their Release is held back until the last of those has ended in all stages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from node_runtime import events
 from node_runtime.calibration import CostCalibration
@@ -21,6 +20,7 @@ from prefill_node.core.in_flight import IdleTime, PassesInFlight, PassInFlight
 from prefill_node.core.layer_stream import due_pushes, pushable_blocks
 from prefill_node.core.scheduling import ChunkPolicy
 from prefill_node.core.settings import PrefillSettings
+from springtide.chunking import Chunking
 from springtide.clock import ObservedTime, Tick
 from springtide.cost import PrefillCost
 from springtide.ids import AttemptId
@@ -55,6 +55,8 @@ class PrefillCore:
         self._groups = settings.layer_groups
         self._block_tokens = settings.block_tokens
         self._attempts: dict[AttemptId, PrefillAttempt] = {}
+        self._num_idle = 0
+        """How many of them are in idle capacity."""
         self._claims = SlotClaims()
         self._passes = PassesInFlight(settings.num_stages)
         self._idle = IdleTime()
@@ -96,7 +98,8 @@ class PrefillCore:
             case _:
                 self._notice(event, now)
         if self.cost is not self._calibration.cost:
-            self._policy = ChunkPolicy(replace(self._policy.chunking, cost=self._calibration.cost))
+            chunking = self._settings.chunking
+            self._policy = ChunkPolicy(Chunking(self._calibration.cost, chunking.chunk_tokens, chunking.chunk_ms))
         self._give_way(now)
         self._wait_for_slots(now)
         self._break_off()
@@ -108,7 +111,7 @@ class PrefillCore:
     @property
     def has_idle(self) -> bool:
         """Whether attempts in idle capacity are here."""
-        return any(attempt.idle for attempt in self._attempts.values())
+        return self._num_idle > 0
 
     @property
     def idle_work(self) -> bool:
@@ -129,14 +132,23 @@ class PrefillCore:
         """The cost model, as passes lately were."""
         return self._policy.chunking.cost
 
-    def load(self) -> Load:
-        """How the group is doing, without what only the store knows. `queue_ms` lasts until a further prompt could begin: passes that have
-        left the first stage are in nobody's way unless they wait for another; what that stage is at counts whole, as of its begin."""
+    @property
+    def has_work(self) -> bool:
+        """Whether attempts are here whose work is not over."""
+        return len(self._attempts) > 0
+
+    def load(self, slots_total: int = 0, slots_available: int = 0) -> Load:
+        """How the group is doing; these slots, and more, only the store knows. `queue_ms` lasts until a further prompt could begin: passes
+        that have left the first stage are in nobody's way unless they wait for another; what that stage is at counts whole, as of its
+        begin."""
         running = computing = tokens = 0
         queue_ms = self.cost.slowest_share * sum(run.predicted_ms for run in self._passes.waiting)
-        idle = [attempt for attempt in self._attempts.values() if attempt.idle and attempt.phase != "handing-over"]
+        idle = []
         for attempt in self._attempts.values():
-            if attempt.phase == "handing-over" or attempt.idle:
+            if attempt.phase == "handing-over":
+                continue
+            if attempt.idle:
+                idle.append(attempt)
                 continue
             computing += 1
             running += attempt.phase == "running"
@@ -147,6 +159,8 @@ class PrefillCore:
             waiting=computing - running,
             tokens=tokens,
             queue_ms=queue_ms,
+            slots_total=slots_total,
+            slots_available=slots_available,
             attempt_ids=frozenset(self._attempts),
             prefill_cost=self.cost,
             idle=self._idle_load(idle) if idle else NO_IDLE_LOAD,
@@ -170,6 +184,7 @@ class PrefillCore:
     def validate(self) -> None:
         """Asserts the invariants."""
         block = self._block_tokens
+        assert self._num_idle == sum(attempt.idle for attempt in self._attempts.values())
         for attempt in self._attempts.values():
             assert (attempt.phase == "waiting") <= (attempt.attempt_id in self._claims)
             if attempt.phase == "running":
@@ -208,6 +223,7 @@ class PrefillCore:
             self._refuse(session, request, FailureCode.POOL_FULL, "there is no idle capacity here")
             return
         attempt = self._attempts[attempt_id] = PrefillAttempt(session, start, arrived_at=now)
+        self._num_idle += attempt.idle
         if self._claims.goes_before(request.tenant):
             deadline = _slot_deadline(attempt)
             self._claims.wait(
@@ -271,10 +287,10 @@ class PrefillCore:
             case storage.FetchTruncated(_, valid_blocks) if attempt.phase == "running":
                 self._truncated(attempt, valid_blocks, now)
             case storage.HandedOver() if attempt.phase == "handing-over":
-                del self._attempts[attempt.attempt_id]
+                self._take_off(attempt)
             case storage.HandOverFailed(_, failure) if attempt.phase == "handing-over":
                 self._out.append(SendUpdate(attempt.session, AttemptFailed(attempt.attempt_id, failure)))
-                del self._attempts[attempt.attempt_id]
+                self._take_off(attempt)
             case storage.HandOverFailed(_, failure):
                 self._fail(attempt, failure)
             case AttemptFailed(_, failure) if failure.code in NO_ROOM and attempt.phase == "acquiring":
@@ -347,6 +363,8 @@ class PrefillCore:
     def _take_from_idle(self, num_slots: int, now: float, tenant: str | None = None) -> None:
         """Takes so many slots from those in idle capacity (of the tenant, if one is given), or all they have; who came last goes
         first."""
+        if not self._num_idle:
+            return
         idle = [one for one in self._attempts.values() if one.idle and one.phase == "running" and tenant in (None, one.request.tenant)]
         while idle and num_slots > 0:
             attempt = idle.pop()
@@ -370,6 +388,7 @@ class PrefillCore:
             self._out.append(SendUpdate(attempt.session, AttemptFailed(attempt.attempt_id, Failure(FailureCode.PEER_LOST, reason))))
         self._passes.store_lost()
         self._attempts.clear()
+        self._num_idle = 0
 
     # ---- passes ----
 
@@ -382,7 +401,8 @@ class PrefillCore:
 
     def _launch(self, now: float, late: bool) -> None:
         """`late`: there was room for a pass before, and nothing to run."""
-        self._idle_turns.look(any(one.idle and one.runnable for one in self._attempts.values()) or self._passes.idle_work, now)
+        could_go_on = self._num_idle > 0 and any(one.idle and one.runnable for one in self._attempts.values())
+        self._idle_turns.look(could_go_on or self._passes.idle_work, now)
         if not self._passes.has_room or self._claims.num_slots is None:
             return
         chosen = within_pages(self._policy.choose(self._attempts.values(), now), lambda one: one[0].slots, self._claims.pages)
@@ -496,12 +516,16 @@ class PrefillCore:
     def _forget(self, attempt: PrefillAttempt) -> None:
         """Gives its slots back, now or when the passes that use them have ended. A hand-over under way is cancelled."""
         attempt_id = attempt.attempt_id
-        del self._attempts[attempt_id]
+        self._take_off(attempt)
         self._claims.leave(attempt_id)
         if attempt.phase == "waiting":
             return
         if not self._passes.hold_back(attempt):
             self._out.append(storage.Release(attempt_id))
+
+    def _take_off(self, attempt: PrefillAttempt) -> None:
+        del self._attempts[attempt.attempt_id]
+        self._num_idle -= attempt.idle
 
     def _out_of_the_way(self, attempt: PrefillAttempt) -> int:
         """Tokens that the first stage is done with or, before the slots are there, that can be read at the best source."""

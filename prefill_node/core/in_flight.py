@@ -75,7 +75,7 @@ class PassesInFlight:
     @property
     def has_room(self) -> bool:
         """Whether the first stage waits for a pass, and so does the memory of the others."""
-        return len(self._passes) < self._most and all(one.left for one in self)
+        return not self._passes or (len(self._passes) < self._most and all(one.left for one in self))
 
     @property
     def waiting(self) -> Sequence[RunPass]:
@@ -108,7 +108,7 @@ class PassesInFlight:
     @property
     def idle_work(self) -> bool:
         """Whether any is of idle work."""
-        return any(one.run.idle for one in self)
+        return bool(self._passes) and any(one.run.idle for one in self)
 
     def leave(self, pass_id: int) -> None:
         """The first stage is done with the pass; one that has ended: nothing."""
@@ -149,12 +149,11 @@ class PassesInFlight:
 
     def tokens_of(self, attempt_id: AttemptId, left: bool = False) -> int:
         """The attempt's tokens that will count once the passes in flight are done; with `left`, of those that have left the first stage."""
-        return sum(
-            len(row.chunk.token_ids)
-            for one in self
-            for row in one.run.rows
-            if row.attempt_id == attempt_id and attempt_id not in one.discarded and (one.left or not left)
-        )
+        tokens = 0
+        for one in self._passes.values():
+            if (one.left or not left) and attempt_id not in one.discarded:
+                tokens += sum(len(row.chunk.token_ids) for row in one.run.rows if row.attempt_id == attempt_id)
+        return tokens
 
     @property
     def _last(self) -> PassInFlight | None:

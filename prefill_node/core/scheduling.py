@@ -54,13 +54,15 @@ class ChunkPolicy:
         leaves; when it does not, they may have up to half, for which its chunk shrinks. An attempt whose prefix still arrives runs
         alone, and only when nothing else can: nobody else's step waits for its slabs.
         """
-        most_tokens, most_ms = self.chunking.chunk_tokens, self.chunking.budget_ms
         candidates = [attempt for attempt in attempts if attempt.phase != "handing-over" and attempt.unlaunched_tokens > 0]
+        if not candidates:
+            return []
+        most_tokens, most_ms = self.chunking.chunk_tokens, self.chunking.budget_ms
         others = [attempt for attempt in candidates if not attempt.idle]
-        if candidates and not others:
+        if not others:
             most_tokens, most_ms = self.chunking.least_tokens, most_ms / LEAST_PART
         runnable = [attempt for attempt in others or candidates if attempt.runnable]
-        order = sorted(runnable, key=lambda attempt: self.relative_slack(attempt, now))
+        order = sorted(runnable, key=lambda attempt: self.relative_slack(attempt, now)) if len(runnable) > 1 else runnable
         ready = [attempt for attempt in order if not attempt.fetching]
         if not ready:
             return [(attempt, self._chunk(attempt, most_tokens, most_ms)) for attempt in order[:1]]

@@ -73,12 +73,12 @@ class SimPrefill:
         self._mailbox.post(event)
 
     def load(self) -> Load:
-        return replace(self._core.load(), slots_total=self.store.pool.num_slots, slots_available=self.store.slots_available)
+        return self._core.load(self.store.pool.num_slots, self.store.slots_available)
 
     @property
     def has_work(self) -> bool:
         """Attempts are here, or what they computed is still on its way elsewhere."""
-        return len(self._core.load().attempt_ids) > 0
+        return self._core.has_work
 
     def leave(self) -> tuple[AttemptId, ...]:
         """The engine ends, and nothing reaches it any more. Returns the attempts that it had not ended."""
@@ -87,7 +87,7 @@ class SimPrefill:
         return tuple(self._core.load().attempt_ids)
 
     def tick(self) -> None:
-        if self._core.load().attempt_ids:
+        if self._core.has_work:
             self.tell(Tick())
 
     def validate(self) -> None:
