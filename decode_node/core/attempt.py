@@ -29,6 +29,8 @@ class DecodeAttempt:
     request: Request
     tbt_slo_ms: float
     arrived_at: float
+    most_blocks: int
+    """How many blocks it will ever need: the last token of the output is never fed back."""
     inlined: bool = False
     waits: bool = False
     """It waits for room, as long as it takes: nobody has begun its prefill."""
@@ -64,19 +66,17 @@ class DecodeAttempt:
     last_key: BlockKey | None = None
     """The key of the last committed block, or the namespace: the parent of the next one."""
 
-    @property
-    def attempt_id(self) -> AttemptId:
-        return self.request.attempt_id
+    attempt_id: AttemptId = field(init=False)
+    idle: bool = field(init=False)
+    """Whether it is in idle capacity: it gives way to all that are not."""
+
+    def __post_init__(self) -> None:
+        self.attempt_id, self.idle = self.request.attempt_id, self.request.idle
 
     @property
     def requested_at(self) -> float:
         """When the request arrived at its gateway."""
         return self.arrived_at - self.request.age_s
-
-    @property
-    def idle(self) -> bool:
-        """Whether it is in idle capacity: it gives way to all that are not."""
-        return self.request.idle
 
     @property
     def place_in_order(self) -> tuple[bool, float]:
@@ -91,7 +91,7 @@ class DecodeAttempt:
     @property
     def context_tokens(self) -> int:
         """Tokens in the sequence, the last one's KV not being computed yet; before it begins, those of its prompt and the first token."""
-        if self.has_begun:
+        if self.phase in ("loading", "running"):
             return self.request.num_prompt_tokens + len(self.output_ids)
         return self.request.num_tokens + 1
 
@@ -109,17 +109,13 @@ class DecodeAttempt:
         """How many blocks hold the KV of the next step's token too."""
         return blocks_for(self.planned_tokens, block_tokens)
 
-    def most_blocks(self, block_tokens: int) -> int:
-        """How many blocks it will ever need: the last token of the output is never fed back."""
-        return blocks_for(self.request.num_prompt_tokens + self.request.params.max_tokens - 1, block_tokens)
-
     def growth_blocks(self, block_tokens: int) -> int:
         """How many slots it is expected to want beyond those that it has or, before it has any, will have first. An output that is
         longer than was predicted is expected to go on for a quarter of what it has."""
         held = len(self.slots) or self.request.num_blocks
         if held < self.expected_blocks:
             return self.expected_blocks - held
-        return min(len(self.output_ids) // (4 * block_tokens), self.most_blocks(block_tokens) - held)
+        return min(len(self.output_ids) // (4 * block_tokens), self.most_blocks - held)
 
     def lacks_slot(self, block_tokens: int) -> bool:
         """It must sit out the next step that is launched."""
@@ -128,7 +124,7 @@ class DecodeAttempt:
     def wants_slot(self, block_tokens: int) -> bool:
         """The next step that is launched writes into its last slot, and it will go on beyond it."""
         held = len(self.slots)
-        return (held - 1) * block_tokens < self.planned_tokens and held < self.most_blocks(block_tokens)
+        return (held - 1) * block_tokens < self.planned_tokens and held < self.most_blocks
 
     def begin_prompt(self, slots: tuple[Slot, ...], reused_blocks: int, block_tokens: int) -> None:
         """The first blocks of its prompt are in its slots; the rest is to be computed here."""

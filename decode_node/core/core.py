@@ -63,6 +63,8 @@ class DecodeCore:
         self._holders: dict[AttemptId, DecodeAttempt] = {}
         """The attempts that have slots, or have asked for them: at most a batch, in the order in which the requests arrived at their
         gateways, whatever attempts they have had since; those in idle capacity after all others."""
+        self._refused = False
+        """Whether the growth of some of them may have been refused: it has since all were last asked for again."""
         self._claims = SlotClaims()
         self._steps = StepsInFlight()
         self._loads = LoadsInFlight()
@@ -122,7 +124,8 @@ class DecodeCore:
     @property
     def has_idle(self) -> bool:
         """Whether attempts in idle capacity are here."""
-        return any(attempt.idle for attempt in self._holders.values())
+        last = next(reversed(self._holders.values()), None)
+        return last is not None and last.idle
 
     @property
     def idle_work(self) -> bool:
@@ -143,15 +146,25 @@ class DecodeCore:
         """The cost model, as steps lately were."""
         return self._calibration.cost
 
-    def load(self) -> Load:
-        """How the node is doing, without what only the store knows."""
+    @property
+    def has_work(self) -> bool:
+        """Whether attempts are here."""
+        return len(self._attempts) > 0
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether some of them have not begun, those in idle capacity apart."""
+        return any(not attempt.has_begun and not attempt.idle for attempt in self._attempts.values())
+
+    def load(self, slots_total: int = 0, slots_available: int = 0) -> Load:
+        """How the node is doing; these slots, and more, only the store knows."""
         running = tokens = 0
-        promised = self._claims.wanted_blocks
-        idle = [attempt for attempt in self._holders.values() if attempt.idle]
+        promised, block_tokens = self._claims.wanted_blocks, self._settings.block_tokens
+        idle = [attempt for attempt in self._holders.values() if attempt.idle] if self.has_idle else []
         for attempt in self._holders.values():
             if attempt.idle:
-                continue
-            promised += attempt.growth_blocks(self._settings.block_tokens)
+                break
+            promised += attempt.growth_blocks(block_tokens)
             if attempt.has_begun:
                 running += 1
                 tokens += attempt.context_tokens
@@ -162,6 +175,8 @@ class DecodeCore:
             waiting=len(self._attempts) - len(idle) - running,
             tokens=tokens,
             step_ms=median(self._recent_ms) if self._recent_ms else 0.0,
+            slots_total=slots_total,
+            slots_available=slots_available,
             slots_promised=promised,
             max_batch=self._settings.max_batch,
             attempt_ids=frozenset(self._attempts),
@@ -196,7 +211,7 @@ class DecodeCore:
             assert (attempt.phase != "waiting") == (self._holders.get(attempt.attempt_id) is attempt)
             if attempt.phase not in ("waiting", "reserving"):
                 assert attempt.attempt_id not in self._claims
-                assert attempt.request.num_blocks <= len(attempt.slots) <= max(attempt.most_blocks(block), attempt.request.num_blocks)
+                assert attempt.request.num_blocks <= len(attempt.slots) <= max(attempt.most_blocks, attempt.request.num_blocks)
             if attempt.has_begun:
                 assert attempt.committed_blocks * block <= attempt.context_tokens - 1
                 assert 1 <= len(attempt.output_ids) < attempt.request.params.max_tokens
@@ -214,6 +229,7 @@ class DecodeCore:
         assert self._holders.keys() <= self._attempts.keys()
         order = [attempt.place_in_order for attempt in self._holders.values()]
         assert order == sorted(order)
+        assert self._refused or not any(attempt.growth == "refused" for attempt in self._holders.values())
         assert not any(self._attempts[attempt_id].idle for attempt_id in self._claims), "nobody waits here for idle capacity"
         assert len(self._holders) <= self._settings.max_batch
         if self._claims.num_slots is None:
@@ -240,16 +256,16 @@ class DecodeCore:
             request,
             start.tbt_slo_ms,
             arrived_at=now,
+            most_blocks=blocks_for(request.num_prompt_tokens + request.params.max_tokens - 1, self._settings.block_tokens),
             inlined=start.inlined,
             waits=start.waits or start.inlined,
         )
-        most_blocks = attempt.most_blocks(self._settings.block_tokens)
         expected_tokens = request.num_tokens + max(1, round(start.expected_tokens) - 1)
-        attempt.expected_blocks = min(blocks_for(expected_tokens, self._settings.block_tokens), most_blocks)
+        attempt.expected_blocks = min(blocks_for(expected_tokens, self._settings.block_tokens), attempt.most_blocks)
         if self._claims.num_slots is None:
             self._reply_failure(attempt, FailureCode.PEER_LOST, "the node's store is away")
-        elif most_blocks > self._claims.num_slots:
-            message = f"the sequence may come to need {most_blocks} blocks, the arena has {self._claims.num_slots} slots"
+        elif attempt.most_blocks > self._claims.num_slots:
+            message = f"the sequence may come to need {attempt.most_blocks} blocks, the arena has {self._claims.num_slots} slots"
             self._reply_failure(attempt, FailureCode.INVALID, message)
         elif attempt.idle:
             self._start_idle(attempt)
@@ -276,7 +292,7 @@ class DecodeCore:
 
     def _start_idle(self, attempt: DecodeAttempt) -> None:
         """Takes it in where nobody else wants the place or the slots. It does not wait here: its gateway looks for idle capacity anew."""
-        starving = any(one.growth == "refused" for one in self._holders.values())
+        starving = self._refused and any(one.growth == "refused" for one in self._holders.values())
         if len(self._claims) or starving or len(self._holders) >= self._settings.max_batch:
             self._reply_failure(attempt, FailureCode.POOL_FULL, "there is no idle capacity here")
             return
@@ -329,11 +345,13 @@ class DecodeCore:
         its prefill, not between two tokens. And nobody is taken in while another lacks a slot to go on. Those in idle capacity make
         room."""
         holders = [attempt for attempt in self._holders.values() if not attempt.idle]
-        starving = any(attempt.growth == "refused" and not attempt.quota_used for attempt in holders)
+        starving = self._refused and any(attempt.growth == "refused" and not attempt.quota_used for attempt in holders)
         return len(holders) < self._settings.max_batch and not starving
 
     def _starving_tenants(self) -> set[str]:
         """The tenants of whom one attempt cannot go on for want of quota: they take in nobody else."""
+        if not self._refused:
+            return set()
         return {
             attempt.request.tenant
             for attempt in self._holders.values()
@@ -368,7 +386,7 @@ class DecodeCore:
                 del self._holders[attempt.attempt_id]
                 self._no_room(attempt, failure, now)
             case AttemptFailed(_, failure) if failure.code in NO_ROOM and attempt.growth == "asked":
-                attempt.growth = "refused"
+                attempt.growth, self._refused = "refused", True
                 attempt.quota_used = failure.code is FailureCode.QUOTA_USED
                 if attempt.quota_used and not attempt.idle:
                     self._take_from_idle(1, now, attempt.request.tenant)
@@ -441,6 +459,9 @@ class DecodeCore:
             self._orders.append(storage.Grow(attempt.attempt_id, 1))
 
     def _retry_growth(self) -> None:
+        if not self._refused:
+            return
+        self._refused = False
         for attempt in self._holders.values():
             if attempt.growth == "refused":
                 attempt.growth = "none"
@@ -450,7 +471,9 @@ class DecodeCore:
         """Those in idle capacity give up places and slots as soon as others want them, not only when those lack them to go on."""
         for _ in range(len(self._holders) - self._settings.max_batch):
             self._preempt(next(reversed(self._holders.values())), now)
-        lacking = sum(attempt.growth == "refused" and not attempt.quota_used for attempt in self._holders.values() if not attempt.idle)
+        lacking = 0
+        if self._refused:
+            lacking = sum(attempt.growth == "refused" and not attempt.quota_used for attempt in self._holders.values() if not attempt.idle)
         if self._claims and self._has_place:
             lacking += max(0, self._claims.wanted_blocks + self._kept_for_growth() - self._claims.available)
         if lacking and not self._held_back() and now >= self._room_awaited_until:
@@ -478,6 +501,8 @@ class DecodeCore:
         """When a sequence sits out steps because the pool, or its tenant's part of it, is truly full, the youngest that holds slots gives
         them up, whatever it is at: the gateway schedules it again with what it has generated, and it keeps its age. The oldest is never
         preempted, so work always ends."""
+        if not self._refused:
+            return
         refused = [attempt for attempt in self._holders.values() if attempt.growth == "refused" and attempt.phase == "running"]
         starved = [attempt for attempt in refused if not attempt.ahead and attempt.lacks_slot(self._settings.block_tokens)]
         if not starved or self._held_back() or now < self._room_awaited_until:
@@ -541,7 +566,7 @@ class DecodeCore:
 
     def _launch(self, now: float) -> None:
         settings, turns = self._settings, self._idle_turns
-        turns.look(any(attempt.idle and attempt.phase == "running" for attempt in self._holders.values()), now)
+        turns.look(self.has_idle and any(attempt.idle and attempt.phase == "running" for attempt in self._holders.values()), now)
         while self._claims.num_slots is not None and len(self._steps) < (2 if settings.overlap else 1):
             batch = scheduling.choose(
                 self._holders.values(),
@@ -552,9 +577,10 @@ class DecodeCore:
                 self._claims.pages,
                 settings.idle_slowdown,
             )
-            # Who comes now is not to wait for more than one step of those that have time.
-            idle = all(attempt.idle for attempt, _ in batch)
-            if not batch or (idle and (self._steps or not turns.may_begin(now))):
+            if not batch:
+                return
+            # Who comes now is not to wait for more than one step of those that have time. They come last in a batch.
+            if batch[0][0].idle and (self._steps or not turns.may_begin(now)):
                 return
             for attempt, prompt_tokens in batch:
                 if prompt_tokens and attempt.first_step_at is None:
@@ -568,7 +594,7 @@ class DecodeCore:
         self._orders += ended.releases.values()
         if ended.releases:
             self._retry_growth()
-        if any(attempt.idle for attempt in ended.attempts):
+        if ended.attempts[-1].idle:
             self._idle_turns.had(now)
         told: defaultdict[int, tuple[list[TokenOutput], list[PrefillDone]]] = defaultdict(lambda: ([], []))
         for i, attempt in enumerate(ended.attempts):
@@ -593,7 +619,8 @@ class DecodeCore:
         ]
         if isinstance(event, ev.StepDone) and not ended.run.has_prompts:
             self._recent_ms.append(event.elapsed_ms)
-            batch, repeated = len(ended.attempts), max(len(tokens) if isinstance(tokens, Sequence) else 0 for tokens in event.sampled) - 1
+            counts = (0 if tokens is None or isinstance(tokens, Failure) else len(tokens) for tokens in event.sampled)
+            batch, repeated = len(ended.attempts), max(counts) - 1
             context = ended.run.context_tokens + batch * repeated // 2
             self._calibration.observe(batch, context, event.elapsed_ms, now)
             predicted_ms = self._settings.cost.predict_ms(batch, context)

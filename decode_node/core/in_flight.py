@@ -14,8 +14,8 @@ from springtide.protocol.storage import Release
 
 @dataclass(slots=True)
 class StepInFlight:
-    """A step that has been launched. `attempts[i]` is row i's; it may have ended since. `releases`: of those whose slots no later step
-    uses."""
+    """A step that has been launched. `attempts[i]` is row i's, those in idle capacity the last; it may have ended since. `releases`: of
+    those whose slots no later step uses."""
 
     run: RunStep
     attempts: tuple[DecodeAttempt, ...]
@@ -24,7 +24,7 @@ class StepInFlight:
     @property
     def idle(self) -> bool:
         """It is of sequences in idle capacity alone."""
-        return all(attempt.idle for attempt in self.attempts)
+        return self.attempts[0].idle
 
 
 class StepsInFlight:

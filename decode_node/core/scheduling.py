@@ -35,6 +35,7 @@ def choose(
     prompt: int | None = None
     for attempt in attempts:
         if attempt.idle:
+            chosen += _idle_ones(attempts, chosen, cost, max_batch - len(chosen), block_tokens, idle_slowdown)
             break
         if attempt.phase == "running" and attempt.continues and not attempt.lacks_slot(block_tokens):
             chosen.append(attempt)
@@ -43,7 +44,6 @@ def choose(
             chosen.append(attempt)
         if len(chosen) == max_batch:
             break
-    chosen += _idle_ones(attempts, chosen, cost, max_batch - len(chosen), block_tokens, idle_slowdown)
     batch = within_pages(chosen, lambda attempt: attempt.slots, pages)
     prompt_tokens = 0
     if prompt is not None and prompt < len(batch):

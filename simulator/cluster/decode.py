@@ -7,7 +7,6 @@ the step under way that would be under way, and the next one begins when that on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from decode_node.core import DecodeCore
@@ -48,7 +47,7 @@ class _Steps:
         self._hardware = hardware
         # As the decode node itself takes it: a token of a prompt is no dearer than a sequence more of the same context.
         self._batch = run.num_tokens
-        self._context = sum(row.num_tokens * (row.start + row.num_tokens) for row in run.rows)
+        self._context = sum(row.num_tokens * (row.start + row.num_tokens) for row in run.rows) if run.has_prompts else run.context_tokens
 
     def seconds(self, count: int) -> float:
         return self._hardware.steps_ms(self._batch, self._context, count) / 1000
@@ -91,12 +90,12 @@ class SimDecode:
         self._mailbox.post(event)
 
     def load(self) -> Load:
-        return replace(self._core.load(), slots_total=self.store.pool.num_slots, slots_available=self.store.slots_available)
+        return self._core.load(self.store.pool.num_slots, self.store.slots_available)
 
     @property
     def has_work(self) -> bool:
         """Attempts are here, or what they computed is still on its way elsewhere."""
-        return len(self._core.load().attempt_ids) > 0
+        return self._core.has_work
 
     def leave(self) -> tuple[AttemptId, ...]:
         """The engine ends, and nothing reaches it any more. Returns the attempts that it had not ended."""
@@ -107,7 +106,7 @@ class SimDecode:
         return tuple(self._core.load().attempt_ids)
 
     def tick(self) -> None:
-        if self._core.load().waiting:
+        if self._core.has_waiting:
             self.tell(Tick())
 
     def validate(self) -> None:
