@@ -30,7 +30,8 @@ _ERROR_SMOOTHING = 0.05
 _BINS = 1024
 """At BINS_PER_ROOT: 2 tokens wide at 16, 16 at 1,000; the last one begins at 65,536."""
 _LEAST_SHARE = 1e-3
-_EDGES = (np.arange(_BINS) / BINS_PER_ROOT) ** 2
+_EDGES = np.array([*(np.arange(_BINS) / BINS_PER_ROOT) ** 2, np.inf])
+"""Of the bins, and the end of the last."""
 
 
 class _History:
@@ -82,8 +83,8 @@ class _History:
         a cluster that has just started would know of short outputs only.
         """
         ended, censored = self._ordered.searchsorted(_EDGES, side="right"), running.searchsorted(_EDGES, side="right")
-        at_risk = len(self.sorted) - ended + len(running) - censored
-        deaths, losses = np.ediff1d(ended, to_end=len(self.sorted) - ended[-1]), np.ediff1d(censored, to_end=len(running) - censored[-1])
+        at_risk = len(self.sorted) - ended[:-1] + len(running) - censored[:-1]
+        deaths, losses = ended[1:] - ended[:-1], censored[1:] - censored[:-1]
         exposed = np.maximum(at_risk - losses / 2, np.maximum(deaths, 0.5))
         share = np.cumprod(1.0 - deaths / exposed)
         first = 1.0 - ended[0] / max(len(self.sorted) + len(running), 1)
