@@ -126,14 +126,14 @@ class AttemptState:
     def hung(self, limits: Limits, now: float) -> dict[Role, str]:
         """The sides that are taken to hang, and why, at `now` in the observer's time. Once the first token is out, the prefill side owes no
         sign of life: it may have nothing left to do but hand over, which the stores see to."""
-        hung = dict[Role, str]()
+        hung: dict[Role, str] = {}
         for side in Role:
             if not self.is_open(side) or (side is Role.PREFILL and self.first_token_seen):
                 continue
             silent_s, still_s = now - self.pulses[side].heard_at, now - self.pulses[side].moved_at
             if silent_s >= limits.silence_s:
                 hung[side] = f"{self.instance_of(side)} has not been heard of the attempt for {silent_s:.1f} s"
-            elif still_s >= limits.standstill_s + self.longest_s:
+            elif still_s >= limits.standstill_s and still_s >= limits.standstill_s + self.longest_s:
                 hung[side] = f"{self.instance_of(side)} has not got on with the attempt for {still_s:.0f} s"
         return hung
 
