@@ -178,11 +178,11 @@ class SlotAllocator:
 
     def _give_back(self, attempt: AttemptSlots) -> None:
         slots, blocks = attempt.slots, attempt.blocks
-        held = attempt.held if attempt.holders else _nobody_holds
+        held = attempt.held if attempt.holders else None
         private: list[Slot] = []
         for position in range(len(slots) - 1, -1, -1):
             slot, block = slots[position], blocks[position]
-            if slot is None or held(position):
+            if slot is None or (held is not None and held(position)):
                 continue
             slots[position] = blocks[position] = None
             if block is None or block.slot != slot:
@@ -204,7 +204,3 @@ class SlotAllocator:
         self._gone[attempt_id] = None
         if len(self._gone) > _REMEMBERED_ATTEMPTS:
             self._gone.popitem(last=False)
-
-
-def _nobody_holds(position: int) -> bool:
-    return False

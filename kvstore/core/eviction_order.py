@@ -31,7 +31,7 @@ class PinnedLast:
         self._last.discard(block)
 
     def pop(self, now: int) -> Block:
-        return self._first.pop(now) if len(self._first) else self._last.pop(now)
+        return self._first.pop(now) if not self._pinned or len(self._first) else self._last.pop(now)
 
     def __contains__(self, block: Block) -> bool:
         return block in self._first or block in self._last
@@ -77,8 +77,10 @@ class EvictionOrder:
         """Removes and returns the next victim, of `tenant` (which has a quota) if one is given. Raises IndexError when there is none."""
         if tenant is None:
             block = self._everybody.pop(now)
-            self._discard_own(block)
-            self._discard_dirty(block)
+            if self._own:
+                self._discard_own(block)
+            if self._dirty is not None:
+                self._discard_dirty(block)
             return block
         if tenant not in self._own:
             raise IndexError(f"tenant {tenant.name!r} has no block that may go")

@@ -126,7 +126,8 @@ class DensityQueue:
 
 def class_of(block: Block) -> int:
     """The class of a block: by its uses."""
-    return min(block.uses, CLASSES) - 1
+    uses = block.uses
+    return (uses if uses < CLASSES else CLASSES) - 1
 
 
 def hit_density(hazard: np.ndarray, widths: np.ndarray) -> np.ndarray:

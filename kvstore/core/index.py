@@ -66,7 +66,10 @@ class BlockIndex:
         self._blocks.add(block)
         if parent is not None:
             parent.children += 1
-            self._dirty_children_change(parent, 1)
+            if parent.clean:
+                self._dirty_children_change(parent, 1)
+            else:
+                parent.dirty_children += 1
         block.uses = self._history.recall(block)
         block.reference()
         if self._observer is not None and self._observer.observes(block):
@@ -125,9 +128,7 @@ class BlockIndex:
             self._spare_changed(block)
 
     def _dirty_children_change(self, block: Block, by: int) -> None:
-        if not block.clean:
-            block.dirty_children += by
-            return  # it is not spare anyhow
+        """Of a clean one, which may be spare or not by this."""
         before = block.spare
         block.dirty_children += by
         if block.spare is not before:
@@ -177,7 +178,10 @@ class BlockIndex:
         if block.spare:
             self._count_spare(block, -1)
         elif parent is not None:
-            self._dirty_children_change(parent, -1)
+            if parent.clean:
+                self._dirty_children_change(parent, -1)
+            else:
+                parent.dirty_children -= 1
         if parent is not None:
             parent.children -= 1
             if parent.evictable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, MutableSequence, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from springtide.ids import Slot
 
@@ -41,7 +41,7 @@ class SlotTable:
         assert count <= len(self._free), "more slots than are free"
         if not count:
             return []
-        taken = [*map(Slot, self._free[-count:])]
+        taken = cast(list[Slot], self._free[-count:].tolist())
         taken.reverse()
         del self._free[-count:]
         return taken
