@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.batch import SamplingRow
 from node_runtime.events import SendUpdate
@@ -12,8 +13,7 @@ from springtide.protocol import storage
 from springtide.protocol.outputs import DecodeUpdate
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(NamedTuple):
     """One sequence's share of a step: its last token, at position `start`, is computed into `slots`, and the next is sampled. Or, where
     there is a `prompt`, these tokens of it, from `start` on; a token is sampled if they are the last."""
 
