@@ -23,8 +23,8 @@ class LayerGroups:
         return min(self.layers, max(1, -(-self.unit_bytes // (num_blocks * self.bytes_per_slab))))
 
     def in_one_unit(self, num_blocks: int) -> bool:
-        """Whether all layers of so many blocks fit in a unit."""
-        return self.layers_per_unit(num_blocks) == self.layers
+        """Whether all layers of so many blocks fit in a unit: without the last it is not full."""
+        return (self.layers - 1) * num_blocks * self.bytes_per_slab < self.unit_bytes
 
     def units(
         self,

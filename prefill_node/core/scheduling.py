@@ -68,6 +68,8 @@ class ChunkPolicy:
             return [(attempt, self._chunk(attempt, most_tokens, most_ms)) for attempt in order[:1]]
         first, others = ready[0], ready[1:]
         alone = self._chunk(first, most_tokens, most_ms)
+        if not others:
+            return [(first, alone)]
         alone_ms = self.chunking.own_ms(alone, first.launched)
         if alone == first.unlaunched_tokens:
             return [(first, alone), *self._joining(others, most_tokens - alone, most_ms - alone_ms)]

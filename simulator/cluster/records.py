@@ -27,7 +27,9 @@ class Gaps:
         """Counts so many gaps of this length."""
         fraction, exponent = math.frexp(gap_ms) if gap_ms > 0 else (0.5, _LEAST_EXPONENT)
         place = (exponent - _LEAST_EXPONENT) * _PER_OCTAVE + int((2.0 * fraction - 1.0) * _PER_OCTAVE)
-        self._counts[min(max(place, 0), len(self._counts) - 1)] += count
+        if not 0 <= place < len(self._counts):
+            place = 0 if place < 0 else len(self._counts) - 1
+        self._counts[place] += count
 
     def percentile_ms(self, share: float) -> float | None:
         """What at least `share` of the gaps do not exceed; None without any."""
