@@ -23,10 +23,12 @@ def devices_of(arguments: ProcessArguments, role: Role) -> list[Device | None]:
     that it had. Processes that share a card have equal parts of its memory.
 
     Raises ConfigError when CUDA is asked for and there is none, or fewer cards than ranks."""
-    config = arguments.config
     named = _INSTANCE.fullmatch(arguments.instance_id)
     assert named is not None, "the pattern matches everything"
-    own = _Engine(Role(named["kind"] or role), int(named["number"] or 0))
+    config, own = arguments.config, _Engine(Role(named["kind"] or role), int(named["number"] or 0))
+    if named["kind"] is None or own not in _engines(config):
+        # As in a pod, on a machine that has joined or on a Ray node, whose names number the cluster's engines.
+        config, own = config.model_copy(update={"prefill": int(role is Role.PREFILL), "decode": int(role is Role.DECODE)}), _Engine(role, 0)
     total = count_cards(config.device)
     cards = _cards(config, own, role, total or 1)[int(named["stage"] or 0) % config.prefill_node.stages_of_node]
     if total and len(set(cards)) < len(cards):
@@ -52,6 +54,12 @@ class _Engine(NamedTuple):
     number: int
 
 
+def _engines(config: ClusterConfig) -> list[_Engine]:
+    """Those that `springtide up` starts on a machine. Any other engine has the machine, or what it sees of its cards, to itself."""
+    counts = {Role.PREFILL: config.prefill, Role.DECODE: config.decode}
+    return [_Engine(role, number) for role, count in counts.items() for number in range(count)]
+
+
 def _cards(config: ClusterConfig, engine: _Engine, role: Role, total: int) -> list[list[int]]:
     """Which of the `total` cards each rank has, in each process of an engine that has `role`. It keeps to those that it was started on."""
     prefill, decode = config.prefill_node, config.decode_node
@@ -66,6 +74,5 @@ def _cards(config: ClusterConfig, engine: _Engine, role: Role, total: int) -> li
 
 def _users(config: ClusterConfig, own: _Engine, role: Role, total: int) -> Counter[int]:
     """How many processes each card has, where all engines but this one, which has `role`, have the roles that they were started in."""
-    engines: dict[_Engine, Role] = {_Engine(Role.PREFILL, number): Role.PREFILL for number in range(config.prefill)}
-    engines |= {_Engine(Role.DECODE, number): Role.DECODE for number in range(config.decode)}
-    return Counter(card for engine, its in {**engines, own: role}.items() for ranks in _cards(config, engine, its, total) for card in ranks)
+    roles = {engine: engine.kind for engine in _engines(config)} | {own: role}
+    return Counter(card for engine, its in roles.items() for ranks in _cards(config, engine, its, total) for card in ranks)

@@ -165,6 +165,14 @@ def test_processes_that_share_a_card_share_its_memory(monkeypatch: pytest.Monkey
     assert shares == {"prefill-0": [(0, 0.3, 0)], "decode-0": [(1, 0.6, 64)], "decode-1": [(0, 0.3, 64)]}
 
 
+@pytest.mark.parametrize("name", ["release-prefill-0", "prefill-3", "prefill-3f2a", "gpu7", "prefill-3.stage-1"])
+def test_an_engine_of_a_pod_a_joined_machine_or_a_ray_node_has_its_cards_to_itself(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for settings in ({}, {"prefill": 1, "decode": 0}):
+        assert found(monkeypatch, Role.PREFILL, name, cards=1, **settings) == [(0, 0.85, 0)]
+        assert found(monkeypatch, Role.DECODE, name.replace("prefill", "decode"), cards=1, **settings) == [(0, 0.85, 64)]
+    assert numbers(monkeypatch, Role.DECODE, "release-decode-2", **{"decode_node.tensor_parallel": 2}) == [0, 1]
+
+
 def test_ranks_of_a_process_are_never_on_the_same_card(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     settings = {"prefill_node.tensor_parallel": 2, "prefill_node.devices": [3], "device": "cuda"}
     message = r"prefill_node\.tensor_parallel: 2 ranks need a card each, but have 3 of the machine's 8: .* in prefill_node\.devices"

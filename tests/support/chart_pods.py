@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from tests.support.chart import NAMESPACE, REPOSITORY, Object, Pods, name_of, of_kind, selected
-from tests.support.netns import Plugged, Switch
+from tests.support.netns import Plugged, Switch, Unavailable
 
 PATIENCE_S = 120.0
 TINI = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
@@ -29,6 +29,8 @@ API_NAME = "kubernetes.default"
 """By which pods know this machine."""
 CODE = "/srv/springtide"
 """Where a container has this repository, which may lie below something that it mounts."""
+MOUNTED = "/tmp"
+"""A volume of every container's."""
 TCP_PROBE = "import sys, socket; socket.create_connection((sys.argv[1], int(sys.argv[2])), 3)"
 HTTP_PROBE = "import sys, urllib.request as http; http.urlopen('http://%s:%s%s' % tuple(sys.argv[1:]), timeout=3)"
 
@@ -220,6 +222,8 @@ class Cluster:
 
     def __init__(self, objects: Sequence[Object], directory: Path, on_pod: Callable[[Pod], None] = lambda _: None) -> None:
         """`on_pod` is told of each pod before it starts. Raises netns.Unavailable."""
+        if Path(sys.prefix).is_relative_to(MOUNTED):
+            raise Unavailable(f"this environment lies below {MOUNTED}, where each container has a volume of its own")
         self._objects, self._directory, self._on_pod = objects, directory, on_pod
         self._all: list[Pod] = []
         self._switch = Switch()
