@@ -20,6 +20,7 @@ from gateway.tool_calls.reasoning import ReasoningMarkers
 from springtide.choices import ReasoningParserName, ToolParserName
 from springtide.errors import InvalidRequest
 
+MAX_TOOLS = 512
 _TAKEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 """Names for the template that a request has fields of its own for, or that are not for it to say."""
 _LETTERS = string.ascii_letters + string.digits
@@ -116,6 +117,8 @@ class ChatModel:
 
     def _offered(self, conversation: Conversation) -> Sequence[Tool]:
         """The tools that the model is told of."""
+        if len(conversation.tools) > MAX_TOOLS:
+            raise InvalidRequest(f"tools may hold at most {MAX_TOOLS}, not {len(conversation.tools)}", param="tools")
         if not conversation.tools or conversation.tool_choice.mode is ToolMode.NONE:
             return ()
         if self.tools is None:

@@ -28,7 +28,6 @@ from gateway.prepare import (
     MAX_LOGPROBS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
-    MAX_TOOLS,
     SAMPLING_FIELDS,
 )
 from springtide.errors import InvalidRequest
@@ -100,8 +99,6 @@ def _prompt(request: inference_pb2.GenerateRequest) -> Conversation | Texts:
 
 def conversation(chat: inference_pb2.ChatPrompt) -> Conversation:
     """Raises InvalidRequest, naming the field."""
-    if len(chat.tools) > MAX_TOOLS:
-        raise InvalidRequest(f"tools may hold at most {MAX_TOOLS}, not {len(chat.tools)}", param="tools")
     tools = tuple(_tool(number, tool) for number, tool in enumerate(chat.tools))
     choice = chat.tool_choice
     mode = _TOOL_MODES.get(choice.mode)

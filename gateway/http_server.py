@@ -200,7 +200,7 @@ class _Connection(HttpToolsProtocol):
         super().connection_made(transport)
         victim = self._table.opened(self, self.client[0] if self.client else "", time.monotonic())
         if victim is self:
-            self._refuse(503, "too many connections", "too_many_connections")
+            self._refuse(503, "too many connections", "too_many_connections", "service_unavailable")
         elif victim is not None:
             victim.drop()
 
@@ -321,12 +321,13 @@ class _Connection(HttpToolsProtocol):
             return
         self._table.moved(self, self._phase(), time.monotonic())
 
-    def _refuse(self, status: int, message: str, code: str) -> None:
+    def _refuse(self, status: int, message: str, code: str, kind: str = "invalid_request_error") -> None:
         """Where an answer has begun already, the connection just ends."""
         if self.cycle is None or self.cycle.response_complete:
-            error = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+            error = {"error": {"message": message, "type": kind, "param": None, "code": code}}
             body = json.dumps(error).encode()
-            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+            retry = b"retry-after: 1\r\n" if status == 503 else b""
+            head = b"content-type: application/json\r\nconnection: close\r\n%scontent-length: %d\r\n\r\n" % (retry, len(body))
             self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
 

@@ -10,15 +10,15 @@ from pydantic import AfterValidator, Field, model_validator
 
 from gateway.api_request import FormatKind, OutputFormat
 from gateway.fields import Body, JsonObject, Neutral, NeutralFalse, OnlyNeutral, Text, json_value
+from gateway.grammars import MAX_CHOICES, MAX_SOURCE_CHARACTERS
 from springtide.errors import InvalidRequest
-
-MAX_CHOICES = 4096
-_MAX_SOURCE = 1 << 17
 
 Schema = Annotated[dict[str, Any] | bool | str, AfterValidator(json_value)]
 """A JSON schema, or its text."""
-Source = Annotated[Text, Field(min_length=1, max_length=_MAX_SOURCE)]
-Choices = Annotated[list[Annotated[Text, Field(min_length=1, max_length=_MAX_SOURCE)]], Field(min_length=1, max_length=MAX_CHOICES)]
+Source = Annotated[Text, Field(min_length=1, max_length=MAX_SOURCE_CHARACTERS)]
+Choices = Annotated[
+    list[Annotated[Text, Field(min_length=1, max_length=MAX_SOURCE_CHARACTERS)]], Field(min_length=1, max_length=MAX_CHOICES)
+]
 
 
 class NamedFormat(NamedTuple):

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from gateway.api_request import ApiRequest, CacheUse, Conversation, Prompt, Texts
+from gateway.conversation import MAX_TOOLS
 from gateway.fields import Body, JsonObject, Neutral, NeutralFalse, NeutralList, NeutralObject, OnlyNeutral, default_when_null, unicode_text
 from gateway.kimi.use import CACHE_ROLE, use_of_message
 from gateway.openai.formats import GuidedFields
@@ -44,7 +45,6 @@ from gateway.prepare import (
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
-    MAX_TOOLS,
     SAMPLING_FIELDS,
 )
 from springtide.errors import InvalidRequest

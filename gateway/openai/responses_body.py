@@ -22,6 +22,7 @@ from gateway.api_request import (
     ToolMode,
 )
 from gateway.bodies import explained
+from gateway.conversation import MAX_TOOLS
 from gateway.fields import Body, Flag, JsonObject, Neutral, NeutralFalse, NeutralList, OnlyNeutral, Text, default_when_null
 from gateway.openai.messages import PROMPT_CACHE_TTL_S, PromptCacheOptions
 from gateway.openai.requests import INT32, Seed
@@ -32,7 +33,6 @@ from springtide.protocol.scheduling import MAX_DEADLINE_MS, Terms
 
 Json = dict[str, Any]
 
-MAX_TOOLS = 512
 MAX_TOOL_NAME = 64
 LOGPROBS = "message.output_text.logprobs"
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512

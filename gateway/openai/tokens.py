@@ -10,10 +10,10 @@ from pydantic import FailFast, Field, model_validator
 from gateway.answer import ApiBackend
 from gateway.api_request import ApiRequest, Conversation, Texts
 from gateway.bodies import parse_body
+from gateway.conversation import MAX_TOOLS
 from gateway.exchange import Json, read, takes
 from gateway.fields import Body, Flag, JsonObject, NeutralFalse, NeutralObject, OnlyNeutral, Text, default_when_null
 from gateway.openai.messages import ChatMessage, ChatTool, conversation
-from gateway.prepare import MAX_TOOLS
 
 
 class TokenizeRequest(Body):

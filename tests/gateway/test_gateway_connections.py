@@ -193,7 +193,8 @@ async def test_when_all_are_being_answered_a_new_one_is_told_so(address: Address
     busy[0][1].write(b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhe")
     await asyncio.sleep(0.2)
     reader, _ = await connected(address)
-    assert (await ended(reader)).startswith(b"HTTP/1.1 503")
+    refusal = await ended(reader)
+    assert refusal.startswith(b"HTTP/1.1 503") and b"retry-after: 1\r\n" in refusal and b'"type": "service_unavailable"' in refusal
     answering.set()
     for reader, _ in busy:
         assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")

@@ -7,7 +7,7 @@ import pytest
 from engine.tokenizer.chat_template import ChatTemplate
 from engine.tokenizer.tokenizer import Tokenizer
 from gateway.api_request import Conversation, Message, Speaker, Tool, ToolCall, ToolChoice, ToolMode
-from gateway.conversation import ChatModel
+from gateway.conversation import MAX_TOOLS, ChatModel
 from gateway.tool_calls.families import TOOL_FAMILIES
 from springtide.errors import InvalidRequest
 
@@ -97,6 +97,13 @@ def test_half_a_character_in_a_calls_arguments_is_no_failure(tokenizer: Tokenize
 def test_a_request_cannot_say_what_is_not_for_it_to_say(tokenizer: Tokenizer, name: str) -> None:
     with pytest.raises(InvalidRequest, match=name):
         ChatModel(tokenizer).rendered(Conversation((ASKED,), template_options={name: []}))
+
+
+def test_tools_beyond_the_bound_are_refused_whoever_asks(tokenizer: Tokenizer) -> None:
+    tools = tuple(Tool(f"f{i}") for i in range(MAX_TOOLS + 1))
+    assert model(tokenizer, HERMES).rendered(Conversation((ASKED,), tools[1:])).text
+    with pytest.raises(InvalidRequest, match=f"tools may hold at most {MAX_TOOLS}, not {MAX_TOOLS + 1}"):
+        model(tokenizer, HERMES).rendered(Conversation((ASKED,), tools))
 
 
 def test_what_a_template_makes_of_deep_nesting_is_an_error_of_the_request(tokenizer: Tokenizer) -> None:

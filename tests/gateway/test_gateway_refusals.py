@@ -167,6 +167,14 @@ async def test_malformed_text_and_numbers_are_the_clients_fault(refusing: tuple[
     assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error", response.text
 
 
+async def test_google_s_paths_have_google_s_words_for_another_method_and_a_compressed_body(
+    refusing: tuple[httpx.AsyncClient, Cluster],
+) -> None:
+    path = "/v1beta/models/demo-model:generateContent"
+    told = [await refusing[0].delete(path), await refusing[0].post(path, content=b"x", headers={"content-encoding": "gzip"})]
+    assert [(one.status_code, one.json()["error"]["status"]) for one in told] == [(405, "UNIMPLEMENTED"), (415, "INVALID_ARGUMENT")]
+
+
 async def test_a_byte_order_mark_before_the_body_is_ignored(refusing: tuple[httpx.AsyncClient, Cluster]) -> None:
     body = b"\xef\xbb\xbf" + json.dumps(plain(model="gpt-x")).encode()
     response = await refusing[0].post(PLAIN, content=body, headers={"content-type": "application/json"})
