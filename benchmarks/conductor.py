@@ -37,7 +37,6 @@ PROCESS_RUNS, CORE_RUNS = 5, 5
 HEADLINES = (
     f"finding {EVENT_BLOCKS} blocks, {WORKERS[-1]} workers: {PINNED}",
     f"choosing among {WORKERS[-1]} workers, early-rejection-predicted: {PINNED}",
-    f"latency p99, {INSTANCES[-1]} instances, 8k tokens: {LIVE[-1]} live an instance",
     f"latency p99, {INSTANCES[-1]} instances, 128k tokens: {LIVE[-1]} live an instance",
 )
 NOTES = (

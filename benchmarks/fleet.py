@@ -56,7 +56,6 @@ IDLE, AT_WORK, ASKED = "idle", f"{LIVE:,} attempts live", f"{LIVE:,} attempts li
 HEADLINES = (
     "from the first announcement until the leader knows all",
     "wait p99 of who asks while nobody decides",
-    f"the leader's use of a core: {AT_WORK}",
 )
 NOTES = (
     f"{2 * WORKERS:,} instances, half of which prefill and half decode, each with a store, played over real sockets as in conductor; two "

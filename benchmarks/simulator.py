@@ -86,8 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
         rows = of_trace(trace.resolve())
         name, given, notes = f"simulator-{trace.stem}", f" ARGS='--trace {trace.name}'", MACHINE
     show("Simulator", rows)
-    headlines = [row.label for row in rows if row.wanted is not None]
-    print(write(name, f"make bench-simulator{given}", rows, with_remarks(notes, [], remark), headlines))
+    print(write(name, f"make bench-simulator{given}", rows, with_remarks(notes, [], remark)))
 
 
 if __name__ == "__main__":
