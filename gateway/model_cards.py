@@ -22,7 +22,7 @@ def routes(backend: ApiBackend) -> APIRouter:
     name, context_length = backend.preparer.model_name, backend.preparer.context_length
 
     @router.get("/v1/models")
-    @router.get("/v1beta/models", include_in_schema=False)
+    @router.get("/v1beta/models")
     async def models(request: Request) -> Json:
         card = _card(request, name, created, context_length)
         if speaks_gemini(request.url.path, request.headers):
@@ -32,7 +32,7 @@ def routes(backend: ApiBackend) -> APIRouter:
         return {"object": "list", "data": [card]}
 
     @router.get("/v1/models/{model_id:path}")
-    @router.get("/v1beta/models/{model_id:path}", include_in_schema=False)
+    @router.get("/v1beta/models/{model_id:path}")
     async def model(model_id: str, request: Request) -> Json:
         backend.preparer.check_model(model_id if model_id == name else model_name(model_id))
         return _card(request, name, created, context_length)

@@ -16,6 +16,13 @@ from gateway.uploads import Uploads
 from springtide.errors import InvalidRequest
 
 PATH = "/v1/files"
+_FORM: Json = {
+    "type": "object",
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"const": "batch"}},
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+}
+"""For the API's own description: what is sent is read as it comes."""
 _FIELDS = {"purpose"}
 _PAGE, _MOST_FILES = 100, 1000
 _MAX_NAME_LENGTH = 512
@@ -25,7 +32,7 @@ def routes(backend: ApiBackend) -> APIRouter:
     router = APIRouter()
     files, uploads = backend.files, Uploads()
 
-    @router.post(PATH)
+    @router.post(PATH, openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}})
     async def create(request: Request) -> Json:
         tenant: str = request.state.tenant
         form = await uploads.receive(request, "file", lambda: files.upload(tenant))

@@ -12,7 +12,9 @@ import httpx
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from tests.conformance.objects import CACHE, CACHED_CONTENTS, CACHING, FILE, FILES, KEPT
 from tests.conformance.probe import Server
+from tests.conformance.surfaces import MODEL
 from tests.support.cluster import Cluster
 from tests.support.models import make_tiny_llama
 
@@ -33,7 +35,14 @@ def running() -> Iterator[Server]:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="conformance-"))
         model = str(_model(Path(directory)))
         cluster = stack.enter_context(Cluster(model=model, served_model_name="tiny", dtype="float32"))
-        yield Server(stack.enter_context(httpx.Client(base_url=cluster.url, timeout=TIMEOUT_S)), cluster.model)
+        yield _furnished(stack.enter_context(httpx.Client(base_url=cluster.url, timeout=TIMEOUT_S)), cluster.model)
+
+
+def _furnished(http: httpx.Client, model: str) -> Server:
+    """With one of each thing that surfaces need the name of."""
+    server = Server(http, {MODEL: model})
+    file, cache, kept = (server.post(surface, {}).raise_for_status().json() for surface in (FILES, CACHING, CACHED_CONTENTS))
+    return Server(http, {MODEL: model, FILE: file["id"], CACHE: cache["id"], KEPT: kept["name"].partition("/")[2]})
 
 
 def _model(directory: Path) -> Path:

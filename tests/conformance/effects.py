@@ -98,6 +98,11 @@ def streamed(piece: Callable[[Json], str]) -> Effect:
     return effect
 
 
+def another_model_is_refused(probe: Probe) -> None:
+    refused = probe.sent()
+    require(refused.status_code in (400, 404) and probe.post().is_success, refused.text)
+
+
 def told_to_the_model(probe: Probe) -> None:
     """The prompt is longer for it."""
     told, plain = probe.tried().prompt_tokens, probe.without().prompt_tokens
@@ -443,6 +448,14 @@ def begins_with_the_kept(probe: Probe) -> None:
     name = probe.server.http.post("/v1beta/cachedContents", json=kept_content).json()["name"]
     answer = probe.ask(cachedContent=name)
     require(answer.prompt_tokens > 64 + probe.ask().prompt_tokens, answer.body)
+
+
+def so_many_tokens(length: int) -> Effect:
+    def effect(probe: Probe) -> None:
+        answer = probe.tried()
+        require(answer.output_tokens == length, answer.body)
+
+    return effect
 
 
 def content_scored(likeliest: int) -> Effect:

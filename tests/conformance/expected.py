@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from tests.conformance import objects
 from tests.conformance.effects import (
     Effect,
     after_the_one_before,
     an_object,
     another_answer,
+    another_model_is_refused,
     answer_goes_on,
     as_the_system_would,
     as_the_text_would,
@@ -42,6 +44,7 @@ from tests.conformance.effects import (
     scored,
     shown_again,
     so_many_prompt_tokens,
+    so_many_tokens,
     special_tokens_shown,
     stop_string_kept,
     stopped,
@@ -89,15 +92,16 @@ _COMMON: dict[str, Effect] = {
     "guided_regex": matching("[a-c]{2}"),
     "ignore_eos": goes_on_after_the_end_token,
     "include_stop_str_in_output": stop_string_kept,
+    "guided_json_object": an_object,
     "logit_bias": biased,
     "max_tokens": cut_at_the_length,
     "min_p": the_likeliest_alone(1.0),
     "min_tokens": not_before_so_many,
+    "model": another_model_is_refused,
     "n": two_choices,
     "presence_penalty": punished(1.5, presence_penalty=1.5),
     "prompt_logprobs": prompt_scored,
     "repetition_penalty": punished(None, repetition_penalty=1.5),
-    "response_format: json_object": an_object,
     "seed": decided_by_the_seed,
     "skip_special_tokens": special_tokens_shown,
     "stop": stopped("stop"),
@@ -118,6 +122,7 @@ EFFECTS: dict[str, dict[str, Effect]] = {
         "continue_final_message": answer_goes_on,
         "logprobs": scored(0),
         "max_completion_tokens": cut_at_the_length,
+        "messages": told_to_the_model,
         "messages: developer": as_the_system_would,
         "messages: name": told_to_the_model,
         "messages: text parts": as_the_text_would,
@@ -127,6 +132,7 @@ EFFECTS: dict[str, dict[str, Effect]] = {
         "prompt_cache_retention": kept(prompt_cache_retention="24h"),
         "reasoning_effort": told_to_the_model,
         "response_format": valid,
+        "response_format: json_object": an_object,
         "stream": streamed(_chat_piece),
         "tool_choice": called,
         "tool_choice: one by name": named_tool_called,
@@ -140,6 +146,7 @@ EFFECTS: dict[str, dict[str, Effect]] = {
         "echo": prompt_echoed,
         "logprobs": completion_scored,
         "max_tokens: 0": nothing_is_made,
+        "prompt": told_to_the_model,
         "prompt: several lists of token ids": so_many_prompt_tokens,
         "prompt: several texts": two_choices,
         "prompt: token ids": so_many_prompt_tokens,
@@ -148,23 +155,33 @@ EFFECTS: dict[str, dict[str, Effect]] = {
     },
     RESPONSES.title: {
         "background": made_in_the_background,
+        "cache_salt": found_with_the_same_salt_alone,
+        "deadline_ms": ended_by_its_deadline,
+        "frequency_penalty": another_answer(2.0),
         "include": response_scored(0),
+        "input": told_to_the_model,
         "input: function_call_output": told_to_the_model,
         "input: items": as_the_text_would,
         "instructions": told_to_the_model,
         "max_output_tokens": cut_at_the_length,
         "metadata": shown_again,
+        "min_p": the_likeliest_alone(1.0),
+        "model": another_model_is_refused,
         "parallel_tool_calls": at_most_one_call,
+        "presence_penalty": another_answer(2.0),
         "previous_response_id": after_the_one_before,
         "prompt_cache_options": kept(prompt_cache_options={"mode": "implicit"}),
         "prompt_cache_retention": kept(prompt_cache_retention="24h"),
         "reasoning": told_to_the_model,
+        "repetition_penalty": another_answer(2.0),
+        "seed": decided_by_the_seed,
         "store": not_stored,
         "stream": streamed(_response_piece),
         "temperature": cold_or_hot,
         "text": valid,
         "tool_choice": called,
         "tools": told_to_the_model,
+        "top_k": the_likeliest_alone(1),
         "top_logprobs": response_scored(2),
         "top_p": the_likeliest_alone(1e-9),
         "truncation": turns_left_out,
@@ -173,9 +190,12 @@ EFFECTS: dict[str, dict[str, Effect]] = {
         "cache_control": kept(cache_control={"type": "ephemeral"}),
         "max_tokens": cut_at_the_length,
         "max_tokens: 0": nothing_is_made,
+        "messages": told_to_the_model,
         "messages: text blocks": as_the_text_would,
         "messages: tool_use and tool_result": told_to_the_model,
+        "model": another_model_is_refused,
         "output_config": valid,
+        "output_format": valid,
         "stop_sequences": stopped("stop_sequence"),
         "stream": streamed(_message_piece),
         "system": told_to_the_model,
@@ -188,6 +208,8 @@ EFFECTS: dict[str, dict[str, Effect]] = {
         "top_p": the_likeliest_alone(1e-9),
     },
     COUNT_TOKENS.title: {
+        "messages": told_to_the_model,
+        "model": another_model_is_refused,
         "system": told_to_the_model,
         "thinking": thought_about({"type": "adaptive"}, {"type": "disabled"}),
         "tool_choice": tools_not_told_of,
@@ -195,7 +217,10 @@ EFFECTS: dict[str, dict[str, Effect]] = {
     },
     GENERATE_CONTENT.title: {
         "cachedContent": begins_with_the_kept,
+        "contents": told_to_the_model,
         "contents: functionCall and functionResponse": told_to_the_model,
+        "generationConfig": so_many_tokens(2),
+        "model": another_model_is_refused,
         "systemInstruction": told_to_the_model,
         "toolConfig": called,
         "tools": told_to_the_model,
@@ -217,6 +242,7 @@ EFFECTS: dict[str, dict[str, Effect]] = {
         "topK": the_likeliest_alone(1),
         "topP": the_likeliest_alone(1e-9),
     },
+    **objects.EFFECTS,
 }
 
 NEUTRAL: dict[str, set[str]] = {
@@ -224,20 +250,27 @@ NEUTRAL: dict[str, set[str]] = {
         *("add_special_tokens", "function_call", "metadata", "modalities", "prompt_cache_key", "safety_identifier", "service_tier"),
         *("spaces_between_special_tokens", "user"),
     },
-    COMPLETIONS.title: {"spaces_between_special_tokens", "user"},
+    COMPLETIONS.title: {"prompt_cache_key", "spaces_between_special_tokens", "user"},
     RESPONSES.title: {"max_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier", "stream_options", "user"},
     MESSAGES.title: {"metadata", "service_tier"},
-    COUNT_TOKENS.title: {"cache_control", "output_config"},
+    COUNT_TOKENS.title: {"cache_control", "output_config", "output_format"},
     GENERATE_CONTENT.title: {"safetySettings"},
+    **objects.NEUTRAL,
 }
 """There is nothing to be done with them, or with the values that they are taken at."""
 
-UNSEEN: dict[str, dict[str, str]] = {
+_TERMS = "tests/gateway/test_gateway_deadlines.py::test_who_asks_for_idle_capacity_says_so_to_conductor_and_nodes"
+_OF_RESPONSES = "tests/gateway/test_gateway_deadlines.py::test_a_response_has_the_same_fields"
+_PRIORITY = "tests/conductor/test_conductor_overload.py::test_low_priority_is_refused_at_a_lower_load_than_high"
+SEEN_BY: dict[str, dict[str, str]] = {
     CHAT.title: {
-        "include_reasoning": "tests/gateway/test_gateway_vendors.py",
-        "priority": "tests/conductor/test_conductor_overload.py",
-        "service_tier: flex": "tests/gateway/test_gateway_deadlines.py",
+        "idle": _TERMS,
+        "include_reasoning": "tests/gateway/test_gateway_vendors.py::test_openai_s_reasoning_is_left_out_for_who_does_not_want_it",
+        "priority": _PRIORITY,
+        "service_tier: flex": _TERMS,
     },
-    COMPLETIONS.title: {"priority": "tests/conductor/test_conductor_overload.py"},
+    COMPLETIONS.title: {"idle": _TERMS, "priority": _PRIORITY},
+    RESPONSES.title: {"idle": _OF_RESPONSES, "ignore_eos": _OF_RESPONSES, "priority": _OF_RESPONSES},
+    **objects.SEEN_BY,
 }
 """What they do shows under load, or of models that say to themselves what they think, and is tested there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,12 @@ class Server:
     """A running cluster, of a model whose chat template has a place for whatever can be told to one."""
 
     http: httpx.Client
-    model: str
+    names: Mapping[str, str]
+    """Of the model and of other things that are there, by what stands for them."""
+
+    @property
+    def model(self) -> str:
+        return self.names[MODEL]
 
     def post(self, surface: Surface, fields: Mapping[str, Any]) -> httpx.Response:
         """A request of the surface with these fields beside those that every request there has."""
@@ -58,12 +64,18 @@ class Server:
             body[surface.section] = {**body[surface.section], **fields}
         else:
             body |= fields
-        return self.http.post(surface.path.replace(MODEL, self.model), json=named(body, self.model), headers=dict(surface.headers))
+        path, body, headers = self.named(surface.path), self.named(body), dict(surface.headers)
+        if not surface.form:
+            return self.http.request(surface.method, path, json=body, headers=headers)
+        file = ("lines.jsonl", body.pop("file").encode())
+        return self.http.request(surface.method, path, data=body, files={"file": file}, headers=headers)
+
+    def named(self, value: Any) -> Any:
+        """With names in the place of what stands for them."""
+        return json.loads(_PLACES.sub(lambda match: self.names[match[0]], json.dumps(value)))
 
 
-def named(body: Mapping[str, Any], model: str) -> Any:
-    """With the model's name where `MODEL` stands for it."""
-    return json.loads(json.dumps(body).replace(f'"{MODEL}"', json.dumps(model)))
+_PLACES = re.compile(rf"\b(?:{MODEL}|FILE|CACHE|KEPT)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +89,15 @@ class Probe:
     def post(self, **fields: Any) -> httpx.Response:
         return self.server.post(self.surface, fields)
 
+    def sent(self) -> httpx.Response:
+        """The answer to the field at the trial's value, and whatever it needs beside it."""
+        return self.post(**{**self.trial.with_, self.trial.field: self.trial.value})
+
     def ask(self, **fields: Any) -> Answer:
         """Raises NoEffect when that is refused."""
         response = self.post(**fields)
         require(response.is_success, f"{fields}: {response.text}")
-        return _READERS[self.surface.path](response.json())
+        return _READERS.get(self.surface.path, _object)(response.json())
 
     def tried(self, **fields: Any) -> Answer:
         """With the field at the trial's value, and whatever it needs beside it."""
@@ -142,8 +158,11 @@ def _message(body: Json) -> Answer:
     return Answer(body, (text,), body["stop_reason"], calls, usage["input_tokens"] + cached + kept, usage["output_tokens"], cached, kept)
 
 
-def _count(body: Json) -> Answer:
-    return Answer(body, (), "", (), body["input_tokens"], 0)
+def _object(body: Json) -> Answer:
+    """What is no answer of the model; in one way or another it may say how many tokens it has."""
+    counts = {**body, **(body.get("usageMetadata") or {}), **(body["data"] if isinstance(body.get("data"), dict) else {})}
+    tokens = (counts.get(name) for name in ("input_tokens", "count", "totalTokens", "totalTokenCount", "total_tokens", "tokens"))
+    return Answer(body, (), "", (), next((number for number in tokens if isinstance(number, int)), 0), 0)
 
 
 def _content(body: Json) -> Answer:
@@ -160,6 +179,5 @@ _READERS: dict[str, Callable[[Json], Answer]] = {
     "/v1/completions": _openai,
     "/v1/responses": _response,
     "/v1/messages": _message,
-    "/v1/messages/count_tokens": _count,
     f"/v1beta/models/{MODEL}:generateContent": _content,
 }

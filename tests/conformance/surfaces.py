@@ -20,7 +20,10 @@ ANSWER = {"type": "object", "properties": {"answer": {"type": "boolean"}}, "requ
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 MODEL = "MODEL"
 """Stands for the name of the model that is asked."""
+NONE = "none"
+"""The name of nothing that there is."""
 QUESTION = "Tell me a story about the sea."
+FURTHER = f"{QUESTION} Let there be a ship in it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +47,38 @@ class Surface:
 
     title: str
     path: str
+    """With what stands for names in it: MODEL, and those of `tests/conformance/objects.py`."""
     base: Mapping[str, Any]
-    """A request that is served. `MODEL` may be in it, and in the path."""
+    """A request that is served, with the same in it."""
     trials: tuple[Trial, ...]
     headers: Mapping[str, str] = field(default_factory=dict)
     section: str = ""
     """Of the body, in which the fields are; empty: the body itself."""
     length: str = "max_tokens"
     """What the bound on an answer's tokens is called."""
+    method: str = "POST"
+    form: bool = False
+    """The body is a form with a file."""
 
 
-def _trials(
-    names: Iterable[str], values: Mapping[str, Any], extras: Iterable[Trial] = (), leave_out: Iterable[str] = ()
-) -> tuple[Trial, ...]:
+def trials(names: Iterable[str], values: Mapping[str, Any], extras: Iterable[Trial] = ()) -> tuple[Trial, ...]:
     """A trial of each name, and those of `values` that the SDK does not know: they are extensions of ours or vLLM's."""
     known = dict.fromkeys([*sorted(names), *values])
     trials = []
     for name in known:
-        if name in leave_out:
-            continue
         value = values.get(name, UNKNOWN)
         trials.append(value if isinstance(value, Trial) else Trial(name, value))
     return (*trials, *extras)
 
 
-def _hints(params: Any) -> list[str]:
+def hints(params: Any) -> list[str]:
     return list(typing.get_type_hints(params))
 
 
 TOOL = {"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": WEATHER}}
+NO_MODEL = Trial("model", NONE, missing=True)
 COMMON = {
+    "model": NO_MODEL,
     "frequency_penalty": 0.5,
     "logit_bias": {"100": 1.0},
     "n": 2,
@@ -105,22 +110,25 @@ COMMON = {
     "guided_regex": "[a-c]{2}",
     "guided_choice": ["yes", "no"],
     "guided_grammar": 'root ::= "yes" | "no"',
+    "guided_json_object": True,
     "structured_outputs": {"choice": ["yes", "no"]},
     "logits_processors": ["x"],
     "use_beam_search": True,
     "length_penalty": 0.5,
     # ours
     "deadline_ms": 60_000,
+    "idle": True,
 }
 
 CHAT = Surface(
     "OpenAI Chat Completions",
     "/v1/chat/completions",
     {"model": "MODEL", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 3},
-    _trials(
-        _hints(chat_create_params.CompletionCreateParamsBase),
+    trials(
+        hints(chat_create_params.CompletionCreateParamsBase),
         {
             **COMMON,
+            "messages": [{"role": "user", "content": FURTHER}],
             "audio": {"format": "wav", "voice": "alloy"},
             "function_call": "none",
             "functions": [{"name": "weather", "parameters": WEATHER}],
@@ -194,7 +202,6 @@ CHAT = Surface(
             Trial("service_tier: flex", "flex"),
             Trial("service_tier: priority", "priority"),
         ],
-        leave_out=("model", "messages"),
     ),
 )
 
@@ -202,10 +209,12 @@ COMPLETIONS = Surface(
     "OpenAI Completions",
     "/v1/completions",
     {"model": "MODEL", "prompt": "The sea is", "max_tokens": 3},
-    _trials(
-        _hints(completion_create_params.CompletionCreateParamsBase),
+    trials(
+        hints(completion_create_params.CompletionCreateParamsBase),
         {
             **COMMON,
+            "prompt": FURTHER,
+            "prompt_cache_key": "family",
             "best_of": Trial("best_of", 2, {"n": 1}),
             "echo": Trial("echo", True, {"logprobs": 1}),
             "logprobs": 2,
@@ -220,7 +229,6 @@ COMPLETIONS = Surface(
             Trial("prompt: several lists of token ids", [[10, 11], [12]]),
             Trial("max_tokens: 0", 0, {"echo": True, "logprobs": 1}),
         ],
-        leave_out=("model", "prompt"),
     ),
 )
 
@@ -229,10 +237,13 @@ RESPONSES = Surface(
     "OpenAI Responses",
     "/v1/responses",
     {"model": "MODEL", "input": QUESTION, "max_output_tokens": 16},
-    _trials(
-        _hints(response_create_params.ResponseCreateParamsBase),
+    trials(
+        hints(response_create_params.ResponseCreateParamsBase),
         {
+            "model": NO_MODEL,
+            "input": FURTHER,
             "background": True,
+            "background_options": {"completion_window": "1h"},
             "conversation": "conv_1",
             "include": ["message.output_text.logprobs"],
             "instructions": "Be brief.",
@@ -259,6 +270,18 @@ RESPONSES = Surface(
             "top_p": 0.5,
             "truncation": "auto",
             "user": "somebody",
+            # vLLM's and ours
+            "seed": 7,
+            "top_k": 5,
+            "min_p": 0.1,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.5,
+            "repetition_penalty": 1.1,
+            "ignore_eos": True,
+            "cache_salt": "pepper",
+            "priority": 1,
+            "deadline_ms": 60_000,
+            "idle": True,
         },
         extras=[
             Trial("input: items", [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}]),
@@ -276,7 +299,6 @@ RESPONSES = Surface(
             Trial("tools: mcp", [{"type": "mcp", "server_label": "x", "server_url": "https://example.com"}]),
             Trial("tools: code_interpreter", [{"type": "code_interpreter", "container": {"type": "auto"}}]),
         ],
-        leave_out=("model", "input"),
     ),
     length="max_output_tokens",
 )
@@ -284,6 +306,9 @@ RESPONSES = Surface(
 VERSION = {"anthropic-version": "2023-06-01"}
 CLAUDE_TOOL = {"name": "weather", "description": "of a city", "input_schema": WEATHER}
 _CLAUDE = {
+    "model": NO_MODEL,
+    "messages": [{"role": "user", "content": FURTHER}],
+    "output_format": {"type": "json_schema", "schema": ANSWER},
     "cache_control": {"type": "ephemeral"},
     "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
     "thinking": {"type": "disabled"},
@@ -295,14 +320,15 @@ MESSAGES = Surface(
     "Anthropic Messages",
     "/v1/messages",
     {"model": "MODEL", "max_tokens": 3, "messages": [{"role": "user", "content": QUESTION}]},
-    _trials(
-        _hints(message_create_params.MessageCreateParamsBase),
+    trials(
+        hints(message_create_params.MessageCreateParamsBase),
         {
             **_CLAUDE,
             "tool_choice": Trial("tool_choice", {"type": "any"}, {"tools": [CLAUDE_TOOL], "max_tokens": 400}),
             "max_tokens": 3,
             "metadata": {"user_id": "somebody"},
             "service_tier": "auto",
+            "diagnostics": {"previous_message_id": "msg_1"},
             "stop_sequences": ["zebra"],
             "stream": True,
             "temperature": 0.5,
@@ -328,7 +354,6 @@ MESSAGES = Surface(
             Trial("thinking: enabled", {"type": "enabled", "budget_tokens": 1024}, {"max_tokens": 1025}),
             Trial("tools: web_search", [{"type": "web_search_20250305", "name": "web_search"}]),
         ],
-        leave_out=("model", "messages"),
     ),
     headers=VERSION,
 )
@@ -336,24 +361,24 @@ COUNT_TOKENS = Surface(
     "Anthropic count_tokens",
     "/v1/messages/count_tokens",
     {"model": "MODEL", "messages": [{"role": "user", "content": QUESTION}]},
-    _trials(_hints(message_count_tokens_params.MessageCountTokensParams), _CLAUDE, leave_out=("model", "messages")),
+    trials(hints(message_count_tokens_params.MessageCountTokensParams), _CLAUDE),
     headers=VERSION,
 )
 
 
-def _camel(name: str) -> str:
+def camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 
 
-_CONTENTS = [{"role": "user", "parts": [{"text": QUESTION}]}]
-_DECLARED = {"functionDeclarations": [{"name": "weather", "parametersJsonSchema": WEATHER}]}
+CONTENTS = [{"role": "user", "parts": [{"text": QUESTION}]}]
+DECLARED = {"functionDeclarations": [{"name": "weather", "parametersJsonSchema": WEATHER}]}
 GENERATION_CONFIG = Surface(
     "Gemini generationConfig",
     "/v1beta/models/MODEL:generateContent",
-    {"contents": _CONTENTS, "generationConfig": {"maxOutputTokens": 3}},
-    _trials(
-        map(_camel, genai.GenerationConfig.model_fields),
+    {"contents": CONTENTS, "generationConfig": {"maxOutputTokens": 3}},
+    trials(
+        map(camel, genai.GenerationConfig.model_fields),
         {
             "candidateCount": 2,
             "frequencyPenalty": 0.5,
@@ -386,16 +411,19 @@ GENERATION_CONFIG = Surface(
 GENERATE_CONTENT = Surface(
     "Gemini generateContent",
     "/v1beta/models/MODEL:generateContent",
-    {"contents": _CONTENTS, "generationConfig": {"maxOutputTokens": 3}},
-    _trials(
+    {"contents": CONTENTS, "generationConfig": {"maxOutputTokens": 3}},
+    trials(
         ["systemInstruction", "tools", "toolConfig", "safetySettings", "cachedContent", "labels"],
         {
+            "model": Trial("model", f"models/{NONE}", missing=True),
+            "contents": [{"role": "user", "parts": [{"text": FURTHER}]}],
+            "generationConfig": {"maxOutputTokens": 2, "temperature": 0},
             "systemInstruction": {"parts": [{"text": "Be brief."}]},
-            "tools": [_DECLARED],
+            "tools": [DECLARED],
             "toolConfig": Trial(
                 "toolConfig",
                 {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["weather"]}},
-                {"tools": [_DECLARED], "generationConfig": {"maxOutputTokens": 400}},
+                {"tools": [DECLARED], "generationConfig": {"maxOutputTokens": 400}},
             ),
             "safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}],
             "cachedContent": Trial("cachedContent", "cachedContents/none", missing=True),
@@ -406,11 +434,11 @@ GENERATE_CONTENT = Surface(
             Trial(
                 "contents: functionCall and functionResponse",
                 [
-                    *_CONTENTS,
+                    *CONTENTS,
                     {"role": "model", "parts": [{"functionCall": {"name": "weather", "args": {"city": "Oslo"}}}]},
                     {"role": "user", "parts": [{"functionResponse": {"name": "weather", "response": {"result": "rain"}}}]},
                 ],
-                {"tools": [_DECLARED]},
+                {"tools": [DECLARED]},
             ),
             Trial("tools: googleSearch", [{"googleSearch": {}}]),
             Trial("tools: codeExecution", [{"codeExecution": {}}]),
@@ -420,33 +448,7 @@ GENERATE_CONTENT = Surface(
 
 SURFACES = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, COUNT_TOKENS, GENERATE_CONTENT, GENERATION_CONFIG)
 
-ENDPOINTS: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
-    ("GET", "/v1/models", None),
-    ("GET", "/v1/models/MODEL", None),
-    ("POST", "/v1/chat/completions", CHAT.base),
-    ("POST", "/v1/completions", COMPLETIONS.base),
-    ("POST", "/v1/responses", RESPONSES.base),
-    ("POST", "/v1/messages", MESSAGES.base),
-    ("POST", "/v1/messages/count_tokens", COUNT_TOKENS.base),
-    ("GET", "/v1/files", None),
-    ("GET", "/v1/batches", None),
-    ("GET", "/v1/caching", None),
-    ("GET", "/v1/caching/refs/tags", None),
-    ("POST", "/v1/tokenizers/estimate-token-count", {"model": "MODEL", "messages": [{"role": "user", "content": QUESTION}]}),
-    ("GET", "/v1beta/models", None),
-    ("GET", "/v1beta/models/MODEL", None),
-    ("POST", "/v1beta/models/MODEL:generateContent", GENERATE_CONTENT.base),
-    ("POST", "/v1beta/models/MODEL:streamGenerateContent", GENERATE_CONTENT.base),
-    ("POST", "/v1beta/models/MODEL:countTokens", {"contents": _CONTENTS}),
-    ("GET", "/v1beta/cachedContents", None),
-    ("POST", "/tokenize", {"model": "MODEL", "prompt": "The sea"}),
-    ("POST", "/detokenize", {"model": "MODEL", "tokens": [10, 11]}),
-    ("GET", "/version", None),
-    ("GET", "/ping", None),
-    ("GET", "/health", None),
-    ("GET", "/ready", None),
-    ("GET", "/metrics", None),
-    ("GET", "/openapi.json", None),
+NOT_SERVED: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("POST", "/v1/embeddings", {"model": "MODEL", "input": "x"}),
     ("POST", "/v1/moderations", {"input": "x"}),
     ("POST", "/v1/images/generations", {"prompt": "x"}),
@@ -467,3 +469,4 @@ ENDPOINTS: tuple[tuple[str, str, Mapping[str, Any] | None], ...] = (
     ("POST", "/v1/complete", {"model": "MODEL", "prompt": "x", "max_tokens_to_sample": 1}),
     ("POST", "/v1/messages/batches", {"requests": []}),
 )
+"""Endpoints that the APIs have and this server does not."""

@@ -111,6 +111,14 @@ async def test_who_asks_for_idle_capacity_says_so_to_conductor_and_nodes(client:
         assert [start.request.idle for name, start in cluster.started if name.startswith(role)] == [True, False, True, True]
 
 
+async def test_a_response_has_the_same_fields(client: openai.AsyncOpenAI, cluster: Cluster) -> None:
+    extra = {"priority": -2, "idle": True, "deadline_ms": 60_000, "ignore_eos": True}
+    await client.responses.create(model=MODEL, input="Say it.", max_output_tokens=4, extra_body=extra)
+    (request,) = cluster.conductor.requests
+    assert request.terms.priority == 2 and request.terms.idle and 50_000 < request.terms.deadline_ms <= 60_000
+    assert all(start.request.params.ignore_eos for _, start in cluster.started)
+
+
 @pytest.mark.parametrize("body", [ChatCompletionRequest, CompletionRequest])
 def test_http_has_a_field_for_whatever_can_be_asked(body: type[BaseModel]) -> None:
     assert {*(field.name for field in fields(Terms)), *SAMPLING_FIELDS} <= body.model_fields.keys()

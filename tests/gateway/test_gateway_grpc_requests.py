@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from gateway_cluster import MODEL, Cluster
 from grpc_tools import protoc
 
 from engine.tokenizer.tokenizer import Tokenizer
-from gateway.api_request import CacheUse, Conversation, FormatKind, OutputFormat, Speaker, ToolCall, ToolChoice, ToolMode
+from gateway.api_request import CacheUse, Conversation, FormatKind, OutputFormat, Speaker, Tool, ToolCall, ToolChoice, ToolMode
 from gateway.app import GatewayServer
 from gateway.grpc_requests import api_request
 from springtide.errors import InvalidRequest
@@ -29,7 +29,7 @@ from springtide.rpc.channels import connect
 
 REPOSITORY = Path(__file__).parents[2]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-WEATHER = api.Tool(name="weather", description="of a city", parameters=json.dumps(PARAMETERS))
+WEATHER = api.Tool(name="weather", description="of a city", parameters=json.dumps(PARAMETERS), strict=True)
 ASKED = [api.ChatMessage(role="user", content="Is it raining in Oslo?")]
 
 
@@ -69,12 +69,54 @@ def test_a_chat_with_tools_is_a_conversation() -> None:
     system, _, assistant, tool = asked.prompt.messages
     assert system.speaker is Speaker.SYSTEM and tool.tool_call_id == "c1" and tool.name == "weather"
     assert assistant.reasoning == "Hm." and assistant.tool_calls == (ToolCall("c1", "weather", '{"city":"Oslo"}'),)
-    assert asked.prompt.tools[0].parameters == PARAMETERS and asked.prompt.template_options == {"enable_thinking": False}
+    assert asked.prompt.tools == (Tool("weather", "of a city", PARAMETERS, strict=True),)
+    assert asked.prompt.template_options == {"enable_thinking": False}
     assert asked.prompt.tool_choice == ToolChoice(ToolMode.REQUIRED, "weather", parallel=False)
     assert asked.format == OutputFormat(FormatKind.REGEX, "a+") and asked.n == 2 and asked.include_stop
     assert asked.bad_words == ("zebra",) and asked.sampling["allowed_token_ids"].column().tolist() == [5, 6]
     assert not asked.skip_special_tokens and asked.truncate_prompt_tokens == -1
     assert asked.cache == CacheUse("cache-1", salt="pepper", keep_all_s=60) and asked.terms.idle and asked.terms.priority == 3
+
+
+def test_a_chat_goes_on_with_its_last_message() -> None:
+    said = [*ASKED, api.ChatMessage(role="assistant", content="It is")]
+    prompt = api_request(api.GenerateRequest(model=MODEL, chat=api.ChatPrompt(messages=said, continue_final_message=True))).prompt
+    assert isinstance(prompt, Conversation) and prompt.continue_final_message and not prompt.add_generation_prompt
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "allowed_token_ids", "bad_words", "grammar"])
+def test_what_is_between_nodes_is_refused_by_name(name: str) -> None:
+    field = pb.SamplingParams.DESCRIPTOR.fields_by_name[name]
+    value: Any = field.message_type._concrete_class()
+    sampling = pb.SamplingParams(**{name: [value] if field.is_repeated else value})
+    with pytest.raises(InvalidRequest, match=rf"sampling\.{name} is between nodes") as caught:
+        api_request(api.GenerateRequest(model=MODEL, text="x", sampling=sampling))
+    assert caught.value.param == f"sampling.{name}"
+
+
+async def test_every_field_of_sampling_reaches_the_nodes(stub: inference_pb2_grpc.InferenceStub, cluster: Cluster) -> None:
+    wanted: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.25,
+        "min_p": 0.125,
+        "seed": 11,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.75,
+        "frequency_penalty": -0.5,
+        "stop_token_ids": [5, 6],
+        "max_tokens": 9,
+        "ignore_eos": True,
+        "logprobs": 2,
+        "prompt_logprobs": 3,
+        "min_tokens": 4,
+    }
+    between_nodes = {"logit_bias", "allowed_token_ids", "bad_words", "grammar"}
+    assert wanted.keys() == set(pb.SamplingParams.DESCRIPTOR.fields_by_name) - between_nodes
+    request = api.GenerateRequest(model=MODEL, text="Say it.", sampling=pb.SamplingParams(**wanted))
+    [_ async for _ in stub.Generate(request)]
+    params = cluster.started[0][1].request.params
+    assert {name: list(value) if isinstance(value := getattr(params, name), Sequence) else value for name in wanted} == wanted
 
 
 @pytest.mark.parametrize(
