@@ -15,12 +15,12 @@ Blocks with equal holders share one int, so a block costs its key and its place 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from conductor._native import HolderTable, spread
+from conductor._native import HolderTable, match_ends, spread
 from conductor.core.types.arrays import Ints
 from springtide.ids import BlockKey, NodeId
 from springtide.protocol.storage import Tier
@@ -185,26 +185,17 @@ class PrefixIndex:
 
     def match(self, keys: Sequence[BlockKey]) -> Matches:
         """How many of the first `keys` each store holds, in whichever tier."""
-        if not self.has_ssd:
-            return self.match_in_dram(keys)
-        dram, ssd, live = self._holders[Tier.DRAM].get, self._holders[Tier.SSD].get, self._live_mask
-        return self._matches(lambda block: (dram(keys[block]) | ssd(keys[block])) & live, len(keys))
+        ssd = self._holders[Tier.SSD] if self.has_ssd else None
+        return Matches(match_ends(self._holders[Tier.DRAM], ssd, keys, self._live_mask), self._node_of_bit)
 
     def match_in_dram(self, keys: Sequence[BlockKey]) -> Matches:
         """The same as `match`, counting only what can be read at once."""
-        dram, live = self._holders[Tier.DRAM].get, self._live_mask
-        return self._matches(lambda block: dram(keys[block]) & live, len(keys))
+        return Matches(match_ends(self._holders[Tier.DRAM], None, keys, self._live_mask), self._node_of_bit)
 
     @property
     def has_ssd(self) -> bool:
         """Whether some store holds blocks on SSD."""
         return len(self._holders[Tier.SSD]) > 0
-
-    def _matches(self, holders: Callable[[int], int], num_keys: int) -> Matches:
-        """`holders` says who holds a block of the prompt."""
-        ends = _ends(holders, num_keys) if num_keys else []
-        ends.sort(reverse=True)
-        return Matches(ends, self._node_of_bit)
 
     def live_bit(self, node_id: NodeId) -> int | None:
         """The bit of the store's live view, None while there is none."""
@@ -293,39 +284,6 @@ class PrefixIndex:
             self._live_mask &= ~view.mask
             self._retired_mask |= view.mask
             self._retired_blocks += view.num_blocks
-
-
-def _ends(holders: Callable[[int], int], num_keys: int) -> list[tuple[int, int]]:
-    """(blocks, those who hold exactly so many) for every depth at which somebody drops out, in no order. `num_keys` is at least 1."""
-    first = holders(0)
-    if not first:
-        return []
-    last = first if num_keys == 1 else holders(num_keys - 1) & first
-    ends = [(num_keys, last)] if last else []
-    block, here, step = 0, first, 1
-    while here != last:
-        further = min(block + step, num_keys - 1)
-        there = holders(further) & here | last if further < num_keys - 1 else last
-        if there != here:
-            _drops(holders, block, here, further, there, ends)
-        block, here, step = further, there, 2 * step
-    return ends
-
-
-def _drops(holders: Callable[[int], int], low: int, at_low: int, high: int, at_high: int, ends: list[tuple[int, int]]) -> None:
-    """Adds who drops out between two blocks whose masks differ. Should a store not be prefix-closed for once, everybody is still counted
-    exactly once, somewhere between."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        at_middle = holders(middle) & at_low | at_high
-        if at_middle == at_low:
-            low = middle
-        elif at_middle == at_high:
-            high = middle
-        else:
-            _drops(holders, low, at_low, middle, at_middle, ends)
-            low, at_low = middle, at_middle
-    ends.append((high, at_low ^ at_high))
 
 
 def bits(mask: int) -> Sequence[int] | Ints:

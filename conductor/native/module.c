@@ -14,6 +14,7 @@ static PyMethodDef methods[] = {
     {"roomy_rows", roomy_rows, METH_VARARGS, NULL},
     {"least_busy", least_busy, METH_VARARGS, NULL},
     {"spread", spread, METH_VARARGS, NULL},
+    {"match_ends", match_ends, METH_VARARGS, NULL},
     {"expect_batches", (PyCFunction)(void (*)(void))expect_batches, METH_VARARGS | METH_KEYWORDS, NULL},
     {"step_times_ms", step_times_ms, METH_VARARGS, NULL},
     {"look_at_pool", (PyCFunction)(void (*)(void))look_at_pool, METH_VARARGS | METH_KEYWORDS, NULL},

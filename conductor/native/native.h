@@ -19,6 +19,7 @@ PyObject *rows_from(PyObject *module, PyObject *args);
 PyObject *roomy_rows(PyObject *module, PyObject *args);
 PyObject *least_busy(PyObject *module, PyObject *args);
 PyObject *spread(PyObject *module, PyObject *args);
+PyObject *match_ends(PyObject *module, PyObject *args);
 PyObject *expect_batches(PyObject *module, PyObject *args, PyObject *kwargs);
 PyObject *step_times_ms(PyObject *module, PyObject *args);
 PyObject *look_at_pool(PyObject *module, PyObject *args, PyObject *kwargs);

@@ -161,6 +161,129 @@ static PyObject *table_get(Table *table, PyObject *object) {
     return holders ? Py_NewRef(holders) : PyLong_FromLong(0);
 }
 
+/* A prompt's blocks, and the tables and bits that count. */
+typedef struct {
+    const Table *tables[2];
+    Py_ssize_t num_tables, num_keys;
+    PyObject *keys, *live, *ends;
+} Prompt;
+
+/* Who holds the block. Here and below: a new reference, or NULL with an error set. */
+static PyObject *holders_of(const Prompt *prompt, Py_ssize_t block) {
+    uint64_t key[2];
+    PyObject *object = PySequence_GetItem(prompt->keys, block), *all = NULL;
+    int wrong = !object || key_of(object, key);
+    Py_XDECREF(object);
+    if (wrong) return NULL;
+    for (Py_ssize_t i = 0; i < prompt->num_tables; i++) {
+        const Table *table = prompt->tables[i];
+        PyObject *holders = table->capacity ? find(table, key)->holders : NULL;
+        if (!holders) continue;
+        Py_XSETREF(all, all ? PyNumber_Or(all, holders) : Py_NewRef(holders));
+        if (!all) return NULL;
+    }
+    if (!all) return PyLong_FromLong(0);
+    PyObject *live = PyNumber_And(all, prompt->live);
+    Py_DECREF(all);
+    return live;
+}
+
+/* The same of those among `within`, and all of `least`. */
+static PyObject *holders_between(const Prompt *prompt, Py_ssize_t block, PyObject *within, PyObject *least) {
+    PyObject *holders = holders_of(prompt, block);
+    if (holders) Py_SETREF(holders, PyNumber_And(holders, within));
+    if (holders) Py_SETREF(holders, PyNumber_Or(holders, least));
+    return holders;
+}
+
+/* Here and below: -1 with an error set. */
+static int same(PyObject *a, PyObject *b) { return PyObject_RichCompareBool(a, b, Py_EQ); }
+
+static int add_end(const Prompt *prompt, Py_ssize_t blocks, PyObject *holders) {
+    PyObject *end = holders ? Py_BuildValue("nO", blocks, holders) : NULL;
+    int failed = !end || PyList_Append(prompt->ends, end);
+    Py_XDECREF(end);
+    return failed ? -1 : 0;
+}
+
+/* Adds who drops out between two blocks whose holders differ. Should a store not be prefix-closed for once, everybody is still counted
+ * exactly once, somewhere between. */
+static int add_drops(const Prompt *prompt, Py_ssize_t low, PyObject *at_low, Py_ssize_t high, PyObject *at_high) {
+    int failed = 0;
+    Py_INCREF(at_low);
+    Py_INCREF(at_high);
+    while (!failed && high - low > 1) {
+        Py_ssize_t middle = low + (high - low) / 2;
+        PyObject *at_middle = holders_between(prompt, middle, at_low, at_high);
+        int none = at_middle ? same(at_middle, at_low) : -1, all = none ? none : same(at_middle, at_high);
+        if (none < 0 || all < 0) {
+            failed = -1;
+        } else if (none) {
+            low = middle;
+        } else if (all) {
+            high = middle;
+        } else {
+            failed = add_drops(prompt, low, at_low, middle, at_middle);
+            low = middle;
+            Py_SETREF(at_low, Py_NewRef(at_middle));
+        }
+        Py_XDECREF(at_middle);
+    }
+    if (!failed) {
+        PyObject *dropped = PyNumber_Xor(at_low, at_high);
+        failed = add_end(prompt, high, dropped);
+        Py_XDECREF(dropped);
+    }
+    Py_DECREF(at_low);
+    Py_DECREF(at_high);
+    return failed;
+}
+
+static int add_ends(const Prompt *prompt) {
+    Py_ssize_t last_key = prompt->num_keys - 1, block = 0;
+    PyObject *here = holders_of(prompt, 0), *last = NULL;
+    int failed = -1, left = here ? PyObject_IsTrue(here) : -1;
+    if (left == 0) failed = 0;
+    if (left <= 0) goto end;
+    last = last_key ? holders_of(prompt, last_key) : Py_NewRef(here);
+    if (last) Py_SETREF(last, PyNumber_And(last, here));
+    left = last ? PyObject_IsTrue(last) : -1;
+    if (left < 0 || (left && add_end(prompt, prompt->num_keys, last))) goto end;
+    int over = same(here, last);
+    for (Py_ssize_t step = 1; over == 0; step *= 2) {
+        Py_ssize_t further = last_key - block > step ? block + step : last_key;
+        PyObject *there = further < last_key ? holders_between(prompt, further, here, last) : Py_NewRef(last);
+        int equal = there ? same(there, here) : -1;
+        int wrong = equal < 0 || (!equal && add_drops(prompt, block, here, further, there));
+        if (there) Py_SETREF(here, there);
+        if (wrong) goto end;
+        block = further;
+        over = same(here, last);
+    }
+    failed = over < 0 ? -1 : 0;
+end:
+    Py_XDECREF(here);
+    Py_XDECREF(last);
+    return failed;
+}
+
+PyObject *match_ends(PyObject *Py_UNUSED(module), PyObject *args) {
+    Prompt prompt = {.num_tables = 1};
+    PyObject *dram, *ssd;
+    if (!PyArg_ParseTuple(args, "O!OOO!", &HolderTable_Type, &dram, &ssd, &prompt.keys, &PyLong_Type, &prompt.live)) return NULL;
+    prompt.tables[0] = (const Table *)dram;
+    if (ssd != Py_None) {
+        if (!PyObject_TypeCheck(ssd, &HolderTable_Type)) return PyErr_Format(PyExc_TypeError, "ssd is no HolderTable, but %R", ssd);
+        prompt.tables[prompt.num_tables++] = (const Table *)ssd;
+    }
+    prompt.num_keys = PySequence_Size(prompt.keys);
+    if (prompt.num_keys < 0) return NULL;
+    prompt.ends = PyList_New(0);
+    if (prompt.ends && ((prompt.num_keys && add_ends(&prompt)) || PyList_Sort(prompt.ends) || PyList_Reverse(prompt.ends)))
+        Py_CLEAR(prompt.ends);
+    return prompt.ends;
+}
+
 static PyObject *table_sweep(Table *table, PyObject *args) {
     Py_ssize_t first, count, cleared = 0;
     PyObject *mask, *share;
