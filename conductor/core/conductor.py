@@ -197,15 +197,16 @@ class ConductorCore:
         self._count(decision)
         assignment = None
         if isinstance(decision, Placement):
+            ttft_ms = decision.ttft_ms
             sources = self._sources(decision, alternatives)
-            prediction = self._prediction(decision, alternatives.outlook, output_tokens, now)
+            prediction = self._prediction(decision, ttft_ms, alternatives.outlook, output_tokens, now)
             assignment = Assignment(
                 attempt_id=request.attempt_id,
                 prefill=self.state.instances[decision.prefill.instance_id].ref,
                 decode=self.state.instances[decision.decode.instance_id].ref,
                 local_blocks=decision.prefill.local_blocks,
                 sources=sources,
-                predicted_ttft_ms=decision.ttft_ms,
+                predicted_ttft_ms=ttft_ms,
                 predicted_tbt_ms=decision.decode.tbt_ms,
                 ttft_slo_ms=alternatives.ttft_slo_ms,
                 tbt_slo_ms=alternatives.tbt_slo_ms,
@@ -225,7 +226,7 @@ class ConductorCore:
                     num_blocks=alternatives.expected_blocks,
                     output_tokens=max(1, round(output_tokens)),
                     prefill_ms=decision.prefill.prefill_ms,
-                    joins_at=now + decision.ttft_ms / 1000.0,
+                    joins_at=now + ttft_ms / 1000.0,
                     renewed_at=now,
                     tenant=request.tenant,
                     most_tokens=request.max_new_tokens or math.inf,
@@ -253,10 +254,10 @@ class ConductorCore:
         reason = Reason.NO_PREFILL if Role.PREFILL in short else Reason.NO_DECODE
         return Rejection(reason, f"{decision.message}; a larger one is away", alternatives.rejoin_s)
 
-    def _prediction(self, placement: Placement, outlook: Outlook | None, output_tokens: float, now: float) -> Prediction:
+    def _prediction(self, placement: Placement, ttft_ms: float, outlook: Outlook | None, output_tokens: float, now: float) -> Prediction:
         prefill = placement.prefill
         return Prediction(
-            ttft_ms=placement.ttft_ms,
+            ttft_ms=ttft_ms,
             queue_ms=prefill.queue_ms,
             transfer_ms=prefill.transfer_ms,
             prefill_ms=prefill.prefill_ms,

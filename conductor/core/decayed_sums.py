@@ -23,7 +23,10 @@ class DecayedSums(Generic[KeyT]):
         """The sum, and when it was that."""
 
     def add(self, key: KeyT, amount: float, now: float) -> None:
-        self._sums[key] = (self.get(key, now) + amount, now)
+        known = self._sums.get(key)
+        if known is not None:
+            amount += known[0] * math.exp((known[1] - now) / self._time_constant_s)
+        self._sums[key] = amount, now
         if len(self._sums) > self._most_keys:
             # A quarter at a time, for it takes a look at all of them.
             for smallest, _ in sorted(self.items(now).items(), key=lambda entry: entry[1])[: self._most_keys // 4 + 1]:

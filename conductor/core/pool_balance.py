@@ -13,7 +13,6 @@ from statistics import fmean
 
 import numpy as np
 
-from conductor.core.decayed_sums import DecayedSums
 from conductor.core.settings import PoolBalanceSettings
 from conductor.core.state import ClusterState, Instance
 from conductor.core.types.arrays import Floats
@@ -131,9 +130,11 @@ class PoolDemand:
             return
         load = self._state.instances[placed.decode.instance_id].load
         decode_ms = decode_work_ms(load, request.num_tokens, output_tokens, alternatives.num_blocks, self._tbt_slo_ms)
-        for work in (self._by_ratio, self._by_sizes):
-            work.add(Role.DECODE if placed.inlined else Role.PREFILL, placed.prefill.prefill_ms, now)
-            work.add(Role.DECODE, decode_ms, now)
+        prefill_ms = placed.prefill.prefill_ms
+        if placed.inlined:
+            prefill_ms, decode_ms = 0.0, decode_ms + prefill_ms
+        self._by_ratio.add(prefill_ms, decode_ms, now)
+        self._by_sizes.add(prefill_ms, decode_ms, now)
 
     def work(self, now: float) -> PoolWork:
         """Of the last two minutes or so: the ratio of the pools follows it."""
@@ -149,20 +150,25 @@ class _WorkOfLate:
 
     def __init__(self, time_constant_s: float) -> None:
         self._time_constant_s = time_constant_s
-        self._work_ms: DecayedSums[Role] = DecayedSums(time_constant_s, len(Role))
         self._since: float | None = None
+        self._prefill_ms = self._decode_ms = self._at = 0.0
+        """Of both pools, as of then: one exponential for both, for it is in the way of every decision."""
 
-    def add(self, role: Role, work_ms: float, now: float) -> None:
+    def add(self, prefill_ms: float, decode_ms: float, now: float) -> None:
         if self._since is None:
-            self._since = now
-        self._work_ms.add(role, work_ms, now)
+            self._since = self._at = now
+        left = math.exp((self._at - now) / self._time_constant_s)
+        self._prefill_ms = self._prefill_ms * left + prefill_ms
+        self._decode_ms = self._decode_ms * left + decode_ms
+        self._at = now
 
     def get(self, now: float) -> PoolWork:
         if self._since is None:
             return PoolWork(0.0, 0.0)
         # The time that there has been, weighted as the work is: a young cluster's is not thinned out by a time before its first request.
         window_ms = -1000.0 * self._time_constant_s * math.expm1(-max(now - self._since, 1.0) / self._time_constant_s)
-        return PoolWork(self._work_ms.get(Role.PREFILL, now) / window_ms, self._work_ms.get(Role.DECODE, now) / window_ms)
+        left = math.exp((self._at - now) / self._time_constant_s)
+        return PoolWork(self._prefill_ms * left / window_ms, self._decode_ms * left / window_ms)
 
 
 def decode_work_ms(load: Load, num_tokens: int, output_tokens: float, num_blocks: int, tbt_slo_ms: float) -> float:

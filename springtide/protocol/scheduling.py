@@ -85,9 +85,9 @@ class Schedule:
             raise InvalidRequest("attempt_id is empty: the gateway names each attempt", param="attempt_id")
         if self.num_tokens < 1:
             raise InvalidRequest(f"num_tokens must be at least 1, not {self.num_tokens}: there is nothing to prefill", param="num_tokens")
-        for name in ("ttft_slo_ms", "tbt_slo_ms"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InvalidRequest(f"{name} must be finite and not negative, but is {getattr(self, name)}", param=name)
+        if not (0 <= self.ttft_slo_ms < math.inf and 0 <= self.tbt_slo_ms < math.inf):
+            name = "tbt_slo_ms" if 0 <= self.ttft_slo_ms < math.inf else "ttft_slo_ms"
+            raise InvalidRequest(f"{name} must be finite and not negative, but is {getattr(self, name)}", param=name)
 
     @property
     def reusable_keys(self) -> Sequence[BlockKey]:

@@ -327,7 +327,7 @@ def _decode(alternatives: Alternatives, rows: Ints) -> DecodeEstimate:
     """By the policy among those that have a place in their batch, and slots for the prompt and what is expected to follow; where none has,
     the one that will soonest."""
     decodes = alternatives.decodes
-    found = np.empty_like(rows)
+    found = np.empty(len(rows), np.int64)
     roomy = found[: _native.roomy_rows(rows, decodes.batch, decodes.max_batch, decodes.slots_free, alternatives.expected_blocks, found)]
     if len(roomy):
         return decodes.row(POLICIES[alternatives.policy].decode(alternatives, roomy))
@@ -362,7 +362,7 @@ def admit(alternatives: Alternatives, placement: Placement) -> Decision:
 
 def _rows_from(column: Ints, least: int) -> Ints:
     """The rows whose value is at least `least`."""
-    found = np.empty_like(column)
+    found = np.empty(len(column), np.int64)
     return found[: _native.rows_from(column, least, found)]
 
 

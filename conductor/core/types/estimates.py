@@ -163,17 +163,17 @@ class PrefillEstimates(_Estimates[PrefillEstimate]):
         )
 
     def row(self, index: int) -> PrefillEstimate:
-        branch = int(self.branch[index])
+        branch = self.branch.item(index)
         return PrefillEstimate(
             self.instance_ids[index],
-            int(self.local_blocks[index]),
+            self.local_blocks.item(index),
             self.source_id if branch == FETCH else None,
             self.source_blocks if branch == FETCH else 0,
-            float(self.queue_ms[index]),
-            float(self.transfer_ms[index]),
-            float(self.prefill_ms[index]),
-            float(self.saved_ms[index]),
-            int(self.slots_total[index]),
+            self.queue_ms.item(index),
+            self.transfer_ms.item(index),
+            self.prefill_ms.item(index),
+            self.saved_ms.item(index),
+            self.slots_total.item(index),
             BRANCHES[branch],
         )
 
@@ -211,12 +211,12 @@ class DecodeEstimates(_Estimates[DecodeEstimate]):
     def row(self, index: int) -> DecodeEstimate:
         return DecodeEstimate(
             self.instance_ids[index],
-            int(self.prefix_blocks[index]),
-            float(self.tbt_ms[index]),
-            int(self.batch[index]),
-            int(self.slots_free[index]),
-            int(self.slots_total[index]),
-            int(self.max_batch[index]),
+            self.prefix_blocks.item(index),
+            self.tbt_ms.item(index),
+            self.batch.item(index),
+            self.slots_free.item(index),
+            self.slots_total.item(index),
+            self.max_batch.item(index),
         )
 
 
