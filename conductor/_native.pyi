@@ -134,8 +134,8 @@ class HolderTable:
         be passed over: when bits are left, go over the table again."""
 
 def match_ends(dram: HolderTable, ssd: HolderTable | None, keys: Sequence[BlockKey], live: int, /) -> list[tuple[int, int]]:
-    """Pairs of a number of the first `keys` and those who hold exactly so many, a bit each, the longest first: everybody of `live` who holds
-    any of them in one of the tables, once. It looks at few of the keys: conductor/core/prefix_index.py says how."""
+    """Pairs of a number of the first `keys` and those who hold exactly so many, a bit each, the longest first: everybody of `live` who
+    holds any of them in one of the tables, once. It looks at few of the keys: conductor/core/prefix_index.py says how."""
 
 def split_frames(received: bytearray, largest: int, /) -> tuple[list[tuple[int, int, int, bytes]], int]:
     """The whole frames of HTTP/2 (RFC 9113, section 4.1) that `received` begins with, each as its kind, flags, stream and payload, and how

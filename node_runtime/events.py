@@ -3,13 +3,13 @@ orders to the store."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 from springtide.clock import Tick
 from springtide.protocol import storage
 from springtide.protocol.outputs import DecodeUpdate, PrefillUpdate
 from springtide.protocol.starts import AbortAttempt, DecodeStart, PrefillStart
+from springtide.values import value_class
 
 StartT = TypeVar("StartT", PrefillStart, DecodeStart)
 UpdateT = TypeVar("UpdateT", PrefillUpdate, DecodeUpdate)
@@ -18,7 +18,7 @@ MOST_BETWEEN_TICKS_S = 0.5
 """More than that between two ticks was a pause of this process, in which nobody could be heard."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Start(Generic[StartT]):
     """A gateway wants an attempt to be run, in its session."""
 
@@ -26,14 +26,14 @@ class Start(Generic[StartT]):
     start: StartT
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class SessionEnded:
     """A gateway's session is over: everything that was started through it is aborted."""
 
     session: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StoreConnected:
     """The engine is connected to a store, with an empty account."""
 
@@ -43,14 +43,14 @@ class StoreConnected:
     """So many blocks a step or a pass may have at once; None: as many as there are."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StoreLost:
     """The stream to the store broke: every slot is gone."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Quiet:
     """Another engine of the machine wants no idle work beside its own work, or does not any more."""
 
@@ -61,7 +61,7 @@ EngineEvent: TypeAlias = Start[StartT] | AbortAttempt | SessionEnded | Tick | St
 """What happens to an engine of either kind; what it computes tells events of its own."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class SendUpdate(Generic[UpdateT]):
     """An action: one message to the gateway of the session."""
 

@@ -6,10 +6,11 @@ dear, than at its beginning: chunks become smaller the further they are (adaptiv
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import ceil, sqrt
 
 from springtide.cost import PrefillCost, pairs
+from springtide.values import value_class
 
 LEAST_PART = 8
 """A chunk is at least this part of `chunk_tokens`: what each pass costs beside its tokens must not outweigh what others gain."""
@@ -21,7 +22,7 @@ EPSILON = 1e-6
 """Of a token, or of a pass: what counts as whole."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Chunking:
     """`chunk_ms`: how long a pass should take at most; None for as long as `chunk_tokens` take with nothing before them, or longer where
     the fixed part of the cost is large.

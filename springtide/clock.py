@@ -9,8 +9,9 @@ hung because the observer was.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Protocol
+
+from springtide.values import value_class
 
 
 class Clock(Protocol):
@@ -43,7 +44,7 @@ class ManualClock:
         self._now += seconds
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Tick:
     """An event of every core: time went by. The core looks at what is due."""
 

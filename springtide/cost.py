@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+
+from springtide.values import value_class
 
 IDLE_STEP_SHARE = 1 / 8
 """Of the objective for the time between tokens: the most that a step with none but sequences in idle capacity takes. Whoever comes in the
@@ -15,7 +16,7 @@ _WEIGHT_ABOVE = 0.05
 _MOST_ROUNDS = 50
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PrefillCost:
     """`fixed + per_token * new + per_pair * pairs`, where pairs = new * (cached + new / 2) counts the attention of every new token
     to all before it. Milliseconds. Raises ValueError, naming the field, when one is no amount."""
@@ -45,7 +46,7 @@ class PrefillCost:
         return cls(*_fit(rows, [ms for *_, ms in samples]))
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class DecodeCost:
     """Time of a decode step: `fixed + per_sequence * batch + per_context_token * context`, context summed over the batch. Milliseconds.
     Raises ValueError, naming the field, when one is no amount."""

@@ -176,11 +176,9 @@ def decode_work_ms(load: Load, num_tokens: int, output_tokens: float, num_blocks
     configuration and the slots allow."""
     cost = load.decode_cost
     assert cost is not None, "an instance without a decode cost was chosen for decoding"
-    own_ms = cost.per_sequence_ms + cost.per_context_token_ms * (num_tokens + output_tokens / 2.0)
-    largest = [(tbt_slo_ms - cost.fixed_ms) / own_ms if own_ms > 0 else float("inf"), load.slots_total / num_blocks]
-    if load.max_batch:
-        largest.append(load.max_batch)
-    return output_tokens * (cost.fixed_ms / max(min(largest), 1.0) + own_ms)
+    fixed_ms, own_ms = cost.fixed_ms, cost.per_sequence_ms + cost.per_context_token_ms * (num_tokens + output_tokens / 2.0)
+    largest = min(load.slots_total / num_blocks, load.max_batch or math.inf, (tbt_slo_ms - fixed_ms) / own_ms if own_ms > 0 else math.inf)
+    return output_tokens * (fixed_ms / max(largest, 1.0) + own_ms)
 
 
 # ---- who moves ----

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.batch import SamplingRow
@@ -11,6 +10,7 @@ from node_runtime.events import SendUpdate
 from springtide.ids import AttemptId
 from springtide.protocol import storage
 from springtide.protocol.outputs import DecodeUpdate
+from springtide.values import value_class
 
 
 class StepRow(NamedTuple):
@@ -38,7 +38,7 @@ class StepRow(NamedTuple):
         return self.start + self.num_tokens - len(self.sampling.prompt_ids)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class RunStep:
     """Run the model once over `rows` when all steps launched before have ended, sample a token for each, and answer with StepDone or
     StepFailed."""
@@ -61,7 +61,7 @@ class RunStep:
         return any(row.prompt for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class LoadAhead:
     """Bring the prompt in these slots, which nobody writes meanwhile, to where steps compute, while these go on, and answer with Loaded."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from node_runtime.events import EngineEvent
 from springtide.ids import AttemptId
 from springtide.protocol.outputs import Failure, SampledToken
 from springtide.protocol.starts import DecodeStart
+from springtide.values import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StepDone:
     """A step has ended. `sampled[i]` belongs to row i of the step: one token, or several where the step was repeated (an engine that takes
     several steps at a time, or a simulated one), each of which took `elapsed_ms` in the mean. None for a row that samples nothing, a
@@ -24,7 +24,7 @@ class StepDone:
     """Other engines of the machine did idle work meanwhile; None: for a part of the time, or nobody knows."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StepFailed:
     """A step has come to nothing."""
 
@@ -32,7 +32,7 @@ class StepFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Loaded:
     """The attempt's slots are not read any more for its LoadAhead. What is not loaded by now, a step loads."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
 from engine.batch import SamplingRow, Scoring, SequenceChunk
@@ -10,9 +9,10 @@ from node_runtime.events import SendUpdate
 from springtide.ids import AttemptId
 from springtide.protocol import storage
 from springtide.protocol.outputs import PrefillUpdate
+from springtide.values import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PassRow:
     """One attempt's chunk. `sampling` is set when the chunk ends the prompt, `scoring` when log-probabilities of the prompt are wanted."""
 
@@ -22,7 +22,7 @@ class PassRow:
     scoring: Scoring | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class RunPass:
     """Run the model once over all rows, stage after stage, and answer with PassDone, PassInterrupted or PassFailed; before that with
     PassLeft where there are several stages.
@@ -51,7 +51,7 @@ class RunPass:
         return any(row.scoring is not None for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class GiveWay:
     """The pass, which is under way and of idle work alone, is to be broken off, and answered with PassGaveWay; unless it is through."""
 

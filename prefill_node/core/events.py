@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from node_runtime.events import EngineEvent
 from springtide.protocol.outputs import Failure, PromptLogprobs, SampledToken
 from springtide.protocol.starts import PrefillStart
+from springtide.values import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PassLeft:
     """The first of several stages is done with the pass: the next one can begin."""
 
     pass_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PassDone:
     """A pass is done in all stages. `sampled[i]` belongs to row i; None for rows that do not end their prompt, a Failure for one that
     no token can follow. Passes end in the order of their begin."""
@@ -34,7 +34,7 @@ class PassDone:
     """Other engines of the machine did idle work meanwhile; None: for a part of the time, or nobody knows."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PassInterrupted:
     """The prefix that the pass waited for does not arrive: truncated, which a FetchTruncated tells, or overdue. No stage is at it any
     more."""
@@ -45,7 +45,7 @@ class PassInterrupted:
     """The same as of PassDone."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PassFailed:
     """A pass has come to nothing. No stage is at it any more."""
 
@@ -53,7 +53,7 @@ class PassFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PassGaveWay:
     """A pass was broken off, as GiveWay has it. No stage is at it any more."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from prefill_node.core.attempt import PrefillAttempt
 from springtide.ids import AttemptId
 from springtide.protocol.storage import Push
+from springtide.values import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class LayerGroups:
     """Slabs in units. Layer-wise streaming pays only where there is much to send: a unit has at least `unit_bytes`, as long as there are
     layers left, so that the fewer the blocks the more layers go together, and a short prompt goes in one unit."""

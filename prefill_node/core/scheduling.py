@@ -8,17 +8,17 @@ How large chunks are says springtide/chunking.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from prefill_node.core.attempt import PrefillAttempt
 from springtide.chunking import EPSILON, LEAST_PART, Chunking
+from springtide.values import value_class
 
 STRETCH = 3.0
 """An attempt is due when it has taken so many times its own predicted work, or at its objective, whichever is sooner: with one
 objective for all lengths, the longest prompt would otherwise always be the most urgent one."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class ChunkPolicy:
     """Chooses by least relative slack. `chunking`: by what passes lately took."""
 

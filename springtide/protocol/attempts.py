@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
 from springtide.ids import AttemptId, GatewayId, InstanceId
 from springtide.protocol.codec import As
+from springtide.values import value_class
 
 
 class Phase(IntEnum):
@@ -33,7 +33,7 @@ Measured = Annotated[float, As(float, _measured)]
 from it for good."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Prediction:
     """What the Conductor that placed an attempt predicted of it; what comes teaches every Conductor that knows it."""
 
@@ -48,7 +48,7 @@ class Prediction:
     """All the work that lay before it at its prefill instance; `queue_ms` is the part of it that it was to wait for."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Progress:
     """An attempt has reached `phase`. Sent to every Conductor; late and repeated ones are no-ops."""
 
@@ -66,7 +66,7 @@ class Progress:
     compute_ms: Measured = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class LiveAttempt:
     """An attempt that runs, as Conductors are told of those that they did not place. Raises ValueError, naming the field."""
 
@@ -93,7 +93,7 @@ AttemptReport = Progress | LiveAttempt
 """Of an attempt that the Conductor knows; or of one that another Conductor has placed."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Renew:
     """All the attempts of a gateway that run. One that two of its renewals on end do not list is over; that it is may have been lost on the
     way, while one renewal may just have been ahead of the placement's answer."""

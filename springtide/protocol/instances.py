@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 
 from springtide.cost import DecodeCost, PrefillCost
 from springtide.ids import AttemptId, Incarnation, InstanceId, NodeId
+from springtide.values import value_class
 
 
 class Role(StrEnum):
@@ -22,7 +22,7 @@ class Role(StrEnum):
         return Role.DECODE if self is Role.PREFILL else Role.PREFILL
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class InstanceRef:
     """`address` and `store_address` are gRPC host:port; the store is that of the instance's own node."""
 
@@ -33,7 +33,7 @@ class InstanceRef:
     store_address: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class IdleLoad:
     """The attempts in idle capacity (Terms.idle) at an instance, all of which would give way at once. Raises ValueError as Load does."""
 
@@ -53,7 +53,7 @@ class IdleLoad:
 NO_IDLE_LOAD = IdleLoad()
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Load:
     """How an instance is doing, without the attempts in idle capacity unless said otherwise. Raises ValueError, naming the field, for what
     is no amount: a NaN would pass every comparison."""
@@ -85,7 +85,7 @@ class Load:
                 raise ValueError(f"Load.{name} must be finite and not negative, not {amount}")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class LoadReport:
     """What an instance tells of itself when it changes, and twice a second."""
 
@@ -96,7 +96,7 @@ class LoadReport:
     """Why it makes no headway, though it is there to say so: its store is silent, or its model's thread hangs. Empty: it does."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class HungInstances:
     """All instances that are silent, or have said that they make no headway, and whose work can go on elsewhere: another instance of the
     role is ready."""
@@ -104,7 +104,7 @@ class HungInstances:
     instances: tuple[InstanceRef, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class RoleSwitch:
     """An order to an instance: to take no more work, to finish what it has, for so long at the most, and to come back in the other role
     under the same id. Raises ValueError, naming the field."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
 from springtide.blocks import checked_keys
@@ -12,6 +12,7 @@ from springtide.ids import BlockKey, Incarnation, NodeId
 from springtide.protocol.codec import As
 from springtide.protocol.outputs import Failure
 from springtide.protocol.storage import KEYS, LayersAt
+from springtide.values import value_class
 
 PARENTS = As(
     lambda parents: [parent or b"" for parent in parents],
@@ -22,7 +23,7 @@ PARENTS = As(
 # ---- orders: first store to layer store ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class JoinBundle:
     """The first order: whose bundle it is."""
 
@@ -30,7 +31,7 @@ class JoinBundle:
     incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class SetGenerations:
     """What peers have to know of these slots from now on: older handles are stale."""
 
@@ -43,7 +44,7 @@ LayerOrder = JoinBundle | SetGenerations
 # ---- reports: layer store to first store ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class SsdState:
     """How the SSD of a layer store is, counted in blocks."""
 
@@ -62,7 +63,7 @@ class SsdState:
     """How long the oldest read in flight has not come back."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class BundleJoined:
     """The answer to JoinBundle: what there is."""
 
@@ -74,7 +75,7 @@ class BundleJoined:
     """None: it has no SSD."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StillThere:
     """A sign of life, twice a second."""
 
@@ -86,7 +87,7 @@ LayerReport = BundleJoined | StillThere
 # ---- moves ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Move:
     """Slices are to be read from a peer, or written to it. Each has its place in four columns. Raises InvalidRequest when these are not
     equally long."""
@@ -107,7 +108,7 @@ class Move:
             raise InvalidRequest(f"the columns of a move must be equally long, not {sorted(columns)}", param="lengths")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Moved:
     """What came of a move."""
 
@@ -121,14 +122,14 @@ class Moved:
 # ---- the SSD of a layer store ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class KeptBlocks:
     """A part of what it has from before, parents before their children."""
 
     keys: Annotated[tuple[BlockKey, ...], KEYS]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PutCopies:
     """What was copied out of slots is to be written: blocks in three columns. Raises InvalidRequest when these are not equally long."""
 
@@ -144,7 +145,7 @@ class PutCopies:
             raise InvalidRequest(f"places, keys and parents must be equally many, not {columns}", param="keys")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class CopiesPut:
     """What came of it."""
 
@@ -155,7 +156,7 @@ class CopiesPut:
     ssd: SsdState
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class GetCopies:
     """Blocks are to be read. Raises InvalidRequest when there are other slots than one for each, or none at all."""
 
@@ -168,7 +169,7 @@ class GetCopies:
             raise InvalidRequest(f"slots must be one for each of {len(self.keys)} blocks, or none, not {len(self.slots)}", param="slots")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class CopiesGot:
     """What came of it."""
 
@@ -177,7 +178,7 @@ class CopiesGot:
     ssd: SsdState
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class RemoveCopies:
     """Blocks are to go, children before their parents."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import Enum, StrEnum
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from springtide.ids import AttemptId
 from springtide.protocol.sampling import SamplingParams
+from springtide.values import value_class
 
 _Floats = np.ndarray[Any, np.dtype[np.float32]]
 _Integers = np.ndarray[Any, np.dtype[np.int32]]
@@ -33,7 +34,7 @@ class TokenLogprob(NamedTuple):
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class SampledToken:
     """A token and, when asked for, log-probabilities (after bias and penalties, before temperature): its own, the likeliest tokens'."""
 
@@ -42,7 +43,7 @@ class SampledToken:
     top: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class TokenOutput:
     """New tokens of one attempt."""
 
@@ -61,7 +62,7 @@ class TokenOutput:
         return self.position + len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PromptLogprobs:
     """Log-probabilities of a prompt's tokens after its first, as the model has them, in columns: a prompt may be long. Rows are tokens, one
     after another. Raises ValueError when the columns do not fit one another."""
@@ -100,7 +101,7 @@ class PromptLogprobs:
         return np.frombuffer(self.logprobs, _FLOAT), np.frombuffer(self.ranks, _INTEGER), top_ids, tops
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PrefillDone:
     """The prompt is computed and its next token sampled. The hand-over may still be in flight; when it fails later,
     AttemptFailed follows."""
@@ -146,7 +147,7 @@ NO_ROOM = frozenset({FailureCode.POOL_FULL, FailureCode.QUOTA_USED})
 """Failures of an order for slots that may well be met later."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Failure:
     """Why something was not done."""
 
@@ -154,7 +155,7 @@ class Failure:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class AttemptFailed:
     """The last word on an attempt that did not end well."""
 
@@ -162,7 +163,7 @@ class AttemptFailed:
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class AttemptSign:
     """An attempt is known at the node that sends this."""
 
@@ -173,7 +174,7 @@ class AttemptSign:
     """For its turn, for slots, or for the other side."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class AttemptSigns:
     """Exactly these of the session's attempts are here, and this is how they get on. Sent twice a second."""
 
@@ -184,7 +185,7 @@ PrefillUpdate = PrefillDone | AttemptFailed | AttemptSigns
 """From a prefill group to a gateway."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class DecodeUpdate:
     """What a decode node tells a gateway: one step's outputs. The first token of an attempt comes from the prefill side, or with
     `prefilled` where that is here."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from springtide.values import value_class
 
 MAX_GRAMMAR_CHARACTERS = 1 << 18
 _TOKEN_ID, _BIAS = np.dtype("<i4"), np.dtype("<f4")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class LogitBias:
     """What is added to the logits of some tokens, in columns: it may name the whole vocabulary, in each of a request's many outputs and
     at each step. Raises ValueError when the columns are not of equal length."""
@@ -42,7 +43,7 @@ class LogitBias:
         return len(self.token_ids) // _TOKEN_ID.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class TokenIds:
     """Tokens in one column: there may be as many as in the vocabulary. Raises ValueError when the column is not of whole ids."""
 
@@ -66,7 +67,7 @@ class TokenIds:
         return len(self.packed) // _TOKEN_ID.itemsize
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Grammar:
     """What an output's text is held to. Where the text is whole and nothing can follow, the output ends. Raises ValueError when too
     long."""
@@ -87,7 +88,7 @@ REPETITION_PENALTIES = (0.01, 100.0)
 """It divides and multiplies logits, which have to stay finite and apart from one another in single precision."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class SamplingParams:
     """Fields as in `proto/springtide/v1/common.proto`, with neutral defaults. Raises ValueError, naming the field, when out of range."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Annotated
 
@@ -14,6 +14,7 @@ from springtide.ids import AttemptId, BlockKey, GatewayId, InstanceId, NodeId, R
 from springtide.protocol.attempts import Prediction
 from springtide.protocol.codec import As
 from springtide.protocol.instances import InstanceRef
+from springtide.values import value_class
 
 BlockKeys = Annotated[Sequence[BlockKey], As(packed, PackedKeys)]
 """Of every full block of a prompt; on the wire end to end, for a million tokens' are taken in at once."""
@@ -22,7 +23,7 @@ BlockKeys = Annotated[Sequence[BlockKey], As(packed, PackedKeys)]
 MAX_DEADLINE_MS = 24 * 3600 * 1000.0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Terms:
     """What a client asks of whoever schedules its request: the fields of the API that travel from the gateway to the Conductor as they are
     (docs/add-an-api-field.md). Raises InvalidRequest, naming the field."""
@@ -52,7 +53,7 @@ class Terms:
 NO_TERMS = Terms()
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Schedule:
     """A gateway asks where to run an attempt. Raises InvalidRequest, naming the field."""
 
@@ -95,7 +96,7 @@ class Schedule:
         return () if self.whole_prompt else self.block_keys
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PrefixSource:
     """A store that holds the first `num_blocks` blocks of a prompt."""
 
@@ -104,7 +105,7 @@ class PrefixSource:
     num_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Assignment:
     """Where an attempt is to run."""
 
@@ -154,7 +155,7 @@ class Reason(Enum):
     """It asks for idle capacity, of which there is none just now."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Rejection:
     """An attempt is not placed."""
 
@@ -164,7 +165,7 @@ class Rejection:
     """0: coming back does not help."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class NotLeader:
     """Nothing was decided: another Conductor is to be asked."""
 
@@ -174,7 +175,7 @@ class NotLeader:
     """The highest known there."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Estimate:
     """What one instance would have come to: for people."""
 
@@ -188,7 +189,7 @@ class Estimate:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class ScheduleReply:
     """The Conductor's answer to a Schedule: exactly one of the first three."""
 

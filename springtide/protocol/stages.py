@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from springtide.ids import AttemptId, Incarnation, InstanceId
 from springtide.protocol.outputs import AttemptFailed, PromptLogprobs, SampledToken
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.storage import Acquired, FetchProgress, FetchTruncated
+from springtide.values import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class LoadLayers:
     """The model's layers [layer_begin, layer_end) are the stage's: it is to load them, before all else."""
 
@@ -25,7 +26,7 @@ class LoadLayers:
 # ---- orders: engine to stage ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class JoinGroup:
     """The first order of a session: where the stage computes while that lasts, and how it gets at the next one."""
 
@@ -41,7 +42,7 @@ class JoinGroup:
     """What the next stage has said of its own when it joined."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StageSampling:
     """What the sampler needs to know for a row that ends its prompt."""
 
@@ -50,7 +51,7 @@ class StageSampling:
     output_ids: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StageScoring:
     """What is wanted to know of a row's tokens: as of engine.batch.Scoring."""
 
@@ -58,7 +59,7 @@ class StageScoring:
     num_top: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StageRow:
     """One sequence's share of a pass, without its tokens, which only the first stage embeds."""
 
@@ -71,7 +72,7 @@ class StageRow:
     """Set at the last stage, when log-probabilities of the prompt are wanted."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StagePass:
     """A pass, ordered from all stages at once, which take passes in the order of these."""
 
@@ -83,14 +84,14 @@ class StagePass:
     """The attempt whose prefix still arrives."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class ForgetAttempt:
     """The attempt's slots were given back: nothing is fetched for it any more."""
 
     attempt_id: AttemptId
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class SlotsGivenBack:
     """What a stage keeps of these slots elsewhere is worth nothing any more. Sent before the passes that use them again."""
 
@@ -104,7 +105,7 @@ StageOrder = JoinGroup | StagePass | FetchNotice | ForgetAttempt | SlotsGivenBac
 # ---- reports: stage to engine ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class GroupJoined:
     """The answer to JoinGroup: how the stage before gets at this one."""
 
@@ -114,7 +115,7 @@ class GroupJoined:
     """Where activations may be left on this stage's device: a tensor as torch shares it between processes (CUDA IPC). Empty: nowhere."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class LayersComputed:
     """The stage has computed the layers of a pass up to, not including, `layer_end`, counted from the model's first."""
 
@@ -134,7 +135,7 @@ class StageOutcome(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StagePassEnded:
     """The stage is not at the pass any more. Its LayersComputed have gone before."""
 

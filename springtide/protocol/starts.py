@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 from springtide.blocks import KEY_BYTES, PackedKeys, blocks_for, packed
@@ -12,13 +11,14 @@ from springtide.ids import AttemptId, BlockKey, NodeId, RequestId
 from springtide.protocol.codec import As
 from springtide.protocol.sampling import SamplingParams
 from springtide.protocol.scheduling import PrefixSource
+from springtide.values import value_class
 
 
 def _unpacked(keys: bytes) -> tuple[BlockKey, ...]:
     return tuple(PackedKeys(keys))
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Request:
     """The input of an attempt. Output position 0 is the first token after the original prompt. Raises InvalidRequest, naming the field."""
 
@@ -77,7 +77,7 @@ class Request:
         return self.first_position > 0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PrefillStart:
     """The attempt's first token is wanted, and its KV at the decode node's store."""
 
@@ -90,7 +90,7 @@ class PrefillStart:
     """Where more of the prefix lies than here, best first."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class DecodeStart:
     """An order to a decode node: every token of the attempt after its first is wanted, which the prefill side samples."""
 
@@ -108,7 +108,7 @@ class DecodeStart:
     """Predicted length of the output still to come: room is kept for it. 0: not known."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class AbortAttempt:
     """Whatever the node still does or holds for the attempt is to be given up."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from springtide.protocol.instances import InstanceRef
+from springtide.values import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class InstanceStatus:
     """An instance, and what it last told of itself."""
 
@@ -27,7 +27,7 @@ class InstanceStatus:
     """Attempts in idle capacity, which are not among those above."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PredictionErrors:
     """How good the recent predictions of one quantity were. Errors are |predicted - actual| / actual; the bias is by how much the
     predictions together are above what came together, relative to that."""
@@ -40,7 +40,7 @@ class PredictionErrors:
     bias: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class ClusterStatus:
     """What a Conductor knows of the cluster."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from springtide.ids import AttemptId, BlockKey, Incarnation, InstanceId, NodeId,
 from springtide.protocol.codec import As
 from springtide.protocol.outputs import AttemptFailed, Failure
 from springtide.protocol.scheduling import PrefixSource
+from springtide.values import value_class
 
 KEYS = As(list, lambda keys: tuple(checked_keys(keys)))
 """From the first block of a prompt on. Raises InvalidRequest, naming one that is none."""
@@ -24,7 +25,7 @@ class Tier(Enum):
     SSD = "ssd"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Unit:
     """Layers [layer_begin, layer_end) of blocks [block_begin, block_end) of a prompt: what a layer stream moves at a time."""
 
@@ -37,7 +38,7 @@ class Unit:
 # ---- the first words between a store and its engine ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class EngineHello:
     """First on the stream: who the engine is."""
 
@@ -45,7 +46,7 @@ class EngineHello:
     incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StoreHello:
     """The answer. The arena itself is received as a file descriptor over the store's Unix socket."""
 
@@ -59,7 +60,7 @@ class StoreHello:
 # ---- orders: engine to store ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Acquire:
     """Prefill side. Slots for a whole prompt: the longest prefix of `keys` that is here or at a source, and new slots for the rest.
     Answered by Acquired or AttemptFailed."""
@@ -82,7 +83,7 @@ class Acquire:
     """Likewise of its tenant's quota: for what others of the tenant are expected to grow by."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Reserve:
     """Decode side. Slots for a prompt that a peer will write. Answered by Reserved or AttemptFailed, later by Ingested. Fields as of
     Acquire."""
@@ -95,7 +96,7 @@ class Reserve:
     leave_in_quota: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Grow:
     """More slots for an attempt that runs. Answered by Grown or AttemptFailed (POOL_FULL, QUOTA_USED: what the attempt has, it keeps)."""
 
@@ -103,7 +104,7 @@ class Grow:
     num_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Commit:
     """Blocks [first_block, first_block + len(keys)) of the attempt are complete in every layer and never change again."""
 
@@ -112,7 +113,7 @@ class Commit:
     keys: Annotated[tuple[BlockKey, ...], KEYS]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class OpenHandOver:
     """Prefill side. The attempt's blocks are to be pushed to the store at the address. Failure comes as HandOverFailed."""
 
@@ -121,7 +122,7 @@ class OpenHandOver:
     node_id: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Push:
     """The slabs of these layers and blocks are final: write them to the decode side."""
 
@@ -132,7 +133,7 @@ class Push:
     block_end: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Seal:
     """Everything has been pushed. Answered by HandedOver or HandOverFailed."""
 
@@ -140,7 +141,7 @@ class Seal:
     first_token: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Release:
     """The last order for an attempt: from here on its slots belong to the store again."""
 
@@ -153,7 +154,7 @@ Order = Acquire | Reserve | Grow | Commit | OpenHandOver | Push | Seal | Release
 # ---- notices: store to engine ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Acquired:
     """The first `local_blocks` of `slots` hold a prefix of the prompt and are shared: not to be written."""
 
@@ -164,7 +165,7 @@ class Acquired:
     """Those that follow, on their way from the sources; FetchProgress tells layer by layer."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class FetchProgress:
     """Every remote block of the attempt is here up to, not including, this layer."""
 
@@ -172,7 +173,7 @@ class FetchProgress:
     layers_ready: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class FetchTruncated:
     """The fetch failed in part: only so many blocks of the prefix (local and remote) are or will be valid, in all layers. Ends the
     fetch."""
@@ -181,7 +182,7 @@ class FetchTruncated:
     valid_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Reserved:
     """The first `present_blocks` of `slots` are here already; the others a peer will write."""
 
@@ -190,7 +191,7 @@ class Reserved:
     present_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Ingested:
     """Every block of the prompt is in the arena."""
 
@@ -198,7 +199,7 @@ class Ingested:
     first_token: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Grown:
     """The slots that the attempt has got in addition."""
 
@@ -206,7 +207,7 @@ class Grown:
     slots: tuple[Slot, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class HandedOver:
     """The decode side has everything."""
 
@@ -218,7 +219,7 @@ class HandedOver:
     """Of those, while slabs were being written."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class HandOverFailed:
     """What was pushed will not arrive."""
 
@@ -226,7 +227,7 @@ class HandOverFailed:
     failure: Failure
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StoreLoad:
     """How full the store is. Sent when it changes, at most every 100 ms, and at least every half second: an engine takes silence for a
     hang."""
@@ -245,7 +246,7 @@ StoreNotice = StoreHello | Notice
 # ---- events: a store to whoever watches it ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class SnapshotPart:
     """Blocks that a tier of the store held as of event `sequence`. The part that is `complete` is the last one of the snapshot."""
 
@@ -257,7 +258,7 @@ class SnapshotPart:
     complete: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class BlocksStored:
     """Blocks that entered a tier of the store, ancestors first. The `sequence` counts an incarnation's events from 1 without a gap, over
     all tiers."""
@@ -269,7 +270,7 @@ class BlocksStored:
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class BlocksRemoved:
     """Blocks that left a tier of the store, ancestors last. Fields as of BlocksStored."""
 
@@ -280,7 +281,7 @@ class BlocksRemoved:
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StillHere:
     """A sign of life, where nothing has happened for half a second: silence means that the store hangs."""
 
@@ -294,7 +295,7 @@ StoreEvent = SnapshotPart | BlockEvent | StillHere
 # ---- between stores ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class LeasePrefix:
     """A prefix is to be kept for a reader until it has read it by Messenger. Answered by LeasedPrefix."""
 
@@ -304,7 +305,7 @@ class LeasePrefix:
     """Whose the blocks are, if the reader knows: only then are those brought into the arena of which all are on the SSD."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class LeasedPrefix:
     """The longest prefix of the keys asked for that is in the arena, referenced for `ttl_ms` and for as long again at each renewal. Where
     nothing is held there is no lease: its id is 0. Raises InvalidRequest, naming the field."""
@@ -323,7 +324,7 @@ class LeasedPrefix:
         _check_handles(self.slots, self.generations)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StoreIncarnation:
     """A store's process, as its Messenger tells peers."""
 
@@ -331,7 +332,7 @@ class StoreIncarnation:
     incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class LayersAt:
     """Where the slabs of layers [layer_begin, layer_end) of every slot lie, one after another."""
 
@@ -345,7 +346,7 @@ class LayersAt:
         return range(self.layer_begin, self.layer_end)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Writer:
     """A store that may write slots of another one, until it has closed the ingest or has been fenced."""
 
@@ -357,7 +358,7 @@ class Writer:
     """The other stores of its bundle, which write for it: they are fenced with it, and end when it does."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class OpenIngest:
     """The writer asks where it is to put an attempt's prompt. Answered by IngestTargets."""
 
@@ -365,7 +366,7 @@ class OpenIngest:
     writer: Writer
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class IngestTargets:
     """The slots into which a prompt's blocks are to be written, the last possibly partial. None: nothing has been reserved yet, ask
     again. Raises InvalidRequest, naming the field."""
@@ -383,7 +384,7 @@ class IngestTargets:
             raise InvalidRequest(f"present_blocks must be at most {len(self.slots)}, not {self.present_blocks}", param="present_blocks")
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class CloseIngest:
     """The writer promises that it will not write again for this attempt. Another writer's is a no-op."""
 
@@ -391,7 +392,7 @@ class CloseIngest:
     writer: Writer
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class IngestUnit:
     """The writer's bytes of a unit are in place."""
 
@@ -399,7 +400,7 @@ class IngestUnit:
     unit: Unit
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class IngestSeal:
     """The writer has written all of the prompt."""
 
@@ -419,7 +420,7 @@ def _check_handles(slots: tuple[Slot, ...], generations: tuple[int, ...]) -> Non
 # ---- by order of whoever places replicas ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class ReplicatePrefix:
     """A store is to take a copy of a prefix for itself. Answered by Replicated."""
 
@@ -428,7 +429,7 @@ class ReplicatePrefix:
     """Best first."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Replicated:
     """How an order to replicate ended."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from springtide.values import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class KeptTokens:
     """Tokens of a prompt that are kept for so long."""
 
@@ -13,7 +13,7 @@ class KeptTokens:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Usage:
     """What an answer took, in tokens, all its choices together."""
 

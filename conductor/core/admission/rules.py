@@ -90,9 +90,8 @@ def _work_ms(placement: Placement, output_tokens: float) -> float:
 
 def _decode_load(alternatives: Alternatives, placement: Placement, judged_ms: float, idle_ms: float) -> float:
     """Which part of the headroom is in use, of the time between tokens or of the slots, whichever is scarcer; at most 1."""
-    decode = placement.decode
-    slots = 1.0 - max(decode.slots_free, 0) / max(decode.slots_total, 1)
-    slack_ms = alternatives.tbt_slo_ms - idle_ms
+    free, slack_ms = placement.decode.slots_free, alternatives.tbt_slo_ms - idle_ms
+    slots = 1.0 - free / placement.decode.slots_total if free > 0 else 1.0
     return min(max((judged_ms - idle_ms) / slack_ms if slack_ms > 0 else 1.0, slots), 1.0)
 
 
@@ -149,11 +148,11 @@ def _refuse(
     """The limits are of the slack: what the objective leaves beyond what the request would take with nobody else there. So an idle
     cluster refuses nobody for being limited."""
     decode = placement.decode
-    slack_ms = alternatives.ttft_slo_ms - (placement.ttft_ms - placement.wait_ms)
+    slack_ms = alternatives.ttft_slo_ms - placement.own_ms
     if slack_ms <= 0:
         return Rejection(
             Reason.TTFT,
-            f"the first token takes {placement.ttft_ms - placement.wait_ms:.0f} ms with nobody else there, "
+            f"the first token takes {placement.own_ms:.0f} ms with nobody else there, "
             f"more than the objective of {alternatives.ttft_slo_ms:.0f} ms",
         )
     queue_ms, room_ms = placement.prefill.queue_ms, decode.wait_ms

@@ -142,14 +142,8 @@ class DecodeForecast:
             self._attempts = self._attempts.extended(np.zeros_like(self._attempts.rows))
         self._row_of[attempt_id] = row
         self._ids.append(attempt_id)
-        attempts = self._attempts
-        attempts.place[row] = place
-        attempts.law[row] = law
-        attempts.in_prefill[row] = 1
-        attempts.joins_at[row] = joins_at
-        attempts.joined[row] = 0.0
-        attempts.prompt_tokens[row] = num_tokens
-        attempts.most_tokens[row] = most_tokens
+        in_prefill, joined = 1, 0.0
+        self._attempts.rows[row] = place, law, in_prefill, joins_at, joined, num_tokens, most_tokens
         self._members[place] += 1
 
     def join(self, attempt_id: AttemptId, now: float) -> None:

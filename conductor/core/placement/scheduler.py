@@ -85,7 +85,7 @@ class Scheduler:
             most_blocks=blocks_for(request.num_tokens + max(1, request.max_new_tokens - 1), settings.block_tokens),
             accepted=request.accepted,
             terms=request.terms,
-            avoid=tuple(sorted(request.avoid)),
+            avoid=tuple(sorted(request.avoid)) if request.avoid else (),
             ttft_slo_ms=request.ttft_slo_ms or settings.ttft_slo_ms,
             tbt_slo_ms=request.tbt_slo_ms or settings.tbt_slo_ms,
             mean_output_tokens=self._state.mean_output_tokens,

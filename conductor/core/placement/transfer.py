@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 
 from conductor.core.types.arrays import Floats, Ints, StructuredArray
 from springtide.ids import AttemptId, NodeId
+from springtide.values import value_class
 
 _SMOOTHING = 0.25
 """Weight of a new measurement in a link's rate."""
@@ -23,7 +23,7 @@ losses fade beside those of the others; after a while it is below `_NEGLIGIBLE_M
 _NEGLIGIBLE_MS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PlannedFetch:
     """What an assignment has its prefill node fetch."""
 
@@ -36,7 +36,7 @@ class PlannedFetch:
     """Predicted time of computing it instead."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class _Transfer:
     fetch: PlannedFetch
     source: int

@@ -22,6 +22,7 @@ from conductor.core.types.estimates import (
 from springtide.choices import AdmissionName, PolicyName
 from springtide.ids import AttemptId, InstanceId, NodeId
 from springtide.protocol.scheduling import Rejection, Terms
+from springtide.values import value_class
 
 # ---- what admission judges a placed request by ----
 
@@ -35,7 +36,7 @@ class LimitedBy(Enum):
     SIZE = "size"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Limit:
     """The share of what the objectives leave for waiting and for others that a request may find in use, in (0, 1]."""
 
@@ -70,7 +71,7 @@ class Foresight(Enum):
     """The worst of the request's own decode node, from the end of its prefill to its own predicted end."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Outlook:
     """What is in store for one request and the pair of instances it would be placed on. Milliseconds."""
 
@@ -164,7 +165,7 @@ class Alternatives:
         return cls(**values)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Placement:
     """The pair of instances for a request: the same one twice where the decode node computes the prompt itself."""
 
@@ -183,11 +184,17 @@ class Placement:
     @property
     def wait_ms(self) -> float:
         """The time until prefill begins: for room at the decode node, while the queue at the prefill side gets shorter too."""
-        return max(self.prefill.queue_ms, self.decode.wait_ms)
+        queue_ms, room_ms = self.prefill.queue_ms, self.decode.wait_ms
+        return queue_ms if queue_ms > room_ms else room_ms
+
+    @property
+    def own_ms(self) -> float:
+        """The time to the first token with nobody else there."""
+        return self.prefill.transfer_ms + self.prefill.prefill_ms
 
     @property
     def ttft_ms(self) -> float:
-        return self.wait_ms + self.prefill.transfer_ms + self.prefill.prefill_ms
+        return self.wait_ms + self.own_ms
 
 
 Decision = Placement | Rejection

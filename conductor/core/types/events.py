@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from conductor.core.types.decision import Alternatives, Decision
@@ -12,6 +11,7 @@ from springtide.protocol.attempts import LiveAttempt, Progress, Renew
 from springtide.protocol.instances import InstanceRef, Load, RoleSwitch
 from springtide.protocol.scheduling import Assignment, PrefixSource, Schedule
 from springtide.protocol.storage import BlocksRemoved, BlocksStored, SnapshotPart
+from springtide.values import value_class
 
 # ---- the scores of predictions ----
 
@@ -30,7 +30,7 @@ class Quantity(Enum):
     __hash__ = object.__hash__
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Score:
     """What was predicted of an attempt, beside what came."""
 
@@ -42,7 +42,7 @@ class Score:
 # ---- events ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Placed:
     """Another Conductor has placed this attempt."""
 
@@ -50,7 +50,7 @@ class Placed:
     attempt: LiveAttempt
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Renewed:
     """A Renew of which those attempts are named alone of which it says nothing new: to decode all of a large gateway would hold up those
     who wait for a decision."""
@@ -62,7 +62,7 @@ class Renewed:
     """The others."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class InstanceUp:
     """The load stream of this incarnation is up."""
 
@@ -70,7 +70,7 @@ class InstanceUp:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class InstanceDown:
     """The load stream of an instance is lost, or it withdrew. A no-op for any other incarnation than the one that is up. `hung`: it is
     silent, or has said that it makes no headway, so that whoever has work there might wait for ever."""
@@ -80,14 +80,14 @@ class InstanceDown:
     hung: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class LoadReported:
     instance_id: InstanceId
     incarnation: int
     load: Load
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StoreWatched:
     """A watch of the store was opened; its snapshot is to come. `address` is its gRPC host:port."""
 
@@ -95,14 +95,14 @@ class StoreWatched:
     address: str
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StoreDown:
     """The watch is lost: what the store holds cannot be relied upon."""
 
     node_id: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StoreStillHere:
     """A store has had nothing to tell for a while. `sequence` is the number of its last event."""
 
@@ -110,7 +110,7 @@ class StoreStillHere:
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class ReplicationEnded:
     """A Replicate was done, in part or in full, or it failed."""
 
@@ -121,7 +121,7 @@ class ReplicationEnded:
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class SwitchFailed:
     """An instance did not take the order to switch its role."""
 
@@ -152,7 +152,7 @@ Event = (
 # ---- actions ----
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Decided:
     """The answer to a Schedule: exactly one each. `assignment` is absent when `decision` is a Rejection."""
 
@@ -164,14 +164,14 @@ class Decided:
     """Where it is placed, or would be were it not refused; None: nowhere, or in idle capacity, of whose time nobody counts on anything."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class RequestSnapshot:
     """Events of this store were missed: watch it anew."""
 
     node_id: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class PrefillFinished:
     """What was predicted and what came, to keep score of the predictions."""
 
@@ -182,7 +182,7 @@ class PrefillFinished:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Scored:
     """An attempt ended well: all that was predicted of it, beside what came."""
 
@@ -191,21 +191,21 @@ class Scored:
     scores: tuple[Score, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Forgot:
     """Attempts whose gateway was silent for a lease."""
 
     attempt_ids: tuple[AttemptId, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class HungChanged:
     """These are all the instances that hang and whose work can go on elsewhere. Gateways are told."""
 
     instances: tuple[InstanceRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Replicate:
     """A store is to take a copy of a prefix. Its end is told as a ReplicationEnded."""
 
@@ -222,7 +222,7 @@ class Replicate:
     """When nothing has been heard by then, it is taken for lost."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class SwitchRole:
     """An instance is to finish what it has, for so long at the most, and to serve on in the other role, under the same id."""
 
