@@ -14,7 +14,7 @@ SHARE = 0.2
 """Of the event loop's time: what is left is for those who wait for a decision."""
 TURN_S = 0.0003
 """The longest at a stretch, unless other work kept the reports waiting."""
-LONGEST_TURN_S = 0.005
+LONGEST_TURN_S = 0.001
 """The longest also then; what one report took beyond that, for the process was paused, is not made up for either."""
 READING_S = 0.0005
 """In which what has come to a connection is read once it is to be read again."""
