@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tests.chaos.history import (
     ProcessState,
     absences,
     absent,
+    disconnected,
     merged,
     overlap_s,
 )
@@ -34,6 +36,8 @@ REPLACEMENT_S = 5.0
 """How long after a node's fault its streams may still have to be placed elsewhere."""
 NODE_PATIENCE_S = 25.0
 """And when there is no node for some 30 s."""
+FIRST_EVENTS_S = 0.2
+"""A choice's first token may come in several events: its role, then its text."""
 DEADLINE_ANSWER_S = 10.0
 """How much later than its deadline a request may be told that it cannot be kept."""
 FD_GROWTH, THREAD_GROWTH = 40, 24
@@ -153,13 +157,10 @@ def gaps_are_short(history: History) -> Iterator[Violation]:
         return
     excused = excuses(history)
     for exchange in (exchange for exchange in history.exchanges if not exchange.item.has_time):
-        worst = max(
-            ((unexcused_s((begin, end), excused[exchange.gateway]), begin, end) for (begin, end), _ in exchange.gaps()),
-            default=(0.0, 0.0, 0.0),
-        )
-        if worst[0] > history.limits.gap_s:
-            what = f"{worst[2] - worst[1]:.1f} s without a token, {worst[0]:.1f} s of it while others could have served"
-            yield Violation("gap", what, worst[1], exchange.number)
+        (begin, end), unexcused = max(excused[exchange.gateway].gaps(exchange), key=lambda gap: gap[1], default=((0.0, 0.0), 0.0))
+        if unexcused > history.limits.gap_s:
+            what = f"{end - begin:.1f} s without a token, {unexcused:.1f} s of it while others could have served"
+            yield Violation("gap", what, begin, exchange.number)
 
 
 def first_tokens_come(history: History) -> Iterator[Violation]:
@@ -169,7 +170,7 @@ def first_tokens_come(history: History) -> Iterator[Violation]:
         if end is None or not exchange.item.stream or exchange.item.has_time:
             continue
         waited = end - exchange.sent_s
-        could_have = unexcused_s((exchange.sent_s, end), [*excused[exchange.gateway], *undecided])
+        could_have = unexcused_s((exchange.sent_s, end), merged([*excused[exchange.gateway].of_prompts, *undecided]))
         if could_have > history.limits.first_token_s:
             what = f"the first token came after {waited:.1f} s, {could_have:.1f} s of them while the cluster could have served"
             yield Violation("first token", what, exchange.sent_s, exchange.number)
@@ -185,16 +186,24 @@ def nothing_is_held(history: History) -> Iterator[Violation]:
 
 
 def cluster_becomes_whole(history: History) -> Iterator[Violation]:
+    """And is seen: of who never is, every fault would be taken for its absence."""
     if history.died is not None:
         yield Violation("cluster", history.died, history.samples[-1].at_s if history.samples else 0.0)
     for point in history.calm_points:
         if point.not_whole is not None:
             yield Violation("cluster", point.not_whole, point.at_s)
+    topology, seen = history.topology, {name for sample in history.samples for name in sample.ready}
+    for name in (*topology.prefill, *topology.decode, *topology.gateways, "valkey"):
+        if history.calm_points and name not in seen:
+            yield Violation("cluster", f"{name} was never seen to be ready", history.calm_points[-1].at_s)
+    if history.calm_points and not seen.intersection(topology.conductors):
+        yield Violation("cluster", "no Conductor was ever seen to lead", history.calm_points[-1].at_s)
 
 
 def stores_are_sound(history: History) -> Iterator[Violation]:
+    stores = (*history.topology.prefill, *history.topology.decode)
     for point in history.calm_points:
-        for store, verdict in sorted(point.verdicts.items()):
+        for store, verdict in sorted({**dict.fromkeys(stores, "not verified"), **point.verdicts}.items()):
             if verdict != "sound":
                 yield Violation("verify", f"{store}: {verdict}", point.at_s)
 
@@ -381,23 +390,49 @@ def _unmet(history: History, gateway: str) -> list[Interval]:
 
 
 def unexcused_s(gap: Interval, excused: Sequence[Interval]) -> float:
-    """What is left of it without the time in which nobody could have served."""
+    """What is left of it without the time in which nobody could have served, in order and apart from each other."""
     begin, end = gap
-    return end - begin - overlap_s(gap, excused)
+    first = bisect_right(excused, begin, key=lambda interval: interval[1])
+    return end - begin - overlap_s(gap, itertools.takewhile(lambda interval: interval[0] < end, excused[first:]))
 
 
-def excuses(history: History) -> dict[str, list[Interval]]:
-    """By gateway: when no node of a role could serve, or the gateway itself stood, or what a node had lost could not be placed anew, or
-    the clients stood still and saw nothing."""
-    nobody = [*absent(history, "prefill"), *absent(history, "decode"), *history.own_stalls]
-    return {name: merged([*nobody, *absent(history, "gateway", name), *_unplaced(history, name)]) for name in history.topology.gateways}
+@dataclass(frozen=True, slots=True)
+class Excuses:
+    """When a gateway's requests could not have been served, by whoever."""
+
+    of_prompts: Sequence[Interval]
+    """Until they have been computed and handed over, for which it takes a prefill node."""
+    of_streams: Sequence[Interval]
+    """Afterwards, when it does so only for what the decode node has lost."""
+
+    def gaps(self, exchange: Exchange) -> Iterator[tuple[Interval, float]]:
+        """Each gap, and how much of it is not excused. The prompt may still be handed over until after a choice's first token."""
+        first: dict[int, float] = {}
+        for piece in exchange.pieces:
+            first.setdefault(piece.index, piece.at_s)
+        for gap, index in exchange.gaps():
+            handed_over = gap[0] > first[index] + FIRST_EVENTS_S
+            yield gap, unexcused_s(gap, self.of_streams if handed_over else self.of_prompts)
 
 
-def _unplaced(history: History, gateway: str) -> Iterator[Interval]:
-    """While nobody decides, from when a node was first under a fault: without a Conductor streams go on, but none goes on elsewhere."""
-    nodes = (*history.topology.prefill, *history.topology.decode)
-    lost = [interval for name in nodes for interval in absences(history, name)]
-    for begin, end in merged([*_undecided(history, gateway), *absent(history, "gateway", gateway)]):
+def excuses(history: History) -> dict[str, Excuses]:
+    """By gateway."""
+    result = {}
+    for name in history.topology.gateways:
+        nobody = [*absent(history, "decode"), *absent(history, "gateway", name), *history.own_stalls]
+        decode, nodes = history.topology.decode, (*history.topology.prefill, *history.topology.decode)
+        of_prompts, of_streams = (merged([*nobody, *_unplaced(history, name, lost_by)]) for lost_by in (nodes, decode))
+        result[name] = Excuses(of_prompts, of_streams)
+    return result
+
+
+def _unplaced(history: History, gateway: str, nodes: Sequence[str]) -> Iterator[Interval]:
+    """While nobody decides or computes prompts, from when one of these nodes, or the gateway, may have lost what it had: that is computed
+    anew, which may be interrupted by the next absence. Other streams need neither."""
+    lost = [interval for name in nodes for interval in (*absences(history, name), *disconnected(history, name))]
+    lost += absences(history, gateway)
+    for begin, end in merged([*_undecided(history, gateway), *absent(history, "gateway", gateway), *absent(history, "prefill")]):
         since = [max(begin, a) for a, b in lost if a <= end and b + REPLACEMENT_S >= begin]
         if since:
+            lost.append((min(since), end))
             yield min(since), end

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tests.chaos.plan import Fault
+from tests.chaos.plan import DUTY_CYCLE_S, Fault
 from tests.chaos.workload import Item
 
 Interval = tuple[float, float]
@@ -140,6 +141,18 @@ class Injection:
     def interval(self) -> Interval:
         return self.at_s, self.until_s if self.until_s is not None else self.at_s
 
+    @property
+    def standstills(self) -> Iterator[Interval]:
+        """When its target did nothing: of one that was slowed, the parts of each cycle in which it stood."""
+        begin, end = self.interval
+        if self.fault.kind != "slow":
+            yield begin, end
+            return
+        stands_s = DUTY_CYCLE_S * (1 - self.fault.amount / 100)
+        for number in range(math.ceil((end - begin) / DUTY_CYCLE_S)):
+            since = begin + number * DUTY_CYCLE_S
+            yield since, min(since + stands_s, end)
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -259,7 +272,7 @@ def absent(history: History, role: Absence, gateway: str | None = None) -> list[
 
 
 def absences(history: History, name: str) -> list[Interval]:
-    """When it was under a fault, or not ready as last sampled."""
+    """When it did nothing by a fault, or was not ready as last sampled."""
     return merged([*_faulted(history, name), *_unready(history.samples, name)])
 
 
@@ -280,6 +293,18 @@ def overlap_s(interval: Interval, others: Iterable[Interval]) -> float:
 
 
 def _faulted(history: History, name: str) -> Iterator[Interval]:
+    for injection in _hits(history, name):
+        if injection.fault.disables:
+            yield from injection.standstills
+
+
+def disconnected(history: History, name: str) -> list[Interval]:
+    """When it went on, and what others had from it may have been lost."""
+    return [injection.interval for injection in _hits(history, name) if injection.fault.disconnects]
+
+
+def _hits(history: History, name: str) -> Iterator[Injection]:
+    """What befell it, its store or its children."""
     in_conductor = history.topology.gateway_in_conductor and name in history.topology.gateways
     for injection in history.injections:
         target = injection.fault.target
@@ -289,8 +314,8 @@ def _faulted(history: History, name: str) -> Iterator[Interval]:
             or target.startswith((f"{name}-store", f"{name}/"))
             or (in_conductor and target == "conductor-0")
         )
-        if hit and injection.not_injected is None and injection.fault.disables:
-            yield injection.interval
+        if hit and injection.not_injected is None:
+            yield injection
 
 
 def _unready(samples: list[Sample], name: str) -> Iterator[Interval]:

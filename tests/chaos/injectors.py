@@ -18,11 +18,10 @@ import redis
 from tests.chaos.cluster import SUPERVISOR, ClusterUnderTest
 from tests.chaos.history import Injection
 from tests.chaos.isolation import isolated
-from tests.chaos.plan import Fault
+from tests.chaos.plan import DUTY_CYCLE_S, Fault
 
 LOOK_AGAIN_S = 0.1
 """How often a cut looks for connections that were made since."""
-DUTY_CYCLE_S = 0.1
 _ROOT_NEEDED = "needs root, or network namespaces of an unprivileged user"
 MALFORMED: tuple[bytes, ...] = (
     b"",

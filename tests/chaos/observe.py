@@ -8,18 +8,20 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import grpc
 import httpx
 import psutil
 import redis
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from springtide.membership import Member
 from springtide.rpc import conductor_pb2 as pb
 from springtide.rpc import conductor_pb2_grpc
 from tests.chaos.cluster import ClusterUnderTest
-from tests.chaos.history import CalmPoint, Interval, ProcessState, Sample
+from tests.chaos.history import CalmPoint, Interval, ProcessState, Sample, Topology
 
 EVERY_S = 0.5
 ANSWER_S = 1.0
@@ -144,23 +146,19 @@ class Observer:
         return CalmPoint(self._clock(), self._held(), tuple(self._process_states()), self._verdicts(ssd), not_whole)
 
     def _held(self) -> dict[str, float]:
-        held: dict[str, float] = {}
         try:
             members = self._cluster.up.members()
         except AssertionError:
             return {"springtide up": 1.0}
-        for member in members:
-            try:
-                page = self._http.get(f"http://{member.metrics_address}/metrics").text if member.metrics_address else ""
-            except httpx.HTTPError:
-                page = ""
-            roles = (member.role, "gateway") if member.role == "conductor" else (member.role,)
-            for role in roles:
-                for metric, labels in _HELD[role]:
-                    if value := _gauge(page, metric, labels):
-                        shown = f"{metric}{{{','.join(labels.values())}}}" if labels else metric
-                        held[f"{member.member_id}{'-store' if role == 'store' else ''} {shown}"] = value
-        return held
+        pages = {(member.role, member.member_id): self._page(member) for member in members if member.metrics_address}
+        return held(self._cluster.shape.topology, pages)
+
+    def _page(self, member: Member) -> str | None:
+        try:
+            response = self._http.get(f"http://{member.metrics_address}/metrics")
+        except httpx.HTTPError:
+            return None
+        return response.text if response.status_code == httpx.codes.OK else None
 
     def _process_states(self) -> Iterator[ProcessState]:
         with contextlib.suppress(AssertionError):
@@ -188,11 +186,41 @@ class Observer:
             time.sleep(POLL_S)
 
 
-def _gauge(page: str, metric: str, labels: dict[str, str]) -> float:
-    """The sum of its samples that carry the labels."""
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if sample.name == metric and labels.items() <= sample.labels.items()
-    )
+def held(topology: Topology, pages: Mapping[tuple[str, str], str | None]) -> dict[str, float]:
+    """What is not 0, by `process metric`, from the metrics pages of processes by their roles and names. What cannot be seen counts as held:
+    a page (None) or a metric that should be there and is not."""
+    found: dict[str, float] = {}
+    for role, name in {*_expected(topology), *pages}:
+        process = f"{name}-store" if role == "store" else name
+        page = pages.get((role, name))
+        if page is None:
+            found[f"{process} metrics"] = 1.0
+            continue
+        families = {family.name: family for family in text_string_to_metric_families(page)}
+        beside = _HELD["gateway"] if role == "conductor" and topology.gateway_in_conductor else ()
+        for metric, labels in (*_HELD[role], *beside):
+            shown = f"{metric}{{{','.join(labels.values())}}}" if labels else metric
+            value = _gauge(families.get(metric), labels)
+            if value is None:
+                found[f"{process} {shown} is not told"] = 1.0
+            elif value:
+                found[f"{process} {shown}"] = value
+    return found
+
+
+def _expected(topology: Topology) -> Iterator[tuple[str, str]]:
+    """Who has a metrics page, by role and name: a gateway beside the Conductor has that one's."""
+    yield from (("prefill", name) for name in topology.prefill)
+    yield from (("decode", name) for name in topology.decode)
+    yield from (("store", name) for name in (*topology.prefill, *topology.decode))
+    yield from (("conductor", name) for name in topology.conductors)
+    yield from (("gateway", name) for name in topology.gateways if not topology.gateway_in_conductor)
+
+
+def _gauge(family: Metric | None, labels: dict[str, str]) -> float | None:
+    """The sum of its samples that carry the labels. None: there is no such gauge, or none of its labels. One of any labels may have no
+    samples yet."""
+    if family is None:
+        return None
+    values = [sample.value for sample in family.samples if labels.items() <= sample.labels.items()]
+    return sum(values) if values or not labels else None

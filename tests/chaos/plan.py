@@ -20,6 +20,8 @@ TAIL_S = 3.0
 ROUND_S = 45.0
 CALM_S = 15.0
 """Set aside for the end of each round; what is left of it is not waited out."""
+DUTY_CYCLE_S = 0.1
+"""In which who is slowed stands for a while, then runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,13 @@ class Fault:
 
     @property
     def disables(self) -> bool:
-        """While it lasts, the target answers nobody."""
+        """While it lasts, the target answers nobody; one that is slowed, while it stands."""
         return self.kind in ("kill", "end", "stop", "cut", "suspend", "slow")
+
+    @property
+    def disconnects(self) -> bool:
+        """It goes on, and what others had from it may be lost: connections broke, or signs of life came late."""
+        return self.kind in ("reset", "narrow")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.chaos.apis import DIALECTS
-from tests.chaos.checks import Violation, excuses, unexcused_s
-from tests.chaos.history import Exchange, History, Injection, Interval
+from tests.chaos.checks import Excuses, Violation, excuses
+from tests.chaos.history import Exchange, History, Injection
 
 SHOWN_OF_A_KIND = 6
 SHOWN_FAULTS = 6
@@ -162,7 +162,7 @@ def _timeline(exchange: Exchange) -> Iterator[str]:
 
 def _row(
     history: History,
-    excused: dict[str, list[Interval]],
+    excused: dict[str, Excuses],
     key: tuple[str, str],
     group: list[Injection],
     wrong: set[int | None],
@@ -181,10 +181,9 @@ def _row(
         tokens += sum(any(begin <= piece.at_s <= end for begin, end in spans) for piece in exchange.pieces)
         if exchange.item.has_time:
             continue
-        for (begin, end), _ in exchange.gaps():
+        for (begin, end), unexcused_s in excused[exchange.gateway].gaps(exchange):
             if any(begin <= b and end >= a for a, b in spans):
-                longest = max(longest, end - begin)
-                unexcused = max(unexcused, unexcused_s((begin, end), excused[exchange.gateway]))
+                longest, unexcused = max(longest, end - begin), max(unexcused, unexcused_s)
     return Row(
         *key,
         injected=len(done),

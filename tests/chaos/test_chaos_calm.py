@@ -13,6 +13,7 @@ from tests.chaos.checks import violations
 from tests.chaos.client import Clients
 from tests.chaos.cluster import ClusterUnderTest
 from tests.chaos.history import History, Limits
+from tests.chaos.observe import Observer
 from tests.chaos.reference import calm_answers
 from tests.chaos.shapes import CALM, MODEL
 from tests.chaos.workload import KINDS, Item, catalogue, wrong_requests
@@ -39,6 +40,16 @@ async def test_every_wrong_request_is_refused_with_400(clients: Clients) -> None
     items = [Item(str(number), "invalid", *made) for number, made in enumerate(wrong_requests(random.Random(1)))]
     exchanges = await asyncio.gather(*(clients.send("test", GATEWAY, item) for item in items))
     assert [exchange.item for exchange in exchanges if exchange.status != 400] == []
+
+
+async def test_an_observer_sees_that_a_calm_cluster_holds_nothing_and_its_stores_are_sound(cluster: ClusterUnderTest) -> None:
+    observer = Observer(cluster, time.monotonic)
+    try:
+        point = await observer.calm_point(ssd=False)
+    finally:
+        observer.close()
+    assert (point.leaks, point.not_whole) == ({}, None)
+    assert point.verdicts == {"prefill-0": "sound", "decode-0": "sound"}
 
 
 async def test_a_calm_cluster_answers_every_kind_of_request_twice_alike(clients: Clients) -> None:

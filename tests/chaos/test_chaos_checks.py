@@ -29,6 +29,7 @@ from tests.chaos.history import (
     merged,
     overlap_s,
 )
+from tests.chaos.observe import held
 from tests.chaos.plan import Fault, Kind
 from tests.chaos.summary import summary
 from tests.chaos.workload import Item
@@ -84,7 +85,7 @@ def without(name: str, begin_s: float, end_s: float) -> list[Sample]:
     return [Sample(at_s / 2, EVERYBODY - {name} if begin_s <= at_s / 2 < end_s else EVERYBODY) for at_s in range(400)]
 
 
-POINT = CalmPoint(60.0, {}, (), {"prefill-0": "sound"})
+POINT = CalmPoint(60.0, {}, (), dict.fromkeys((*TOPOLOGY.prefill, *TOPOLOGY.decode), "sound"))
 
 
 def test_a_good_run_has_no_violations() -> None:
@@ -270,8 +271,6 @@ def test_a_long_gap_is_found_unless_nobody_could_have_served() -> None:
     assert kinds(history(slow, limits=Limits(gap_s=9.5))) == []
     assert kinds(history(slow, limits=Limits(gap_s=inf))) == []
     assert kinds(history(replace(slow, item=IDLE, sent_s=-99.0))) == [], "it has time"
-    stop = injected("stop", "prefill-0", 1.0, 19.0)
-    assert kinds(history(slow, injections=[stop])) == ["gap"], "there was another"
     assert kinds(history(slow, injections=[injected("stop", "decode-0", 1.0, 19.0)])) == []
     assert kinds(history(slow, injections=[injected("stop", "decode-0-store", 1.0, 19.0)])) == [], "an engine needs its store"
     assert kinds(history(slow, injections=[injected("suspend", "all", 1.0, 19.0)])) == []
@@ -282,14 +281,42 @@ def test_a_long_gap_is_found_unless_nobody_could_have_served() -> None:
     assert kinds(history(slow, injections=[refrained])) == ["gap"]
 
 
+def test_a_stream_needs_a_prefill_node_for_what_its_decode_node_may_have_lost() -> None:
+    decodes = exchange(pieces=[Piece(at_s, 0, text) for at_s, text in ((1.0, "one "), (2.0, "two "))], dones=0, aborted=True)
+    decodes.pieces.append(Piece(11.0, 0, "three", finish="length"))
+    hung = [injected("stop", f"prefill-{number}", 1.5, 11.0) for number in range(2)]
+    assert kinds(history(decodes, injections=hung)) == ["gap"], "its decode node was well"
+    for loss in (injected("stop", "decode-0", 2.5, 3.0), injected("reset", "decode-0", 2.5), injected("narrow", "all", 2.5, 3.0)):
+        assert kinds(history(decodes, injections=[*hung, loss])) == []
+    assert kinds(history(decodes, injections=[*hung, injected("stop", "gateway-0", 2.5, 3.0)])) == [], "it may have lost its connections"
+    assert kinds(history(decodes, injections=[*hung, injected("kill", "decode-0", 8.5)])) == ["gap"], "not yet"
+    assert kinds(history(decodes, injections=[hung[0], injected("kill", "decode-0", 2.5)])) == ["gap"], "there was another"
+    again = [
+        injected("kill", "decode-0", 1.5),
+        *(injected("stop", name, a, b) for name in TOPOLOGY.prefill for a, b in ((2, 6.5), (7, 11))),
+    ]
+    assert kinds(history(decodes, injections=again)) == [], "what was lost is lost until it has been computed"
+    handed_over = exchange(pieces=[Piece(2.0, 0, ""), Piece(2.1, 0, "one two "), Piece(11.0, 0, "three", finish="length")], ended_s=12.0)
+    assert kinds(history(handed_over, injections=hung)) == [], "its prompt may not have been handed over"
+
+
+def test_who_is_slowed_is_absent_while_it_stands() -> None:
+    slow = exchange(pieces=pieces("one ", "two ", "three", every_s=11.0), ended_s=24.0)
+    for share, expected in ((50, ["gap"]), (10, [])):
+        slowed = Injection(Fault(1.0, "slow", "decode-0", 22.0, amount=share), 1.0, 23.0)
+        assert sum(end - begin for begin, end in absent(history(injections=[slowed]), "decode")) == pytest.approx(22 * (1 - share / 100))
+        assert kinds(history(slow, injections=[slowed])) == expected
+
+
 def test_who_has_lost_its_node_waits_for_a_conductor_and_others_do_not() -> None:
     slow = exchange(pieces=pieces("one ", "two ", "three", every_s=9.0), ended_s=20.0)
     undecided = without("conductor-0", 0.5, 18.0)
     assert kinds(history(slow, samples=undecided)) == ["gap"], "streams need none"
-    assert kinds(history(slow, samples=undecided, injections=[injected("kill", "prefill-0", 1.0)])) == []
-    assert kinds(history(slow, samples=undecided, injections=[injected("kill", "prefill-0", 14.0)])) == ["gap"], "not yet"
-    assert kinds(history(slow, injections=[injected("kill", "prefill-0", 1.0)])) == ["gap"]
-    unknown = [injected("stop", "gateway-0", 1.0, 4.0), injected("kill", "prefill-0", 1.0)]
+    assert kinds(history(slow, samples=undecided, injections=[injected("kill", "decode-0", 1.0)])) == []
+    assert kinds(history(slow, samples=undecided, injections=[injected("kill", "decode-0", 14.0)])) == ["gap"], "not yet"
+    assert kinds(history(slow, samples=undecided, injections=[injected("kill", "prefill-0", 1.0)])) == ["gap"], "it was handed over"
+    assert kinds(history(slow, injections=[injected("kill", "decode-0", 1.0)])) == ["gap"]
+    unknown = [injected("stop", "gateway-0", 1.0, 4.0), injected("kill", "decode-0", 1.0)]
     assert kinds(history(slow, samples=without("valkey", 3.0, 18.0), injections=unknown)) == [], "its gateway looks for a new Conductor"
 
 
@@ -313,8 +340,61 @@ def test_a_cluster_that_is_not_whole_again_is_found() -> None:
     assert kinds(history(died="springtide up ended by itself")) == ["cluster"]
 
 
+def test_who_is_never_seen_to_be_ready_is_found() -> None:
+    for name in sorted(EVERYBODY):
+        assert kinds(history(calm_points=[POINT], samples=without(name, 0.0, 200.0))) == ["cluster"]
+    assert kinds(history(calm_points=[POINT], samples=without("conductor-0", 0.0, 100.0))) == []
+
+
+GAUGES = {
+    "store": "# TYPE springtide_store_slots gauge\n"
+    'springtide_store_slots{state="in_use",tier="dram"} 0\n'
+    'springtide_store_slots{state="quarantined",tier="dram"} 0\n'
+    "springtide_store_leases 0\n"
+    "springtide_store_ingests 0\n",
+    "prefill": "springtide_prefill_running 0\nspringtide_prefill_waiting 0\n",
+    "decode": "springtide_decode_running 0\nspringtide_decode_waiting 0\n",
+    "conductor": "springtide_conductor_attempts 0\n",
+    "gateway": "# TYPE springtide_gateway_requests_in_flight gauge\n",
+}
+
+
+def pages(topology: Topology = TOPOLOGY) -> dict[tuple[str, str], str | None]:
+    engines = [(role, name) for role in ("prefill", "decode") for name in getattr(topology, role)]
+    others = [*(("store", name) for _, name in engines), ("conductor", "conductor-0"), ("gateway", "gateway-0")]
+    return {process: GAUGES[process[0]] for process in (*engines, *others)}
+
+
+def test_what_cannot_be_seen_is_taken_for_held() -> None:
+    assert held(TOPOLOGY, pages()) == {}
+    for process, page in pages().items():
+        assert page is not None
+        without_page = {key: other for key, other in pages().items() if key != process}
+        for unseen in (without_page, {**pages(), process: None}):
+            assert [value for name, value in held(TOPOLOGY, unseen).items() if name.endswith(" metrics")] == [1.0]
+        for line in page.splitlines(keepends=True):
+            renamed = held(TOPOLOGY, {**pages(), process: page.replace(line, "")})
+            assert [name.endswith("is not told") for name in renamed] == [True]
+
+
+def test_what_is_seen_to_be_held_is_told() -> None:
+    leases = pages()["store", "decode-0"].replace("leases 0", "leases 2")
+    assert held(TOPOLOGY, {**pages(), ("store", "decode-0"): leases}) == {"decode-0-store springtide_store_leases": 2.0}
+    running = GAUGES["gateway"] + 'springtide_gateway_requests_in_flight{endpoint="chat"} 1\n'
+    assert held(TOPOLOGY, {**pages(), ("gateway", "gateway-0"): running}) == {"gateway-0 springtide_gateway_requests_in_flight": 1.0}
+    shared = replace(TOPOLOGY, gateway_in_conductor=True)
+    both = {process: page for process, page in pages().items() if process[0] != "gateway"}
+    assert list(held(shared, both)) == ["conductor-0 springtide_gateway_requests_in_flight is not told"]
+    both["conductor", "conductor-0"] = GAUGES["conductor"] + running
+    assert held(shared, both) == {"conductor-0 springtide_gateway_requests_in_flight": 1.0}
+
+
 def test_an_unsound_store_is_found() -> None:
-    assert kinds(history(calm_points=[replace(POINT, verdicts={"prefill-0": "2 blocks are wrong"})])) == ["verify"]
+    assert kinds(history(calm_points=[replace(POINT, verdicts={**POINT.verdicts, "prefill-0": "2 blocks are wrong"})])) == ["verify"]
+
+
+def test_a_store_without_a_verdict_is_not_sound() -> None:
+    assert kinds(history(calm_points=[replace(POINT, verdicts={})])) == ["verify"] * 3
 
 
 @pytest.mark.parametrize("grown", [{"fds": 100}, {"threads": 80}, {"private_bytes": 900 << 20}])
